@@ -1,0 +1,30 @@
+PYTHON ?= python3.11
+BIN := .venv/bin
+
+.PHONY: demo test format
+
+demo: .venv/demo
+	$(BIN)/python examples/demo.py
+
+test: .venv/test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+format: .venv/test
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.venv/pip: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
+	touch $@
+
+.venv/demo: .venv/pip
+	$(BIN)/pip install --quiet -e '.[demo]'
+	touch $@
+
+.venv/test: .venv/pip
+	$(BIN)/pip install --quiet -e '.[test]'
+	touch $@

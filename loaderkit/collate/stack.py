@@ -1,0 +1,137 @@
+"""The default collate: nested samples of one shape, stacked leaf by leaf with their types kept."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+
+class CollateError(ValueError):
+    """Samples that don't fit together.
+
+    Attributes:
+        rows: The places in the batch of the samples that the message is about.
+    """
+
+    def __init__(self, message: str, rows: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.rows = tuple(rows)
+
+
+def stack(samples: Sequence[Any]) -> Any:
+    """Stack B samples of one structure.
+
+    Tensors, arrays and numbers become tensors (B, *) (Tensor subclasses stay
+    what they are), strings, bytes and None lists; dicts, tuples, namedtuples and dataclasses
+    keep their type. A class with a `collate(samples)` of its own is collated by
+    that, and classes in torch's `default_collate_fn_map` by their entry there.
+
+    Raises:
+        CollateError: If structures, shapes or dtypes differ; names the field.
+        TypeError: If a leaf has a type that nobody can stack.
+    """
+    return stack_field(samples, "")
+
+
+def stack_field(values: Sequence[Any], field: str) -> Any:
+    """Stack the values of one field, given by its path for messages."""
+    first = values[0]
+    kind = type(first)
+    if not isinstance(first, Tensor) and callable(getattr(kind, "collate", None)):
+        return kind.collate(values)
+    different = [row for row, value in enumerate(values) if type(value) is not kind]
+    if different and not all(isinstance(value, int | float | np.number) for value in values):
+        kinds = sorted({type(value).__name__ for value in values})
+        raise CollateError(f"collate: {_name(field)} has types {kinds}, wanted one type in a batch", [0, different[0]])
+    if isinstance(first, Tensor):
+        return _stack_tensors(values, field)
+    if isinstance(first, np.ndarray) and first.dtype.kind in "biufc":
+        return _stack_tensors([torch.from_numpy(np.ascontiguousarray(value)) for value in values], field)
+    if isinstance(first, bool | int | float | complex | np.number | np.bool_):
+        return _stack_numbers(values)
+    if first is None or isinstance(first, str | bytes):
+        return list(values)
+    if isinstance(first, Mapping):
+        return _stack_mapping(values, field)
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):
+        names = [f.name for f in dataclasses.fields(first)]
+        return kind(**{n: stack_field([getattr(v, n) for v in values], _join(field, n)) for n in names})
+    if isinstance(first, tuple | list):
+        return _stack_sequence(values, field)
+    if any(isinstance(first, known) for known in default_collate_fn_map if isinstance(known, type)):
+        return default_collate(list(values))
+    raise TypeError(
+        f"collate: {_name(field)} has type {kind.__name__}, wanted tensors, arrays, numbers, strings, None, or "
+        f"dicts, tuples and dataclasses of them. Give {kind.__name__} a static method collate(samples), or pass collate_fn."
+    )
+
+
+def _stack_tensors(values: Sequence[Tensor], field: str) -> Tensor:
+    first = values[0]
+    for what in ("shape", "dtype"):
+        wanted = getattr(first, what)
+        for row, value in enumerate(values):
+            if getattr(value, what) != wanted:
+                raise CollateError(
+                    f"collate: {_name(field)} has {what}s {_show(wanted)} and {_show(getattr(value, what))}, wanted "
+                    f"one {what} in a batch. For variable lengths use loaderkit.PadCollate",
+                    [0, row],
+                )
+    if type(first) is Tensor:
+        result: Tensor = default_collate(list(values))  # in a worker it stacks into shared memory
+        return result
+    stacked = torch.stack([value.as_subclass(Tensor) for value in values]).as_subclass(type(first))
+    stacked.__dict__.update(first.__dict__)
+    return stacked
+
+
+def _stack_numbers(values: Sequence[Any]) -> Tensor:
+    if isinstance(values[0], np.number | np.bool_):
+        return torch.from_numpy(np.asarray(values))
+    if any(isinstance(value, float) for value in values):
+        return torch.tensor(values, dtype=torch.float64)
+    return torch.tensor(values)
+
+
+def _stack_mapping(values: Sequence[Mapping[Any, Any]], field: str) -> Any:
+    names = values[0].keys()
+    for row, value in enumerate(values):
+        if value.keys() != names:
+            raise CollateError(
+                f"collate: {_name(field)} has keys {list(names)} and {list(value)}, wanted the same in a batch",
+                [0, row],
+            )
+    stacked = {name: stack_field([value[name] for value in values], _join(field, name)) for name in names}
+    kind: Any = type(values[0])
+    return stacked if kind is dict else kind(stacked)
+
+
+def _stack_sequence(values: Sequence[Sequence[Any]], field: str) -> Any:
+    length = len(values[0])
+    for row, value in enumerate(values):
+        if len(value) != length:
+            raise CollateError(
+                f"collate: {_name(field)} has {length} and {len(value)} parts, wanted the same number in a batch. "
+                "For variable lengths make them tensors and use loaderkit.PadCollate",
+                [0, row],
+            )
+    parts = [stack_field([value[i] for value in values], _join(field, i)) for i in range(length)]
+    kind: Any = type(values[0])
+    return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+
+
+def _join(field: str, name: Any) -> str:
+    return f"{field}.{name}" if field else str(name)
+
+
+def _name(field: str) -> str:
+    return f"field '{field}'" if field else "the sample"
+
+
+def _show(value: Any) -> str:
+    return str(tuple(value)) if isinstance(value, torch.Size) else str(value)

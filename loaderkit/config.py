@@ -1,0 +1,70 @@
+"""A loader's settings as a value, for config files and the command line."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from loaderkit.plan import Plan, Tail
+from loaderkit.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderConfig:
+    """The settings of a Loader; see there for their meaning.
+
+    Args:
+        shuffle: None lets a DataModule decide: training yes, the others no.
+
+    Raises:
+        ValueError: If a setting is out of range, or two contradict each other.
+    """
+
+    batch_size: int | None = 1
+    shuffle: bool | None = None
+    seed: int = 0
+    order: Any = None
+    plan: Plan | None = None
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    num_workers: int = 0
+    drop_last: bool = False
+    tail: Tail = "keep"
+    world: World | None = None
+    device: str | None = None
+    pin_memory: bool | Literal["auto"] = "auto"
+    engine: Literal["auto", "inline", "torch"] = "auto"
+    prefetch_factor: int | None = None
+    persistent_workers: bool | None = None
+    multiprocessing_context: Any = None
+    worker_init_fn: Callable[[int], None] | None = None
+    timeout: float = 0
+
+    def __post_init__(self) -> None:
+        size = self.batch_size
+        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+            raise ValueError(
+                f"loader: batch_size is {size!r}, wanted an integer of at least 1, or None for no batching."
+            )
+        if not isinstance(self.num_workers, int) or self.num_workers < 0:
+            raise ValueError(f"loader: num_workers is {self.num_workers!r}, wanted an integer of at least 0.")
+        if self.tail not in get_args(Tail):
+            raise ValueError(f"loader: tail is {self.tail!r}, wanted one of {', '.join(map(repr, get_args(Tail)))}.")
+        if self.drop_last and self.tail not in ("keep", "drop"):
+            raise ValueError(f"loader: drop_last=True and tail={self.tail!r} contradict each other. Give one of them.")
+        if self.engine not in ("auto", "inline", "torch"):
+            raise ValueError(f"loader: engine is {self.engine!r}, wanted 'auto', 'inline' or 'torch'.")
+        if self.engine == "inline" and self.num_workers:
+            raise ValueError(f"loader: engine='inline' has no workers, num_workers is {self.num_workers}; wanted 0.")
+        if self.order is not None and self.shuffle:
+            raise ValueError("loader: shuffle=True and order= contradict each other: the order says how to shuffle.")
+        if self.plan is not None and (self.order is not None or self.shuffle):
+            raise ValueError("loader: plan= brings its own order; leave out order= and shuffle=.")
+        for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context"):
+            if self.num_workers == 0 and getattr(self, name):
+                raise ValueError(f"loader: {name} is for workers, and num_workers is 0. Leave it out, or use workers.")
+        if self.pin_memory not in (True, False, "auto"):
+            raise ValueError(f"loader: pin_memory is {self.pin_memory!r}, wanted True, False or 'auto'.")
+
+    @property
+    def tail_policy(self) -> Tail:
+        """The tail, with `drop_last` taken into account."""
+        return "drop" if self.drop_last else self.tail

@@ -1,0 +1,137 @@
+"""Columns in memory (or memory-mapped), read as one gather per column and batch."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from loaderkit.seeding import Int64Array
+
+Columns = Any  # a Tensor, ndarray or sequence, or a tuple or dict of them, nested
+
+
+class ArrayDataset:
+    """A dataset over columns with one length.
+
+    Args:
+        columns: A tensor (N, *), numpy array (N, *) (memory-mapped too) or
+            sequence of N, or a tuple, list or dict of them, nested. A sample has
+            the same structure; numpy rows come as arrays, and batches as tensors.
+
+    Raises:
+        ValueError: If there is no column, or the lengths differ.
+    """
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = _prepare(columns)
+        lengths = _lengths(self._columns, "")
+        if not lengths:
+            raise ValueError("ArrayDataset: no columns found, wanted at least one tensor, array or sequence.")
+        if len(set(lengths.values())) > 1:
+            found = ", ".join(f"{name or 'column'} has {length:,}" for name, length in lengths.items())
+            raise ValueError(f"ArrayDataset: {found}; wanted columns of one length.")
+        self._length = next(iter(lengths.values()))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        if not -self._length <= index < self._length:
+            raise IndexError(f"ArrayDataset: index {index} in a dataset of {self._length:,} samples.")
+        return _walk(self._columns, lambda column: column[index])
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        rows = np.asarray(indices, dtype=np.int64)
+        gathered = _walk(self._columns, lambda column: _gather(column, rows))
+        return [_walk(gathered, lambda column, row=row: column[row]) for row in range(len(rows))]
+
+    def read_batch(self, indices: Int64Array) -> Any:
+        """Return a batch of the columns' structure, each leaf a tensor (B, *) or, for sequences, a list."""
+        return _walk(self._columns, lambda column: _read(column, indices))
+
+    def fingerprint(self) -> str:
+        """Digest the columns' shapes and dtypes, and 16 rows spread over them."""
+        rows = np.unique(np.linspace(0, max(0, self._length - 1), 16).astype(np.int64))[: self._length]
+        digest = hashlib.blake2b(digest_size=8)
+
+        def add(column: Any) -> None:
+            picked = _gather(column, rows)
+            if isinstance(picked, Tensor):
+                picked = picked.view(torch.uint8) if picked.dtype == torch.bfloat16 else picked
+                picked = picked.numpy(force=True)
+            if isinstance(picked, np.ndarray) and picked.dtype != object:
+                digest.update(f"{picked.dtype}{picked.shape}".encode() + np.ascontiguousarray(picked).tobytes())
+            else:
+                digest.update(repr(list(picked)).encode())
+
+        _walk(self._columns, add)
+        return digest.hexdigest()
+
+
+def _walk(columns: Columns, function: Any) -> Any:
+    if isinstance(columns, dict):
+        return {name: _walk(column, function) for name, column in columns.items()}
+    if isinstance(columns, tuple):
+        parts = [_walk(column, function) for column in columns]
+        return type(columns)(*parts) if hasattr(columns, "_fields") else tuple(parts)
+    return function(columns)
+
+
+def _prepare(columns: Columns) -> Columns:
+    """Keep tensors and arrays; a list of columns is a tuple of them, other sequences are columns."""
+    if isinstance(columns, Mapping):
+        return {name: _prepare(column) for name, column in columns.items()}
+    if isinstance(columns, tuple) or (
+        isinstance(columns, list) and any(isinstance(column, Tensor | np.ndarray) for column in columns)
+    ):
+        parts = [_prepare(column) for column in columns]
+        return type(columns)(*parts) if hasattr(columns, "_fields") else tuple(parts)
+    if isinstance(columns, Tensor | np.ndarray) and columns.ndim == 0:
+        raise ValueError(f"ArrayDataset: found a column without rows, {columns!r}; wanted at least one axis.")
+    if not hasattr(columns, "__len__") or not hasattr(columns, "__getitem__"):
+        raise TypeError(
+            f"ArrayDataset: found a column of type {type(columns).__name__}, "
+            "wanted a tensor, a numpy array, a sequence, or a tuple or dict of them."
+        )
+    return columns
+
+
+def _lengths(columns: Columns, name: str) -> dict[str, int]:
+    if isinstance(columns, dict):
+        parts = columns.items()
+    elif isinstance(columns, tuple):
+        parts = dict(enumerate(columns)).items()
+    else:
+        return {name: len(columns)}
+    return {
+        key: length
+        for part, column in parts
+        for key, length in _lengths(column, f"{name}.{part}" if name else str(part)).items()
+    }
+
+
+def _gather(column: Any, indices: Int64Array) -> Any:
+    """Read rows (B, *). `index_select` and `take` are several times faster than `column[indices]`."""
+    if isinstance(column, Tensor):
+        rows = torch.from_numpy(indices)
+        return column.index_select(0, rows if column.is_cpu else rows.to(column.device))
+    if isinstance(column, np.ndarray):
+        return np.asarray(np.take(column, indices, axis=0))
+    return [column[index] for index in indices.tolist()]
+
+
+def _read(column: Any, indices: Int64Array) -> Any:
+    """Gather rows as the default collate would return them."""
+    rows = _gather(column, indices)
+    if isinstance(rows, Tensor):
+        return rows
+    if isinstance(rows, np.ndarray) and rows.dtype.kind in "biufc":
+        return torch.from_numpy(rows)
+    if isinstance(rows, np.ndarray):
+        return rows.tolist()
+    if isinstance(rows, list) and rows and isinstance(rows[0], bool | int | float):
+        return torch.tensor(rows, dtype=torch.float64 if isinstance(rows[0], float) else None)
+    return rows

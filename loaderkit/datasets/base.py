@@ -1,0 +1,37 @@
+"""What the feed asks of a dataset, and how it is asked: one call a batch where the dataset can."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch.utils.data as torch_data
+
+
+class MapStyle(Protocol):
+    """A dataset: a length, and a sample for each index."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Any: ...
+
+
+def reads_batches(dataset: Any) -> bool:
+    """Say whether `dataset.read_batch(indices)` makes a collated batch at once.
+
+    It takes the indices (B,) int64 and returns what the default collate would
+    make of those samples. It must not draw random numbers.
+    """
+    return callable(getattr(dataset, "read_batch", None))
+
+
+def reads_many(dataset: Any) -> bool:
+    """Say whether `dataset.__getitems__` is more than a loop that hides the samples from us."""
+    if isinstance(dataset, torch_data.Subset) and not reads_many(dataset.dataset):
+        return False
+    return callable(getattr(dataset, "__getitems__", None))
+
+
+def read_many(dataset: Any, indices: Sequence[int]) -> list[Any]:
+    """Read raw samples, by `__getitems__` where there is one."""
+    if reads_many(dataset):
+        return list(dataset.__getitems__(list(indices)))
+    return [dataset[index] for index in indices]

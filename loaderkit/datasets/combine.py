@@ -1,0 +1,161 @@
+"""Datasets made of datasets: one after another, side by side, a part of one, with a transform."""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from loaderkit.datasets.base import MapStyle, read_many, reads_batches, reads_many
+from loaderkit.seeding import Int64Array, per_sample
+
+
+def _fingerprint(dataset: Any) -> str:
+    own = getattr(dataset, "fingerprint", None)
+    return f"{len(dataset)}:{own() if callable(own) else ''}"
+
+
+class ConcatDataset:
+    """Datasets one after another."""
+
+    def __init__(self, datasets: Sequence[MapStyle]) -> None:
+        self.datasets = list(datasets)
+        if not self.datasets:
+            raise ValueError("ConcatDataset: no datasets given, wanted at least one.")
+        self._ends = np.array(list(accumulate(len(dataset) for dataset in self.datasets)), dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> Any:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"ConcatDataset: index {index} in a dataset of {len(self):,} samples.")
+        index %= len(self)
+        part = int(np.searchsorted(self._ends, index, side="right"))
+        return self.datasets[part][index - self._start(part)]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        if not any(reads_many(dataset) for dataset in self.datasets):
+            return per_sample(self.__getitem__, indices)
+        wanted = np.asarray(indices, dtype=np.int64)
+        parts = np.searchsorted(self._ends, wanted, side="right")
+        samples: list[Any] = [None] * len(wanted)
+        for part in np.unique(parts).tolist():
+            rows = np.flatnonzero(parts == part)
+            read = read_many(self.datasets[part], (wanted[rows] - self._start(part)).tolist())
+            for row, sample in zip(rows.tolist(), read, strict=True):
+                samples[row] = sample
+        return samples
+
+    def fingerprint(self) -> str:
+        return "concat(" + ", ".join(map(_fingerprint, self.datasets)) + ")"
+
+    def _start(self, part: int) -> int:
+        return int(self._ends[part - 1]) if part else 0
+
+
+class ZipDataset:
+    """Datasets side by side: a sample is a tuple (or dict) with one sample of each.
+
+    Raises:
+        ValueError: If the lengths differ.
+    """
+
+    def __init__(self, datasets: Sequence[MapStyle] | dict[str, MapStyle]) -> None:
+        self._names = list(datasets) if isinstance(datasets, dict) else None
+        self.datasets = list(datasets.values()) if isinstance(datasets, dict) else list(datasets)
+        lengths = [len(dataset) for dataset in self.datasets]
+        if len(set(lengths)) != 1:
+            raise ValueError(
+                f"ZipDataset: the datasets have lengths {lengths}, wanted at least one, all of one length."
+            )
+
+    def __len__(self) -> int:
+        return len(self.datasets[0])
+
+    def __getitem__(self, index: int) -> Any:
+        return self._join([dataset[index] for dataset in self.datasets])
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        if not any(reads_many(dataset) for dataset in self.datasets):
+            return per_sample(self.__getitem__, indices)
+        columns = [read_many(dataset, indices) for dataset in self.datasets]
+        return [self._join(list(parts)) for parts in zip(*columns, strict=True)]
+
+    def __getattr__(self, name: str) -> Any:
+        # A batch at once is possible only where every part can do it.
+        parts = self.__dict__.get("datasets", [])
+        if name == "read_batch" and parts and all(map(reads_batches, parts)):
+            return lambda indices: self._join([dataset.read_batch(indices) for dataset in parts])
+        raise AttributeError(name)
+
+    def fingerprint(self) -> str:
+        return "zip(" + ", ".join(map(_fingerprint, self.datasets)) + ")"
+
+    def _join(self, parts: list[Any]) -> Any:
+        return tuple(parts) if self._names is None else dict(zip(self._names, parts, strict=True))
+
+
+class SubsetDataset:
+    """Some samples of a dataset, by their indices.
+
+    Raises:
+        IndexError: If an index is not in the dataset.
+    """
+
+    def __init__(self, dataset: MapStyle, indices: Sequence[int] | Int64Array) -> None:
+        self.dataset = dataset
+        self.indices = np.asarray(indices, dtype=np.int64)
+        outside = self.indices[(self.indices < 0) | (self.indices >= len(dataset))]
+        if outside.size:
+            raise IndexError(f"SubsetDataset: found index {outside[0]}, wanted 0 to {len(dataset) - 1}.")
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[int(self.indices[index])]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        wanted = self.indices[np.asarray(indices, dtype=np.int64)].tolist()
+        if reads_many(self.dataset):
+            return read_many(self.dataset, wanted)
+        return per_sample(self.dataset.__getitem__, wanted)
+
+    def __getattr__(self, name: str) -> Any:
+        dataset: Any = self.__dict__.get("dataset")
+        if name == "read_batch" and reads_batches(dataset):
+            return lambda indices: dataset.read_batch(np.take(self.indices, indices))
+        raise AttributeError(name)
+
+    def fingerprint(self) -> str:
+        picked = f"{len(self.indices)} of {_fingerprint(self.dataset)}"
+        return f"subset({picked}, {np.bitwise_xor.reduce(self.indices * (1 + np.arange(len(self.indices)))):x})"
+
+
+class MapDataset:
+    """A dataset with a transform, which draws its randomness per sample.
+
+    Args:
+        dataset: The raw samples.
+        transform: Any callable from a sample to a sample, e.g. a torchvision v2 transform.
+    """
+
+    def __init__(self, dataset: MapStyle, transform: Callable[[Any], Any]) -> None:
+        self.dataset = dataset
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(self.dataset[index])
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        if reads_many(self.dataset):
+            return per_sample(self.transform, read_many(self.dataset, indices))
+        return per_sample(self.__getitem__, indices)
+
+    def fingerprint(self) -> str:
+        """Tell the data apart, not the transform: that may change between runs."""
+        return _fingerprint(self.dataset)

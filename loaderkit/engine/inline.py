@@ -1,0 +1,23 @@
+"""The engine without workers: batches are made where they are asked for."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from loaderkit.feed import Feed
+from loaderkit.plan import BatchKey
+from loaderkit.transfer import pin
+
+
+class InlineEngine:
+    """Makes each batch in the calling thread, when it is asked for."""
+
+    def __init__(self, feed: Feed, *, pin_memory: bool = False) -> None:
+        self._feed = feed
+        self._pin_memory = pin_memory
+
+    def run(self, keys: Iterable[BatchKey]) -> Iterator[Any]:
+        batches = map(self._feed.read, keys)
+        return map(pin, batches) if self._pin_memory else batches
+
+    def close(self) -> None:
+        """Nothing runs in the background."""

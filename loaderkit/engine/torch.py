@@ -1,0 +1,68 @@
+"""The engine on the workers of `torch.utils.data.DataLoader`."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.utils.data as torch_data
+
+from loaderkit.feed import Feed
+from loaderkit.plan import BatchKey
+
+
+class _Keys(torch_data.Sampler[Any]):
+    """The batch sampler of the DataLoader: this run's keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now: Iterable[BatchKey] = ()
+
+    def __iter__(self) -> Iterator[BatchKey]:
+        return iter(self.now)
+
+
+def _as_is(batch: Any) -> Any:
+    return batch
+
+
+class TorchEngine:
+    """Worker processes that make batches ahead; torch deals the keys to them in turn and keeps the order."""
+
+    def __init__(
+        self,
+        feed: Feed,
+        *,
+        num_workers: int,
+        pin_memory: bool = False,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        multiprocessing_context: Any = None,
+        worker_init_fn: Callable[[int], None] | None = None,
+        timeout: float = 0,
+    ) -> None:
+        self._settings: dict[str, Any] = {
+            "num_workers": num_workers,
+            "pin_memory": pin_memory,
+            "prefetch_factor": prefetch_factor,
+            "persistent_workers": persistent_workers,
+            "multiprocessing_context": multiprocessing_context,
+            "worker_init_fn": worker_init_fn,
+            "timeout": timeout,
+        }
+        self._feed = feed
+        self._keys = _Keys()
+        self._loader: torch_data.DataLoader[Any] | None = None
+
+    def run(self, keys: Iterable[BatchKey]) -> Iterator[Any]:
+        if self._loader is None:
+            # With a generator of its own the DataLoader leaves the global one alone.
+            generator = torch.Generator().manual_seed(self._feed.seed)
+            dataset: Any = self._feed
+            self._loader = torch_data.DataLoader(
+                dataset, batch_sampler=self._keys, collate_fn=_as_is, generator=generator, **self._settings
+            )
+        self._keys.now = keys
+        return iter(self._loader)
+
+    def close(self) -> None:
+        self._loader = None  # its workers end with it

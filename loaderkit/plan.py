@@ -1,0 +1,195 @@
+"""Who gets which batch: an order, a batch size, a world and a tail policy."""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, Self
+
+import numpy as np
+
+from loaderkit.cursor import Cursor
+from loaderkit.order import Order
+from loaderkit.seeding import Int64Array
+from loaderkit.world import World
+
+Tail = Literal["keep", "drop", "pad"]
+_AHEAD = 1 << 15  # positions looked up at a time, so that numpy's cost per call is spread over many batches
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchKey:
+    """All that a worker needs to make a batch: where its samples stand, and which they are."""
+
+    epoch: int
+    positions: Int64Array  # (B,), in the order; seeds come from these
+    indices: Int64Array  # (B,), in the dataset
+
+
+class Plan(ABC):
+    """Deals an epoch's samples to steps and ranks, as a pure function of a cursor."""
+
+    world: World
+
+    @abstractmethod
+    def with_world(self, world: World) -> Self:
+        """Return the same plan for another world."""
+
+    @abstractmethod
+    def key(self, epoch: int) -> str:
+        """Name the order of the samples, with its version and all that shapes it."""
+
+    @abstractmethod
+    def remaining(self, cursor: Cursor) -> int:
+        """Return how many batches each rank has left in the cursor's epoch."""
+
+    @abstractmethod
+    def advance(self, cursor: Cursor, batches: int = 1) -> Cursor:
+        """Return the cursor after some more batches; after an epoch's last it is the next epoch's start."""
+
+    @abstractmethod
+    def keys(self, cursor: Cursor) -> Iterator[BatchKey]:
+        """Yield this rank's batches from the cursor to the end of its epoch."""
+
+    def placed(self, cursor: Cursor) -> Cursor:
+        """Return the cursor with its batches counted in this plan's own batches.
+
+        After a resume with another world or batch size, a Trainer that knows
+        only batches then sees the same fraction of the epoch done.
+        """
+        done = self.batches(cursor.epoch) - self.remaining(cursor)
+        return dataclasses.replace(cursor, batches=done)
+
+    def batches(self, epoch: int) -> int:
+        """Return the number of batches of each rank in a whole epoch."""
+        return self.remaining(Cursor(epoch=epoch))
+
+    def batch(self, cursor: Cursor, ahead: int = 0) -> BatchKey:
+        """Return the batch of this rank that comes `ahead` batches after the next one.
+
+        Raises:
+            IndexError: If the cursor's epoch has no such batch.
+        """
+        left = self.remaining(cursor)
+        if not 0 <= ahead < left:
+            raise IndexError(f"plan: batch {ahead} asked for, wanted one of the {left} left in epoch {cursor.epoch}.")
+        return next(self.keys(self.advance(cursor, ahead)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan(Plan):
+    """Batches of a fixed size, in the order's order.
+
+    A step takes `world.size` x `batch_size` samples that follow each other, and
+    each rank its own stretch of them. At an epoch's end the tail policy decides:
+
+    - keep: what is left is spread evenly; sizes in a step differ by at most one.
+      Where fewer samples than ranks are left, the last two steps share what they
+      hold (with batch size 1, the last step holds it all).
+    - drop: an incomplete step is left out.
+    - pad: it is filled up from the start of the order.
+
+    Args:
+        order: The order of the samples.
+        batch_size: Samples a batch and rank; None means single samples, not batches.
+        tail: See above.
+        world: This rank and the number of ranks.
+    """
+
+    order: Order
+    batch_size: int | None
+    tail: Tail = "keep"
+    world: World = field(default_factory=World)
+
+    def with_world(self, world: World) -> Self:
+        return dataclasses.replace(self, world=world)
+
+    def key(self, epoch: int) -> str:
+        return self.order.key(epoch)
+
+    def remaining(self, cursor: Cursor) -> int:
+        left = self._left(cursor)
+        full, rest = divmod(left, self._full)
+        if rest == 0 or self.tail == "drop":
+            return full
+        if self.tail == "pad":
+            return full + 1
+        self._check_spread(cursor, left)
+        return full if self._joined(full, rest) else full + 1
+
+    def advance(self, cursor: Cursor, batches: int = 1) -> Cursor:
+        while (left := self.remaining(cursor)) <= batches:
+            if left == 0 and cursor.samples == 0:
+                return cursor  # an epoch without batches: nowhere to go
+            batches -= left
+            cursor = cursor.next_epoch()
+        if batches == 0:
+            return cursor
+        samples = cursor.samples
+        most = left - 2  # up to here all steps are full, whatever the tail
+        samples += min(batches, max(most, 0)) * self._full
+        for _ in range(batches - max(most, 0)):
+            samples += self._step(cursor, samples)
+        return Cursor(epoch=cursor.epoch, samples=samples, batches=cursor.batches + batches)
+
+    def keys(self, cursor: Cursor) -> Iterator[BatchKey]:
+        left, samples = self.remaining(cursor), cursor.samples
+        size = self.order.size(cursor.epoch)
+        full, batch = self._full, self._full // self.world.size
+        together = max(1, _AHEAD // batch)
+        while left > 0:
+            # The last two steps may be short: they go one by one.
+            count = min(together, left - 2) if left > 2 else 1
+            step = full if left > 2 else self._step(cursor, samples)
+            low, high = self._share(step)
+            starts = samples + low + np.arange(count, dtype=np.int64)[:, None] * full
+            positions = starts + np.arange(high - low, dtype=np.int64)
+            if samples + count * step > size:
+                positions %= size  # only tail="pad" looks past the end
+            indices = self.order.at(cursor.epoch, positions.reshape(-1)).reshape(positions.shape)
+            for row in range(count):
+                yield BatchKey(cursor.epoch, positions[row], indices[row])
+            samples += count * step
+            left -= count
+
+    @property
+    def _full(self) -> int:
+        return self.world.size * (self.batch_size or 1)
+
+    def _left(self, cursor: Cursor) -> int:
+        return max(0, self.order.size(cursor.epoch) - cursor.samples)
+
+    def _joined(self, full: int, rest: int) -> bool:
+        """Say whether a rest too small for a step of its own goes into the last full one, for want of a second."""
+        return self.batch_size == 1 and 0 < rest < self.world.size and full > 0
+
+    def _step(self, cursor: Cursor, samples: int) -> int:
+        """Return how many samples the step at `samples` takes, over all ranks."""
+        left = self.order.size(cursor.epoch) - samples
+        full, rest = divmod(left, self._full)
+        if self.tail != "keep" or full > 1 or rest == 0 or (full and rest >= self.world.size):
+            return self._full
+        if full and not self._joined(full, rest):
+            return -(-left // 2)
+        return left
+
+    def _share(self, step: int) -> tuple[int, int]:
+        """Return this rank's stretch of a step, from its start."""
+        base, extra = divmod(step, self.world.size)
+        low = self.world.rank * base + min(self.world.rank, extra)
+        return low, low + base + (self.world.rank < extra)
+
+    def _check_spread(self, cursor: Cursor, left: int) -> None:
+        ranks = self.world.size
+        if left < ranks:
+            where = f"left in epoch {cursor.epoch}" if cursor.samples else "in the dataset"
+            raise ValueError(
+                f"plan: {left} samples {where} for {ranks} ranks, wanted at least one for each (tail='keep'). "
+                f"Use at most {left} ranks, or tail='drop' or 'pad'"
+                + (f", or go on with loader.seek(epoch={cursor.epoch + 1})." if cursor.samples else ".")
+            )
+        if self.batch_size is None and left % ranks:
+            raise ValueError(
+                f"plan: {left} samples for {ranks} ranks, one at a time (batch_size=None), come out uneven. "
+                "Use tail='drop' or 'pad', or batch_size=1."
+            )

@@ -1,0 +1,259 @@
+"""Orders that draw: by weight, from a mixture of sources, from a user's own sampler."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch.utils.data as torch_data
+
+from loaderkit.order import Order, Shuffled, cached, check_size, digest
+from loaderkit.seeding import Int64Array, SampleSeeds, hash_positions
+
+
+class Weighted(Order):
+    """Indices drawn in proportion to weights.
+
+    With replacement each position draws by itself. Without, heavy samples come
+    early (Efraimidis and Spirakis, Information Processing Letters 2006).
+
+    Args:
+        weights: (N,), at least 0, finite, not all 0.
+        seed: Of the draw.
+        size: Positions in an epoch; N by default (without replacement, those
+            with a weight above 0).
+        replacement: Whether an index may come more than once an epoch.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[float] | npt.NDArray[Any],
+        *,
+        seed: int = 0,
+        size: int | None = None,
+        replacement: bool = True,
+    ) -> None:
+        self._weights = np.asarray(weights, dtype=np.float64)
+        found = self._weights
+        if found.ndim != 1 or not found.size or not np.isfinite(found).all() or found.min() < 0:
+            raise ValueError(
+                f"Weighted: weights have shape {found.shape}, "
+                "wanted one axis of finite numbers of at least 0, one for each sample."
+            )
+        usable = int(np.count_nonzero(found))
+        if not usable:
+            raise ValueError("Weighted: all weights are 0, wanted at least one above 0.")
+        if size is None:
+            size = found.size if replacement else usable
+        check_size(size, "Weighted")
+        if not replacement and size > usable:
+            raise ValueError(
+                f"Weighted: {size} samples without replacement wanted, {usable} have a weight above 0. "
+                "Ask for fewer, or use replacement=True."
+            )
+        self._size = size
+        self._seed = seed
+        self._replacement = replacement
+        self._epochs: dict[int, Any] = {}
+
+    def size(self, epoch: int) -> int:
+        return self._size
+
+    def at(self, epoch: int, positions: Int64Array) -> Int64Array:
+        if not self._replacement:
+            drawn: Int64Array = cached(self, epoch, lambda: self._draw_all(epoch))
+            return np.take(drawn, positions)
+        cumulative = cached(self, 0, lambda: np.cumsum(self._weights))
+        points = _uniform(positions, "weighted", self._seed, epoch) * cumulative[-1]
+        # side="right" skips weights of 0, also at the start and in runs.
+        return np.searchsorted(cumulative, points, side="right").astype(np.int64)
+
+    @property
+    def reach(self) -> int:
+        return len(self._weights)
+
+    def key(self, epoch: int) -> str:
+        shape = f"seed={self._seed}, size={self._size}, replacement={self._replacement}"
+        return f"weighted-1({digest(self._weights)}, {shape})"
+
+    def _draw_all(self, epoch: int) -> Int64Array:
+        usable = np.flatnonzero(self._weights)
+        waits = -np.log(_uniform(usable, "weighted", self._seed, epoch)) / self._weights[usable]
+        drawn: Int64Array = usable[np.argsort(waits, kind="stable")]
+        return drawn
+
+
+def _uniform(positions: Int64Array, *keys: int | str) -> npt.NDArray[np.float64]:
+    """Return numbers in the open interval (0, 1), one for each position."""
+    return ((hash_positions(positions, *keys) >> np.uint64(12)).astype(np.float64) + 0.5) / 2.0**52
+
+
+class Mixture(Order):
+    """Several sources mixed by weights, for a dataset that is their concatenation.
+
+    In every window of `window` positions each source has its share, exact to
+    one sample. A source that is used up begins again with its next pass, and an
+    epoch goes on where the one before it left the source.
+
+    Args:
+        sources: The orders of the sources, or their sizes (then shuffled).
+        weights: One for each source, above 0; need not sum to 1.
+        seed: Of the mixing, and of sources given by their size.
+        size: Positions in an epoch; the sum of the sources' sizes by default.
+        window: Positions over which the shares are exact.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Order | int],
+        weights: Sequence[float],
+        *,
+        seed: int = 0,
+        size: int | None = None,
+        window: int = 1000,
+    ) -> None:
+        self._orders = [
+            source if isinstance(source, Order) else Shuffled(source, seed=seed + row)
+            for row, source in enumerate(sources)
+        ]
+        self._sizes = [order.size(0) for order in self._orders]
+        found = np.asarray(weights, dtype=np.float64)
+        if found.shape != (len(self._orders),) or not found.size or not np.isfinite(found).all() or found.min() <= 0:
+            raise ValueError(
+                f"Mixture: {len(self._orders)} sources and weights {weights!r}, wanted one weight above 0 for each."
+            )
+        if not all(self._sizes):
+            raise ValueError(f"Mixture: the sources have sizes {self._sizes}, wanted at least one sample in each.")
+        self._weights = found / found.sum()
+        self._size = sum(self._sizes) if size is None else size
+        check_size(self._size, "Mixture")
+        if window < 1 or _shares(self._weights, window).min() < 1:
+            raise ValueError(
+                f"Mixture: in a window of {window} positions a source with weight {found.min():g} of {found.sum():g} "
+                "gets no sample. Use a larger window."
+            )
+        self._seed = seed
+        self._window = window
+
+    def size(self, epoch: int) -> int:
+        return self._size
+
+    def at(self, epoch: int, positions: Int64Array) -> Int64Array:
+        result = np.empty_like(positions)
+        source, count = self._deal(epoch, positions)
+        start = 0
+        for row, order in enumerate(self._orders):
+            mine = np.flatnonzero(source == row)
+            passes, inside = np.divmod(count[mine], self._sizes[row])
+            for number in np.unique(passes).tolist():
+                now = passes == number
+                result[mine[now]] = start + order.at(number, inside[now])
+            start += self._sizes[row]
+        return result
+
+    @property
+    def reach(self) -> int:
+        return sum(self._sizes)
+
+    def key(self, epoch: int) -> str:
+        text = ", ".join(f"{w:.9g} of {o.key(0)}" for w, o in zip(self._weights, self._orders, strict=True))
+        if len(text) > 200:
+            text = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return f"mixture-1({text}, seed={self._seed}, size={self._size}, window={self._window})"
+
+    def _deal(self, epoch: int, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return each position's source (N,) and how many samples of that source came before it (N,)."""
+        whole, rest = divmod(self._size, self._window)
+        full, last = _shares(self._weights, self._window), _shares(self._weights, rest)
+        before_epoch = epoch * (whole * full + last)
+        source, count = np.empty_like(positions), np.empty_like(positions)
+        windows = positions // self._window
+        for number in np.unique(windows).tolist():
+            shares = full if number < whole else last
+            dealt = np.repeat(np.arange(len(shares)), shares)
+            words = hash_positions(np.arange(len(dealt), dtype=np.int64), "mixture", self._seed, epoch, number)
+            dealt = dealt[np.argsort(words, kind="stable")]
+            rank = np.empty_like(dealt)
+            for row, share in enumerate(shares.tolist()):
+                rank[dealt == row] = np.arange(share)
+            here = windows == number
+            slots = positions[here] - number * self._window
+            source[here] = dealt[slots]
+            count[here] = (before_epoch + number * full)[dealt[slots]] + rank[slots]
+        return source, count
+
+
+def _shares(weights: npt.NDArray[np.float64], window: int) -> Int64Array:
+    """Split `window` positions in proportion to weights, by largest remainder."""
+    exact = weights * window
+    shares = np.floor(exact).astype(np.int64)
+    order = np.argsort(shares - exact, kind="stable")
+    shares[order[: window - int(shares.sum())]] += 1
+    return shares
+
+
+class SamplerOrder(Order):
+    """A user's own sampler: any iterable of indices.
+
+    It is drawn whole at each epoch's start, after `set_epoch` where it has that,
+    with the global generators seeded from (seed, epoch). It is as resumable as it
+    is a function of those: the state holds a digest of the epoch's indices, so
+    that a resume into another order is refused rather than wrong.
+
+    Raises:
+        ValueError: If the sampler deals to ranks itself; the Loader does that.
+    """
+
+    def __init__(self, sampler: Iterable[int], *, seed: int = 0) -> None:
+        if isinstance(sampler, torch_data.DistributedSampler) and sampler.num_replicas > 1:
+            raise ValueError(
+                f"order: {type(sampler).__name__} deals to {sampler.num_replicas} ranks, and the Loader does so too. "
+                "Leave it out: shuffle=True does its work, and world= names the ranks."
+            )
+        self._sampler = sampler
+        self._seed = seed
+        self._epochs: dict[int, Any] = {}
+
+    def size(self, epoch: int) -> int:
+        return len(self._drawn(epoch))
+
+    def at(self, epoch: int, positions: Int64Array) -> Int64Array:
+        return np.take(self._drawn(epoch), positions)
+
+    def key(self, epoch: int) -> str:
+        return f"sampler-1({type(self._sampler).__name__}, {digest(self._drawn(epoch))})"
+
+    def is_repeatable(self, epoch: int) -> bool:
+        """Draw the epoch again and say whether it came out the same."""
+        return bool(np.array_equal(self._drawn(epoch), self._draw(epoch)))
+
+    @property
+    def reach(self) -> int:
+        drawn = self._drawn(0)
+        return int(drawn.max()) + 1 if drawn.size else 0
+
+    def _drawn(self, epoch: int) -> Int64Array:
+        drawn: Int64Array = cached(self, epoch, lambda: self._draw(epoch))
+        return drawn
+
+    def _draw(self, epoch: int) -> Int64Array:
+        set_epoch = getattr(self._sampler, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+        with SampleSeeds(hash_positions(np.zeros(1, dtype=np.int64), "sampler", self._seed, epoch)) as seeds:
+            seeds.enter(0)
+            return np.fromiter(self._sampler, dtype=np.int64)
+
+
+def as_order(order: Any, *, seed: int) -> Order:
+    """Accept an Order, or a user's sampler as one.
+
+    Raises:
+        TypeError: If it is neither.
+    """
+    if isinstance(order, Order):
+        return order
+    if hasattr(order, "__iter__"):
+        return SamplerOrder(order, seed=seed)
+    raise TypeError(f"loader: order is {type(order).__name__}, wanted a loaderkit order or a sampler (an iterable).")

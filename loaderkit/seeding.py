@@ -1,0 +1,180 @@
+"""Randomness that belongs to a sample: seeds from keys, and generators that are left as they were."""
+
+import hashlib
+import os
+import random
+import threading
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import numpy.random.mtrand as np_random
+import numpy.typing as npt
+import torch
+
+UInt64Array = npt.NDArray[np.uint64]
+Int64Array = npt.NDArray[np.int64]
+T = TypeVar("T")
+S = TypeVar("S")
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_BLOCK = 1 << 14  # words at a time: the temporaries stay in a core's cache
+
+
+def derive_seed(*keys: int | str) -> int:
+    """Hash keys to a seed in [0, 2**63), the same on every machine and in every version.
+
+    Args:
+        keys: Any integers and strings; their order and their types count.
+    """
+    text = "\x1f".join(f"{type(key).__name__[0]}{key}" for key in keys)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def hash_positions(positions: Int64Array, *keys: int | str) -> UInt64Array:
+    """Return one random 64-bit word (N,) for each position (N,), a function of the keys alone.
+
+    They are the SplitMix64 sequence that starts at the keys' seed (Steele et al., OOPSLA 2014).
+    """
+    words = positions.astype(np.uint64)
+    start = np.uint64(derive_seed(*keys))
+    for begin in range(0, len(words), _BLOCK):
+        _mix64(words[begin : begin + _BLOCK], start)
+    return words
+
+
+def _mix64(words: UInt64Array, start: np.uint64) -> None:
+    """Scramble words in place, one to one."""
+    shifted = np.empty_like(words)
+    words *= np.uint64(_GOLDEN)
+    words += start
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        np.right_shift(words, np.uint64(shift), out=shifted)
+        words ^= shifted
+        words *= np.uint64(factor)
+    np.right_shift(words, np.uint64(31), out=shifted)
+    words ^= shifted
+
+
+class _Current(threading.local):
+    seeds: "SampleSeeds | None" = None
+
+
+_current = _Current()
+
+
+class SampleSeeds:
+    """The seeds of one batch's samples, as a context in which global generators are ours.
+
+    Inside, `enter(i)` seeds torch, numpy and `random` for sample i. On leaving,
+    the caller's generators stand where they stood (unless `restore` is off, as
+    in a worker process, where nobody else draws from them).
+
+    numpy's global generator is seeded with 32 bits, `sample_rng()` with 64.
+    """
+
+    _numpy_bits = np.random.MT19937()
+
+    def __init__(self, words: UInt64Array, *, restore: bool = True) -> None:
+        self._words = words.tolist()
+        self._restore = restore
+        self._word = 0
+        self._rng: np.random.Generator | None = None
+
+    def __enter__(self) -> Self:
+        self._outer = _current.seeds
+        if self._restore:
+            self._torch = torch.default_generator.get_state()
+            self._random = random.getstate()
+            # set_bit_generator() forgets a cached normal deviate: hence the state too.
+            self._numpy: Any = np.random.get_state(legacy=False)
+            self._bits = np_random.get_bit_generator()
+            np_random.set_bit_generator(self._numpy_bits)
+        _current.seeds = self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _current.seeds = self._outer
+        if self._restore:
+            torch.default_generator.set_state(self._torch)
+            random.setstate(self._random)
+            np_random.set_bit_generator(self._bits)
+            if self._numpy.get("has_gauss") or self._bits is self._numpy_bits:
+                np.random.set_state(self._numpy)
+
+    def enter(self, row: int) -> None:
+        """Make the randomness that of the batch's sample number `row`."""
+        self._seed(self._words[row])
+
+    def enter_batch(self) -> None:
+        """Make the randomness that of the batch as a whole, for its collate and for reads of many at once."""
+        self._seed(self._words[0] ^ _GOLDEN)
+
+    def _seed(self, word: int) -> None:
+        self._word = word
+        self._rng = None
+        torch.default_generator.manual_seed(word)
+        np.random.seed(word & 0xFFFFFFFF)
+        random.seed(word)
+
+    def rng(self) -> np.random.Generator:
+        """Return the current sample's own generator, the same object until the next `enter`."""
+        if self._rng is None:
+            self._rng = np.random.Generator(np.random.Philox(key=self._word))
+        return self._rng
+
+
+def sample_rng() -> np.random.Generator:
+    """Return the current sample's own numpy Generator, for use in a dataset, transform or collate.
+
+    It is a function of the loader's seed, the epoch and the sample's position.
+    Outside a loader, as in `dataset[0]` by hand, it is a new generator seeded
+    from numpy's global one.
+    """
+    seeds = _current.seeds
+    if seeds is None:
+        return np.random.default_rng(np.random.randint(0, 2**31, size=4))
+    return seeds.rng()
+
+
+def per_sample(function: Callable[[S], T], samples: Iterable[S]) -> list[T]:
+    """Apply a function to each sample of the batch being read, under that sample's seed.
+
+    For a dataset's `__getitems__`: the samples have to be those of the call, in
+    their order. Outside a loader it is a plain loop.
+    """
+    seeds = _current.seeds
+    if seeds is None:
+        return [function(sample) for sample in samples]
+    results = []
+    for row, sample in enumerate(samples):
+        seeds.enter(row)
+        results.append(function(sample))
+    return results
+
+
+def seed_worker(worker_id: int, *, rank: int | None = None) -> None:
+    """Seed torch, numpy and `random` differently in each worker, epoch and rank.
+
+    A `worker_init_fn` for a bare `torch.utils.data.DataLoader`. Workers start
+    anew each epoch unless they persist, and torch draws their base seed from
+    the main process's generator: seed that, and the run is reproducible.
+
+    Args:
+        worker_id: As the DataLoader gives it.
+        rank: This process's rank; found in torch.distributed or the RANK
+            variable by default. Where neither is set in a spawned worker, give
+            it: `functools.partial(seed_worker, rank=rank)`.
+    """
+    if rank is None:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            rank = torch.distributed.get_rank()
+        else:
+            rank = int(os.environ.get("RANK", 0))
+    seed = derive_seed("worker", torch.initial_seed(), worker_id, rank)
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    random.seed(seed)

@@ -1,0 +1,73 @@
+"""From host to device: where pinning helps, and copies of nested batches that keep their types."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def should_pin(pin_memory: bool | str, device: torch.device | None) -> bool:
+    """Decide whether batches are copied to page-locked memory.
+
+    Args:
+        pin_memory: True, False, or "auto": where it helps, which is on CUDA
+            (also for batches that go there later), and not on CPU or MPS.
+        device: Where the batches go; None means the machine's accelerator.
+
+    Raises:
+        ValueError: If `pin_memory` is anything else.
+    """
+    if pin_memory not in (True, False, "auto"):
+        raise ValueError(f"loader: pin_memory is {pin_memory!r}, wanted True, False or 'auto'.")
+    if device is None:
+        device = torch.accelerator.current_accelerator(check_available=True)
+    on_cuda = device is not None and device.type == "cuda" and torch.cuda.is_available()
+    return on_cuda and bool(pin_memory)
+
+
+def pin(batch: Any) -> Any:
+    """Copy a batch's tensors to page-locked memory; custom types by their own `pin_memory()`."""
+    return _map_tensors(batch, lambda tensor: tensor.pin_memory(), "pin_memory")
+
+
+def to_device(batch: Any, device: torch.device | str, *, non_blocking: bool | None = None) -> Any:
+    """Copy a batch's tensors to a device; custom types by their own `to(device)`.
+
+    Args:
+        batch: Tensors in dicts, lists, tuples, namedtuples and dataclasses,
+            nested; other leaves stay as they are.
+        device: Where to.
+        non_blocking: None means: only from page-locked memory to CUDA, where
+            the copy really runs beside the host.
+    """
+    target = torch.device(device)
+
+    def move(leaf: Any) -> Any:
+        beside = non_blocking
+        if beside is None:
+            beside = target.type == "cuda" and isinstance(leaf, Tensor) and leaf.is_pinned()
+        return leaf.to(target, non_blocking=True) if beside else leaf.to(target)
+
+    return _map_tensors(batch, move, "to")
+
+
+def _map_tensors(batch: Any, function: Callable[[Any], Any], method: str) -> Any:
+    """Apply a function to tensors; of other types, to those with a method of the tensor's name."""
+    if isinstance(batch, Tensor):
+        return function(batch)
+    if isinstance(batch, Mapping):
+        mapped = {name: _map_tensors(value, function, method) for name, value in batch.items()}
+        kind: Any = type(batch)
+        return mapped if kind is dict else kind(mapped)
+    if isinstance(batch, tuple | list):
+        parts = [_map_tensors(part, function, method) for part in batch]
+        kind = type(batch)
+        return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+    if callable(getattr(batch, method, None)) and not isinstance(batch, type):
+        return batch.pin_memory() if method == "pin_memory" else function(batch)
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        fields = {f.name: _map_tensors(getattr(batch, f.name), function, method) for f in dataclasses.fields(batch)}
+        return dataclasses.replace(batch, **fields)
+    return batch
