@@ -108,7 +108,7 @@ class Loader:
         self._origin = Cursor()  # where the current epoch's iteration began, or will begin
         self._yielded = 0  # batches since then
         self._begun = False  # whether an iterator has started at the origin
-        self._active: _Epoch | None = None
+        self._turn = 0  # an iterator of an earlier turn is over
         self._trained_by_epochs = False
         self._said: set[str] = set()
 
@@ -134,19 +134,16 @@ class Loader:
         plan = self._bound_plan()
         return plan.placed(plan.advance(self._origin, self._yielded))
 
-    def cursor_at(self, batches: int) -> Cursor:
-        """Return where the loader stood, or will stand, `batches` after the place where its iteration began.
-
-        For callers that know better than the loader how many of its batches
-        have been used, as a Trainer does.
-        """
-        plan = self._bound_plan()
-        return plan.placed(plan.advance(self._origin, batches))
-
     @property
-    def origin(self) -> Cursor:
-        """Where the current iteration began, or the next one will."""
-        return self._bound_plan().placed(self._origin)
+    def upcoming(self) -> Cursor:
+        """Where the next `iter()` begins."""
+        cursor = self.cursor
+        return cursor.next_epoch() if self._begun and cursor.samples else cursor
+
+    def advance(self, cursor: Cursor, batches: int) -> Cursor:
+        """Return the cursor that comes so many of this loader's batches after another."""
+        plan = self._bound_plan()
+        return plan.placed(plan.advance(cursor, batches))
 
     def __iter__(self) -> Iterator[Any]:
         # Nothing starts before the first next(): Trainers call iter() more often than they iterate.
@@ -170,10 +167,9 @@ class Loader:
             ValueError: If the epoch has fewer samples.
         """
         cursor = Cursor(epoch=epoch, samples=samples)
-        if samples > self._size and isinstance(self._plan, BatchPlan) and samples > self._plan.order.size(epoch):
-            raise ValueError(
-                f"loader: seek to sample {samples:,}, wanted at most the epoch's {self._plan.order.size(epoch):,}."
-            )
+        size = self._plan.order.size(epoch) if samples and isinstance(self._plan, BatchPlan) else samples
+        if samples > size:
+            raise ValueError(f"loader: seek to sample {samples:,}, wanted at most the epoch's {size:,}.")
         self._stand_at(cursor)
 
     def state_dict(self) -> dict[str, Any]:
@@ -199,8 +195,13 @@ class Loader:
         Raises:
             ValueError: If the state is not one of this data, order and seed.
         """
-        epoch = state["cursor"]["epoch"] if isinstance(state, Mapping) and "cursor" in state else 0
-        self._stand_at(unpack_state(state, self._identity(epoch)))
+        self._stand_at(unpack_state(state, self._identity))
+
+    def close(self) -> None:
+        """Stop the workers; a later `iter()` starts them again."""
+        if self._engine is not None:
+            self._engine.close()
+            self._turn += 1
 
     @property
     def batch_sampler(self) -> Any:
@@ -214,7 +215,8 @@ class Loader:
             self._stand_at(Cursor(epoch=epoch))
 
     def _stand_at(self, cursor: Cursor) -> None:
-        self._origin, self._yielded, self._begun, self._active = cursor, 0, False, None
+        self._origin, self._yielded, self._begun = cursor, 0, False
+        self._turn += 1
 
     def _identity(self, epoch: int) -> Identity:
         dataset = fingerprint(self.dataset, self._size)
@@ -243,11 +245,9 @@ class Loader:
 
     def _begin(self, epoch: "_Epoch") -> Iterator[Any]:
         """Start an iteration: at the place that was set, or at the start of the next epoch."""
-        cursor = self.cursor
-        if self._begun and cursor.samples:
-            cursor = cursor.next_epoch()  # the last iteration was left in the middle
+        cursor = self.upcoming
         self._stand_at(cursor)
-        self._begun, self._active = True, epoch
+        self._begun, epoch.turn = True, self._turn
         self._check_sampler(cursor.epoch)
         plan = self._bound_plan()
         epoch.left = plan.remaining(cursor)
@@ -300,7 +300,7 @@ class Loader:
             warnings.warn(message, UserWarning, stacklevel=4)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_engine": None, "_active": None}
+        return self.__dict__ | {"_engine": None}
 
 
 class _Epoch:
@@ -310,6 +310,7 @@ class _Epoch:
         self._loader = loader
         self._batches: Iterator[Any] | None = None
         self.left = math.inf
+        self.turn = 0
 
     def __iter__(self) -> "_Epoch":
         return self
@@ -320,17 +321,21 @@ class _Epoch:
             self._batches = loader._begin(self)
         if self.left == 0:
             raise StopIteration
-        if loader._active is not self:
+        if loader._turn != self.turn:
             raise RuntimeError(
                 "loader: this iterator is over: the loader was moved, iterated anew, or failed since. Call iter(loader)."
             )
         try:
             batch = next(self._batches)
-        except BaseException:
-            loader._active = None  # an engine may be beyond the batch that failed
+            if loader._device is not None:
+                batch = to_device(batch, loader._device)
+        except BaseException as error:
+            loader._turn += 1  # an engine may be beyond the batch that failed
+            if isinstance(error, StopIteration):  # it would end the epoch without a word
+                raise RuntimeError(
+                    f"loader: the data ended {self.left} batches too early, by StopIteration."
+                ) from error
             raise
-        if loader._device is not None:
-            batch = to_device(batch, loader._device)
         self.left -= 1
         if self.left == 0:
             self._batches = iter(())  # lets workers go that don't persist

@@ -1,0 +1,257 @@
+"""A LightningDataModule for any datasets, whose state means *learnt*."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import lightning.pytorch as pl
+from typing_extensions import override
+
+from loaderkit.config import LoaderConfig
+from loaderkit.cursor import Cursor
+from loaderkit.datamodules.loaders import EvalLoader, TrainLoader
+from loaderkit.datamodules.progress import TrainProgress, learnt, set_batches, set_whole_epoch
+from loaderkit.loader import Loader
+from loaderkit.world import World
+
+L = TypeVar("L", bound=Loader)
+Data = Any  # a dataset, a zero-argument factory of one, or a dict or list of those
+
+
+class DataModule(pl.LightningDataModule):
+    """Brings your datasets to a Trainer, and resumes their training exactly.
+
+    Its state is the position behind the last batch that was learnt, not behind
+    the last one fetched. A checkpoint may be saved anywhere and resumed on another
+    number of ranks and workers, or with another batch size.
+
+    Evaluation gives each sample once, over all ranks, the same way each time.
+
+    Args:
+        train: A dataset; or a dict of datasets, which Lightning draws from side
+            by side (CombinedLoader, "max_size_cycle"; for "min_size" override
+            `train_dataloader` and wrap what it returns).
+        val: A dataset, or a list of them.
+        test: A dataset, or a list of them.
+        predict: A dataset, or a list of them.
+        loader: The loaders' settings. `shuffle=None` means: training yes.
+        eval_loader: Those for val, test and predict; by default the same without
+            shuffling and dropping.
+
+    In place of a dataset a zero-argument factory may be given, which `setup`
+    calls in each process.
+    """
+
+    def __init__(
+        self,
+        train: Data = None,
+        val: Data = None,
+        test: Data = None,
+        predict: Data = None,
+        *,
+        loader: LoaderConfig | None = None,
+        eval_loader: LoaderConfig | None = None,
+    ) -> None:
+        super().__init__()
+        self._given: dict[str, Data] = {"train": train, "val": val, "test": test, "predict": predict}
+        self._made: dict[str, Data] = {}
+        self.loader_config = loader or LoaderConfig()
+        self._eval_config = eval_loader
+        self._loaders: list[TrainLoader] = []
+        self._restored: dict[str, Any] | None = None
+        self._origins: list[Cursor] = []  # of the loaders, at the batch self._first of the Trainer's epoch
+        self._first = 0
+        self._waiting = True  # no batch has begun since then
+
+    @property
+    def eval_config(self) -> LoaderConfig:
+        """The settings for val, test and predict."""
+        if self._eval_config is not None:
+            return self._eval_config
+        return dataclasses.replace(
+            self.loader_config, shuffle=False, order=None, plan=None, drop_last=False, tail="keep"
+        )
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples a batch and rank; set by the Trainer's batch-size finder."""
+        return self.loader_config.batch_size
+
+    @batch_size.setter
+    def batch_size(self, batch_size: int | None) -> None:
+        self.loader_config = dataclasses.replace(self.loader_config, batch_size=batch_size)
+
+    @override
+    def setup(self, stage: str) -> None:
+        for name, data in self._given.items():
+            if name not in self._made:
+                self._made[name] = _map_data(name, data, lambda item: item if hasattr(item, "__getitem__") else item())
+        if stage == "fit":
+            self._loaders, self._restored = [], None
+            if self.trainer is not None and not any(isinstance(c, TrainProgress) for c in self.trainer.callbacks):
+                self.trainer.callbacks.append(TrainProgress())  # type: ignore[attr-defined]
+
+    @override
+    def train_dataloader(self) -> Any:
+        old = [loader.upcoming for loader in self._loaders]
+        self._loaders = []
+        loaders = self._make("train", self._make_train)
+        if self._restored is not None:
+            self._restore()
+        else:
+            # A second fit goes on counting epochs, and a reload in a run goes on where the last loaders stopped.
+            epoch = self.trainer.current_epoch if self.trainer is not None else 0
+            starts = old if len(old) == len(self._loaders) else [Cursor(epoch=epoch)] * len(self._loaders)
+            for loader, start in zip(self._loaders, starts, strict=True):
+                loader.seek(epoch=start.epoch, samples=start.samples)
+            self._stand(0)
+        return loaders
+
+    @override
+    def val_dataloader(self) -> Any:
+        return self._make("val", self._make_eval)
+
+    @override
+    def test_dataloader(self) -> Any:
+        return self._make("test", self._make_eval)
+
+    @override
+    def predict_dataloader(self) -> Any:
+        return self._make("predict", self._make_eval)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        if not self._loaders:
+            return self._restored or {"train": [], "batches": 0, "epoch_over": False}
+        batches, cursors, over = self._learnt()
+        states = [loader.state_at(cursor) for loader, cursor in zip(self._loaders, cursors, strict=True)]
+        return {"train": states, "batches": batches, "epoch_over": over}
+
+    @override
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        if self.trainer is not None and self.trainer.state.fn != "fit":
+            return
+        self._restored = dict(state_dict)
+        if self._loaders:
+            self._restore()
+
+    @override
+    def teardown(self, stage: str) -> None:
+        if stage == "fit":
+            for loader in self._loaders:
+                loader.close()
+
+    def _make(self, name: str, make: Callable[[Any], Loader]) -> Any:
+        data = self._made.get(name, self._given[name])
+        if data is None:
+            raise ValueError(
+                f"DataModule: the Trainer asks for {name} data, and none was given. Pass DataModule({name}=...)."
+            )
+        return _map_data(name, data, make)
+
+    def _make_train(self, dataset: Any) -> TrainLoader:
+        config = self.loader_config
+        shuffle = config.order is None and config.plan is None if config.shuffle is None else config.shuffle
+        if self.trainer is not None and self.trainer.overfit_batches:  # type: ignore[attr-defined]
+            config = dataclasses.replace(config, order=None, plan=None, shuffle=None)
+            shuffle = False  # the same batches each epoch
+        loader = self._make_loader(TrainLoader, dataset, config, shuffle)
+        loader.saved = functools.partial(self._saved_state, len(self._loaders))
+        self._loaders.append(loader)
+        return loader
+
+    def _make_eval(self, dataset: Any) -> EvalLoader:
+        return self._make_loader(EvalLoader, dataset, self.eval_config, bool(self.eval_config.shuffle))
+
+    def _make_loader(self, kind: type[L], dataset: Any, config: LoaderConfig, shuffle: bool) -> L:
+        changes: dict[str, Any] = {"shuffle": shuffle}
+        if self.trainer is not None:
+            if config.world is None:
+                changes["world"] = World.from_trainer(self.trainer)
+            if config.pin_memory == "auto" and self.trainer.strategy.root_device.type != "cuda":
+                changes["pin_memory"] = False
+        return kind.from_config(dataset, config, **changes)
+
+    def _saved_state(self, row: int) -> dict[str, Any]:
+        state: dict[str, Any] = self.state_dict()["train"][row]
+        return state
+
+    def _learnt(self) -> tuple[int, list[Cursor], bool]:
+        """Return how many of the epoch's batches are learnt, where that is in each loader, and whether it is over."""
+        if self._waiting or self.trainer is None:
+            return self._first, self._origins, False
+        batches, over = learnt(self.trainer)
+        batches = max(batches, self._first)
+        cursors = [
+            loader.advance(origin, batches - self._first)
+            for loader, origin in zip(self._loaders, self._origins, strict=True)
+        ]
+        if over:
+            return 0, [cursor.next_epoch() if cursor.samples else cursor for cursor in cursors], True
+        return batches, cursors, False
+
+    def _begin_epoch(self) -> None:
+        self._stand(0)
+
+    def _begin_batch(self) -> None:
+        self._waiting = False
+
+    def _stand(self, first: int) -> None:
+        self._origins = [loader.upcoming for loader in self._loaders]
+        self._first, self._waiting = first, True
+
+    def _restore(self) -> None:
+        """Put the loaders where the loaded state says."""
+        state: Mapping[str, Any] = self._restored or {}
+        saved = state["train"]
+        if saved and len(saved) != len(self._loaders):
+            raise ValueError(
+                f"cannot resume: the checkpoint has {len(saved)} training datasets, this DataModule has "
+                f"{len(self._loaders)}. Give it the same datasets."
+            )
+        for row, loader in enumerate(self._loaders):
+            loader.restored = False
+            if saved:
+                loader.load_state_dict(saved[row])
+            else:
+                loader.seek(epoch=0)
+            loader.restored = True
+        self._stand(self._translate(state))
+
+    def _translate(self, state: Mapping[str, Any]) -> int:
+        """Return how many batches of the epoch are done, counted in batches of the present world and batch size."""
+        old = [saved["cursor"]["batches"] for saved in state["train"]]
+        new = [loader.cursor.batches for loader in self._loaders]
+        if old == new:
+            return int(state["batches"])
+        if len(new) > 1:
+            raise ValueError(
+                "cannot resume: several training datasets were read side by side, and the world or the batch size has "
+                f"changed (batches done: {old} then, {new} now). Resume with those of the checkpoint."
+            )
+        return new[0]
+
+    def _correct_loops(self, fit_loop: dict[str, Any]) -> None:
+        """Make a checkpoint's own counts of batches agree with the loaders, before the loops read them."""
+        if self._restored is None or not self._restored["train"]:
+            return
+        if not self._loaders:
+            self.train_dataloader()
+        progress = fit_loop["epoch_loop.batch_progress"]["current"]
+        if self._restored["epoch_over"]:
+            # In another world an epoch has another number of batches.
+            set_whole_epoch(fit_loop, max(progress["processed"], len(self._loaders[0])))
+        elif progress["processed"] != self._first:
+            set_batches(fit_loop, self._first)
+
+
+def _map_data(name: str, data: Data, function: Callable[[Any], Any]) -> Any:
+    """Apply a function to each dataset: train data may be a dict of them, other data a list too."""
+    if data is None:
+        return None
+    if isinstance(data, dict):
+        return {key: function(item) for key, item in data.items()}
+    if isinstance(data, list | tuple) and name != "train":
+        return [function(item) for item in data]
+    return function(data)

@@ -1,0 +1,203 @@
+"""One training in a process of its own, described by a dict: what the Lightning tests start, kill and resume."""
+
+import json
+import multiprocessing
+import os
+import signal
+import warnings
+from multiprocessing.forkserver import set_forkserver_preload  # type: ignore[attr-defined]
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.plugins.environments import SLURMEnvironment
+
+import loaderkit as lk
+
+SIZE, BATCH, EPOCHS = 50, 4, 3
+
+
+class Samples:
+    """Samples with an id and a random augmentation from all generators."""
+
+    def __init__(self, size: int = SIZE, offset: int = 0) -> None:
+        self.size = size
+        self.offset = offset
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        noise = torch.rand(8) + float(np.random.rand()) + float(lk.sample_rng().random())
+        return {"id": index + self.offset, "x": noise + index % 7, "y": torch.tensor([index % 5.0])}
+
+
+class Model(pl.LightningModule):
+    """A small network with dropout that writes down what it trains on."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        super().__init__()
+        self.job = job
+        self.net = torch.nn.Sequential(
+            torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(16, 1)
+        )
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        parts = list(batch.values()) if isinstance(batch, dict) and "id" not in batch else [batch]
+        ids = [part["id"].tolist() for part in parts]
+        self.stop("in_step", batch_idx)
+        loss = sum(torch.nn.functional.mse_loss(self.net(part["x"]), part["y"]) for part in parts)
+        line = {"epoch": self.current_epoch, "batch": batch_idx, "ids": ids, "loss": float(loss)}
+        with Path(self.job["dir"], f"steps-{self.job['name']}-{self.global_rank}.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        self.log("loss", loss)
+        return loss
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.stop("after_step", batch_idx)
+
+    def stop(self, where: str, batch_idx: int) -> None:
+        stop = self.job.get("stop")
+        if not stop or stop["where"] != where or [self.current_epoch, batch_idx] != stop["at"]:
+            return
+        if stop["by"] == "exception":
+            raise RuntimeError("stopped by the test")
+        os.kill(os.getpid(), getattr(signal, stop["by"]))
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val", self.net(batch["x"]).mean(), batch_size=len(batch["id"]))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        if self.job.get("reads_steps"):
+            assert self.trainer.estimated_stepping_batches > 0
+        return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+
+
+class KillOnSave(pl.Callback):
+    """A preempted job: killed as soon as the signal's checkpoint is there."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if list(Path(str(trainer.default_root_dir)).glob("hpc_ckpt_*")):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def make_trainer(job: dict[str, Any], **settings: Any) -> pl.Trainer:
+    callbacks: list[pl.Callback] = [lk.SeedSteps()]
+    if "save_every" in job:
+        path = Path(job["dir"], f"saved-{job['name']}")
+        callbacks.append(
+            ModelCheckpoint(path, "step-{step}", every_n_train_steps=job["save_every"], save_top_k=-1)
+        )
+        callbacks.append(ModelCheckpoint(path, "epoch-{epoch}", every_n_epochs=1, save_top_k=-1))
+        if job.get("save_in_validation"):
+            callbacks.append(ModelCheckpoint(path, "val-{step}", save_top_k=-1, save_on_train_epoch_end=False))
+    stop = job.get("stop") or {}
+    if stop.get("by") in ("exception", "SIGTERM"):
+        callbacks.append(OnExceptionCheckpoint(Path(job["dir"]), "stopped"))
+    plugins: list[Any] = []
+    if stop.get("by") == "SIGUSR1":
+        callbacks.append(KillOnSave())
+        os.environ.update(SLURM_JOB_ID="1", SLURM_NTASKS="1", SLURM_JOB_NAME="test", SLURM_PROCID="0")
+        os.environ.update(SLURM_LOCALID="0", SLURM_NODEID="0", PATH=f"{job['dir']}:{os.environ['PATH']}")
+        fake = Path(job["dir"], "scontrol")
+        fake.write_text("#!/bin/sh\nexit 0\n")
+        fake.chmod(0o755)
+        plugins.append(SLURMEnvironment(auto_requeue=True))
+    base: dict[str, Any] = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "max_epochs": EPOCHS,
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": "save_every" in job,
+        "num_sanity_val_steps": 1,
+        "default_root_dir": job["dir"],
+    }
+    return pl.Trainer(callbacks=callbacks, plugins=plugins or None, **{**base, **job.get("trainer", {}), **settings})
+
+
+def make_data(job: dict[str, Any]) -> lk.DataModule:
+    settings = {"batch_size": BATCH, "seed": 5, **job.get("loader", {})}
+    train: Any = Samples(job.get("size", SIZE))
+    if job.get("sizes"):
+        train = {name: Samples(size, offset=1000 * row) for row, (name, size) in enumerate(job["sizes"].items())}
+    config = lk.LoaderConfig(**settings)
+    kind = MinSizeModule if job.get("mode") == "min_size" else lk.DataModule
+    return kind(train, val=Samples(10), loader=config)
+
+
+class MinSizeModule(lk.DataModule):
+    """Stops with the shortest dataset."""
+
+    def train_dataloader(self) -> Any:
+        return pl.utilities.CombinedLoader(super().train_dataloader(), "min_size")
+
+
+def run(job: dict[str, Any]) -> None:
+    """Train as the job says, and save the final weights."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    pl.seed_everything(job.get("global_seed", 1), verbose=False)
+    model = Model(job)
+    if "global_seed" in job:
+        torch.manual_seed(1)
+        model = Model(job)
+        torch.manual_seed(job["global_seed"])
+    trainer = make_trainer(job)
+    data = make_data(job)
+    if job.get("direct"):
+        settings = {"batch_size": BATCH, "seed": 5, **job.get("loader", {})}
+        loader = lk.Loader(Samples(job.get("size", SIZE)), shuffle=True, **settings)
+        trainer.fit(model, loader, lk.Loader(Samples(10), BATCH), ckpt_path=job.get("ckpt"))
+    else:
+        trainer.fit(model, datamodule=data, ckpt_path=job.get("ckpt"))
+    final = {name: value for name, value in model.state_dict().items()}
+    loops = trainer.fit_loop.epoch_loop
+    counts = {"global_step": trainer.global_step, "epoch": trainer.current_epoch}
+    counts["batches"] = loops.batch_progress.total.processed
+    torch.save({"weights": final, "counts": counts}, Path(job["dir"], f"final-{job['name']}.pt"))
+
+
+def _main(job: dict[str, Any]) -> None:
+    log = os.open(str(Path(job["dir"], f"log-{job['name']}.txt")), os.O_CREAT | os.O_WRONLY)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.setsid()
+    run(job)
+
+
+_context = multiprocessing.get_context("forkserver")
+set_forkserver_preload(["lightning_job"]) if hasattr(multiprocessing, "forkserver") else None
+
+
+def launch(job: dict[str, Any], *, timeout_s: float = 120) -> int:
+    """Run a job in a new process and return its exit code (negative: the signal that ended it)."""
+    process = _context.Process(target=_main, args=(job,))
+    process.start()
+    process.join(timeout_s)
+    if process.is_alive():
+        os.killpg(process.pid or 0, signal.SIGKILL)
+        process.join()
+        raise TimeoutError(f"job {job['name']} took more than {timeout_s} s: {log_of(job)}")
+    return process.exitcode or 0
+
+
+def log_of(job: dict[str, Any]) -> str:
+    """Return what the job printed."""
+    return Path(job["dir"], f"log-{job['name']}.txt").read_text()[-3000:]
+
+
+def steps_of(job: dict[str, Any], rank: int = 0) -> list[dict[str, Any]]:
+    """Return what the job trained on, step by step."""
+    path = Path(job["dir"], f"steps-{job['name']}-{rank}.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def final_of(job: dict[str, Any]) -> dict[str, Any]:
+    """Return the job's final weights and the Trainer's counts."""
+    final: dict[str, Any] = torch.load(Path(job["dir"], f"final-{job['name']}.pt"), weights_only=True)
+    return final
