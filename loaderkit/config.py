@@ -44,6 +44,8 @@ class LoaderConfig:
             raise ValueError(
                 f"loader: batch_size is {size!r}, wanted an integer of at least 1, or None for no batching."
             )
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise ValueError(f"loader: seed is {self.seed!r}, wanted an integer.")
         if not isinstance(self.num_workers, int) or self.num_workers < 0:
             raise ValueError(f"loader: num_workers is {self.num_workers!r}, wanted an integer of at least 0.")
         if self.tail not in get_args(Tail):

@@ -1,7 +1,8 @@
 """Where a run stands in its data: the whole of a loader's state."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 STATE_VERSION = 1
@@ -48,7 +49,12 @@ def fingerprint(dataset: Any, size: int) -> str:
         size: Number of samples.
     """
     own = getattr(dataset, "fingerprint", None)
-    return f"{size:,} samples" + (f" ({own()})" if callable(own) else "")
+    if not callable(own):
+        return f"{size:,} samples"
+    text = str(own())
+    if len(text) > 200:
+        text = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return f"{size:,} samples ({text})"
 
 
 def pack_state(cursor: Cursor, identity: Identity) -> dict[str, Any]:
@@ -58,15 +64,19 @@ def pack_state(cursor: Cursor, identity: Identity) -> dict[str, Any]:
     return {"version": STATE_VERSION, "cursor": position, "identity": asdict(identity)}
 
 
-def unpack_state(state: Mapping[str, Any], identity: Identity) -> Cursor:
+def unpack_state(state: Mapping[str, Any], identify: Callable[[int], Identity]) -> Cursor:
     """Check that a state belongs to this data and order, and return its cursor.
+
+    Args:
+        state: As `pack_state` returned it.
+        identify: From an epoch to what its cursors count in here.
 
     Raises:
         ValueError: If it is not a loader's state, was written by a newer
             version, or belongs to another dataset, order or seed.
     """
     cursor = _check_form(state)
-    saved = state["identity"]
+    saved, identity = state["identity"], identify(cursor.epoch)
     for field, what in (("dataset", "dataset"), ("seed", "seed"), ("order", "order")):
         found, wanted = getattr(identity, field), saved.get(field)
         if found != wanted:
@@ -90,5 +100,10 @@ def _check_form(state: Mapping[str, Any]) -> Cursor:
             f"cannot resume: the state has version {state['version']}, this loaderkit reads version {STATE_VERSION}. "
             "Install the loaderkit that wrote it, or start from a place you choose: loader.seek(epoch=..., samples=...)."
         )
-    position = dict(state["cursor"])
-    return Cursor(**{**position, "plan": tuple(position.get("plan", ()))})
+    position, saved = state["cursor"], state["identity"]
+    for what, found, kind in (("cursor", position, Cursor), ("identity", saved, Identity)):
+        wanted = [f.name for f in fields(kind)]
+        if not isinstance(found, Mapping) or set(found) != set(wanted):
+            shown = sorted(found) if isinstance(found, Mapping) else repr(found)
+            raise ValueError(f"cannot resume: the state's {what} has {shown}, wanted {wanted}. The state is damaged.")
+    return Cursor(**{**position, "plan": tuple(position["plan"])})

@@ -63,9 +63,8 @@ class Feed:
 
     def _read_samples(self, key: BatchKey, seeds: SampleSeeds) -> list[Any]:
         indices = key.indices.tolist()
-        row, many = 0, reads_many(self.dataset)
         try:
-            if many:
+            if reads_many(self.dataset):
                 seeds.enter_batch()
                 samples = list(self.dataset.__getitems__(indices))
             else:
@@ -74,10 +73,9 @@ class Feed:
                     seeds.enter(row)
                     samples.append(self.dataset[index])
         except Exception as error:
-            which = f"samples {_shorten(indices)}" if many else f"sample {indices[row]}"
-            error.add_note(
-                f"loaderkit: raised while reading {which} (epoch {key.epoch}, position {key.positions[row]})."
-            )
+            which = f"samples {_shorten(indices)}" if seeds.row is None else f"sample {indices[seeds.row]}"
+            position = key.positions[seeds.row or 0]
+            error.add_note(f"loaderkit: raised while reading {which} (epoch {key.epoch}, position {position}).")
             raise
         if len(samples) != len(indices):
             raise ValueError(

@@ -42,10 +42,13 @@ def permute(positions: Int64Array, size: int, seed: int, epoch: int, cache: dict
 def _sorted_permutation(size: int, seed: int, epoch: int) -> Int64Array:
     """Sort [0, size) by 44 random bits; ties, of 1 pair in 2**44, keep their order."""
     low = np.uint64(SMALL - 1)
-    numbers = np.arange(size, dtype=np.int64)
-    words = hash_positions(numbers, "shuffle", seed, epoch)
-    words &= ~low
-    words |= numbers.view(np.uint64)
+    words = np.empty(size, dtype=np.uint64)
+    for start in range(0, size, _BLOCK):
+        numbers = np.arange(start, min(start + _BLOCK, size), dtype=np.int64)
+        block = hash_positions(numbers, "shuffle", seed, epoch)
+        block &= ~low
+        block |= numbers.view(np.uint64)
+        words[start : start + _BLOCK] = block
     words.sort()
     words &= low
     return words.view(np.int64)

@@ -134,16 +134,19 @@ class BatchPlan(Plan):
 
     def keys(self, cursor: Cursor) -> Iterator[BatchKey]:
         left, samples = self.remaining(cursor), cursor.samples
-        size = self.order.size(cursor.epoch)
+        size = self._size(cursor.epoch)
         full, batch = self._full, self._full // self.world.size
-        together = max(1, _AHEAD // batch)
+        together = min(left, max(1, _AHEAD // batch))
+        low, _ = self._share(full)
+        steps = low + np.arange(together, dtype=np.int64)[:, None] * full + np.arange(batch, dtype=np.int64)
         while left > 0:
-            # The last two steps may be short: they go one by one.
-            count = min(together, left - 2) if left > 2 else 1
-            step = full if left > 2 else self._step(cursor, samples)
-            low, high = self._share(step)
-            starts = samples + low + np.arange(count, dtype=np.int64)[:, None] * full
-            positions = starts + np.arange(high - low, dtype=np.int64)
+            if left > 2:
+                count, step = min(together, left - 2), full
+                positions = samples + steps[:count]
+            else:  # the last two steps may be short: they go one by one
+                count, step = 1, self._step(cursor, samples)
+                low, high = self._share(step)
+                positions = samples + np.arange(low, high, dtype=np.int64)[None]
             if samples + count * step > size:
                 positions %= size  # only tail="pad" looks past the end
             indices = self.order.at(cursor.epoch, positions.reshape(-1)).reshape(positions.shape)
@@ -157,7 +160,10 @@ class BatchPlan(Plan):
         return self.world.size * (self.batch_size or 1)
 
     def _left(self, cursor: Cursor) -> int:
-        return max(0, self.order.size(cursor.epoch) - cursor.samples)
+        return max(0, self._size(cursor.epoch) - cursor.samples)
+
+    def _size(self, epoch: int) -> int:
+        return int(self.order.size(epoch))  # numpy's integers don't belong in a state
 
     def _joined(self, full: int, rest: int) -> bool:
         """Say whether a rest too small for a step of its own goes into the last full one, for want of a second."""
@@ -165,7 +171,7 @@ class BatchPlan(Plan):
 
     def _step(self, cursor: Cursor, samples: int) -> int:
         """Return how many samples the step at `samples` takes, over all ranks."""
-        left = self.order.size(cursor.epoch) - samples
+        left = self._size(cursor.epoch) - samples
         full, rest = divmod(left, self._full)
         if self.tail != "keep" or full > 1 or rest == 0 or (full and rest >= self.world.size):
             return self._full

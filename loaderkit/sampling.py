@@ -64,10 +64,11 @@ class Weighted(Order):
         if not self._replacement:
             drawn: Int64Array = cached(self, epoch, lambda: self._draw_all(epoch))
             return np.take(drawn, positions)
-        cumulative = cached(self, 0, lambda: np.cumsum(self._weights))
+        cumulative: npt.NDArray[np.float64] = cached(self, 0, lambda: np.cumsum(self._weights))
         points = _uniform(positions, "weighted", self._seed, epoch) * cumulative[-1]
         # side="right" skips weights of 0, also at the start and in runs.
-        return np.searchsorted(cumulative, points, side="right").astype(np.int64)
+        found: Int64Array = np.searchsorted(cumulative, points, side="right").astype(np.int64)
+        return found
 
     @property
     def reach(self) -> int:

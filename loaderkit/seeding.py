@@ -4,7 +4,8 @@ import hashlib
 import os
 import random
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -81,6 +82,9 @@ class SampleSeeds:
         self._restore = restore
         self._word = 0
         self._rng: np.random.Generator | None = None
+        self._rows: Sequence[int] = range(len(self._words))  # of the samples being read, in the batch
+        self._stream = 0  # differs between the parts of a sample that draw apart
+        self.row: int | None = None  # the sample entered last; None where many are read at once
 
     def __enter__(self) -> Self:
         self._outer = _current.seeds
@@ -106,11 +110,13 @@ class SampleSeeds:
                 np.random.set_state(self._numpy)
 
     def enter(self, row: int) -> None:
-        """Make the randomness that of the batch's sample number `row`."""
-        self._seed(self._words[row])
+        """Make the randomness that of sample number `row` of those being read."""
+        self.row = self._rows[row]
+        self._seed(self._words[self.row] ^ self._stream)
 
     def enter_batch(self) -> None:
         """Make the randomness that of the batch as a whole, for its collate and for reads of many at once."""
+        self.row = None
         self._seed(self._words[0] ^ _GOLDEN)
 
     def _seed(self, word: int) -> None:
@@ -119,6 +125,18 @@ class SampleSeeds:
         torch.default_generator.manual_seed(word)
         np.random.seed(word & 0xFFFFFFFF)
         random.seed(word)
+
+    @contextmanager
+    def part(self, number: int, rows: Sequence[int] | None = None) -> Iterator[None]:
+        """Within, `enter(i)` means the i-th of the rows, and draws are of part `number` of the samples."""
+        outer = self._rows, self._stream
+        if rows is not None:
+            self._rows = [self._rows[row] for row in rows]
+        self._stream = (self._stream + number + 1) * _GOLDEN % 2**64
+        try:
+            yield
+        finally:
+            self._rows, self._stream = outer
 
     def rng(self) -> np.random.Generator:
         """Return the current sample's own generator, the same object until the next `enter`."""
@@ -153,7 +171,26 @@ def per_sample(function: Callable[[S], T], samples: Iterable[S]) -> list[T]:
     for row, sample in enumerate(samples):
         seeds.enter(row)
         results.append(function(sample))
+    seeds.row = None
     return results
+
+
+@contextmanager
+def part_of_batch(number: int, rows: Sequence[int] | None = None) -> Iterator[None]:
+    """Read a part of the batch's samples: within, `per_sample` draws apart from other parts.
+
+    For a dataset's `__getitems__` that asks other datasets.
+
+    Args:
+        number: Tells the parts of one sample apart.
+        rows: Which of the call's samples are read within; all by default.
+    """
+    seeds = _current.seeds
+    if seeds is None:
+        yield
+        return
+    with seeds.part(number, rows):
+        yield
 
 
 def seed_worker(worker_id: int, *, rank: int | None = None) -> None:

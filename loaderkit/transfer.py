@@ -1,7 +1,8 @@
 """From host to device: where pinning helps, and copies of nested batches that keep their types."""
 
+import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -57,16 +58,21 @@ def _map_tensors(batch: Any, function: Callable[[Any], Any], method: str) -> Any
     """Apply a function to tensors; of other types, to those with a method of the tensor's name."""
     if isinstance(batch, Tensor):
         return function(batch)
+    if callable(getattr(batch, method, None)) and not isinstance(batch, type):
+        return batch.pin_memory() if method == "pin_memory" else function(batch)
     if isinstance(batch, Mapping):
         mapped = {name: _map_tensors(value, function, method) for name, value in batch.items()}
         kind: Any = type(batch)
-        return mapped if kind is dict else kind(mapped)
+        if kind is dict or not isinstance(batch, MutableMapping):
+            return mapped if kind is dict else kind(mapped)
+        same = copy.copy(batch)  # its constructor may want other things, as defaultdict's does
+        for name, value in mapped.items():
+            same[name] = value
+        return same
     if isinstance(batch, tuple | list):
         parts = [_map_tensors(part, function, method) for part in batch]
         kind = type(batch)
         return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
-    if callable(getattr(batch, method, None)) and not isinstance(batch, type):
-        return batch.pin_memory() if method == "pin_memory" else function(batch)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         fields = {f.name: _map_tensors(getattr(batch, f.name), function, method) for f in dataclasses.fields(batch)}
         return dataclasses.replace(batch, **fields)

@@ -1,7 +1,8 @@
 """The default collate: nested samples of one shape, stacked leaf by leaf with their types kept."""
 
+import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -108,7 +109,12 @@ def _stack_mapping(values: Sequence[Mapping[Any, Any]], field: str) -> Any:
             )
     stacked = {name: stack_field([value[name] for value in values], _join(field, name)) for name in names}
     kind: Any = type(values[0])
-    return stacked if kind is dict else kind(stacked)
+    if kind is dict or not isinstance(values[0], MutableMapping):
+        return stacked if kind is dict else kind(stacked)
+    same = copy.copy(values[0])  # its constructor may want other things, as defaultdict's does
+    for name, value in stacked.items():
+        same[name] = value
+    return same
 
 
 def _stack_sequence(values: Sequence[Sequence[Any]], field: str) -> Any:

@@ -60,8 +60,8 @@ class ArrayDataset:
         def add(column: Any) -> None:
             picked = _gather(column, rows)
             if isinstance(picked, Tensor):
-                picked = picked.view(torch.uint8) if picked.dtype == torch.bfloat16 else picked
-                picked = picked.numpy(force=True)
+                digest.update(f"{picked.dtype}{tuple(picked.shape)}".encode())
+                picked = picked.contiguous().view(torch.uint8).numpy(force=True)  # numpy lacks some dtypes
             if isinstance(picked, np.ndarray) and picked.dtype != object:
                 digest.update(f"{picked.dtype}{picked.shape}".encode() + np.ascontiguousarray(picked).tobytes())
             else:

@@ -5,6 +5,8 @@ from typing import Any, Protocol
 
 import torch.utils.data as torch_data
 
+from loaderkit.seeding import per_sample
+
 
 class MapStyle(Protocol):
     """A dataset: a length, and a sample for each index."""
@@ -27,11 +29,15 @@ def reads_many(dataset: Any) -> bool:
     """Say whether `dataset.__getitems__` is more than a loop that hides the samples from us."""
     if isinstance(dataset, torch_data.Subset) and not reads_many(dataset.dataset):
         return False
+    if isinstance(dataset, torch_data.StackDataset):
+        parts = dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
+        if not all(map(reads_many, parts)):
+            return False
     return callable(getattr(dataset, "__getitems__", None))
 
 
 def read_many(dataset: Any, indices: Sequence[int]) -> list[Any]:
-    """Read raw samples, by `__getitems__` where there is one."""
+    """Read samples by `__getitems__` where there is one, else one by one, each under its seed."""
     if reads_many(dataset):
         return list(dataset.__getitems__(list(indices)))
-    return [dataset[index] for index in indices]
+    return per_sample(dataset.__getitem__, indices)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from loaderkit.datasets.base import MapStyle, read_many, reads_batches, reads_many
-from loaderkit.seeding import Int64Array, per_sample
+from loaderkit.seeding import Int64Array, part_of_batch, per_sample
 
 
 def _fingerprint(dataset: Any) -> str:
@@ -42,7 +42,8 @@ class ConcatDataset:
         samples: list[Any] = [None] * len(wanted)
         for part in np.unique(parts).tolist():
             rows = np.flatnonzero(parts == part)
-            read = read_many(self.datasets[part], (wanted[rows] - self._start(part)).tolist())
+            with part_of_batch(0, rows.tolist()):
+                read = read_many(self.datasets[part], (wanted[rows] - self._start(part)).tolist())
             for row, sample in zip(rows.tolist(), read, strict=True):
                 samples[row] = sample
         return samples
@@ -79,7 +80,10 @@ class ZipDataset:
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         if not any(reads_many(dataset) for dataset in self.datasets):
             return per_sample(self.__getitem__, indices)
-        columns = [read_many(dataset, indices) for dataset in self.datasets]
+        columns = []
+        for number, dataset in enumerate(self.datasets):
+            with part_of_batch(number):
+                columns.append(read_many(dataset, indices))
         return [self._join(list(parts)) for parts in zip(*columns, strict=True)]
 
     def __getattr__(self, name: str) -> Any:
@@ -153,7 +157,9 @@ class MapDataset:
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         if reads_many(self.dataset):
-            return per_sample(self.transform, read_many(self.dataset, indices))
+            with part_of_batch(0):
+                raw = read_many(self.dataset, indices)
+            return per_sample(self.transform, raw)
         return per_sample(self.__getitem__, indices)
 
     def fingerprint(self) -> str:
