@@ -1,0 +1,61 @@
+"""Settings that contradict each other are refused where they enter."""
+
+import dataclasses
+import inspect
+import pickle
+from typing import Any
+
+import pytest
+
+from loaderkit import Loader, LoaderConfig, Sequential
+from loaderkit.plan import BatchPlan
+
+PLAN = BatchPlan(order=Sequential(4), batch_size=2)
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"batch_size": 0}, "batch_size is 0, wanted an integer of at least 1"),
+    ({"batch_size": 2.0}, "batch_size is 2.0"),
+    ({"batch_size": True}, "batch_size is True"),
+    ({"seed": "a"}, "seed is 'a', wanted an integer"),
+    ({"num_workers": -1}, "num_workers is -1"),
+    ({"tail": "wrap"}, "tail is 'wrap', wanted one of 'keep', 'drop', 'pad'"),
+    ({"drop_last": True, "tail": "pad"}, "drop_last=True and tail='pad' contradict"),
+    ({"engine": "ring2"}, "engine is 'ring2'"),
+    ({"engine": "inline", "num_workers": 2}, "engine='inline' has no workers"),
+    ({"shuffle": True, "order": Sequential(4)}, "shuffle=True and order= contradict"),
+    ({"shuffle": True, "plan": PLAN}, "plan= brings its own order"),
+    ({"order": Sequential(4), "plan": PLAN}, "plan= brings its own order"),
+    ({"prefetch_factor": 2}, "prefetch_factor is for workers"),
+    ({"persistent_workers": True}, "persistent_workers is for workers"),
+    ({"multiprocessing_context": "fork"}, "multiprocessing_context is for workers"),
+    ({"pin_memory": "yes"}, "pin_memory is 'yes'"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_a_setting_out_of_range_is_refused(settings: dict[str, Any], message: str) -> None:
+    for make in (LoaderConfig, lambda **given: Loader([1, 2, 3, 4], **given)):
+        with pytest.raises(ValueError, match=message):
+            make(**settings)
+
+
+def test_drop_last_is_the_tail_drop() -> None:
+    assert LoaderConfig(drop_last=True).tail_policy == "drop"
+    assert LoaderConfig(tail="pad").tail_policy == "pad"
+
+
+def test_the_config_has_the_loaders_settings_and_defaults() -> None:
+    parameters = dict(inspect.signature(Loader).parameters)
+    del parameters["dataset"]
+    fields = {field.name: field.default for field in dataclasses.fields(LoaderConfig)}
+    assert list(fields) == list(parameters)
+    assert len(fields) > 15
+    differing = [name for name, value in fields.items() if parameters[name].default != value]
+    assert differing == ["shuffle"]  # None there: a DataModule decides
+
+
+def test_a_loader_made_from_a_config_has_its_settings() -> None:
+    config = LoaderConfig(batch_size=3, shuffle=True, seed=5, tail="drop")
+    loader = Loader.from_config(list(range(10)), config, seed=6)
+    assert loader.config == dataclasses.replace(config, seed=6)
+    assert pickle.loads(pickle.dumps(config)) == config
