@@ -16,7 +16,7 @@ from loaderkit.transfer import to_device
 from loaderkit.world import World
 
 if TYPE_CHECKING:
-    from loaderkit import testing as testing
+    import loaderkit.testing as testing
     from loaderkit.callbacks import SeedSteps as SeedSteps
     from loaderkit.datamodules import DataModule as DataModule
 

@@ -1,0 +1,35 @@
+"""The laws as functions for any loader: each raises a LawError that says which sample, which batch, and why.
+
+A law takes a `make_loader` that returns a new loader: ours, a `DataLoader`, a
+`StatefulDataLoader`, or any iterable, with `state_dict()` and
+`load_state_dict()` or without. It is called with what the law varies, by
+keyword (`world=`, `num_workers=`, ...), and with nothing else.
+"""
+
+from loaderkit.testing.compare import LawError, find_difference, sample_ids
+from loaderkit.testing.cost import assert_cost_independent_of_size
+from loaderkit.testing.delivery import assert_elastic, assert_exactly_once
+from loaderkit.testing.generators import (
+    assert_generators_untouched,
+    assert_no_private_generators,
+    find_private_generators,
+)
+from loaderkit.testing.repeats import assert_epochs_differ, assert_workers_dont_matter
+from loaderkit.testing.resume import assert_resumable
+from loaderkit.testing.state import assert_small_state
+
+__all__ = [
+    "LawError",
+    "assert_cost_independent_of_size",
+    "assert_elastic",
+    "assert_epochs_differ",
+    "assert_exactly_once",
+    "assert_generators_untouched",
+    "assert_no_private_generators",
+    "assert_resumable",
+    "assert_small_state",
+    "assert_workers_dont_matter",
+    "find_difference",
+    "find_private_generators",
+    "sample_ids",
+]

@@ -1,0 +1,210 @@
+"""What came against what was wanted, in words."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+Ids = Callable[[Any], Sequence[Hashable]]
+
+_ID_FIELDS = ("id", "ids", "index", "indices", "idx", "key", "__key__")
+_SHOWN = 8
+
+
+class LawError(AssertionError):
+    """A loader breaks a law; the message says which sample or batch shows it."""
+
+
+def sample_ids(batch: Any) -> list[Hashable]:
+    """Return which samples are in a batch, for batches that say so plainly.
+
+    That is: integers or strings, one or a list of them; an integer tensor or
+    array (B,); or a dict, namedtuple or dataclass with one of these under "id",
+    "ids", "index", "indices", "idx", "key" or "__key__".
+
+    Raises:
+        TypeError: If the batch is anything else: give the law an `ids=` of your own.
+    """
+    fields = _fields(batch)
+    if fields is not None:
+        for name in _ID_FIELDS:
+            if name in fields:
+                return sample_ids(fields[name])
+    elif isinstance(batch, (int, str, np.integer)):
+        return [batch]
+    elif isinstance(batch, (torch.Tensor, np.ndarray)):
+        whole = not batch.is_floating_point() if isinstance(batch, torch.Tensor) else batch.dtype.kind in "iuSU"
+        if batch.ndim <= 1 and whole:
+            return list(batch.reshape(-1).tolist())
+    elif isinstance(batch, (list, tuple)) and all(isinstance(entry, (int, str)) for entry in batch):
+        return list(batch)
+    raise TypeError(
+        f"cannot tell which samples are in a batch of type {type(batch).__name__}: "
+        "give ids=, a function from a batch to the list of its samples' ids."
+    )
+
+
+def find_difference(wanted: Any, got: Any, path: str = "batch") -> str | None:
+    """Return where two nested values first differ, bit for bit, and how; None if they don't.
+
+    NaNs are equal when their bits are. Objects without an `==` of their own are
+    compared by their attributes.
+    """
+    if type(wanted) is not type(got):
+        return f"{path} is a {type(got).__name__}, wanted a {type(wanted).__name__}"
+    if isinstance(wanted, torch.Tensor):
+        return _tensor_difference(wanted, got, path)
+    if isinstance(wanted, np.ndarray):
+        return _array_difference(wanted, got, path)
+    if isinstance(wanted, (Mapping, list, tuple)):
+        return _nested_difference(wanted, got, path)
+    if isinstance(wanted, float):
+        return None if wanted.hex() == got.hex() else f"{path} is {got!r}, wanted {wanted!r}"
+    attributes = _attributes(wanted)
+    if attributes is not None:
+        for name, value in attributes.items():
+            if difference := find_difference(value, getattr(got, name, None), f"{path}.{name}"):
+                return difference
+        return None
+    return None if wanted == got else f"{path} is {_short(got)}, wanted {_short(wanted)}"
+
+
+def describe_batch(wanted: Any, got: Any, ids: Ids) -> str:
+    """Say how a batch differs from the wanted one: by its samples, or by what is in them."""
+    wanted_ids, got_ids = ids_or_none(wanted, ids), ids_or_none(got, ids)
+    if wanted_ids is not None and got_ids is not None and wanted_ids != got_ids:
+        return f"wanted samples {listed(wanted_ids)}, got {listed(got_ids)}"
+    difference = find_difference(wanted, got)
+    if wanted_ids is None:
+        return f"{difference}"
+    return f"the samples are the right ones, but not what is in them: {difference}"
+
+
+def tally(wanted: Iterable[Hashable], got: Iterable[Hashable]) -> str | None:
+    """Say which samples came too often, not at all, or should not be there; None if all came as wanted."""
+    counts, due = Counter(got), Counter(wanted)
+    strange = [sample for sample in counts if sample not in due]
+    missing = [sample for sample in due if sample not in counts]
+    short = [sample for sample in due if 0 < counts[sample] < due[sample]]
+    parts = []
+    for times in sorted({count for sample, count in counts.items() if count > due[sample] > 0}):
+        often = [sample for sample, count in counts.items() if count == times > due[sample] > 0]
+        parts.append(f"{_samples(often)} {_come(often)} {'twice' if times == 2 else f'{times} times'}")
+    parts += [f"{_samples(few)} {_come(few)} never" for few in (missing,) if few]
+    parts += [f"{_samples(few)} {_come(few)} too seldom" for few in (short,) if few]
+    parts += [
+        f"{_samples(few)} {_come(few)} that {'is' if len(few) == 1 else 'are'} not in the data"
+        for few in (strange,)
+        if few
+    ]
+    return ", ".join(parts) or None
+
+
+def ids_or_none(batch: Any, ids: Ids) -> list[Hashable] | None:
+    """Return a batch's sample ids; None where the default can't tell them."""
+    if ids is not sample_ids:
+        return list(ids(batch))
+    try:
+        return sample_ids(batch)
+    except TypeError:
+        return None
+
+
+def listed(values: Sequence[Any]) -> str:
+    """Write the first few of some values."""
+    shown = ", ".join(map(str, values[:_SHOWN])) or "none"
+    return f"{shown}, ... ({len(values):,} in all)" if len(values) > _SHOWN else shown
+
+
+def raised(error: BaseException) -> str:
+    """Say which error it was, also where it has nothing to say for itself."""
+    message = str(error).strip()
+    return f"raised {type(error).__name__}" + (f": {message}" if message else " with no message")
+
+
+def _fields(value: Any) -> dict[Any, Any] | None:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return dict(value._asdict())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return None
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """Return what makes up an object that `==` would compare wrongly: by identity, or tensor by tensor."""
+    if dataclasses.is_dataclass(value):
+        return _fields(value)
+    by_identity = getattr(type(value), "__eq__", None) is getattr(object, "__eq__", None)
+    return dict(vars(value)) if by_identity and hasattr(value, "__dict__") else None
+
+
+def _nested_difference(wanted: Any, got: Any, path: str) -> str | None:
+    if isinstance(wanted, Mapping):
+        if list(wanted) != list(got):
+            return f"{path} has the keys {listed(list(got))}, wanted {listed(list(wanted))}"
+        places = [(f"{path}[{key!r}]", wanted[key], got[key]) for key in wanted]
+    else:
+        if len(wanted) != len(got):
+            return f"{path} has {len(got)} entries, wanted {len(wanted)}"
+        places = [(f"{path}[{i}]", a, b) for i, (a, b) in enumerate(zip(wanted, got, strict=True))]
+    return next((found for place, a, b in places if (found := find_difference(a, b, place))), None)
+
+
+def _tensor_difference(wanted: torch.Tensor, got: torch.Tensor, path: str) -> str | None:
+    if wanted.is_nested or got.is_nested:
+        return find_difference(list(wanted.unbind()), list(got.unbind()), path)
+    if wanted.layout != torch.strided or got.layout != torch.strided:
+        return find_difference(wanted.to_dense(), got.to_dense(), path)
+    # Plain tensors from here on: subclasses may have an indexing of their own.
+    a, b = (x.detach().as_subclass(torch.Tensor).cpu().resolve_conj().resolve_neg() for x in (wanted, got))
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return f"{path} is {_form(b)}, wanted {_form(a)}"
+    bits = [x.contiguous().reshape(-1).view(torch.uint8).numpy() for x in (a, b)]
+    place = _first(bits[0], bits[1], tuple(a.shape))
+    return None if place is None else _at(path, place, a[place].tolist(), b[place].tolist())
+
+
+def _array_difference(wanted: Any, got: Any, path: str) -> str | None:
+    if (wanted.dtype, wanted.shape) != (got.dtype, got.shape):
+        return f"{path} is {_form(got)}, wanted {_form(wanted)}"
+    if wanted.dtype.hasobject:
+        return find_difference(wanted.tolist(), got.tolist(), path)
+    bits = [np.frombuffer(x.tobytes(), np.uint8) for x in (wanted, got)]
+    place = _first(bits[0], bits[1], wanted.shape)
+    return None if place is None else _at(path, place, wanted[place], got[place])
+
+
+def _first(a: Any, b: Any, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the index of the first element whose bytes differ."""
+    differs = a != b
+    if not differs.any():
+        return None
+    element = int(differs.argmax()) // (len(a) // int(np.prod(shape)))
+    return tuple(int(i) for i in np.unravel_index(element, shape))
+
+
+def _at(path: str, place: tuple[int, ...], wanted: Any, got: Any) -> str:
+    where = f"{path}[{', '.join(map(str, place))}]" if place else path
+    return f"{where} is {got}, wanted {wanted}"
+
+
+def _form(values: Any) -> str:
+    return f"{str(values.dtype).removeprefix('torch.')} {tuple(values.shape)}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _samples(ids: Sequence[Hashable]) -> str:
+    return f"sample{'' if len(ids) == 1 else 's'} {listed(ids)}"
+
+
+def _come(ids: Sequence[Hashable]) -> str:
+    return "comes" if len(ids) == 1 else "come"

@@ -1,0 +1,76 @@
+"""What a first batch costs, whatever the number of samples."""
+
+import time
+import tracemalloc
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from loaderkit.testing.compare import LawError
+from loaderkit.testing.consume import failing_as, process
+
+
+def assert_cost_independent_of_size(
+    make_loader_of_size: Callable[[int], Iterable[Any]],
+    *,
+    sizes: Sequence[int] = (1_000, 1_000_000),
+    extra_s: float = 0.1,
+    extra_bytes: int = 1 << 20,
+    repeats: int = 3,
+) -> None:
+    """Check that making a loader and drawing its first batch costs the same for few samples and for many.
+
+    Args:
+        make_loader_of_size: From a number of samples to a loader. What it makes
+            is counted, so the dataset should be a cheap one, such as a `range`.
+        sizes: Numbers of samples; the first is what the others are compared to.
+        extra_s: Seconds that a larger one may take more; the best of `repeats` counts.
+        extra_bytes: Memory that it may take more, as far as tracemalloc sees it:
+            Python's and numpy's, not that of torch's tensors.
+        repeats: How often to take the time.
+
+    Raises:
+        LawError: If time or memory grow.
+    """
+    base: tuple[int, float] | None = None
+    for size in sizes:
+        with process(seed=0), failing_as(f"the first batch of {size:,} samples"):
+            memory = _peak_bytes(make_loader_of_size, size)
+            seconds = min(_seconds(make_loader_of_size, size) for _ in range(repeats))
+        if base is None:
+            base = memory, seconds
+        if memory > base[0] + extra_bytes:
+            raise LawError(
+                f"the first batch of {size:,} samples takes {memory:,} bytes of memory, of {sizes[0]:,} samples "
+                f"{base[0]:,}: it grows with the data, wanted at most {extra_bytes:,} bytes more."
+            )
+        if seconds > base[1] + extra_s:
+            raise LawError(
+                f"the first batch of {size:,} samples takes {seconds:.3f} s, of {sizes[0]:,} samples {base[1]:.3f} s: "
+                f"it grows with the data, wanted at most {extra_s} s more."
+            )
+
+
+def _seconds(make_loader_of_size: Callable[[int], Iterable[Any]], size: int) -> float:
+    start = time.perf_counter()
+    _draw_one(make_loader_of_size(size))
+    return time.perf_counter() - start
+
+
+def _peak_bytes(make_loader_of_size: Callable[[int], Iterable[Any]], size: int) -> int:
+    tracing = tracemalloc.is_tracing()
+    if not tracing:
+        tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        _draw_one(make_loader_of_size(size))
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        if not tracing:
+            tracemalloc.stop()
+
+
+def _draw_one(loader: Iterable[Any]) -> None:
+    for _ in loader:
+        return
+    raise LawError("the loader has no batches: nothing was measured.")

@@ -1,0 +1,95 @@
+"""The same batches where they have to be the same, and others where not."""
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+from loaderkit.testing.compare import Ids, LawError, describe_batch, find_difference, sample_ids
+from loaderkit.testing.consume import MakeLoader, OnEpoch, described, failing_as, make, process, run_epoch
+
+
+def assert_workers_dont_matter(
+    make_loader: MakeLoader,
+    *,
+    workers: Sequence[int] = (0, 1, 2),
+    start_methods: Sequence[str | None] = (None,),
+    persistent: Sequence[bool] = (False, True),
+    epochs: int = 2,
+    ids: Ids = sample_ids,
+    on_epoch: OnEpoch | None = None,
+) -> None:
+    """Check that the batches are the same, bit for bit, whatever processes make them.
+
+    Each run is a process with global seeds of its own.
+
+    Args:
+        make_loader: Called with `num_workers=`; where they are varied, also with
+            `persistent_workers=True` and `multiprocessing_context=`.
+        workers: Numbers of workers; the first is what the others are compared to.
+        start_methods: "fork", "forkserver", "spawn"; None is the platform's own.
+        persistent: Whether workers outlive an epoch.
+        epochs: How many to compare.
+        ids: From a batch to the list of its samples' ids, for the messages.
+        on_epoch: Called with (loader, epoch) before each epoch, for a `set_epoch`.
+
+    Raises:
+        LawError: If a batch differs, or there are more or fewer.
+    """
+    wanted: list[list[Any]] | None = None
+    for seed, settings in enumerate(_grid(workers, start_methods, persistent)):
+        with process(seed), failing_as(f"a run with {described(settings)}"):
+            got = _epochs(make(make_loader, **settings), epochs, on_epoch)
+        if wanted is None:
+            wanted, first = got, described(settings)
+        for epoch, (a, b) in enumerate(zip(wanted, got, strict=True)):
+            _check_same(a, b, ids, f"with {described(settings)}, epoch {epoch}", f"the run with {first}")
+
+
+def assert_epochs_differ(make_loader: MakeLoader, *, epochs: int = 3, on_epoch: OnEpoch | None = None) -> None:
+    """Check that no epoch repeats another: by its order or by its augmentations, some batch is new.
+
+    Args:
+        make_loader: Called without arguments.
+        epochs: How many to compare, each with each.
+        on_epoch: Called with (loader, epoch) before each epoch, for a `set_epoch`.
+
+    Raises:
+        LawError: If two epochs are equal, bit for bit.
+    """
+    with process(seed=0), failing_as(f"a run of {epochs} epochs"):
+        found = _epochs(make(make_loader), epochs, on_epoch)
+    for a, b in combinations(range(epochs), 2):
+        if find_difference(found[a], found[b]) is None:
+            raise LawError(
+                f"epoch {b} repeats epoch {a}: {len(found[a])} batches, all the same to the last bit. "
+                "Either the epoch's number does not reach what shuffles and augments, or nothing does."
+            )
+
+
+def _grid(
+    workers: Sequence[int], start_methods: Sequence[str | None], persistent: Sequence[bool]
+) -> list[dict[str, Any]]:
+    """Return the settings to run with; what belongs to workers is varied only where there are any."""
+    grid: list[dict[str, Any]] = []
+    for count in workers:
+        if count == 0:
+            grid.append({"num_workers": 0})
+            continue
+        for method in start_methods:
+            for keep in persistent:
+                settings: dict[str, Any] = {"num_workers": count}
+                settings |= {"multiprocessing_context": method} if method else {}
+                grid.append(settings | ({"persistent_workers": True} if keep else {}))
+    return grid
+
+
+def _epochs(loader: Any, epochs: int, on_epoch: OnEpoch | None) -> list[list[Any]]:
+    return [list(run_epoch(loader, epoch, first=epoch == 0, on_epoch=on_epoch)) for epoch in range(epochs)]
+
+
+def _check_same(wanted: list[Any], got: list[Any], ids: Ids, where: str, other: str) -> None:
+    for number, (a, b) in enumerate(zip(wanted, got, strict=False)):
+        if find_difference(a, b) is not None:
+            raise LawError(f"{where}, batch {number} is not that of {other}: {describe_batch(a, b, ids)}.")
+    if len(wanted) != len(got):
+        raise LawError(f"{where} has {len(got)} batches, {other} has {len(wanted)}.")

@@ -1,0 +1,205 @@
+"""Stop anywhere, resume in a new loader, get the batches that were left."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from loaderkit.testing.compare import Ids, LawError, describe_batch, find_difference, ids_or_none, sample_ids, tally
+from loaderkit.testing.consume import (
+    Consumer,
+    MakeLoader,
+    OnEpoch,
+    failing_as,
+    has_state,
+    length_of,
+    make,
+    process,
+    ranks_of,
+    run_epoch,
+    through_file,
+)
+from loaderkit.world import World
+
+_STYLES = {"trainer": "as a Trainer draws", "loop": "in a for loop"}
+
+
+def assert_resumable(
+    make_loader: MakeLoader,
+    *,
+    epochs: int = 2,
+    stops: Sequence[int] | None = None,
+    consumers: Sequence[Consumer] = ("trainer", "loop"),
+    world_size: int | None = None,
+    ids: Ids = sample_ids,
+    on_epoch: OnEpoch | None = None,
+) -> None:
+    """Check that a stopped run goes on with the batches that were left, bit for bit.
+
+    The state is taken before the first batch and after every one, also an
+    epoch's last; it goes through JSON or pickle into a new loader, whose process
+    has other global seeds. Its batches to the end of the next epoch have to be
+    those of the uninterrupted run, and once more after a second resume, one
+    batch later.
+
+    Args:
+        make_loader: Called with `world=World(rank, size)` if there is a `world_size`.
+        epochs: How many to stop in; one more is run.
+        stops: Numbers of batches since the start to stop after; all by default.
+        consumers: "trainer" takes the state as Lightning does: it never draws an
+            epoch's StopIteration where there is a `len()`, and where there is
+            none it has fetched one batch ahead. "loop" is a plain for loop.
+        world_size: Run so many ranks. All of them load the state of rank 0, as
+            from a checkpoint that rank 0 wrote.
+        ids: From a batch to the list of its samples' ids, for the messages.
+        on_epoch: Called with (loader, epoch) before each epoch, for a `set_epoch`.
+
+    Raises:
+        LawError: If a resume raises, or a batch differs.
+    """
+    for consumer in consumers:
+        trial = _Trial(make_loader, consumer, world_size, ids, on_epoch)
+        trial.record(epochs)
+        for epoch, batches in trial.stops(epochs, stops):
+            trial.check(epoch, batches)
+
+
+@dataclass
+class _Trial:
+    """One way to draw, and what the uninterrupted run gives that way."""
+
+    make_loader: MakeLoader
+    consumer: Consumer
+    world_size: int | None
+    ids: Ids
+    on_epoch: OnEpoch | None
+    whole: list[list[list[Any]]] = field(default_factory=list)  # [rank][epoch][batch]
+    states: dict[tuple[int, int], Any] = field(default_factory=dict)  # rank 0's, by (epoch, batches)
+    stateful: bool = True
+    sized: bool = True
+
+    def record(self, epochs: int) -> None:
+        """Run without a stop: once alone, and once with the state saved after every batch."""
+        for rank, world in enumerate(ranks_of(self.world_size)):
+            with process(seed=rank), failing_as(f"the uninterrupted run{self._who(rank)}"):
+                loader = make(self.make_loader, world)
+                self.whole.append([list(self._draw(loader, epoch, first=epoch == 0)) for epoch in range(epochs + 1)])
+                self.sized = length_of(loader) is not None
+        if not any(self.whole[0]):
+            raise LawError("the uninterrupted run has no batches: there is nothing to resume.")
+        with process(seed=0), failing_as("a run whose state is saved after every batch"):
+            loader = make(self.make_loader, ranks_of(self.world_size)[0])
+            self.stateful = has_state(loader)
+            self._save(loader, 0, 0)
+            for epoch in range(epochs):
+                got = []
+                for number, batch in enumerate(self._draw(loader, epoch, first=epoch == 0), start=1):
+                    self._save(loader, epoch, number)
+                    got.append(batch)
+                self._compare(
+                    self.whole[0][epoch],
+                    got,
+                    f"epoch {epoch} of a second run from the same seeds, whose state is saved after every batch",
+                    hint=" Two runs have to be the same before a resume can be.",
+                )
+                if self.consumer == "loop":
+                    self._save(loader, epoch, len(got))
+
+    def stops(self, epochs: int, wanted: Sequence[int] | None) -> list[tuple[int, int]]:
+        """Return the points to stop at, as (epoch, batches)."""
+        places = [(0, 0)]
+        places += [(epoch, n + 1) for epoch in range(epochs) for n in range(len(self.whole[0][epoch]))]
+        return places if wanted is None else [places[stop] for stop in wanted]
+
+    def check(self, epoch: int, batches: int) -> None:
+        """Resume after so many batches of the epoch, and again one batch later."""
+        where = f"resume after {_batches(batches)} of epoch {epoch}"
+        state = self.states[epoch, batches]
+        again = self._check_from(state, epoch, batches, where, epochs=2)
+        if again is not None:
+            self._check_from(again, epoch, batches, f"a second {where} and of one more", epochs=1, skip=1)
+
+    def _check_from(self, state: Any, epoch: int, batches: int, where: str, *, epochs: int, skip: int = 0) -> Any:
+        """Compare what follows; return the state that rank 0 saves after the first batch of it, if any."""
+        epoch, batches = self._at(epoch, batches)
+        if skip:
+            epoch, batches = self._at(epoch, batches + skip)
+        if epoch >= len(self.whole[0]):
+            return None
+        until = min(epoch + epochs, len(self.whole[0]))
+        later = None
+        got: list[list[list[Any]]] = []
+        for rank, world in enumerate(ranks_of(self.world_size)):
+            with process(seed=7919 + rank), failing_as(f"{where}{self._who(rank)}"):
+                loader = make(self.make_loader, world)
+                if self.stateful:
+                    loader.load_state_dict(through_file(state))
+                got.append([])
+                for now in range(epoch, until):
+                    drawn = self._draw(loader, now, first=now == epoch, done=batches if now == epoch else 0)
+                    head = list(islice(drawn, 1))
+                    if now == epoch and rank == 0 and self.stateful:
+                        later = loader.state_dict()
+                    got[rank].append(head + list(drawn))
+        for rank, found in enumerate(got):
+            for now, wanted in enumerate(self.whole[rank][epoch:until]):
+                start = batches if now == 0 else 0
+                self._compare(
+                    wanted[start:],
+                    found[now],
+                    f"{where}{self._who(rank)}, {_STYLES[self.consumer]}: in epoch {epoch + now}",
+                    start=start,
+                    hint=self._tally(epoch + now, start, [each[now] for each in got]) + self._hint(),
+                )
+        return later
+
+    def _compare(self, wanted: list[Any], got: list[Any], where: str, *, start: int = 0, hint: str) -> None:
+        for number, (a, b) in enumerate(zip(wanted, got, strict=False), start=start):
+            if find_difference(a, b) is not None:
+                raise LawError(f"{where} batch {number} differs: {describe_batch(a, b, self.ids)}.{hint}")
+        if len(wanted) != len(got):
+            raise LawError(f"{where} {_batches(len(got))} came, wanted {len(wanted)}.{hint}")
+
+    def _tally(self, epoch: int, start: int, rests: list[list[Any]]) -> str:
+        """Say what the stopped and the resumed run together do to the epoch, over all ranks."""
+        wanted: list[Any] = []
+        got: list[Any] = []
+        for rank, rest in enumerate(rests):
+            whole = self.whole[rank][epoch]
+            for collected, batches in ((wanted, whole), (got, whole[:start] + rest)):
+                for batch in batches:
+                    ids = ids_or_none(batch, self.ids)
+                    if ids is None:
+                        return ""
+                    collected += ids
+        found = tally(wanted, got)
+        return f" Over the epoch {found}." if found else ""
+
+    def _hint(self) -> str:
+        if not self.stateful:
+            return " The loader has no state_dict() and load_state_dict(): the resumed run begins at the start."
+        if not self.sized and self.consumer == "trainer":
+            return " The loader has no len(): a Trainer then fetches one batch ahead, and the state counts it as used."
+        if self.world_size is not None:
+            return " All ranks loaded rank 0's state, as from a checkpoint."
+        return ""
+
+    def _draw(self, loader: Any, epoch: int, *, first: bool, done: int = 0) -> Any:
+        return run_epoch(loader, epoch, consumer=self.consumer, done=done, first=first, on_epoch=self.on_epoch)
+
+    def _save(self, loader: Any, epoch: int, batches: int) -> None:
+        self.states[epoch, batches] = through_file(loader.state_dict()) if self.stateful else None
+
+    def _at(self, epoch: int, batches: int) -> tuple[int, int]:
+        """Move a place at an epoch's end to the start of the next."""
+        while epoch < len(self.whole[0]) and batches >= len(self.whole[0][epoch]):
+            batches -= len(self.whole[0][epoch])
+            epoch += 1
+        return epoch, batches
+
+    def _who(self, rank: int) -> str:
+        return "" if self.world_size is None else f" (rank {World(rank, self.world_size).rank} of {self.world_size})"
+
+
+def _batches(count: int) -> str:
+    return f"{count} batch{'' if count == 1 else 'es'}"
