@@ -45,10 +45,11 @@ def stack_field(values: Sequence[Any], field: str) -> Any:
     kind = type(first)
     if not isinstance(first, Tensor) and callable(getattr(kind, "collate", None)):
         return kind.collate(values)
-    different = [row for row, value in enumerate(values) if type(value) is not kind]
-    if different and not all(isinstance(value, int | float | np.number) for value in values):
-        kinds = sorted({type(value).__name__ for value in values})
-        raise CollateError(f"collate: {_name(field)} has types {kinds}, wanted one type in a batch", [0, different[0]])
+    kinds = set(map(type, values))
+    if len(kinds) > 1 and not all(issubclass(other, int | float | np.number) for other in kinds):
+        row = next(row for row, value in enumerate(values) if type(value) is not kind)
+        names = sorted(other.__name__ for other in kinds)
+        raise CollateError(f"collate: {_name(field)} has types {names}, wanted one type in a batch", [0, row])
     if isinstance(first, Tensor):
         return _stack_tensors(values, field)
     if isinstance(first, np.ndarray) and first.dtype.kind in "biufc":
@@ -74,21 +75,29 @@ def stack_field(values: Sequence[Any], field: str) -> Any:
 
 def _stack_tensors(values: Sequence[Tensor], field: str) -> Tensor:
     first = values[0]
-    for what in ("shape", "dtype"):
-        wanted = getattr(first, what)
-        for row, value in enumerate(values):
-            if getattr(value, what) != wanted:
-                raise CollateError(
-                    f"collate: {_name(field)} has {what}s {_show(wanted)} and {_show(getattr(value, what))}, wanted "
-                    f"one {what} in a batch. For variable lengths use loaderkit.PadCollate",
-                    [0, row],
-                )
-    if type(first) is Tensor:
-        result: Tensor = default_collate(list(values))  # in a worker it stacks into shared memory
-        return result
-    stacked = torch.stack([value.as_subclass(Tensor) for value in values]).as_subclass(type(first))
+    if len({value.dtype for value in values}) > 1:
+        raise _difference(values, "dtype", field)
+    try:
+        if type(first) is Tensor:
+            result: Tensor = default_collate(list(values))  # in a worker it stacks into shared memory
+            return result
+        stacked = torch.stack([value.as_subclass(Tensor) for value in values]).as_subclass(type(first))
+    except RuntimeError:
+        if len({value.shape for value in values}) > 1:
+            raise _difference(values, "shape", field) from None
+        raise
     stacked.__dict__.update(first.__dict__)
     return stacked
+
+
+def _difference(values: Sequence[Tensor], what: str, field: str) -> CollateError:
+    found = [getattr(value, what) for value in values]
+    row = next(row for row, other in enumerate(found) if other != found[0])
+    return CollateError(
+        f"collate: {_name(field)} has {what}s {_show(found[0])} and {_show(found[row])}, wanted "
+        f"one {what} in a batch. For variable lengths use loaderkit.PadCollate",
+        [0, row],
+    )
 
 
 def _stack_numbers(values: Sequence[Any]) -> Tensor:
