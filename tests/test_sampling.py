@@ -1,0 +1,195 @@
+"""Orders that draw: the right frequencies and shares, and samplers of others only where they are repeatable."""
+
+import json
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data as torch_data
+
+from loaderkit import Loader, Mixture, Sequential, Shuffled, Weighted
+from loaderkit.sampling import as_order
+
+WEIGHTS = np.array([0, 1, 2, 0, 0, 3, 0.5, 10, 0])
+
+
+def excess(counts: Any, chances: Any) -> float:
+    """How many standard deviations the chi-square of counts is above its mean."""
+    expected = np.asarray(chances) * np.sum(counts)
+    freedom = len(expected) - 1
+    return float((((np.asarray(counts) - expected) ** 2 / expected).sum() - freedom) / (2 * freedom) ** 0.5)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_with_replacement_frequencies_follow_the_weights(seed: int) -> None:
+    order = Weighted(WEIGHTS, seed=seed, size=100_000)
+    drawn = order.indices(seed, 0, 100_000)
+    counts = np.bincount(drawn, minlength=len(WEIGHTS))
+    assert not counts[WEIGHTS == 0].any()
+    usable = WEIGHTS > 0
+    assert excess(counts[usable], WEIGHTS[usable] / WEIGHTS.sum()) < 5
+    assert not np.array_equal(drawn, order.indices(seed + 1, 0, 100_000))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_without_replacement_each_comes_once_and_the_first_follows_the_weights(seed: int) -> None:
+    order = Weighted(WEIGHTS, seed=seed, replacement=False)
+    usable = np.flatnonzero(WEIGHTS)
+    assert order.size(0) == len(usable) == 5
+    epochs = np.array([order.indices(epoch, 0, 5) for epoch in range(8_000)])
+    assert np.array_equal(np.sort(epochs, axis=1), np.broadcast_to(usable, epochs.shape))
+    counts = np.bincount(epochs[:, 0], minlength=len(WEIGHTS))[usable]
+    assert excess(counts, WEIGHTS[usable] / WEIGHTS.sum()) < 5
+    # And the second, given that the heaviest came first.
+    second = epochs[epochs[:, 0] == 7][:, 1]
+    others = np.array([1, 2, 5, 6])
+    counts = np.bincount(second, minlength=len(WEIGHTS))[others]
+    assert excess(counts, WEIGHTS[others] / WEIGHTS[others].sum()) < 5
+
+
+def test_extreme_weights_stay_in_range() -> None:
+    weights = np.array([0, 1e-300, 1e300, 0])
+    assert set(Weighted(weights, size=1000).indices(0, 0, 1000).tolist()) == {2}
+    assert Weighted(weights, replacement=False).indices(0, 0, 2).tolist() == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("weights", "settings", "message"),
+    [
+        ([], {}, r"shape \(0,\)"),
+        ([1, -1], {}, "of at least 0"),
+        ([1, float("nan")], {}, "finite"),
+        ([[1]], {}, "one axis"),
+        ([0, 0], {}, "all weights are 0"),
+        ([0, 1], {"size": 2, "replacement": False}, "2 samples without replacement wanted, 1 have a weight"),
+        ([1, 1], {"size": -1}, "size is -1"),
+    ],
+)
+def test_weights_that_cannot_be_drawn_by_are_refused(weights: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Weighted(weights, **settings)
+
+
+@pytest.mark.parametrize("window", [7, 10, 64])
+@pytest.mark.parametrize("weights", [[1, 1], [5, 3, 2], [0.2, 0.45, 0.35]])
+def test_a_mixtures_shares_are_exact_to_one_sample_in_every_window(weights: list[float], window: int) -> None:
+    sizes = [30, 17, 23][: len(weights)]
+    order = Mixture(sizes, weights, seed=1, size=501, window=window)
+    starts = np.cumsum([0, *sizes])
+    wanted = np.array(weights) / np.sum(weights) * window
+    windows = 0
+    for epoch in range(3):
+        drawn = order.indices(epoch, 0, 501)
+        source = np.searchsorted(starts, drawn, side="right") - 1
+        for begin in range(0, 501 - window + 1, window):
+            shares = np.bincount(source[begin : begin + window], minlength=len(sizes))
+            assert abs(shares - wanted).max() < 1
+            windows += 1
+    assert windows == 3 * (501 // window)
+
+
+def test_a_mixtures_sources_come_in_full_passes_across_epochs() -> None:
+    """Each pass over a source is complete, and an epoch goes on where the one before left it."""
+    sources = [Shuffled(13, seed=5), Sequential(8)]
+    order = Mixture(sources, [2, 1], seed=3, size=50, window=9)
+    drawn = np.concatenate([order.indices(epoch, 0, 50) for epoch in range(6)])
+    for row, (start, size) in enumerate([(0, 13), (13, 8)]):
+        mine = drawn[(drawn >= start) & (drawn < start + size)] - start
+        passes = len(mine) // size
+        assert passes >= 12
+        for number in range(passes):
+            wanted = sources[row].indices(number, 0, size)
+            assert np.array_equal(mine[number * size : (number + 1) * size], wanted)
+
+
+@pytest.mark.parametrize(
+    ("sources", "weights", "settings", "message"),
+    [
+        ([3, 4], [1], {}, "2 sources and weights"),
+        ([3, 4], [1, 0], {}, "one weight above 0 for each"),
+        ([3, 0], [1, 1], {}, r"sizes \[3, 0\], wanted at least one sample in each"),
+        ([], [], {}, "0 sources"),
+        ([3, 4], [1000, 1], {"window": 10}, "gets no sample. Use a larger window"),
+        ([3, 4], [1, 1], {"window": 0}, "window of 0 positions"),
+    ],
+)
+def test_a_mixture_that_cannot_be_is_refused(
+    sources: Any, weights: Any, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Mixture(sources, weights, **settings)
+
+
+def resumed(make: Any, stop: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Two epochs, uninterrupted and with a resume after `stop` batches."""
+    whole_loader = make()
+    whole = [batch.tolist() for _ in range(2) for batch in whole_loader]
+    first, begun, taken = make(), [], 0
+    while taken < stop:
+        for batch in first:
+            begun.append(batch.tolist())
+            taken += 1
+            if taken == stop:
+                break
+    second = make()
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    while len(begun) < len(whole):
+        begun += [batch.tolist() for batch in second]
+    return whole, begun
+
+
+DATA = list(range(23))
+SAMPLERS = {
+    "random": lambda: torch_data.RandomSampler(DATA),
+    "replacement": lambda: torch_data.RandomSampler(DATA, replacement=True, num_samples=23),
+    "subset": lambda: torch_data.SubsetRandomSampler(range(0, 23, 2)),
+    "weighted": lambda: torch_data.WeightedRandomSampler([0.1, 2, 3] * 7, 20),
+    "sequential": lambda: torch_data.SequentialSampler(DATA),
+    "list": lambda: [3, 5, 1, 1, 22],
+    "one rank": lambda: torch_data.DistributedSampler(DATA, num_replicas=1, rank=0),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_sampler_that_draws_from_global_generators_resumes(name: str) -> None:
+    batches = -(-len(list(SAMPLERS[name]())) // 4)
+    for stop in range(1, 2 * batches):
+        whole, found = resumed(lambda: Loader(DATA, 4, order=SAMPLERS[name](), seed=5), stop)
+        assert len(whole) == 2 * batches
+        assert found == whole
+        if name in ("random", "one rank"):
+            assert whole[:batches] != whole[batches:]
+
+
+def test_a_sampler_with_a_generator_of_its_own_warns_and_its_resume_is_refused() -> None:
+    generator = torch.Generator().manual_seed(1)
+    make = lambda: Loader(DATA, 4, order=torch_data.RandomSampler(DATA, generator=generator))  # noqa: E731
+    first = make()
+    with pytest.warns(UserWarning, match="another order each time"):
+        iterator = iter(first)
+        next(iterator)
+    with pytest.raises(ValueError, match="this loader has 'sampler-1"):
+        make().load_state_dict(first.state_dict())
+
+
+def test_a_sampler_that_deals_to_ranks_itself_is_refused() -> None:
+    sampler = torch_data.DistributedSampler(DATA, num_replicas=2, rank=0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="deals to 2 ranks, and the Loader does so too"):
+        Loader(DATA, order=sampler)
+
+
+def test_what_is_no_order_is_refused() -> None:
+    with pytest.raises(TypeError, match="order is int, wanted a loaderkit order or a sampler"):
+        as_order(3, seed=0)
+
+
+def test_drawing_a_samplers_epoch_leaves_the_callers_generator_alone() -> None:
+    torch.manual_seed(3)
+    wanted = torch.rand(2).tolist()
+    torch.manual_seed(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(list(Loader(DATA, 4, order=torch_data.RandomSampler(DATA)))) == 6
+    assert torch.rand(2).tolist() == wanted
