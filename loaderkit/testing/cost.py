@@ -12,9 +12,9 @@ from loaderkit.testing.consume import failing_as, process
 def assert_cost_independent_of_size(
     make_loader_of_size: Callable[[int], Iterable[Any]],
     *,
-    sizes: Sequence[int] = (1_000, 1_000_000),
+    sizes: Sequence[int] = (1_000, 2_000_000),
     extra_s: float = 0.1,
-    extra_bytes: int = 1 << 20,
+    extra_bytes: int = 16 << 20,
     repeats: int = 3,
 ) -> None:
     """Check that making a loader and drawing its first batch costs the same for few samples and for many.

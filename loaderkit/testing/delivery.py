@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import islice, permutations
-from typing import Any
+from typing import Any, NamedTuple
 
 from loaderkit.testing.compare import Ids, LawError, sample_ids, tally
 from loaderkit.testing.consume import (
@@ -48,16 +48,20 @@ def assert_exactly_once(
             equally many, or not as many as `len()` says.
     """
     for size in worlds or (None,):
-        ranks: list[list[list[Any]]] = []
+        ranks: list[list[_Pass]] = []
         expected: list[Any] = []
         for rank, world in enumerate(ranks_of(size)):
             where = f"rank {rank} of {size}" if size else "the loader"
             with process(seed=1000 + rank), failing_as(where):
                 loader = make(make_loader, world)
                 expected = expected_samples(samples, loader)
-                ranks.append(_epochs(loader, epochs, where, on_epoch))
+                ranks.append([_pass(loader, epoch, on_epoch) for epoch in range(epochs)])
         for epoch in range(epochs):
-            _check_once(expected, [rank[epoch] for rank in ranks], ids, f"epoch {epoch}{_on(size)}")
+            _check_once(expected, [rank[epoch].batches for rank in ranks], ids, f"epoch {epoch}{_on(size)}")
+            for rank, (said, batches) in enumerate(passed[epoch] for passed in ranks):
+                if said is not None and said != len(batches):
+                    who = f"rank {rank} of {size}" if size else "the loader"
+                    raise LawError(f"{who} says len() = {said}, but epoch {epoch} has {_batches(len(batches))}.")
 
 
 def assert_elastic(
@@ -143,16 +147,16 @@ def _made(make_loader: MakeLoader, entry: Mapping[str, Any]) -> list[Any]:
         return [make(make_loader, world, **changes) for world in ranks_of(entry.get("world_size"))]
 
 
-def _epochs(loader: Any, epochs: int, where: str, on_epoch: OnEpoch | None) -> list[list[Any]]:
-    """Return each epoch's batches, as many as `len()` says."""
-    found = []
-    for epoch in range(epochs):
-        length = length_of(loader)
-        batches = list(run_epoch(loader, epoch, first=epoch == 0, on_epoch=on_epoch))
-        if length is not None and length != len(batches):
-            raise LawError(f"{where} says len() = {length}, but epoch {epoch} has {len(batches)} batches.")
-        found.append(batches)
-    return found
+class _Pass(NamedTuple):
+    """What `len()` said before an epoch, and the batches that came."""
+
+    said: int | None
+    batches: list[Any]
+
+
+def _pass(loader: Any, epoch: int, on_epoch: OnEpoch | None) -> _Pass:
+    said = length_of(loader)
+    return _Pass(said, list(run_epoch(loader, epoch, first=epoch == 0, on_epoch=on_epoch)))
 
 
 def _check_once(expected: list[Any], ranks: list[list[Any]], ids: Ids, where: str) -> None:

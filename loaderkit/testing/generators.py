@@ -113,7 +113,7 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield f"{path}.func", value.func
         yield f"{path}.args", value.args
         yield f"{path}.keywords", value.keywords
-    elif isinstance(value, types.MethodType):
+    elif isinstance(value, (types.MethodType, types.BuiltinMethodType)):
         yield f"{path}.__self__", value.__self__
     elif isinstance(value, types.FunctionType):
         for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):

@@ -60,8 +60,10 @@ def assert_resumable(
     for consumer in consumers:
         trial = _Trial(make_loader, consumer, world_size, ids, on_epoch)
         trial.record(epochs)
-        for epoch, batches in trial.stops(epochs, stops):
-            trial.check(epoch, batches)
+        later = [trial.check(*place) for place in trial.stops(epochs, stops)]
+        for place in later:
+            if place is not None:
+                trial.check_again(*place)
 
 
 @dataclass
@@ -106,29 +108,40 @@ class _Trial:
                     self._save(loader, epoch, len(got))
 
     def stops(self, epochs: int, wanted: Sequence[int] | None) -> list[tuple[int, int]]:
-        """Return the points to stop at, as (epoch, batches)."""
+        """Return the points to stop at, as (epoch, batches).
+
+        Raises:
+            ValueError: If one is not within the epochs.
+        """
         places = [(0, 0)]
         places += [(epoch, n + 1) for epoch in range(epochs) for n in range(len(self.whole[0][epoch]))]
+        for stop in wanted or ():
+            if not 0 <= stop < len(places):
+                raise ValueError(
+                    f"resumable: stop after batch {stop}, wanted at most {len(places) - 1}: all in {epochs} epochs."
+                )
         return places if wanted is None else [places[stop] for stop in wanted]
 
-    def check(self, epoch: int, batches: int) -> None:
-        """Resume after so many batches of the epoch, and again one batch later."""
-        where = f"resume after {_batches(batches)} of epoch {epoch}"
-        state = self.states[epoch, batches]
-        again = self._check_from(state, epoch, batches, where, epochs=2)
-        if again is not None:
-            self._check_from(again, epoch, batches, f"a second {where} and of one more", epochs=1, skip=1)
+    def check(self, epoch: int, batches: int) -> tuple[int, int, Any] | None:
+        """Resume after so many batches of the epoch, and compare what follows.
 
-    def _check_from(self, state: Any, epoch: int, batches: int, where: str, *, epochs: int, skip: int = 0) -> Any:
-        """Compare what follows; return the state that rank 0 saves after the first batch of it, if any."""
-        epoch, batches = self._at(epoch, batches)
-        if skip:
-            epoch, batches = self._at(epoch, batches + skip)
-        if epoch >= len(self.whole[0]):
-            return None
+        Returns:
+            The place and rank 0's state one batch later, if there is one.
+        """
+        where = f"resume after {_batches(batches)} of epoch {epoch}"
+        return self._check_from(self.states[epoch, batches], *self._at(epoch, batches), where, epochs=2)
+
+    def check_again(self, epoch: int, batches: int, state: Any) -> None:
+        """Resume from the state of a run that had itself been resumed, one batch before."""
+        where = f"second resume, after {_batches(batches)} of epoch {epoch}"
+        self._check_from(state, *self._at(epoch, batches), where, epochs=1)
+
+    def _check_from(
+        self, state: Any, epoch: int, batches: int, where: str, *, epochs: int
+    ) -> tuple[int, int, Any] | None:
         until = min(epoch + epochs, len(self.whole[0]))
         later = None
-        got: list[list[list[Any]]] = []
+        got: list[list[list[Any]]] = []  # [rank][epoch][batch]
         for rank, world in enumerate(ranks_of(self.world_size)):
             with process(seed=7919 + rank), failing_as(f"{where}{self._who(rank)}"):
                 loader = make(self.make_loader, world)
@@ -139,7 +152,7 @@ class _Trial:
                     drawn = self._draw(loader, now, first=now == epoch, done=batches if now == epoch else 0)
                     head = list(islice(drawn, 1))
                     if now == epoch and rank == 0 and self.stateful:
-                        later = loader.state_dict()
+                        later = epoch, batches + 1, through_file(loader.state_dict())
                     got[rank].append(head + list(drawn))
         for rank, found in enumerate(got):
             for now, wanted in enumerate(self.whole[rank][epoch:until]):
@@ -192,10 +205,7 @@ class _Trial:
 
     def _at(self, epoch: int, batches: int) -> tuple[int, int]:
         """Move a place at an epoch's end to the start of the next."""
-        while epoch < len(self.whole[0]) and batches >= len(self.whole[0][epoch]):
-            batches -= len(self.whole[0][epoch])
-            epoch += 1
-        return epoch, batches
+        return (epoch + 1, 0) if batches >= len(self.whole[0][epoch]) else (epoch, batches)
 
     def _who(self, rank: int) -> str:
         return "" if self.world_size is None else f" (rank {World(rank, self.world_size).rank} of {self.world_size})"

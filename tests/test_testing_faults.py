@@ -1,0 +1,242 @@
+"""The laws find what other loaders do wrong: each line of the table in the README, shown without a Trainer."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, get_worker_info
+from torchdata.stateful_dataloader import StatefulDataLoader
+from toy import Numbered
+
+import loaderkit as lk
+from loaderkit.testing import (
+    LawError,
+    assert_cost_independent_of_size,
+    assert_elastic,
+    assert_epochs_differ,
+    assert_exactly_once,
+    assert_generators_untouched,
+    assert_no_private_generators,
+    assert_resumable,
+    assert_small_state,
+    assert_workers_dont_matter,
+)
+
+# torchdata 0.11 calls it with every StatefulDataLoader.
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+
+
+class Indices(Numbered):
+    """Samples that are their own index, without random numbers."""
+
+    def __getitem__(self, index: int) -> Any:
+        return index
+
+
+class Stream(IterableDataset[int]):
+    """0 to size - 1, without a length; worker w of n has every n-th."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        yield from range(self.size) if info is None else range(info.id, self.size, info.num_workers)
+
+
+class RankStream(IterableDataset[int]):
+    """A rank's part of 0 to size - 1, with a state: the next number."""
+
+    def __init__(self, size: int, world: lk.World) -> None:
+        self.size, self.world, self.at = size, world, world.rank
+
+    def __len__(self) -> int:
+        return self.size // self.world.size
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < self.size:
+            self.at += self.world.size
+            yield self.at - self.world.size
+        self.at = self.world.rank
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class SeededStream(IterableDataset[dict[str, Any]]):
+    """Shuffles by the seed that its worker was given."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        info = get_worker_info()
+        assert info is not None
+        for index in np.random.default_rng(info.seed).permutation(12):
+            yield {"index": int(index)}
+
+
+class Noisy:
+    """Augments with a generator of its own."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"index": index, "noise": self.rng.random()}
+
+
+def distributed(world: lk.World) -> Any:
+    """What Lightning makes of `StatefulDataLoader(..., shuffle=True)` under DDP."""
+    data = Indices(12)
+    sampler: Any = DistributedSampler(data, world.size, world.rank, shuffle=True)  # type: ignore[arg-type]
+    return StatefulDataLoader(data, batch_size=2, sampler=sampler)
+
+
+def test_dataloader_replays_the_start_of_the_epoch() -> None:
+    message = (
+        r"resume after 1 batch of epoch 0, as a Trainer draws: in epoch 0 batch 1 differs: wanted samples 2, 3, got 0, 1\. "
+        r"Over the epoch samples 0, 1 come twice, samples 10, 11 come never\. The loader has no state_dict\(\)"
+    )
+    with pytest.raises(LawError, match=message):
+        assert_resumable(lambda: DataLoader(Indices(12), 2))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_stateful_dataloader_without_len_skips_a_batch(workers: int) -> None:
+    def make() -> Any:
+        return StatefulDataLoader(Stream(12), batch_size=2, num_workers=workers)
+
+    with pytest.raises(
+        LawError, match=r"Over the epoch samples .* come never\. The loader has no len\(\): a Trainer then"
+    ):
+        assert_resumable(make, epochs=1)
+    # It is Lightning's fetching ahead: a for loop loses nothing.
+    assert_resumable(make, epochs=1, consumers=("loop",), stops=(1, 2))
+
+
+def test_rank_0_state_puts_rank_1_on_its_data() -> None:
+    def make(world: lk.World) -> Any:
+        return StatefulDataLoader(RankStream(12, world), batch_size=2)
+
+    message = (
+        r"resume after 1 batch of epoch 0 \(rank 1 of 2\), .* in epoch 0 batch 1 differs: wanted samples 5, 7, got 4, 6\. "
+        r"Over the epoch samples 4, 6, 8, 10 come twice, samples 5, 7, 9, 11 come never\. All ranks loaded rank 0's state"
+    )
+    with pytest.raises(LawError, match=message):
+        assert_resumable(make, epochs=1, stops=(1,), world_size=2)
+
+
+def test_distributed_shuffle_repeats_and_omits_in_the_second_epoch() -> None:
+    message = (
+        r"resume after 1 batch of epoch 1 \(rank . of 2\), as a Trainer draws: in epoch 1 batch 1 differs: .*"
+        r"Over the epoch sample.* twice, sample.* never\. All ranks"
+    )
+    with pytest.raises(LawError, match=message):
+        assert_resumable(distributed, stops=(4,), world_size=2)
+
+
+def test_distributed_shuffle_resumes_an_epochs_end_into_an_epoch_of_0_batches() -> None:
+    with pytest.raises(LawError, match=r"resume after 3 batches of epoch 0 .* in epoch 1 0 batches came, wanted 3\."):
+        assert_resumable(distributed, stops=(3,), world_size=2)
+
+
+def test_stateful_dataloader_refuses_other_workers_without_a_word() -> None:
+    def make(num_workers: int) -> Any:
+        return StatefulDataLoader(Indices(12), batch_size=2, num_workers=num_workers)
+
+    message = r"resume with 2 workers \(after 1 batch with 1 worker\) raised AssertionError with no message"
+    with pytest.raises(LawError, match=message):
+        assert_elastic(make, [{"num_workers": 1}, {"num_workers": 2}])
+
+
+def test_dataloader_is_not_elastic() -> None:
+    message = (
+        r"over an epoch of 1 batch with batch_size=2, then batch_size=3: samples 0, 1 come twice\. The loader has no"
+    )
+    with pytest.raises(LawError, match=message):
+        assert_elastic(lambda batch_size: DataLoader(Indices(12), batch_size), [{"batch_size": 2}, {"batch_size": 3}])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_augmentations_differ_after_a_resume(workers: int) -> None:
+    message = r"the samples are the right ones, but not what is in them: batch\['draw'\]\[0\] is 0\.\d+, wanted 0\.\d+"
+    with pytest.raises(LawError, match=message):
+        assert_resumable(lambda: StatefulDataLoader(Numbered(12), batch_size=2, num_workers=workers), stops=(2,))
+
+
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_augmentations_differ_with_the_workers(kind: Any) -> None:
+    message = r"with 2 workers, epoch 0, batch 1 is not that of the run with 1 worker: the samples are the right ones"
+    with pytest.raises(LawError, match=message):
+        assert_workers_dont_matter(lambda **kw: kind(Numbered(12), batch_size=2, **kw), workers=(1, 2))
+
+
+def test_persistent_workers_repeat_the_epoch() -> None:
+    def make(persistent: bool) -> Any:
+        return DataLoader(SeededStream(), 2, num_workers=1, persistent_workers=persistent)
+
+    assert_epochs_differ(lambda: make(False))
+    with pytest.raises(LawError, match=r"epoch 1 repeats epoch 0: 6 batches, all the same to the last bit"):
+        assert_epochs_differ(lambda: make(True))
+
+
+def test_a_private_generator_draws_the_same_in_every_worker() -> None:
+    batches = list(DataLoader(Noisy(), 3, num_workers=2))
+    assert torch.equal(batches[0]["noise"], batches[1]["noise"])
+    with pytest.raises(
+        LawError, match=r"dataset\.rng is a random generator of the dataset's own: .*loaderkit\.sample_rng"
+    ):
+        assert_no_private_generators(Noisy())
+
+
+@pytest.mark.parametrize("make", [lambda **kw: DataLoader(Noisy(), 3, **kw), lambda **kw: lk.Loader(Noisy(), 3, **kw)])
+def test_a_private_generator_breaks_the_law_of_workers(make: Any) -> None:
+    with pytest.raises(LawError, match=r"batch 1 is not that of .*: the samples are the right ones, but .*\['noise'\]"):
+        assert_workers_dont_matter(make, workers=(1, 2), persistent=(False,))
+
+
+def test_random_sampler_costs_more_for_more_samples() -> None:
+    with pytest.raises(
+        LawError, match=r"first batch of 1,000,000 samples takes .* of 1,000 .*: it grows with the data"
+    ):
+        assert_cost_independent_of_size(
+            lambda size: DataLoader(range(size), 32, shuffle=True), sizes=(1_000, 1_000_000)
+        )
+
+
+def test_dataloader_shares_the_trainers_generator() -> None:
+    with pytest.raises(LawError, match=r"iter\(loader\) moved torch's global generator"):
+        assert_generators_untouched(lambda: DataLoader(Indices(12), 2))
+
+
+def test_stateful_dataloader_state_is_not_plain() -> None:
+    with pytest.raises(LawError, match=r"has a Tensor at state\['_sampler_iter_state'\].*, wanted plain ints"):
+        assert_small_state(lambda: StatefulDataLoader(Indices(12), batch_size=2, shuffle=True))
+
+
+def test_distributed_sampler_repeats_what_does_not_divide() -> None:
+    def make(world: lk.World) -> Any:
+        data: Any = Indices(7)
+        return DataLoader(data, 2, sampler=DistributedSampler(data, world.size, world.rank, shuffle=False))
+
+    with pytest.raises(
+        LawError, match=r"epoch 0 over 2 ranks: sample 0 comes twice\. .* batch 0 of rank 0, batch 1 of rank 1"
+    ):
+        assert_exactly_once(make, worlds=(2,))
+
+
+def test_every_worker_reads_the_whole_of_a_plain_stream() -> None:
+    class Plain(Stream):
+        def __iter__(self) -> Iterator[int]:
+            yield from range(self.size)
+
+    with pytest.raises(
+        LawError, match=r"epoch 0: samples 0, 1, 2, 3 come twice\. For instance sample 0: batch 0, batch 1"
+    ):
+        assert_exactly_once(lambda: DataLoader(Plain(4), 2, num_workers=2), samples=4)
