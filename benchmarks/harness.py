@@ -1,0 +1,142 @@
+"""What the benchmarks share: interleaved repeats, medians of paired ratios, CSV files and plots.
+
+Contenders take turns, in an order drawn anew each round, and are compared within a round: what
+else the machine does then meets all of them alike.
+"""
+
+import argparse
+import csv
+import gc
+import os
+import platform
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import torch
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+RESULTS = Path(__file__).parent / "results"
+OURS, TORCH, DATA, LIMIT = "#1f6feb", "#d1603d", "#8a63d2", "#8c959f"
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a script was called."""
+
+    quick: bool
+    out: Path | None  # None: results are printed only
+
+
+def parse_options(description: str | None) -> Options:
+    """Read the command line that all scripts have."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="small sizes and few repeats; prints, writes nothing")
+    parser.add_argument("--out", type=Path, help=f"where results go (benchmarks/{RESULTS.name}, with --quick nowhere)")
+    given = parser.parse_args()
+    return Options(quick=given.quick, out=given.out or (None if given.quick else RESULTS))
+
+
+def seconds(function: Callable[[], object]) -> float:
+    """Time one call."""
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def drain(batches: Iterable[Any]) -> None:
+    """Iterate as a training loop does, holding one batch at a time."""
+    for _ in batches:
+        pass
+
+
+def interleave(
+    contenders: Mapping[str, Callable[[], object]], *, rounds: int, seldom: Mapping[str, int] | None = None
+) -> dict[str, dict[int, float]]:
+    """Time each contender once a round, after one call that is not counted.
+
+    Args:
+        contenders: What to call, by name.
+        rounds: How many times.
+        seldom: The contenders that take part in every so many rounds only.
+
+    Returns:
+        Seconds by name and round.
+    """
+    draw = random.Random(0)
+    found: dict[str, dict[int, float]] = {name: {} for name in contenders}
+    for number in range(-1, rounds):
+        names = [name for name in contenders if max(number, 0) % (seldom or {}).get(name, 1) == 0]
+        draw.shuffle(names)
+        for name in names:
+            gc.collect()
+            taken = seconds(contenders[name])
+            if number >= 0:
+                found[name][number] = taken
+    return found
+
+
+def ratio(taken: Mapping[int, float], reference: Mapping[int, float]) -> float:
+    """Return the median over the rounds of taken / reference."""
+    return statistics.median(taken[number] / reference[number] for number in taken.keys() & reference.keys())
+
+
+def spread(values: Iterable[float]) -> tuple[float, float, float]:
+    """Return the lower quartile, the median and the upper quartile."""
+    low, middle, high = np.quantile(list(values), [0.25, 0.5, 0.75])
+    return float(low), float(middle), float(high)
+
+
+def machine() -> str:
+    """Describe what the numbers were taken on."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        fields = dict(line.split(":", 1) for line in info.read_text().splitlines() if ":" in line)
+        cpu = {key.strip(): value.strip() for key, value in fields.items()}.get("model name", cpu)
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}"
+    return f"{len(os.sched_getaffinity(0))} cores of {cpu}; {platform.system()}; {versions}"
+
+
+def report(name: str, rows: list[Row], options: Options, draw: Callable[[Any], None], *, height: float = 4.2) -> None:
+    """Print rows, and write them with the machine and a plot to `<name>.csv` and `<name>.png`.
+
+    Args:
+        name: Of the benchmark.
+        rows: With the same columns each.
+        options: Where to.
+        draw: Draws the rows on a figure.
+        height: Of the figure, in inches.
+    """
+    shown = [{key: _short(value) for key, value in row.items()} for row in rows]
+    widths = {key: max(len(key), *(len(row[key]) for row in shown)) for key in shown[0]}
+    for row in [{key: key for key in widths}, *shown]:
+        print("  ".join(row[key].ljust(width) for key, width in widths.items()))
+    print(machine())
+    if options.out is None:
+        return
+    options.out.mkdir(parents=True, exist_ok=True)
+    with (options.out / f"{name}.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*rows[0], "machine"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({key: _short(value) for key, value in row.items()} | {"machine": machine()} for row in rows)
+    with plt.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = plt.figure(figsize=(9, height), layout="constrained")
+        draw(figure)
+        figure.supxlabel(machine(), fontsize=7, color="#6e7781")
+        figure.savefig(options.out / f"{name}.png", dpi=130)
+    print(f"written: {name}.csv, {name}.png", file=sys.stderr)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,87 @@
+"""Rows of an array in memory: what a loader costs over the gather that any loader has to do.
+
+1,000,000 x 32 float32, batches of 1,024, shuffled; one epoch of each contender. The reference
+is the loop that one would write by hand, the limit is its gather alone.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from harness import DATA, LIMIT, OURS, TORCH, Row, drain, interleave, parse_options, ratio, report, spread
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import loaderkit as lk
+
+BATCH = 1024
+BARE = "gather alone, indices ready (the limit)"
+LOOP = "loop over randperm + index_select (the reference)"
+COLOURS = {"lk.Loader": OURS, "DataLoader": TORCH, "StatefulDataLoader": DATA}
+
+
+def hand_written(data: Tensor) -> Iterator[Tensor]:
+    for indices in torch.split(torch.randperm(len(data)), BATCH):
+        yield data.index_select(0, indices)
+
+
+def main() -> None:
+    options = parse_options(__doc__)
+    size = 100_000 if options.quick else 1_000_000
+    data = torch.randn(size, 32)
+    ready = torch.split(torch.randperm(size), BATCH)
+    array, tensors = lk.ArrayDataset(data), TensorDataset(data)
+    workers: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}
+    batches_at_once: dict[str, Any] = {
+        "batch_size": None,
+        "sampler": BatchSampler(RandomSampler(tensors), BATCH, drop_last=False),
+    }
+    loaders: dict[str, Any] = {
+        "lk.Loader(ArrayDataset)": lk.Loader(array, BATCH, shuffle=True),
+        "lk.Loader(ArrayDataset), 2 workers": lk.Loader(array, BATCH, shuffle=True, **workers),
+        "DataLoader(TensorDataset), sampler of batches": DataLoader(tensors, **batches_at_once),
+        "DataLoader(TensorDataset)": DataLoader(tensors, BATCH, shuffle=True),
+        "DataLoader(TensorDataset), 2 workers": DataLoader(tensors, BATCH, shuffle=True, **workers),
+        "StatefulDataLoader(TensorDataset)": StatefulDataLoader(tensors, BATCH, shuffle=True),
+    }
+    contenders = {
+        BARE: lambda: drain(data.index_select(0, indices) for indices in ready),
+        LOOP: lambda: drain(hand_written(data)),
+    } | {name: lambda loader=loader: drain(loader) for name, loader in loaders.items()}
+    slow = {name: 10 for name in loaders if "TensorDataset" in name}
+    found = interleave(contenders, rounds=3 if options.quick else 40, seldom=slow)
+    rows: list[Row] = []
+    for name, taken in found.items():
+        low, middle, high = spread(taken.values())
+        rows.append(
+            {
+                "contender": name,
+                "epoch_ms": middle * 1e3,
+                "epoch_ms_q1": low * 1e3,
+                "epoch_ms_q3": high * 1e3,
+                "us_per_batch": middle * 1e6 / len(ready),
+                "ratio_to_reference": ratio(taken, found[LOOP]),
+                "ratio_to_limit": ratio(taken, found[BARE]),
+                "repeats": len(taken),
+            }
+        )
+    report("rows", rows, options, lambda figure: draw(figure, rows, size))
+
+
+def draw(figure: Any, rows: list[Row], size: int) -> None:
+    axes = figure.subplots()
+    names = [row["contender"] for row in rows]
+    values = [row["ratio_to_reference"] for row in rows]
+    bars = axes.barh(names, values, color=[COLOURS.get(name.split("(")[0], LIMIT) for name in names])
+    axes.bar_label(bars, [f" {value:.2f} x" if value < 10 else f" {value:.0f} x" for value in values])
+    axes.set_xscale("log")
+    axes.set_xlim(0.5, max(values) * 2.5)
+    axes.axvline(1, color="#24292f", linewidth=0.8, linestyle=":")
+    axes.invert_yaxis()
+    axes.set_xlabel("time of an epoch over that of the hand-written loop (log scale; less is better)")
+    axes.set_title(f"{size:,} x 32 float32 in memory, batches of {BATCH:,}, shuffled", loc="left")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Print the results as a Markdown table, or write it into a file between its `<!-- benchmarks -->` markers.
+
+python benchmarks/table.py
+python benchmarks/table.py --write README.md
+"""
+
+import argparse
+import csv
+import re
+import sys
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+Rows = list[dict[str, str]]
+
+
+def read(name: str, folder: Path) -> Rows:
+    path = folder / f"{name}.csv"
+    if not path.exists():
+        raise SystemExit(f"table: {path.name} not found, wanted in {folder}. Run: python benchmarks/{name}.py")
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def pick(rows: Rows, **wanted: str) -> dict[str, str]:
+    """Return the row with these values (the contender by its beginning)."""
+    for row in rows:
+        if all(
+            row[key].startswith(value) if key == "contender" else row[key] == value for key, value in wanted.items()
+        ):
+            return row
+    raise SystemExit(f"table: no result for {wanted}. Run that benchmark again.")
+
+
+def number(text: str, unit: str = "") -> str:
+    value = float(text)
+    shown = f"{value:,.0f}" if value >= 100 else f"{value:.2f}" if value < 10 else f"{value:.1f}"
+    return shown + unit
+
+
+def table(folder: Path) -> str:
+    """Make the table: what was measured, ours, theirs, and the script that says so."""
+    lines = ["| | loaderkit | for comparison | script |", "|---|---|---|---|"]
+
+    def add(what: str, ours: str, theirs: str, script: str) -> None:
+        lines.append(f"| {what} | {ours} | {theirs} | [`{script}.py`](benchmarks/{script}.py) |")
+
+    rows = read("rows", folder)
+    ours, theirs = pick(rows, contender="lk.Loader(ArrayDataset)"), pick(rows, contender="DataLoader(TensorDataset)")
+    add(
+        "1M x 32 float32 in memory, batch 1,024, shuffled: time over a hand-written `index_select` loop (over its gather alone)",
+        f"**{number(ours['ratio_to_reference'])} x** ({number(ours['ratio_to_limit'])} x)",
+        f"`TensorDataset` + `DataLoader` {number(theirs['ratio_to_reference'])} x ({number(theirs['ratio_to_limit'])} x)",
+        "rows",
+    )
+    rows = read("per_sample", folder)
+    for workers in ("0", "2"):
+        ours = pick(rows, contender="lk.Loader", workers=workers, sample_us="100")
+        theirs = pick(rows, contender="DataLoader", workers=workers, sample_us="100")
+        add(
+            f"100 us a sample, batch 32, {workers} workers, each sample seeded: throughput over `DataLoader`'s",
+            f"**{number(ours['throughput_ratio_to_reference'])} x**",
+            f"{number(ours['us_per_sample'])} against {number(theirs['us_per_sample'])} us a sample",
+            "per_sample",
+        )
+    rows = read("resume", folder)
+    ours, theirs = pick(rows, contender="lk.Loader, resumed"), pick(rows, contender="StatefulDataLoader, resumed")
+    again = pick(rows, contender="DataLoader, run")
+    add(
+        "Resume at 90 % of 10M samples: time to the first batch (samples read again)",
+        f"**{number(ours['first_batch_ms'], ' ms')}** ({int(ours['extra_getitem_calls'])})",
+        f"`StatefulDataLoader` {number(theirs['first_batch_ms'], ' ms')} ({int(theirs['extra_getitem_calls']):,}), "
+        f"`DataLoader` {number(again['first_batch_ms'], ' ms')} ({int(again['extra_getitem_calls']):,})",
+        "resume",
+    )
+    add(
+        "The state of that run",
+        f"**{ours['state_bytes']} bytes** of JSON",
+        f"`StatefulDataLoader` {int(theirs['state_bytes']):,} bytes",
+        "resume",
+    )
+    rows = read("order", folder)
+    ours = pick(rows, contender="lk.Loader", samples=str(10**12))
+    sampler = max(
+        (row for row in rows if row["contender"].startswith("DataLoader")), key=lambda row: int(row["samples"])
+    )
+    add(
+        "Shuffling 10^12 samples: first batch, memory",
+        f"**{number(ours['first_batch_ms'], ' ms')}, {number(ours['allocated_peak_mb'], ' MB')}**",
+        f"`RandomSampler` on 10^{len(sampler['samples']) - 1}: {number(sampler['first_batch_ms'], ' ms')}, "
+        f"{number(sampler['rss_growth_mb'], ' MB')}",
+        "order",
+    )
+    lines += ["", f"Medians on {rows[0]['machine']}. Ratios carry over to other machines, milliseconds do not."]
+    return "\n".join(lines)
+
+
+def write(path: Path, text: str) -> None:
+    content = path.read_text()
+    parts = re.split(r"(<!-- /?benchmarks -->)", content)
+    if len(parts) != 5:
+        raise SystemExit(
+            f"table: {path.name} has {len(parts) // 2} markers, wanted two: a line <!-- benchmarks -->, and further "
+            "down a line <!-- /benchmarks -->."
+        )
+    before, begin, _, end, after = parts
+    path.write_text(f"{before}{begin}\n{text}\n{end}{after}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", type=Path, help="the file to write the table into")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the CSV files are")
+    given = parser.parse_args()
+    text = table(given.results)
+    if given.write is None:
+        sys.stdout.write(text + "\n")
+    else:
+        write(given.write, text)
+
+
+if __name__ == "__main__":
+    main()
