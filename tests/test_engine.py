@@ -1,0 +1,173 @@
+"""Workers don't matter: the same batches, bit for bit, whoever makes them, also over resumes."""
+
+import itertools
+import json
+import multiprocessing
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from drawing import Drawing, drawing_collate, equal, generator_states
+
+import loaderkit as lk
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Loader. . workers for"),  # small data leaves some idle
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than cores
+]
+
+
+def make_loader(size: int, batch_size: int | None, workers: int = 0, **settings: Any) -> lk.Loader:
+    collate = drawing_collate if batch_size else None
+    settings = {"shuffle": True, "seed": 4, "collate_fn": collate} | settings
+    return lk.Loader(Drawing(size), batch_size, num_workers=workers, **settings)
+
+
+def epochs(loader: lk.Loader, count: int = 2) -> list[list[Any]]:
+    return [list(loader) for _ in range(count)]
+
+
+def take(loader: lk.Loader, count: int) -> tuple[list[Any], dict[str, Any]]:
+    """The next batches, over epochs, and the state after them as a checkpoint holds it."""
+    taken: list[Any] = []
+    while len(taken) < count:
+        taken += itertools.islice(loader, count - len(taken))
+    return taken, json.loads(json.dumps(loader.state_dict()))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("batch_size", [1, 3, 8, None])
+def test_workers_do_not_change_a_batch(batch_size: int | None, workers: int, persistent: bool) -> None:
+    """Draws of torch, numpy, random and sample_rng() in dataset and collate included."""
+    for size in (1, 2, 5, 7, 12, 40):
+        alone = epochs(make_loader(size, batch_size))
+        assert [len(epoch) for epoch in alone] == [-(-size // (batch_size or 1))] * 2
+        found = epochs(make_loader(size, batch_size, workers, persistent_workers=persistent))
+        assert equal(found, alone)
+
+
+def test_the_torch_engine_without_workers_gives_the_same() -> None:
+    alone = epochs(make_loader(12, 5))
+    assert equal(epochs(make_loader(12, 5, engine="torch")), alone)
+    assert len(alone[0]) == 3
+
+
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_the_way_of_starting_workers_does_not_change_a_batch(context: str) -> None:
+    alone = epochs(make_loader(12, 5))
+    assert [len(epoch) for epoch in alone] == [3, 3]
+    settings: dict[str, Any] = {"multiprocessing_context": context, "persistent_workers": True}
+    loader = make_loader(12, 5, 2, **settings)
+    first, state = take(loader, 2)
+    rest = list(itertools.islice(loader, 0))  # an iterator that is never asked starts nothing
+    resumed = make_loader(12, 5, 1, **settings)
+    resumed.load_state_dict(state)
+    rest += list(resumed) + list(resumed)
+    assert equal([first + rest[:1], rest[1:]], alone)
+
+
+@pytest.mark.parametrize("stop", range(1, 10))
+@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0), (2, 3), (4, 1)])
+def test_a_resume_with_other_workers_continues_bit_for_bit(before: int, after: int, stop: int) -> None:
+    """At every stop point of two epochs, their edge included."""
+    whole = [batch for epoch in epochs(make_loader(13, 3), 3) for batch in epoch]
+    assert len(whole) == 15
+    first, state = take(make_loader(13, 3, before), stop)
+    resumed = make_loader(13, 3, after)
+    resumed.load_state_dict(state)
+    rest, _ = take(resumed, 10 - stop)
+    assert equal(first + rest, whole[:10])
+
+
+def test_two_resumes_in_a_row_with_0_2_and_3_workers() -> None:
+    whole = [batch for epoch in epochs(make_loader(13, 2)) for batch in epoch]
+    assert len(whole) == 14
+    for stop in range(1, 6):
+        found, state = take(make_loader(13, 2, 0), stop)
+        for workers, count in ((2, 3), (3, 14 - stop - 3)):
+            loader = make_loader(13, 2, workers, persistent_workers=True)
+            loader.load_state_dict(state)
+            batches, state = take(loader, count)
+            found += batches
+        assert equal(found, whole)
+
+
+@pytest.mark.parametrize(("workers", "batch_size", "world"), [(0, 5, 1), (2, 2, 1), (0, 4, 3), (2, 1, 2)])
+def test_each_samples_augmentation_is_the_same_in_other_batches_and_ranks(
+    workers: int, batch_size: int, world: int
+) -> None:
+    def by_index(batches: list[Any]) -> dict[int, list[float]]:
+        return {int(i): row.tolist() for batch in batches for i, row in zip(batch[0], batch[1], strict=True)}
+
+    whole = by_index(list(make_loader(23, 3)))
+    assert sorted(whole) == list(range(23))
+    first, state = take(make_loader(23, 3), 3)
+    rest = []
+    for rank in range(world):
+        loader = make_loader(23, batch_size, workers, world=lk.World(rank, world))
+        loader.load_state_dict(state)
+        rest += list(loader)
+    assert sum(len(batch[0]) for batch in first + rest) == 23
+    assert by_index(first + rest) == whole
+
+
+def left_in_the_middle(loader: lk.Loader) -> Iterator[Any]:
+    for batch in loader:
+        yield batch
+        break
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_epoch_left_in_the_middle_leaves_no_batches_behind(persistent: bool) -> None:
+    alone = epochs(make_loader(12, 3), 3)
+    loader = make_loader(12, 3, 2, persistent_workers=persistent)
+    assert equal(list(left_in_the_middle(loader)), alone[0][:1])
+    assert equal(list(loader), alone[1])
+    assert equal(list(left_in_the_middle(loader)), alone[2][:1])
+    loader.seek(epoch=1)
+    assert equal(list(loader), alone[1])
+    loader.close()
+    assert equal(list(loader), alone[2])
+
+
+def test_workers_end_with_the_epoch_or_with_its_breaking_off() -> None:
+    before = set(multiprocessing.active_children())
+    loader = make_loader(12, 3, 2)
+    assert len(list(loader)) == 4
+    assert set(multiprocessing.active_children()) <= before
+    assert len(list(left_in_the_middle(loader))) == 1
+    assert set(multiprocessing.active_children()) <= before
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_iterating_leaves_the_callers_generators_as_they_were(workers: int, persistent: bool) -> None:
+    torch.manual_seed(1)
+    loader = make_loader(12, 3, workers, persistent_workers=persistent and bool(workers))
+    before = generator_states()
+    batches = 0
+    for _ in range(2):
+        for _batch in loader:
+            assert generator_states() == before
+            batches += 1
+    assert batches == 8
+    assert generator_states() == before
+
+
+def mark_worker(worker_id: int) -> None:
+    torch.set_num_threads(1 + worker_id)  # seen by the dataset, as worker_init_fn's work is
+
+
+class Threads:
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return torch.get_num_threads()
+
+
+def test_worker_settings_reach_the_workers() -> None:
+    loader = lk.Loader(Threads(), 1, num_workers=2, worker_init_fn=mark_worker, prefetch_factor=3, timeout=60)
+    assert torch.cat(list(loader)).tolist() == [1, 2, 1, 2]
