@@ -156,6 +156,20 @@ def test_iterating_leaves_the_callers_generators_as_they_were(workers: int, pers
     assert generator_states() == before
 
 
+class Broken(Drawing):
+    def __getitem__(self, index: int) -> Any:
+        raise KeyError(index)
+
+
+def test_workers_end_with_an_error() -> None:
+    """Rather than when the garbage is collected, which then would wait for them."""
+    before = set(multiprocessing.active_children())
+    loader = lk.Loader(Broken(12), 3, num_workers=2)
+    with pytest.raises(KeyError):
+        next(iter(loader))
+    assert set(multiprocessing.active_children()) <= before
+
+
 def mark_worker(worker_id: int) -> None:
     torch.set_num_threads(1 + worker_id)  # seen by the dataset, as worker_init_fn's work is
 

@@ -25,6 +25,28 @@ def _as_is(batch: Any) -> Any:
     return batch
 
 
+class _Batches:
+    """A run's batches; an error lets the workers go at once.
+
+    The error that torch raises again and its traceback hold each other, and the
+    workers: those would wait for the garbage collector, and it 5 s for each of them.
+    Where the error arose is in its message.
+    """
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._batches)
+        except BaseException as error:
+            self._batches = iter(())
+            raise error.with_traceback(None)
+
+
 class TorchEngine:
     """Worker processes that make batches ahead; torch deals the keys to them in turn and keeps the order."""
 
@@ -62,7 +84,7 @@ class TorchEngine:
                 dataset, batch_sampler=self._keys, collate_fn=_as_is, generator=generator, **self._settings
             )
         self._keys.now = keys
-        return iter(self._loader)
+        return _Batches(iter(self._loader)) if self._settings["num_workers"] else iter(self._loader)
 
     def close(self) -> None:
         self._loader = None  # its workers end with it
