@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 import loaderkit as lk
 
 BATCH = 32
+TARGET_US = 100
 LOOP, LOADER, REFERENCE = "loop over the dataset", "lk.Loader", "DataLoader"
 
 
@@ -50,7 +51,7 @@ class Computed:
 
 
 def compare(sample_us: int, workers: int, options: Options) -> list[Row]:
-    seconds = 0.05 if options.quick else 0.3
+    seconds = 0.05 if options.quick else 0.25
     size = round(seconds * max(1, workers) / (sample_us * 1e-6) / BATCH + 1) * BATCH
     data = Computed(size, sample_us)
     settings: dict[str, Any] = {"num_workers": workers, "persistent_workers": True} if workers else {}
@@ -62,7 +63,7 @@ def compare(sample_us: int, workers: int, options: Options) -> list[Row]:
         LOADER: lambda: drain(ours),
         REFERENCE: lambda: drain(theirs),
     }
-    found = interleave(contenders, rounds=3 if options.quick else 15)
+    found = interleave(contenders, rounds=3 if options.quick else 21 if sample_us == TARGET_US else 7)
     found[LOOP] = {number: taken / max(1, workers) for number, taken in found[LOOP].items()}
     return [
         {

@@ -49,7 +49,7 @@ def main() -> None:
         BARE: lambda: drain(data.index_select(0, indices) for indices in ready),
         LOOP: lambda: drain(hand_written(data)),
     } | {name: lambda loader=loader: drain(loader) for name, loader in loaders.items()}
-    slow = {name: 10 for name in loaders if "TensorDataset" in name}
+    slow = {name: 10 for name in loaders if "TensorDataset" in name} | {"lk.Loader(ArrayDataset), 2 workers": 4}
     found = interleave(contenders, rounds=3 if options.quick else 40, seldom=slow)
     rows: list[Row] = []
     for name, taken in found.items():
