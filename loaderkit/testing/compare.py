@@ -90,8 +90,9 @@ def tally(wanted: Iterable[Hashable], got: Iterable[Hashable]) -> str | None:
     missing = [sample for sample in due if sample not in counts]
     short = [sample for sample in due if 0 < counts[sample] < due[sample]]
     parts = []
+    missing, short, strange = map(_sorted, (missing, short, strange))
     for times in sorted({count for sample, count in counts.items() if count > due[sample] > 0}):
-        often = [sample for sample, count in counts.items() if count == times > due[sample] > 0]
+        often = _sorted([sample for sample, count in counts.items() if count == times > due[sample] > 0])
         parts.append(f"{_samples(often)} {_come(often)} {'twice' if times == 2 else f'{times} times'}")
     parts += [f"{_samples(few)} {_come(few)} never" for few in (missing,) if few]
     parts += [f"{_samples(few)} {_come(few)} too seldom" for few in (short,) if few]
@@ -200,6 +201,13 @@ def _form(values: Any) -> str:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _sorted(ids: list[Any]) -> list[Any]:
+    try:
+        return sorted(ids)
+    except TypeError:  # of several types
+        return ids
 
 
 def _samples(ids: Sequence[Hashable]) -> str:

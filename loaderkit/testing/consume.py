@@ -1,5 +1,6 @@
 """How training draws from a loader: as a Trainer does, or as a for loop does."""
 
+import copy
 import json
 import pickle
 import random
@@ -32,6 +33,8 @@ def run_epoch(
 ) -> Iterator[Any]:
     """Yield an epoch's batches as they become trained on: whoever holds one may save the loader's state.
 
+    They are copies: a loader may write its next batch over the last.
+
     Args:
         loader: Any iterable.
         epoch: Its number, for `on_epoch` and for the samplers of a DataLoader.
@@ -42,6 +45,12 @@ def run_epoch(
         first: Whether this is the process's first epoch.
         on_epoch: Called with (loader, epoch) before `iter()`.
     """
+    return map(_copied, _drawn(loader, epoch, consumer, done, first, on_epoch))
+
+
+def _drawn(
+    loader: Any, epoch: int, consumer: Consumer, done: int, first: bool, on_epoch: OnEpoch | None
+) -> Iterator[Any]:
     trainer = consumer == "trainer"
     if on_epoch is not None:
         on_epoch(loader, epoch)
@@ -65,6 +74,13 @@ def run_epoch(
         if batch is _END:
             return
         yield batch
+
+
+def _copied(batch: Any) -> Any:
+    try:
+        return copy.deepcopy(batch)
+    except Exception:  # a batch type that can't be copied is taken as it is
+        return batch
 
 
 def make(make_loader: MakeLoader, world: World | None = None, **changes: Any) -> Any:

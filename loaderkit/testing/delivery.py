@@ -46,16 +46,19 @@ def assert_exactly_once(
     Raises:
         LawError: If a sample is repeated or missing, the ranks' batches are not
             equally many, or not as many as `len()` says.
+        ValueError: If `samples` are needed and not given.
     """
     for size in worlds or (None,):
         ranks: list[list[_Pass]] = []
         expected: list[Any] = []
         for rank, world in enumerate(ranks_of(size)):
             where = f"rank {rank} of {size}" if size else "the loader"
-            with process(seed=1000 + rank), failing_as(where):
-                loader = make(make_loader, world)
+            with process(seed=1000 + rank):
+                with failing_as(f"making {where}"):
+                    loader = make(make_loader, world)
                 expected = expected_samples(samples, loader)
-                ranks.append([_pass(loader, epoch, on_epoch) for epoch in range(epochs)])
+                with failing_as(where):
+                    ranks.append([_pass(loader, epoch, on_epoch) for epoch in range(epochs)])
         for epoch in range(epochs):
             _check_once(expected, [rank[epoch].batches for rank in ranks], ids, f"epoch {epoch}{_on(size)}")
             for rank, (said, batches) in enumerate(passed[epoch] for passed in ranks):
@@ -94,7 +97,7 @@ def assert_elastic(
     if len(settings) < 2:
         raise ValueError(f"elastic: {len(settings)} settings, wanted at least two to change between.")
     with process(seed=1):
-        expected = expected_samples(samples, _made(make_loader, settings[0])[0])
+        expected = expected_samples(samples, _made(make_loader, settings[0], 0))
     for start, then in permutations(settings, 2):
         whole, _ = _part(make_loader, start, None, None, f"a run with {described(start)}")
         for stop in range(1, len(whole[0]) + 1) if stops is None else stops:
@@ -115,7 +118,7 @@ def _check_chain(
             got, said = [], [*said, "the epoch's edge"]
         what = f"{'resume' if number else 'a run'} with {described(entry)}"
         what += f" (after {', '.join(said)})" if number else ""
-        ranks, state = _part(make_loader, entry, state, stop, what)
+        ranks, state = _part(make_loader, entry, state, stop, what, seed=100 * number)
         hint = _NO_STATE if state is None else ""
         _check_even([len(batches) for batches in ranks], what, hint)
         got += [sample for batches in ranks for batch in batches for sample in ids(batch)]
@@ -125,12 +128,13 @@ def _check_chain(
 
 
 def _part(
-    make_loader: MakeLoader, entry: Mapping[str, Any], state: Any, stop: int | None, what: str
+    make_loader: MakeLoader, entry: Mapping[str, Any], state: Any, stop: int | None, what: str, seed: int = 0
 ) -> tuple[list[list[Any]], Any]:
     """Return the batches of each rank, up to `stop`, and rank 0's state after them."""
     ranks, saved = [], None
-    with process(seed=2):
-        for rank, loader in enumerate(_made(make_loader, entry)):
+    for rank in range(entry.get("world_size", 1)):
+        with process(seed + rank):
+            loader = _made(make_loader, entry, rank)
             with failing_as(what):
                 if state is not None:
                     loader.load_state_dict(through_file(state))
@@ -141,10 +145,10 @@ def _part(
     return ranks, saved
 
 
-def _made(make_loader: MakeLoader, entry: Mapping[str, Any]) -> list[Any]:
+def _made(make_loader: MakeLoader, entry: Mapping[str, Any], rank: int) -> Any:
     changes = {name: value for name, value in entry.items() if name != "world_size"}
     with failing_as(f"making a loader with {described(entry)}"):
-        return [make(make_loader, world, **changes) for world in ranks_of(entry.get("world_size"))]
+        return make(make_loader, ranks_of(entry.get("world_size"))[rank], **changes)
 
 
 class _Pass(NamedTuple):
@@ -168,7 +172,7 @@ def _check_once(expected: list[Any], ranks: list[list[Any]], ids: Ids, where: st
                 for sample in ids(batch):
                     places.setdefault(sample, []).append(f"batch {number}" + f" of rank {rank}" * (len(ranks) > 1))
         twice = next((sample for sample, at in places.items() if len(at) > 1), None)
-        detail = f" For instance sample {twice}: {', '.join(places[twice])}." if twice is not None else ""
+        detail = f" For instance sample {twice} in {' and '.join(places[twice])}." if twice is not None else ""
         raise LawError(f"{where}: {found}.{detail}")
     _check_even([len(batches) for batches in ranks], where)
 

@@ -101,7 +101,8 @@ class _Trial:
                 self._compare(
                     self.whole[0][epoch],
                     got,
-                    f"epoch {epoch} of a second run from the same seeds, whose state is saved after every batch",
+                    "a second run from the same seeds, whose state is saved after every batch",
+                    epoch=epoch,
                     hint=" Two runs have to be the same before a resume can be.",
                 )
                 if self.consumer == "loop":
@@ -120,7 +121,8 @@ class _Trial:
                 raise ValueError(
                     f"resumable: stop after batch {stop}, wanted at most {len(places) - 1}: all in {epochs} epochs."
                 )
-        return places if wanted is None else [places[stop] for stop in wanted]
+        # The start comes last: what it shows is less telling.
+        return [*places[1:], places[0]] if wanted is None else [places[stop] for stop in wanted]
 
     def check(self, epoch: int, batches: int) -> tuple[int, int, Any] | None:
         """Resume after so many batches of the epoch, and compare what follows.
@@ -141,6 +143,7 @@ class _Trial:
     ) -> tuple[int, int, Any] | None:
         until = min(epoch + epochs, len(self.whole[0]))
         later = None
+        fresh = (epoch, batches) == (0, 0)
         got: list[list[list[Any]]] = []  # [rank][epoch][batch]
         for rank, world in enumerate(ranks_of(self.world_size)):
             with process(seed=7919 + rank), failing_as(f"{where}{self._who(rank)}"):
@@ -151,27 +154,31 @@ class _Trial:
                 for now in range(epoch, until):
                     drawn = self._draw(loader, now, first=now == epoch, done=batches if now == epoch else 0)
                     head = list(islice(drawn, 1))
+                    rest = list(drawn) if self._is_over(now, batches + 1) else []
                     if now == epoch and rank == 0 and self.stateful:
                         later = epoch, batches + 1, through_file(loader.state_dict())
-                    got[rank].append(head + list(drawn))
+                    got[rank].append([*head, *rest, *drawn])
         for rank, found in enumerate(got):
             for now, wanted in enumerate(self.whole[rank][epoch:until]):
                 start = batches if now == 0 else 0
                 self._compare(
                     wanted[start:],
                     found[now],
-                    f"{where}{self._who(rank)}, {_STYLES[self.consumer]}: in epoch {epoch + now}",
+                    f"{where}{self._who(rank)}, {_STYLES[self.consumer]}",
+                    epoch=epoch + now,
                     start=start,
-                    hint=self._tally(epoch + now, start, [each[now] for each in got]) + self._hint(),
+                    hint=self._tally(epoch + now, start, [each[now] for each in got]) + self._hint(rank, fresh=fresh),
                 )
         return later
 
-    def _compare(self, wanted: list[Any], got: list[Any], where: str, *, start: int = 0, hint: str) -> None:
+    def _compare(self, wanted: list[Any], got: list[Any], where: str, *, epoch: int, start: int = 0, hint: str) -> None:
         for number, (a, b) in enumerate(zip(wanted, got, strict=False), start=start):
             if find_difference(a, b) is not None:
-                raise LawError(f"{where} batch {number} differs: {describe_batch(a, b, self.ids)}.{hint}")
+                raise LawError(
+                    f"{where}: batch {number} of epoch {epoch} differs: {describe_batch(a, b, self.ids)}.{hint}"
+                )
         if len(wanted) != len(got):
-            raise LawError(f"{where} {_batches(len(got))} came, wanted {len(wanted)}.{hint}")
+            raise LawError(f"{where}: {_batches(len(got))} of epoch {epoch} came, wanted {len(wanted)}.{hint}")
 
     def _tally(self, epoch: int, start: int, rests: list[list[Any]]) -> str:
         """Say what the stopped and the resumed run together do to the epoch, over all ranks."""
@@ -188,12 +195,14 @@ class _Trial:
         found = tally(wanted, got)
         return f" Over the epoch {found}." if found else ""
 
-    def _hint(self) -> str:
+    def _hint(self, rank: int, *, fresh: bool) -> str:
+        if fresh:
+            return " Nothing had been drawn: the batches come from the process's global seeds, which are others now."
         if not self.stateful:
             return " The loader has no state_dict() and load_state_dict(): the resumed run begins at the start."
         if not self.sized and self.consumer == "trainer":
             return " The loader has no len(): a Trainer then fetches one batch ahead, and the state counts it as used."
-        if self.world_size is not None:
+        if rank:
             return " All ranks loaded rank 0's state, as from a checkpoint."
         return ""
 
@@ -202,6 +211,10 @@ class _Trial:
 
     def _save(self, loader: Any, epoch: int, batches: int) -> None:
         self.states[epoch, batches] = through_file(loader.state_dict()) if self.stateful else None
+
+    def _is_over(self, epoch: int, batches: int) -> bool:
+        """Say whether the epoch's state is taken after its end was drawn: in a for loop, behind the loop."""
+        return self.consumer == "loop" and batches >= len(self.whole[0][epoch])
 
     def _at(self, epoch: int, batches: int) -> tuple[int, int]:
         """Move a place at an epoch's end to the start of the next."""
