@@ -1,4 +1,4 @@
-"""The laws find what other loaders do wrong: each line of the table in the README, shown without a Trainer."""
+"""The laws find what other loaders do wrong, one test for each fault, without a Trainer."""
 
 from collections.abc import Iterator
 from typing import Any

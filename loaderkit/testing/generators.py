@@ -5,6 +5,7 @@ import random
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -100,14 +101,15 @@ def _walk(root: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, _ in zip(list(value), range(_ENTRIES), strict=False):
-            yield f"{path}[{key!r}]", value[key]
+    # Not any Mapping or Sequence: one may read a file for each entry.
+    if isinstance(value, dict):
+        for key, entry in islice(value.items(), _ENTRIES):
+            yield f"{path}[{key!r}]", entry
     elif isinstance(value, (list, tuple, deque)):
-        for index, entry in zip(range(_ENTRIES), value, strict=False):
+        for index, entry in enumerate(islice(value, _ENTRIES)):
             yield f"{path}[{index}]", entry
     elif isinstance(value, (set, frozenset)):
-        for entry, _ in zip(value, range(_ENTRIES), strict=False):
+        for entry in islice(value, _ENTRIES):
             yield f"{path}{{...}}", entry
     if isinstance(value, functools.partial):
         yield f"{path}.func", value.func

@@ -1,7 +1,8 @@
 """Stop anywhere, resume in a new loader, get the batches that were left."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -103,7 +104,7 @@ class _Trial:
                     got,
                     "a second run from the same seeds, whose state is saved after every batch",
                     epoch=epoch,
-                    hint=" Two runs have to be the same before a resume can be.",
+                    hint=lambda: " Two runs have to be the same before a resume can be.",
                 )
                 if self.consumer == "loop":
                     self._save(loader, epoch, len(got))
@@ -161,24 +162,30 @@ class _Trial:
         for rank, found in enumerate(got):
             for now, wanted in enumerate(self.whole[rank][epoch:until]):
                 start = batches if now == 0 else 0
+                rests = [each[now] for each in got]
                 self._compare(
                     wanted[start:],
                     found[now],
                     f"{where}{self._who(rank)}, {_STYLES[self.consumer]}",
                     epoch=epoch + now,
                     start=start,
-                    hint=self._tally(epoch + now, start, [each[now] for each in got]) + self._hint(rank, fresh=fresh),
+                    hint=partial(self._explain, epoch + now, start, rests, rank, fresh=fresh),
                 )
         return later
 
-    def _compare(self, wanted: list[Any], got: list[Any], where: str, *, epoch: int, start: int = 0, hint: str) -> None:
+    def _compare(
+        self, wanted: list[Any], got: list[Any], where: str, *, epoch: int, start: int = 0, hint: Callable[[], str]
+    ) -> None:
         for number, (a, b) in enumerate(zip(wanted, got, strict=False), start=start):
             if find_difference(a, b) is not None:
                 raise LawError(
-                    f"{where}: batch {number} of epoch {epoch} differs: {describe_batch(a, b, self.ids)}.{hint}"
+                    f"{where}: batch {number} of epoch {epoch} differs: {describe_batch(a, b, self.ids)}.{hint()}"
                 )
         if len(wanted) != len(got):
-            raise LawError(f"{where}: {_batches(len(got))} of epoch {epoch} came, wanted {len(wanted)}.{hint}")
+            raise LawError(f"{where}: {_batches(len(got))} of epoch {epoch} came, wanted {len(wanted)}.{hint()}")
+
+    def _explain(self, epoch: int, start: int, rests: list[list[Any]], rank: int, *, fresh: bool) -> str:
+        return self._tally(epoch, start, rests) + self._hint(rank, fresh=fresh)
 
     def _tally(self, epoch: int, start: int, rests: list[list[Any]]) -> str:
         """Say what the stopped and the resumed run together do to the epoch, over all ranks."""
