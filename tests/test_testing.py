@@ -2,6 +2,7 @@
 
 import functools
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,7 +41,8 @@ class TestLoaderKeepsThem:
         assert_resumable(make_loader, epochs=1, world_size=3)
 
     def test_resumable_with_workers(self) -> None:
-        assert_resumable(functools.partial(make_loader, num_workers=2, batch_size=6), stops=(0, 1, 2, 3), world_size=2)
+        workers = functools.partial(make_loader, num_workers=2, batch_size=6)
+        assert_resumable(workers, stops=(1, 2), world_size=2, consumers=("trainer",))
         persistent = functools.partial(make_loader, num_workers=2, persistent_workers=True, batch_size=6)
         assert_resumable(persistent, epochs=1, stops=(1, 4))
 
@@ -140,6 +142,15 @@ def test_each_law_is_shown_to_fail() -> None:
 def test_cost_that_grows_is_found() -> None:
     with pytest.raises(LawError, match=r"first batch of 1,000,000 samples takes .* bytes of memory, of 1,000 samples"):
         assert_cost_independent_of_size(lambda size: list(range(size)), sizes=(1_000, 1_000_000))
+
+
+def test_time_that_grows_is_found() -> None:
+    def make_slow(size: int) -> list[int]:
+        time.sleep(size / 1e4)
+        return [1]
+
+    with pytest.raises(LawError, match=r"first batch of 2,000 samples takes 0\.\d+ s, of 1 samples 0\.\d+ s: it grows"):
+        assert_cost_independent_of_size(make_slow, sizes=(1, 2_000), repeats=1)
 
 
 def test_a_law_leaves_the_caller_s_generators_alone() -> None:
