@@ -27,9 +27,7 @@ class SeedSteps(pl.Callback):
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        progress = trainer.fit_loop.epoch_loop.batch_progress
-        done = progress.current.processed
-        over = done >= trainer.num_training_batches or (progress.is_last_batch and done == progress.current.ready)
+        done, over = batches_done(trainer)
         self._seed(trainer, "fetch", 0 if over else done)
 
     @override
@@ -51,10 +49,18 @@ class SeedSteps(pl.Callback):
     @override
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self._seed(trainer, "fetch", trainer.fit_loop.epoch_loop.batch_progress.current.processed)
+            self._seed(trainer, "fetch", batches_done(trainer)[0])
 
     def _seed(self, trainer: pl.Trainer, what: str, batch: int) -> None:
         seed = derive_seed(what, self.seed, trainer.global_rank, trainer.current_epoch, batch)
         torch.manual_seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)
         random.seed(seed)
+
+
+def batches_done(trainer: pl.Trainer) -> tuple[int, bool]:
+    """Return how many of the epoch's batches went through the training step, and whether that was all of them."""
+    progress: Any = trainer.fit_loop.epoch_loop.batch_progress
+    done = progress.current.processed
+    over = done == progress.current.ready and (progress.is_last_batch or done >= trainer.num_training_batches)
+    return done, over

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 import torch.utils.data as torch_data
@@ -113,7 +113,7 @@ class Loader:
         self._said: set[str] = set()
 
     @classmethod
-    def from_config(cls, dataset: Any, config: LoaderConfig, **changes: Any) -> "Loader":
+    def from_config(cls, dataset: Any, config: LoaderConfig, **changes: Any) -> Self:
         """Make a loader from settings, with some of them changed."""
         settings = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)} | changes
         return cls(dataset, **{**settings, "shuffle": bool(settings["shuffle"])})

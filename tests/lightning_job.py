@@ -67,6 +67,16 @@ class Model(pl.LightningModule):
             raise RuntimeError("stopped by the test")
         os.kill(os.getpid(), getattr(signal, stop["by"]))
 
+    def on_fit_end(self) -> None:
+        if self.global_rank:
+            return
+        loops: Any = self.trainer.fit_loop.epoch_loop
+        counts = {"global_step": self.trainer.global_step, "epoch": self.trainer.current_epoch}
+        counts |= {"batches": loops.batch_progress.total.processed, "log_steps": loops._batches_that_stepped}
+        torch.save(
+            {"weights": self.state_dict(), "counts": counts}, Path(self.job["dir"], f"final-{self.job['name']}.pt")
+        )
+
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val", self.net(batch["x"]).mean(), batch_size=len(batch["id"]))
 
@@ -88,12 +98,12 @@ def make_trainer(job: dict[str, Any], **settings: Any) -> pl.Trainer:
     callbacks: list[pl.Callback] = [lk.SeedSteps()]
     if "save_every" in job:
         path = Path(job["dir"], f"saved-{job['name']}")
-        callbacks.append(
-            ModelCheckpoint(path, "step-{step}", every_n_train_steps=job["save_every"], save_top_k=-1)
-        )
+        callbacks.append(ModelCheckpoint(path, "step-{step}", every_n_train_steps=job["save_every"], save_top_k=-1))
         callbacks.append(ModelCheckpoint(path, "epoch-{epoch}", every_n_epochs=1, save_top_k=-1))
         if job.get("save_in_validation"):
-            callbacks.append(ModelCheckpoint(path, "val-{step}", save_top_k=-1, save_on_train_epoch_end=False))
+            callbacks.append(
+                ModelCheckpoint(path, "val-{step}", monitor="val", save_top_k=-1, save_on_train_epoch_end=False)
+            )
     stop = job.get("stop") or {}
     if stop.get("by") in ("exception", "SIGTERM"):
         callbacks.append(OnExceptionCheckpoint(Path(job["dir"]), "stopped"))
@@ -127,7 +137,7 @@ def make_data(job: dict[str, Any]) -> lk.DataModule:
         train = {name: Samples(size, offset=1000 * row) for row, (name, size) in enumerate(job["sizes"].items())}
     config = lk.LoaderConfig(**settings)
     kind = MinSizeModule if job.get("mode") == "min_size" else lk.DataModule
-    return kind(train, val=Samples(10), loader=config)
+    return kind(train, val=Samples(10), loader=config, eval_loader=lk.LoaderConfig(batch_size=BATCH))
 
 
 class MinSizeModule(lk.DataModule):
@@ -155,11 +165,6 @@ def run(job: dict[str, Any]) -> None:
         trainer.fit(model, loader, lk.Loader(Samples(10), BATCH), ckpt_path=job.get("ckpt"))
     else:
         trainer.fit(model, datamodule=data, ckpt_path=job.get("ckpt"))
-    final = {name: value for name, value in model.state_dict().items()}
-    loops = trainer.fit_loop.epoch_loop
-    counts = {"global_step": trainer.global_step, "epoch": trainer.current_epoch}
-    counts["batches"] = loops.batch_progress.total.processed
-    torch.save({"weights": final, "counts": counts}, Path(job["dir"], f"final-{job['name']}.pt"))
 
 
 def _main(job: dict[str, Any]) -> None:
@@ -170,8 +175,10 @@ def _main(job: dict[str, Any]) -> None:
     run(job)
 
 
+# The server imports lightning once. Before Python 3.13 it finds this module by PYTHONPATH alone.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
 _context = multiprocessing.get_context("forkserver")
-set_forkserver_preload(["lightning_job"]) if hasattr(multiprocessing, "forkserver") else None
+set_forkserver_preload(["lightning_job"])
 
 
 def launch(job: dict[str, Any], *, timeout_s: float = 120) -> int:
@@ -201,3 +208,9 @@ def final_of(job: dict[str, Any]) -> dict[str, Any]:
     """Return the job's final weights and the Trainer's counts."""
     final: dict[str, Any] = torch.load(Path(job["dir"], f"final-{job['name']}.pt"), weights_only=True)
     return final
+
+
+if __name__ == "__main__":
+    import sys
+
+    run(json.loads(Path(sys.argv[1]).read_text()))

@@ -11,7 +11,7 @@ from typing_extensions import override
 from loaderkit.config import LoaderConfig
 from loaderkit.cursor import Cursor
 from loaderkit.datamodules.loaders import EvalLoader, TrainLoader
-from loaderkit.datamodules.progress import TrainProgress, learnt, set_batches, set_whole_epoch
+from loaderkit.datamodules.progress import TrainProgress, learnt, set_batches, set_epoch_over
 from loaderkit.loader import Loader
 from loaderkit.world import World
 
@@ -89,8 +89,8 @@ class DataModule(pl.LightningDataModule):
                 self._made[name] = _map_data(name, data, lambda item: item if hasattr(item, "__getitem__") else item())
         if stage == "fit":
             self._loaders, self._restored = [], None
-            if self.trainer is not None and not any(isinstance(c, TrainProgress) for c in self.trainer.callbacks):
-                self.trainer.callbacks.append(TrainProgress())  # type: ignore[attr-defined]
+            if self.trainer is not None and not any(isinstance(c, TrainProgress) for c in _callbacks(self.trainer)):
+                _callbacks(self.trainer).append(TrainProgress())
 
     @override
     def train_dataloader(self) -> Any:
@@ -191,11 +191,16 @@ class DataModule(pl.LightningDataModule):
             return 0, [cursor.next_epoch() if cursor.samples else cursor for cursor in cursors], True
         return batches, cursors, False
 
+    @property
+    def _resumes_between_epochs(self) -> bool:
+        return self._restored is not None and self._restored["epoch_over"]
+
     def _begin_epoch(self) -> None:
         self._stand(0)
 
     def _begin_batch(self) -> None:
         self._waiting = False
+        self._restored = None  # done: loaders that are made later go on where these stop
 
     def _stand(self, first: int) -> None:
         self._origins = [loader.upcoming for loader in self._loaders]
@@ -238,12 +243,16 @@ class DataModule(pl.LightningDataModule):
             return
         if not self._loaders:
             self.train_dataloader()
-        progress = fit_loop["epoch_loop.batch_progress"]["current"]
+        done = fit_loop["epoch_loop.batch_progress"]["current"]["processed"]
         if self._restored["epoch_over"]:
-            # In another world an epoch has another number of batches.
-            set_whole_epoch(fit_loop, max(progress["processed"], len(self._loaders[0])))
-        elif progress["processed"] != self._first:
+            set_epoch_over(fit_loop)
+        elif done != self._first:
             set_batches(fit_loop, self._first)
+
+
+def _callbacks(trainer: pl.Trainer) -> list[pl.Callback]:
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
+    return callbacks
 
 
 def _map_data(name: str, data: Data, function: Callable[[Any], Any]) -> Any:

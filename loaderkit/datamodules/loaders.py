@@ -48,7 +48,7 @@ class _SeenIndices(_IndexBatchSamplerWrapper):
         self._loader = loader
 
     @property
-    def seen_batch_indices(self) -> Any:
+    def seen_batch_indices(self) -> Any:  # type: ignore[override]  # there a list that is written
         return self
 
     def __len__(self) -> int:

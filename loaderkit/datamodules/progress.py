@@ -5,9 +5,17 @@ from typing import Any
 import lightning.pytorch as pl
 from typing_extensions import override
 
+from loaderkit.callbacks import batches_done
+
 
 class TrainProgress(pl.Callback):
     """Tells the DataModule where the Trainer stands; a DataModule adds it to its Trainer by itself."""
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.datamodule._resumes_between_epochs:  # type: ignore[attr-defined]
+            # With `max_steps` Lightning thinks that it is in the middle of one.
+            trainer.fit_loop.epoch_loop.restarting = False
 
     @override
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -33,28 +41,32 @@ def learnt(trainer: pl.Trainer) -> tuple[int, bool]:
     Batches of an unfinished gradient accumulation do not count: their gradients
     are not saved.
     """
-    progress = trainer.fit_loop.epoch_loop.batch_progress
-    done = progress.current.processed
-    if done == progress.current.ready and (progress.is_last_batch or done >= trainer.num_training_batches):
-        return done, True
-    if trainer.lightning_module.automatic_optimization:
+    done, over = batches_done(trainer)
+    if not over and trainer.lightning_module.automatic_optimization:
         done -= done % trainer.accumulate_grad_batches
-    return done, False
+    return done, over
 
 
-def set_whole_epoch(fit_loop: dict[str, Any], batches: int) -> None:
-    """Make a checkpoint's loops say that an epoch of so many batches is done, at the same stage as before."""
-    current = fit_loop["epoch_loop.batch_progress"]["current"]
-    change = batches - current["processed"]
-    for name in ("ready", "started", "processed", "completed"):
-        current[name] += change
+def set_epoch_over(fit_loop: dict[str, Any]) -> None:
+    """Make a checkpoint's loops say that the next epoch begins.
+
+    Lightning sees by itself that the last batch was the last one, but only where an epoch has as many batches as
+    when it was saved; and with `max_steps` it would go on in the old epoch.
+    """
+    epochs = fit_loop["epoch_progress"]
+    if epochs["current"]["processed"] < epochs["current"]["ready"]:
+        fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"] += 1  # counted only after a checkpoint is saved
+    for part in ("current", "total"):
+        for name in ("started", "processed", "completed"):
+            epochs[part][name] = epochs[part]["ready"]
+    set_batches(fit_loop, 0, total=fit_loop["epoch_loop.batch_progress"]["total"]["processed"])
 
 
-def set_batches(fit_loop: dict[str, Any], batches: int) -> None:
+def set_batches(fit_loop: dict[str, Any], batches: int, *, total: int | None = None) -> None:
     """Make a checkpoint's loops say that so many of the epoch's batches are done, none in the middle."""
     progress = fit_loop["epoch_loop.batch_progress"]
-    change = batches - progress["current"]["processed"]
-    total = progress["total"]["processed"] + change
+    if total is None:
+        total = progress["total"]["processed"] + batches - progress["current"]["processed"]
     for name in ("ready", "started", "processed", "completed"):
         progress["current"][name] = batches
         progress["total"][name] = total
