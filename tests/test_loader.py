@@ -21,6 +21,10 @@ def make_loader(size: int = 13, batch_size: int | None = 3, **settings: Any) -> 
     return lk.Loader(list(range(size)), batch_size, **{"shuffle": True, "seed": 4, **settings})
 
 
+def flat(batches: list[list[int]]) -> list[int]:
+    return [index for batch in batches for index in batch]
+
+
 def lists(batches: Iterator[Any] | lk.Loader) -> list[list[int]]:
     return [batch.tolist() for batch in batches]
 
@@ -94,7 +98,7 @@ def test_the_cursor_rolls_over_with_the_last_batch() -> None:
 def test_each_iteration_is_the_next_epoch_also_after_a_break() -> None:
     loader, other = make_loader(), make_loader()
     epochs = [lists(other) for _ in range(4)]
-    assert sorted(sum(epochs[0], [])) == list(range(13))
+    assert sorted(flat(epochs[0])) == list(range(13))
     assert len({str(epoch) for epoch in epochs}) == 4
     assert lists(loader) == epochs[0]
     assert lists(itertools.islice(loader, 2)) == epochs[1][:2]
@@ -142,7 +146,7 @@ def test_seek_jumps_to_any_sample_of_any_epoch() -> None:
     assert loader.cursor == lk.Cursor(epoch=2, samples=6, batches=2)
     assert lists(loader) == whole[2][2:]
     loader.seek(epoch=0, samples=4)  # also between batches
-    assert sum(lists(loader), []) == sum(whole[0], [])[4:]
+    assert flat(lists(loader)) == flat(whole[0])[4:]
     loader.seek(epoch=0, samples=13)
     assert loader.cursor == lk.Cursor(epoch=1)
     assert lists(loader) == whole[1]
@@ -201,7 +205,7 @@ def test_without_batching_samples_come_as_they_are() -> None:
     loader = lk.Loader(data, None, shuffle=True, seed=1)
     found = list(loader)
     assert len(found) == len(loader) == 5
-    assert [sample for sample in found] == [data[int(loader.indices(0, b)[0])] for b in range(5)]
+    assert found == [data[int(loader.indices(0, b)[0])] for b in range(5)]
     assert all(sample is data[int(sample["a"])] for sample in found)
     changed = lk.Loader(data, None, collate_fn=lambda sample: sample["a"] + 1)
     assert list(changed) == [1, 2, 3, 4, 5]

@@ -102,7 +102,7 @@ def test_subset_gives_its_indices_in_order_or_shuffled() -> None:
         ([3, -1], "found index -1"),
     ],
 )
-def test_subset_refuses_what_is_not_a_list_of_indices(indices, message: str) -> None:  # noqa: ANN001
+def test_subset_refuses_what_is_not_a_list_of_indices(indices, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Subset(indices)
 

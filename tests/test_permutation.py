@@ -66,7 +66,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("make", [small, feistel])
-def test_every_size_is_permuted_one_to_one(make) -> None:  # noqa: ANN001
+def test_every_size_is_permuted_one_to_one(make) -> None:
     sizes = [*range(1, 400), 1000, 1023, 1024, 1025, 9973]
     for size in sizes:
         for seed in (0, 1):
@@ -81,7 +81,7 @@ def test_large_sizes_are_permuted_one_to_one(size: int) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 12345])
 @pytest.mark.parametrize(("make", "size"), CASES)
-def test_statistics_are_those_of_a_random_permutation(make, size: int, seed: int) -> None:  # noqa: ANN001
+def test_statistics_are_those_of_a_random_permutation(make, size: int, seed: int) -> None:
     shuffled = make(size, seed, epoch=seed % 3)
     assert len(shuffled) == size
     assert displacement_excess(shuffled) < LIMIT
@@ -107,7 +107,7 @@ def test_small_orders_are_all_as_likely() -> None:
 
 
 @pytest.mark.parametrize("make", [small, feistel])
-def test_seeds_and_epochs_give_unrelated_orders(make) -> None:  # noqa: ANN001
+def test_seeds_and_epochs_give_unrelated_orders(make) -> None:
     orders = [make(20_000, seed, epoch) for seed in range(4) for epoch in range(4)]
     for left, right in pairwise(orders):
         assert abs(np.corrcoef(left, right)[0, 1]) * 20_000**0.5 < LIMIT

@@ -165,11 +165,13 @@ def test_a_sampler_that_draws_from_global_generators_resumes(name: str) -> None:
 
 def test_a_sampler_with_a_generator_of_its_own_warns_and_its_resume_is_refused() -> None:
     generator = torch.Generator().manual_seed(1)
-    make = lambda: Loader(DATA, 4, order=torch_data.RandomSampler(DATA, generator=generator))  # noqa: E731
+
+    def make() -> Loader:
+        return Loader(DATA, 4, order=torch_data.RandomSampler(DATA, generator=generator))
+
     first = make()
     with pytest.warns(UserWarning, match="another order each time"):
-        iterator = iter(first)
-        next(iterator)
+        next(iter(first))
     with pytest.raises(ValueError, match="this loader has 'sampler-1"):
         make().load_state_dict(first.state_dict())
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data as torch_data
-from drawing import Drawing, draws, drawing_collate, equal, generator_states
+from drawing import Drawing, drawing_collate, draws, equal, generator_states
 
 import loaderkit as lk
 from loaderkit.seeding import SampleSeeds, hash_positions, part_of_batch, per_sample

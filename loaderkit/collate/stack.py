@@ -103,7 +103,7 @@ def _difference(values: Sequence[Tensor], what: str, field: str) -> CollateError
 def _stack_numbers(values: Sequence[Any]) -> Tensor:
     if isinstance(values[0], np.number | np.bool_):
         return torch.from_numpy(np.asarray(values))
-    if any(isinstance(value, float) for value in values):
+    if any(issubclass(kind, float) for kind in set(map(type, values))):
         return torch.tensor(values, dtype=torch.float64)
     return torch.tensor(values)
 
@@ -135,8 +135,9 @@ def _stack_sequence(values: Sequence[Sequence[Any]], field: str) -> Any:
                 "For variable lengths make them tensors and use loaderkit.PadCollate",
                 [0, row],
             )
-    parts = [stack_field([value[i] for value in values], _join(field, i)) for i in range(length)]
     kind: Any = type(values[0])
+    names = getattr(kind, "_fields", range(length))
+    parts = [stack_field([value[i] for value in values], _join(field, name)) for i, name in enumerate(names)]
     return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
 
 

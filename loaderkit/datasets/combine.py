@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from loaderkit.datasets.base import MapStyle, read_many, reads_batches, reads_many
+from loaderkit.order import digest
 from loaderkit.seeding import Int64Array, part_of_batch, per_sample
 
 
@@ -134,7 +135,7 @@ class SubsetDataset:
 
     def fingerprint(self) -> str:
         picked = f"{len(self.indices)} of {_fingerprint(self.dataset)}"
-        return f"subset({picked}, {np.bitwise_xor.reduce(self.indices * (1 + np.arange(len(self.indices)))):x})"
+        return f"subset({picked}, {digest(self.indices)})"
 
 
 class MapDataset:

@@ -44,7 +44,7 @@ class _Batches:
             return next(self._batches)
         except BaseException as error:
             self._batches = iter(())
-            raise error.with_traceback(None)
+            raise error.with_traceback(None)  # noqa: B904 - it is the error itself
 
 
 class TorchEngine:

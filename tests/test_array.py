@@ -1,0 +1,141 @@
+"""Columns in memory: a batch is what the default collate makes of its samples, by one gather per column."""
+
+import pickle
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from drawing import equal
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import default_collate
+
+import loaderkit as lk
+
+Row = namedtuple("Row", ["a", "b"])  # noqa: PYI024
+SIZE = 11
+
+
+def columns(name: str, folder: Path) -> Any:
+    mapped = np.memmap(folder / "data.bin", dtype=np.float32, mode="w+", shape=(SIZE, 2))
+    mapped[:] = np.arange(2 * SIZE).reshape(SIZE, 2)
+    tensor = torch.arange(SIZE * 6).reshape(SIZE, 2, 3)
+    return {
+        "tensor": tensor,
+        "strided tensor": torch.arange(SIZE * 6).reshape(6, SIZE).T[:, ::2],
+        "one axis": torch.arange(SIZE),
+        "bool": torch.arange(SIZE) % 2 == 0,
+        "float16": tensor.half(),
+        "bfloat16": tensor.bfloat16(),
+        "complex": tensor.to(torch.complex64),
+        "numpy": np.arange(SIZE * 2).reshape(SIZE, 2),
+        "numpy float16": np.arange(SIZE, dtype=np.float16),
+        "numpy bool": np.arange(SIZE) % 3 == 0,
+        "numpy strided": np.arange(SIZE * 4)[::4][::-1],
+        "numpy strings": np.array([f"row {number}" for number in range(SIZE)]),
+        "memmap": mapped,
+        "strings": [f"row {number}" for number in range(SIZE)],
+        "numbers": [number * 0.5 for number in range(SIZE)],
+        "range": range(SIZE),
+        "truths": [number % 2 == 0 for number in range(SIZE)],
+        "tuple": (tensor, np.arange(SIZE)),
+        "list of columns": [tensor, np.arange(SIZE)],
+        "dict": {"x": tensor, "y": np.arange(SIZE), "z": list("abcdefghijk")},
+        "namedtuple": Row(tensor, np.arange(SIZE)),
+        "nested": {"x": (tensor, {"y": np.arange(SIZE)}), "z": Row(tensor.float(), mapped)},
+    }[name]
+
+
+NAMES = """tensor|strided tensor|one axis|bool|float16|bfloat16|complex|numpy|numpy float16|numpy bool|numpy strided|
+numpy strings|memmap|strings|numbers|range|truths|tuple|list of columns|dict|namedtuple|nested""".replace("\n", "")
+
+
+def as_torch(batch: Any) -> Any:
+    """The default collate's tuples are lists; it keeps numpy's own strings, which equal ours."""
+    if isinstance(batch, dict):
+        return {name: as_torch(part) for name, part in batch.items()}
+    if isinstance(batch, tuple):
+        parts = [as_torch(part) for part in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else parts
+    if isinstance(batch, list):
+        return [str(part) if isinstance(part, np.str_) else part for part in batch]
+    return batch
+
+
+@pytest.mark.parametrize("name", NAMES.split("|"))
+def test_a_batch_is_the_default_collate_of_its_samples(name: str, tmp_path: Path) -> None:
+    data = lk.ArrayDataset(columns(name, tmp_path))
+    assert len(data) == SIZE
+    rows = np.array([7, 0, 10, 7])
+    wanted = as_torch(default_collate([data[int(row)] for row in rows]))
+    assert equal(as_torch(data.read_batch(rows)), wanted)
+    many = data.__getitems__(rows.tolist())
+    assert len(many) == 4
+    assert equal(as_torch(default_collate(many)), wanted)
+    loader = lk.Loader(data, 4, order=lk.Subset(rows))
+    assert equal(as_torch(next(iter(loader))), wanted)
+    with_collate = lk.Loader(data, 4, order=lk.Subset(rows), collate_fn=default_collate)
+    assert equal(as_torch(next(iter(with_collate))), wanted)
+    copy = pickle.loads(pickle.dumps(data))
+    assert copy.fingerprint() == data.fingerprint()
+    assert equal(as_torch(copy.read_batch(rows)), wanted)
+
+
+@given(st.lists(st.integers(0, SIZE - 1), min_size=1, max_size=30))
+def test_any_rows_in_any_order_are_read(rows: list[int]) -> None:
+    x = torch.randn(SIZE, 3)
+    batch = lk.ArrayDataset({"x": x, "y": x.numpy()}).read_batch(np.array(rows))
+    assert torch.equal(batch["x"], x[rows])
+    assert torch.equal(batch["y"], x[rows])
+
+
+def test_a_batch_is_a_copy() -> None:
+    for column in (torch.zeros(SIZE), np.zeros(SIZE)):
+        batch = lk.ArrayDataset(column).read_batch(np.arange(SIZE))
+        batch += 1
+        assert column.sum() == 0
+
+
+def test_indices_count_from_the_end_and_stop_there() -> None:
+    data = lk.ArrayDataset(torch.arange(SIZE))
+    assert data[-1] == SIZE - 1
+    for index in (SIZE, -SIZE - 1):
+        with pytest.raises(IndexError, match=f"index {index} in a dataset of 11 samples"):
+            data[index]
+
+
+@pytest.mark.parametrize(
+    ("given_columns", "error", "message"),
+    [
+        ((torch.ones(3), np.ones(1200)), ValueError, "0 has 3, 1 has 1,200; wanted columns of one length"),
+        ({"x": torch.ones(3), "y": {"z": [1]}}, ValueError, "x has 3, y.z has 1"),
+        ((), ValueError, "no columns found"),
+        (torch.tensor(3), ValueError, "a column without rows"),
+        ({"x": 3}, TypeError, "a column of type int"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(given_columns: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        lk.ArrayDataset(given_columns)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.uint16, torch.bool])
+def test_a_fingerprint_tells_values_shapes_and_dtypes_apart(dtype: torch.dtype) -> None:
+    base = torch.arange(40).remainder(2).to(dtype)
+    changed = base.clone()
+    changed[0] = True
+    others = [changed.roll(1), base.reshape(20, 2), base.to(torch.int64), base[:-1]]
+    found = [lk.ArrayDataset(column).fingerprint() for column in (base, *others)]
+    assert len(set(found)) == len(found)
+    assert lk.ArrayDataset(base.clone()).fingerprint() == found[0]
+
+
+def test_an_empty_column_is_a_dataset_of_no_samples() -> None:
+    data = lk.ArrayDataset(torch.ones(0, 3))
+    assert len(data) == 0
+    assert data.fingerprint() == lk.ArrayDataset(torch.ones(0, 3)).fingerprint()
+    with pytest.warns(UserWarning, match="no batches in epoch 0: 0 samples"):
+        assert list(lk.Loader(data)) == []

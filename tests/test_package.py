@@ -1,0 +1,162 @@
+"""The package as a whole: who may import whom, what an import costs, that public objects pickle."""
+
+import ast
+import pickle
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from drawing import Drawing, drawing_collate
+
+import loaderkit as lk
+from loaderkit.datasets import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
+from loaderkit.feed import Feed
+from loaderkit.plan import BatchPlan
+
+ROOT = Path(lk.__file__).parent
+LAYERS = [
+    "cursor",
+    "seeding",
+    "world",
+    "permutation",
+    "order",
+    "sampling",
+    "plan",
+    "datasets",
+    "collate",
+    "transfer",
+    "feed",
+    "engine",
+    "config",
+    "loader",
+    "testing",
+    "callbacks",
+    "datamodules",
+    "cli",
+]
+FILES = sorted(ROOT.rglob("*.py"))
+INDEPENDENT = {"transfer": {"datasets", "collate", "plan", "order", "sampling"}}
+LIGHTNING = {"callbacks", "datamodules"}
+
+
+def layer(file: Path) -> str:
+    return file.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports(tree: ast.AST) -> set[str]:
+    """All modules that are imported, wherever in the file."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            found.add(node.module or "")
+            if node.module == "loaderkit":
+                found |= {f"loaderkit.{alias.name}" for alias in node.names}
+    return found
+
+
+def test_the_files_are_those_of_the_design() -> None:
+    assert {layer(file) for file in FILES} <= {*LAYERS, "__init__"}
+    assert len(FILES) > 15
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_a_file_imports_only_what_is_above_it(file: Path) -> None:
+    if layer(file) == "__init__":
+        return
+    place = LAYERS.index(layer(file))
+    for module in imports(ast.parse(file.read_text())):
+        top, *inner = module.split(".")
+        if top == "loaderkit" and inner:
+            used = inner[0]
+            assert LAYERS.index(used) <= place, f"{file} imports {module}"
+            assert used not in INDEPENDENT.get(layer(file), ()), f"{file} imports {module}"
+            if used == layer(file):
+                assert file.parent != ROOT, f"{file} imports itself"
+        if top in ("lightning", "pytorch_lightning"):
+            assert layer(file) in LIGHTNING, f"{file} imports {module}"
+        assert top != "torchvision", f"{file} imports {module}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_the_package_has_no_asserts(file: Path) -> None:
+    """They vanish under -O, and say nothing of the way out."""
+    assert not [node.lineno for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Assert)]
+
+
+IMPORT = """
+import sys, time, torch
+start = time.perf_counter()
+import loaderkit
+print(time.perf_counter() - start)
+heavy = [name for name in sys.modules if name.split(".")[0] in ("lightning", "torchvision", "torchdata", "matplotlib")]
+assert not heavy, heavy
+"""
+
+
+def test_the_import_is_light() -> None:
+    """Neither lightning nor torchvision, and at most 50 ms over torch's own (the best of five)."""
+    times = []
+    for _ in range(5):
+        done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        times.append(float(done.stdout))
+    assert min(times) < 0.05, f"median {statistics.median(times):.3f} s"
+
+
+def test_each_public_name_is_there() -> None:
+    assert sorted(lk.__all__) == list(lk.__all__)
+    for name in lk.__all__:
+        assert getattr(lk, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Loeder'"):
+        lk.Loeder  # noqa: B018
+
+
+ARRAY = lk.ArrayDataset({"x": torch.arange(6), "y": np.arange(6)})
+PUBLIC: list[Any] = [
+    ARRAY,
+    ConcatDataset([ARRAY]),
+    MapDataset(ARRAY, drawing_collate),
+    SubsetDataset(ARRAY, [1, 2]),
+    ZipDataset([ARRAY, ARRAY]),
+    lk.Cursor(epoch=1),
+    lk.World(1, 2),
+    lk.Sequential(3),
+    lk.Shuffled(5, seed=1),
+    lk.Shuffled(2**22, seed=1),
+    lk.Subset([2, 3]),
+    lk.Weighted([1, 2]),
+    lk.Mixture([2, 3], [1, 1]),
+    BatchPlan(order=lk.Shuffled(5), batch_size=2),
+    lk.Pad(value=1),
+    lk.PadCollate({"x": lk.Pad()}),
+    lk.LoaderConfig(batch_size=2),
+    lk.Loader(Drawing(5), 2, shuffle=True),
+    lk.Loader(Drawing(5), 2, num_workers=2, collate_fn=drawing_collate),
+    Feed(ARRAY, None, 0),
+    lk.seed_worker,
+    lk.derive_seed,
+    lk.sample_rng,
+    lk.to_device,
+]
+
+
+@pytest.mark.parametrize("value", PUBLIC, ids=lambda value: getattr(value, "__name__", type(value).__name__))
+def test_every_public_object_pickles(value: Any) -> None:
+    if isinstance(value, lk.Order):
+        value.indices(0, 0, 2)  # with what it caches
+    if isinstance(value, lk.Loader):
+        next(iter(value))  # with workers at work
+    copy = pickle.loads(pickle.dumps(value))
+    assert type(copy) is type(value)
+    if isinstance(value, lk.Cursor | lk.World | lk.LoaderConfig | lk.Pad | lk.PadCollate):
+        assert copy == value
+    if isinstance(value, lk.Loader):
+        assert copy.state_dict() == value.state_dict()
