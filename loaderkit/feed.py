@@ -58,7 +58,8 @@ class Feed:
             samples = self._read_samples(key, seeds)
             if not self.batched:
                 return samples[0] if self.collate_fn is None else self.collate_fn(samples[0])
-            seeds.enter_batch()
+            if self.collate_fn is not None:
+                seeds.enter_batch()  # stacking draws nothing
             return self._collate(samples, key)
 
     def _read_samples(self, key: BatchKey, seeds: SampleSeeds) -> list[Any]:
