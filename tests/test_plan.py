@@ -130,8 +130,11 @@ def test_advancing_crosses_epochs_as_iterating_does(batch_size: int, tail: Tail)
 def journeys(draw: st.DrawFn) -> tuple[int, Tail, int, list[tuple[int, int, int]]]:
     """A size, a tail, a seed, and legs (batch size, world, steps before the next interruption)."""
     legs = st.tuples(st.integers(1, 9), st.integers(1, 4), st.integers(0, 8))
-    return draw(st.integers(4, 120)), draw(st.sampled_from(TAILS)), draw(st.integers(0, 99)), draw(
-        st.lists(legs, min_size=2, max_size=4)
+    return (
+        draw(st.integers(4, 120)),
+        draw(st.sampled_from(TAILS)),
+        draw(st.integers(0, 99)),
+        draw(st.lists(legs, min_size=2, max_size=4)),
     )
 
 

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data._utils.pin_memory import pin_memory as torch_pin_memory
 from torchvision import tv_tensors
 
 import loaderkit as lk
+from loaderkit.engine import torch as torch_engine
 from loaderkit.transfer import pin, should_pin, to_device
 
 Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024
@@ -180,6 +182,15 @@ def test_batches_for_cuda_are_pinned_and_arrive_equal(make: Any, workers: int) -
         assert torch.equal(x, y.cpu())
         batches += 1
     assert batches == 2
+
+
+def test_torchs_pin_thread_pins_by_our_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own pass over dataclasses, and take a PackedSequence apart."""
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor + 100)
+    hidden = torch_engine._Batch([Item(torch.ones(1)), Custom(torch.ones(1))])
+    item, custom = torch_pin_memory(hidden).content
+    assert item.image.item() == 101
+    assert custom.calls == ["pinned"]
 
 
 @pytest.mark.gpu

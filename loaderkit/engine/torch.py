@@ -1,6 +1,7 @@
 """The engine on the workers of `torch.utils.data.DataLoader`."""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ import torch.utils.data as torch_data
 
 from loaderkit.feed import Feed
 from loaderkit.plan import BatchKey
+from loaderkit.transfer import pin
 
 
 class _Keys(torch_data.Sampler[Any]):
@@ -21,19 +23,25 @@ class _Keys(torch_data.Sampler[Any]):
         return iter(self.now)
 
 
-def _as_is(batch: Any) -> Any:
-    return batch
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Hides a batch from torch, which would pin its parts by its own rules: those pass over dataclasses."""
+
+    content: Any
+
+    def pin_memory(self) -> "_Batch":
+        return _Batch(pin(self.content))
 
 
 class _Batches:
-    """A run's batches; an error lets the workers go at once.
+    """A run's batches. An error lets the workers go at once.
 
     The error that torch raises again and its traceback hold each other, and the
     workers: those would wait for the garbage collector, and it 5 s for each of them.
     Where the error arose is in its message.
     """
 
-    def __init__(self, batches: Iterator[Any]) -> None:
+    def __init__(self, batches: Iterator[_Batch]) -> None:
         self._batches = batches
 
     def __iter__(self) -> Iterator[Any]:
@@ -41,7 +49,7 @@ class _Batches:
 
     def __next__(self) -> Any:
         try:
-            return next(self._batches)
+            return next(self._batches).content
         except BaseException as error:
             self._batches = iter(())
             raise error.with_traceback(None)  # noqa: B904 - it is the error itself
@@ -81,10 +89,11 @@ class TorchEngine:
             generator = torch.Generator().manual_seed(self._feed.seed)
             dataset: Any = self._feed
             self._loader = torch_data.DataLoader(
-                dataset, batch_sampler=self._keys, collate_fn=_as_is, generator=generator, **self._settings
+                dataset, batch_sampler=self._keys, collate_fn=_Batch, generator=generator, **self._settings
             )
         self._keys.now = keys
-        return _Batches(iter(self._loader)) if self._settings["num_workers"] else iter(self._loader)
+        batches: Iterator[_Batch] = iter(self._loader)
+        return _Batches(batches) if self._settings["num_workers"] else (batch.content for batch in batches)
 
     def close(self) -> None:
         self._loader = None  # its workers end with it
