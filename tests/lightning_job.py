@@ -12,7 +12,7 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 import loaderkit as lk
@@ -123,7 +123,7 @@ def make_trainer(job: dict[str, Any], **settings: Any) -> pl.Trainer:
         "logger": False,
         "enable_progress_bar": False,
         "enable_model_summary": False,
-        "enable_checkpointing": "save_every" in job,
+        "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks),
         "num_sanity_val_steps": 1,
         "default_root_dir": job["dir"],
     }

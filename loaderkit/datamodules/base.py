@@ -192,8 +192,8 @@ class DataModule(pl.LightningDataModule):
         return batches, cursors, False
 
     @property
-    def _resumes_between_epochs(self) -> bool:
-        return self._restored is not None and self._restored["epoch_over"]
+    def _resumes_before_a_first_batch(self) -> bool:
+        return self._restored is not None and self._first == 0
 
     def _begin_epoch(self) -> None:
         self._stand(0)
@@ -243,10 +243,10 @@ class DataModule(pl.LightningDataModule):
             return
         if not self._loaders:
             self.train_dataloader()
-        done = fit_loop["epoch_loop.batch_progress"]["current"]["processed"]
+        current = fit_loop["epoch_loop.batch_progress"]["current"]
         if self._restored["epoch_over"]:
             set_epoch_over(fit_loop)
-        elif done != self._first:
+        elif current["processed"] != self._first or current["ready"] != self._first:
             set_batches(fit_loop, self._first)
 
 

@@ -13,8 +13,8 @@ class TrainProgress(pl.Callback):
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.datamodule._resumes_between_epochs:  # type: ignore[attr-defined]
-            # With `max_steps` Lightning thinks that it is in the middle of one.
+        if trainer.datamodule._resumes_before_a_first_batch:  # type: ignore[attr-defined]
+            # Lightning would take it for a place in the middle of the epoch.
             trainer.fit_loop.epoch_loop.restarting = False
 
     @override
