@@ -167,7 +167,7 @@ def draw(figure: Any, rows: list[Row]) -> None:
     panels[0].annotate("target: 50 ms", (10**12, 50), (0, 4), textcoords="offset points", ha="right", fontsize=8)
     panels[1].axhline(10, color="#24292f", linewidth=0.8, linestyle=":")
     panels[1].annotate("target: 10 MB", (10**12, 10), (0, 4), textcoords="offset points", ha="right", fontsize=8)
-    panels[0].legend(frameon=False, fontsize=8)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=3, frameon=False)
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def main() -> None:
         TORCH_FRESH: first(TORCH_FRESH, plain),
         TORCH_RESUMED: first(TORCH_RESUMED, plain, skip=done),
     }
-    seldom = {name: 1 if name.startswith("lk") else 10 for name in contenders}
+    seldom = {name: 1 if name.startswith("lk") else 15 for name in contenders}
     found = interleave(contenders, rounds=2 if options.quick else 30, seldom=seldom)
     check("lk.Loader", kept[OURS_RESUMED], whole.indices(0, done).tolist())
     check("StatefulDataLoader", kept[DATA_RESUMED], expected)
@@ -126,6 +126,10 @@ def check(name: str, found: list[int], wanted: list[int]) -> None:
         raise RuntimeError(f"resume: {name} went on with other samples than the uninterrupted run.")
 
 
+def duration(ms: float) -> str:
+    return f"{ms:.1f} ms" if ms < 1000 else f"{ms / 1000:.1f} s"
+
+
 def draw(figure: Any, rows: list[Row], size: int) -> None:
     axes = figure.subplots()
     colours = [
@@ -136,10 +140,10 @@ def draw(figure: Any, rows: list[Row], size: int) -> None:
     bars = axes.barh([row["contender"] for row in rows], values, color=colours)
     axes.bar_label(
         bars,
-        [f" {row['first_batch_ms']:,.3g} ms, {row['extra_getitem_calls']:,} samples read again" for row in rows],
+        [f" {duration(row['first_batch_ms'])}, {row['extra_getitem_calls']:,} samples read again" for row in rows],
     )
     axes.set_xscale("log")
-    axes.set_xlim(min(values) / 3, max(values) * 400)
+    axes.set_xlim(min(values) / 3, max(values) * 200)
     axes.invert_yaxis()
     axes.set_xlabel("time to the first batch (ms, log scale; less is better)")
     axes.set_title(f"Resume at 90 % of {size:,} samples", loc="left")
