@@ -106,7 +106,7 @@ def draw(figure: Any, rows: list[Row]) -> None:
         axes.set_xscale("log")
         axes.set_xlabel("cost of a sample (us, log scale)")
         axes.set_title(f"{workers} workers", loc="left")
-        axes.set_ylim(0, 1.15)
+        axes.set_ylim(0, 1.15 * max(row["throughput_ratio_to_reference"] for row in rows if row["contender"] != LOOP))
     panels[0].set_ylabel("throughput over DataLoader's\n(more is better)")
     panels[0].legend(loc="lower right", frameon=False)
     figure.suptitle(f"torch, numpy and random seeded for each sample, batches of {BATCH}", x=0.01, ha="left")
