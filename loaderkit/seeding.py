@@ -156,9 +156,11 @@ def _numpy_keeps_normal() -> bool:
     Its whole state says it too, and takes a hundred times as long: 624 words go through Python.
     """
     generator: Any = np_random._rand
-    bits = generator._bit_generator
-    generator._bit_generator = _NoWords
+    bits = getattr(generator, "_bit_generator", None)
+    if bits is None:
+        return True  # another numpy: then its whole state is kept
     try:
+        generator._bit_generator = _NoWords
         return bool(generator.get_state(legacy=False)["has_gauss"])
     finally:
         generator._bit_generator = bits

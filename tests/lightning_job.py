@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import warnings
+from collections.abc import Callable
 from multiprocessing.forkserver import set_forkserver_preload  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Any
@@ -167,12 +168,12 @@ def run(job: dict[str, Any]) -> None:
         trainer.fit(model, datamodule=data, ckpt_path=job.get("ckpt"))
 
 
-def _main(job: dict[str, Any]) -> None:
+def _main(job: dict[str, Any], target: Callable[[dict[str, Any]], None]) -> None:
     log = os.open(str(Path(job["dir"], f"log-{job['name']}.txt")), os.O_CREAT | os.O_WRONLY)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.setsid()
-    run(job)
+    target(job)
 
 
 # The server imports lightning once. Before Python 3.13 it finds this module by PYTHONPATH alone.
@@ -181,9 +182,9 @@ _context = multiprocessing.get_context("forkserver")
 set_forkserver_preload(["lightning_job"])
 
 
-def launch(job: dict[str, Any], *, timeout_s: float = 120) -> int:
+def launch(job: dict[str, Any], target: Callable[[dict[str, Any]], None] = run, *, timeout_s: float = 120) -> int:
     """Run a job in a new process and return its exit code (negative: the signal that ended it)."""
-    process = _context.Process(target=_main, args=(job,))
+    process = _context.Process(target=_main, args=(job, target))
     process.start()
     process.join(timeout_s)
     if process.is_alive():

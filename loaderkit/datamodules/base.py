@@ -11,7 +11,7 @@ from typing_extensions import override
 from loaderkit.config import LoaderConfig
 from loaderkit.cursor import Cursor
 from loaderkit.datamodules.loaders import EvalLoader, TrainLoader
-from loaderkit.datamodules.progress import TrainProgress, learnt, set_batches, set_epoch_over
+from loaderkit.datamodules.progress import TrainProgress, count_step, learnt, set_batches, set_epoch_over
 from loaderkit.loader import Loader
 from loaderkit.world import World
 
@@ -247,6 +247,8 @@ class DataModule(pl.LightningDataModule):
         if self._restored["epoch_over"]:
             set_epoch_over(fit_loop)
         elif current["processed"] != self._first or current["ready"] != self._first:
+            if current["ready"] == current["processed"] == self._restored["batches"]:
+                count_step(fit_loop)
             set_batches(fit_loop, self._first)
 
 

@@ -55,11 +55,16 @@ def set_epoch_over(fit_loop: dict[str, Any]) -> None:
     """
     epochs = fit_loop["epoch_progress"]
     if epochs["current"]["processed"] < epochs["current"]["ready"]:
-        fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"] += 1  # counted only after a checkpoint is saved
+        count_step(fit_loop)
     for part in ("current", "total"):
         for name in ("started", "processed", "completed"):
             epochs[part][name] = epochs[part]["ready"]
     set_batches(fit_loop, 0, total=fit_loop["epoch_loop.batch_progress"]["total"]["processed"])
+
+
+def count_step(fit_loop: dict[str, Any]) -> None:
+    """Count the step before the checkpoint for the loggers: Lightning does so only after it has saved."""
+    fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"] += 1
 
 
 def set_batches(fit_loop: dict[str, Any], batches: int, *, total: int | None = None) -> None:

@@ -1,0 +1,98 @@
+"""Under Lightning with two ranks on gloo: exact on the same ranks, each sample once on others."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning_job as jobs
+import pytest
+import torch
+from test_lightning_resume import run
+
+TWO = {"strategy": "ddp_fork", "devices": 2}
+SCRIPT = Path(jobs.__file__)
+
+
+def launch_script(job: dict[str, Any], *, timeout_s: float = 180) -> int:
+    """Run a job as a script, as a user does, so that Lightning's own launcher starts the second rank."""
+    path = Path(job["dir"], f"job-{job['name']}.json")
+    path.write_text(json.dumps(job))
+    with Path(job["dir"], f"log-{job['name']}.txt").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(path)], stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            return process.wait(timeout_s)
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # all ranks have ended
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def ids_of(steps: list[dict[str, Any]], epoch: int) -> list[int]:
+    return [index for step in steps if step["epoch"] == epoch for index in step["ids"][0]]
+
+
+def test_ranks_share_each_epoch_and_resume_exactly(tmp_path: Path) -> None:
+    """Kill both ranks in the middle of an epoch: each goes on with its own batches, bit for bit."""
+    whole: dict[str, Any] = {"dir": str(tmp_path), "name": "whole", "trainer": TWO, "loader": {"num_workers": 1}}
+    run(whole)
+    steps = [jobs.steps_of(whole, rank) for rank in (0, 1)]
+    assert [len(part) for part in steps] == [21, 21]
+    for epoch in range(jobs.EPOCHS):
+        assert sorted(ids_of(steps[0], epoch) + ids_of(steps[1], epoch)) == list(range(jobs.SIZE))
+    stopped = {**whole, "name": "stopped", "save_every": 1}
+    stopped["stop"] = {"where": "in_step", "at": [1, 3], "by": "SIGKILL"}
+    assert jobs.launch(stopped) != 0
+    saved = max((tmp_path / "saved-stopped").glob("step-*"), key=lambda path: path.stat().st_mtime_ns)
+    resumed = {**whole, "name": "resumed", "ckpt": str(saved)}
+    run(resumed)
+    for rank in (0, 1):
+        assert jobs.steps_of(resumed, rank) == steps[rank][10:]
+    end, wanted = jobs.final_of(resumed), jobs.final_of(whole)
+    assert all(torch.equal(end["weights"][name], wanted["weights"][name]) for name in wanted["weights"])
+    assert end["counts"] == wanted["counts"]
+
+
+def test_ranks_started_as_scripts(tmp_path: Path) -> None:
+    whole: dict[str, Any] = {"dir": str(tmp_path), "name": "whole", "save_every": 4}
+    whole["trainer"] = {"strategy": "ddp", "devices": 2}
+    assert launch_script(whole) == 0, jobs.log_of(whole)
+    steps = [jobs.steps_of(whole, rank) for rank in (0, 1)]
+    assert [len(part) for part in steps] == [21, 21]
+    resumed = {**whole, "name": "resumed", "ckpt": str(tmp_path / "saved-whole" / "step-step=12.ckpt")}
+    resumed.pop("save_every")
+    assert launch_script(resumed) == 0, jobs.log_of(resumed)
+    for rank in (0, 1):
+        assert jobs.steps_of(resumed, rank) == steps[rank][12:]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "at"), [(2, 1, 3), (2, 1, 6), (2, 1, 7), (1, 2, 5), (1, 2, 11), (1, 2, 13), (1, 2, 18)]
+)
+def test_a_run_resumes_on_another_number_of_ranks(before: int, after: int, at: int, tmp_path: Path) -> None:
+    """Each epoch has each sample once, and the Trainer's counts are those of the new number of ranks."""
+    trainers: dict[int, dict[str, Any]] = {1: {}, 2: TWO}
+    first: dict[str, Any] = {"dir": str(tmp_path), "name": "first", "save_every": 1, "trainer": trainers[before]}
+    run(first)
+    second: dict[str, Any] = {"dir": str(tmp_path), "name": "second", "trainer": trainers[after]}
+    second["ckpt"] = str(tmp_path / "saved-first" / f"step-step={at}.ckpt")
+    run(second)
+    old = [jobs.steps_of(first, rank)[:at] for rank in range(before)]
+    new = [jobs.steps_of(second, rank) for rank in range(after)]
+    for epoch in range(jobs.EPOCHS):
+        seen = [index for steps in (*old, *new) for index in ids_of(steps, epoch)]
+        assert sorted(seen) == list(range(jobs.SIZE)), epoch
+    per_epoch = {1: 13, 2: 7}
+    for steps in new:
+        for epoch in range(jobs.EPOCHS):
+            numbers = [step["batch"] for step in steps if step["epoch"] == epoch]
+            assert numbers == list(range(per_epoch[after] - len(numbers), per_epoch[after]))
+    counts = jobs.final_of(second)["counts"]
+    assert counts["global_step"] == at + len(new[0])
+    assert counts["epoch"] == jobs.EPOCHS
+    assert counts["log_steps"] == counts["global_step"]

@@ -1,0 +1,236 @@
+"""Under Lightning: evaluation and prediction over ranks, the batch-size finder, loaders without a DataModule."""
+
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import lightning_job as jobs
+import pytest
+import torch
+import torchmetrics
+from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.tuner import Tuner
+from test_lightning_resume import check_same_end, run
+
+import loaderkit as lk
+
+
+class Evaluated(pl.LightningModule):
+    """Writes down what it sees, and a mean over samples."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+        # `self.log(..., sync_dist=True)` of Lightning 2.6.6 rounds the mean number of samples a rank down.
+        self.mean = torchmetrics.MeanMetric().set_dtype(torch.float64)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.mean.update(batch["x"].sum(dim=1).double())
+        self.log("metric", self.mean, on_epoch=True)
+        self.write(batch)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.write(batch)
+        ids: torch.Tensor = batch["id"]
+        return ids
+
+    def write(self, batch: Any) -> None:
+        with Path(self.folder, f"seen-{self.global_rank}.jsonl").open("a") as file:
+            file.write(json.dumps(batch["id"].tolist()) + "\n")
+
+    def on_validation_end(self) -> None:
+        Path(self.folder, "metric.txt").write_text(repr(float(self.trainer.callback_metrics["metric"])))
+
+
+class Writer(BasePredictionWriter):
+    """Compares the indices that Lightning knows with what was predicted."""
+
+    def __init__(self) -> None:
+        super().__init__("batch_and_epoch")
+
+    def write_on_batch_end(self, trainer: Any, pl_module: Any, prediction: Any, batch_indices: Any, *_: Any) -> None:
+        assert batch_indices == prediction.tolist()
+
+    def write_on_epoch_end(self, trainer: Any, pl_module: Any, predictions: Any, batch_indices: Any) -> None:
+        assert batch_indices == [[part.tolist() for part in predictions]]
+
+
+def quiet_trainer(job: dict[str, Any], **settings: Any) -> pl.Trainer:
+    return pl.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        default_root_dir=job["dir"],
+        **settings,
+    )
+
+
+def evaluate(job: dict[str, Any]) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    trainer = quiet_trainer(job, devices=job["ranks"], strategy="ddp_fork", callbacks=[Writer()])
+    data = lk.DataModule(**{job["stage"]: jobs.Samples(job["size"])}, loader=lk.LoaderConfig(batch_size=4))
+    if job["stage"] == "val":
+        trainer.validate(Evaluated(job["dir"]), datamodule=data, verbose=False)
+    else:
+        trainer.predict(Evaluated(job["dir"]), datamodule=data, return_predictions=False)
+
+
+def seen(folder: Path, rank: int) -> list[list[int]]:
+    return [json.loads(line) for line in (folder / f"seen-{rank}.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("size", [10, 13, 32, 37])
+def test_evaluation_gives_each_sample_once_and_one_metric(size: int, tmp_path: Path) -> None:
+    """On 1 to 4 ranks, whatever is left over."""
+    metrics = []
+    for ranks in (1, 2, 3, 4):
+        folder = tmp_path / str(ranks)
+        folder.mkdir()
+        job = {"dir": str(folder), "name": "eval", "ranks": ranks, "size": size, "stage": "val"}
+        assert jobs.launch(job, evaluate) == 0, jobs.log_of(job)
+        parts = [seen(folder, rank) for rank in range(ranks)]
+        assert len({len(part) for part in parts}) == 1
+        assert sorted(i for part in parts for batch in part for i in batch) == list(range(size))
+        metrics.append(float((folder / "metric.txt").read_text()))
+    assert metrics == pytest.approx([metrics[0]] * 4, rel=1e-6)
+
+
+def test_predictions_know_their_indices_on_two_ranks(tmp_path: Path) -> None:
+    job = {"dir": str(tmp_path), "name": "predict", "ranks": 2, "size": 29, "stage": "predict"}
+    assert jobs.launch(job, evaluate) == 0, jobs.log_of(job)
+    parts = [seen(tmp_path, rank) for rank in (0, 1)]
+    assert sorted(i for part in parts for batch in part for i in batch) == list(range(29))
+    loader = lk.Loader(jobs.Samples(29), 4, world=lk.World(1, 2))
+    assert [loader.indices(0, batch).tolist() for batch in range(len(loader))] == parts[1]
+
+
+def find_batch_size(job: dict[str, Any]) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    pl.seed_everything(1, verbose=False)
+    model, data = jobs.Model(job), jobs.make_data(job)
+    trainer = jobs.make_trainer(job)
+    assert Tuner(trainer).scale_batch_size(model, datamodule=data, max_trials=2, steps_per_trial=2, init_val=4) == 8
+    assert data.batch_size == 8
+    Path(job["dir"], f"steps-{job['name']}-0.jsonl").unlink()
+    trainer.fit(model, datamodule=data)
+
+
+def test_training_after_the_batch_size_finder_begins_at_the_start(tmp_path: Path) -> None:
+    found = {"dir": str(tmp_path), "name": "found"}
+    assert jobs.launch(found, find_batch_size) == 0, jobs.log_of(found)
+    plain = {"dir": str(tmp_path), "name": "plain", "loader": {"batch_size": 8}}
+    run(plain)
+    steps = jobs.steps_of(plain)
+    assert len(steps) == 21
+    assert [step["ids"] for step in jobs.steps_of(found)] == [step["ids"] for step in steps]
+
+
+@pytest.mark.parametrize("case", [{}, {"trainer": {"limit_train_batches": 7}}, {"loader": {"num_workers": 2}}])
+def test_a_loader_given_to_fit_resumes_after_a_kill(case: dict[str, Any], tmp_path: Path) -> None:
+    """From each place where a ModelCheckpoint saves, the epoch's end included."""
+    whole: dict[str, Any] = {"dir": str(tmp_path), "name": "whole", "save_every": 1, "direct": True, **case}
+    run(whole)
+    names = ("step-step=1", "step-step=5", "step-step=7", "step-step=13", "step-step=14", "epoch-epoch=0")
+    picked = [path for path in sorted(Path(tmp_path, "saved-whole").iterdir()) if path.stem in names]
+    assert len(picked) == 6
+    for number, path in enumerate(picked):
+        resumed = {**whole, "name": f"resumed-{number}", "ckpt": str(path)}
+        resumed.pop("save_every")
+        run(resumed)
+        check_same_end(whole, resumed)
+
+
+def test_a_loader_given_to_fit_says_when_it_is_not_exact(tmp_path: Path) -> None:
+    trainer = quiet_trainer({"dir": str(tmp_path)}, max_epochs=1, limit_val_batches=0)
+    model = jobs.Model({"dir": str(tmp_path), "name": "direct"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(model, lk.Loader(jobs.Samples(12), 4))
+    with pytest.warns(UserWarning, match="handed to it directly.*Use loaderkit.DataModule"):
+        trainer.save_checkpoint(tmp_path / "saved.ckpt")
+
+
+def test_a_checkpoint_without_a_data_module_resumes_with_one(tmp_path: Path) -> None:
+    whole: dict[str, Any] = {"dir": str(tmp_path), "name": "whole", "save_every": 1, "direct": True}
+    run(whole)
+    ckpt = str(tmp_path / "saved-whole" / "step-step=5.ckpt")
+    resumed = {"dir": str(tmp_path), "name": "resumed", "ckpt": ckpt}
+    run(resumed)
+    check_same_end(whole, resumed, begins_at=5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"size": 51}, "cannot resume: the state is for dataset '50 samples', this loader has '51 samples'"),
+        ({"loader": {"seed": 6}}, "cannot resume: the state is for seed 5, this loader has 6"),
+        ({"loader": {"shuffle": False}}, "cannot resume: the state is for order"),
+        ({"sizes": {"a": 50, "b": 18}}, "the checkpoint has 1 training datasets, this DataModule has 2"),
+    ],
+)
+def test_a_checkpoint_of_other_data_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    whole = {"dir": str(tmp_path), "name": "whole", "save_every": 5}
+    run(whole)
+    other = {"dir": str(tmp_path), "name": "other", "ckpt": str(tmp_path / "saved-whole" / "step-step=5.ckpt")}
+    assert jobs.launch({**other, **change}) == 1
+    assert message in jobs.log_of(other)
+
+
+def test_datasets_read_side_by_side_need_their_world_and_batch_size(tmp_path: Path) -> None:
+    whole = {"dir": str(tmp_path), "name": "whole", "save_every": 5, "sizes": {"a": 50, "b": 18}}
+    run(whole)
+    other = {**whole, "name": "other", "ckpt": str(tmp_path / "saved-whole" / "step-step=5.ckpt")}
+    other["loader"] = {"batch_size": 8}
+    assert jobs.launch(other) == 1
+    assert "the world or the batch size has changed" in jobs.log_of(other)
+
+
+def test_asking_for_data_that_was_not_given_is_an_error(tmp_path: Path) -> None:
+    trainer = quiet_trainer({"dir": str(tmp_path)})
+    with pytest.raises(ValueError, match=r"asks for val data, and none was given. Pass DataModule\(val=...\)"):
+        trainer.validate(Evaluated(str(tmp_path)), datamodule=lk.DataModule(jobs.Samples()), verbose=False)
+
+
+def test_validation_is_the_same_each_time() -> None:
+    data = lk.DataModule(val=[jobs.Samples(9), lambda: jobs.Samples(5)], loader=lk.LoaderConfig(batch_size=2))
+    data.setup("validate")
+    first, second = data.val_dataloader()
+    passes = [[batch["x"] for batch in first] for _ in range(2)]
+    assert len(passes[0]) == 5
+    assert all(torch.equal(a, b) for a, b in zip(*passes, strict=True))
+    assert [len(batch["id"]) for batch in second] == [2, 2, 1]
+
+
+def test_the_training_step_draws_the_same_numbers_with_and_without_the_loader() -> None:
+    """The Trainer's own generators are not moved by reading, with or without workers."""
+    drawn = []
+    for workers in (None, 0, 2):
+        torch.manual_seed(3)
+        batches = range(5) if workers is None else lk.Loader(jobs.Samples(20), 4, shuffle=True, num_workers=workers)
+        drawn.append([torch.rand(3).tolist() for _ in batches])
+    assert len(drawn[0]) == 5
+    assert drawn[0] == drawn[1] == drawn[2]
+
+
+def test_a_second_fit_goes_on_counting_epochs(tmp_path: Path) -> None:
+    job = {"dir": str(tmp_path), "name": "twice"}
+    whole = {**job, "name": "whole"}
+    run(whole)
+    torch.set_num_threads(os.cpu_count() or 1)
+    model, data = jobs.Model(job), jobs.make_data(job)
+    trainer = quiet_trainer(job, max_epochs=1, limit_val_batches=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(model, datamodule=data)
+        trainer.fit_loop.max_epochs = 2
+        trainer.fit(model, datamodule=data)
+    steps = jobs.steps_of(job)
+    assert len(steps) == 26
+    assert [step["ids"] for step in steps] == [step["ids"] for step in jobs.steps_of(whole)[:26]]
