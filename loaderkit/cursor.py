@@ -57,11 +57,18 @@ def fingerprint(dataset: Any, size: int) -> str:
     return f"{size:,} samples ({text})"
 
 
-def pack_state(cursor: Cursor, identity: Identity) -> dict[str, Any]:
-    """Turn a position into a dict of plain ints, strings and lists, under 1 KB."""
+def pack_state(cursor: Cursor, identity: Identity, step: int) -> dict[str, Any]:
+    """Turn a position into a dict of plain ints, strings and lists, under 1 KB.
+
+    Args:
+        cursor: The position.
+        identity: What it counts in.
+        step: Samples of a full step of all ranks, the unit of `cursor.batches`.
+            Only those who count batches need it.
+    """
     position = asdict(cursor)
     position["plan"] = list(cursor.plan)
-    return {"version": STATE_VERSION, "cursor": position, "identity": asdict(identity)}
+    return {"version": STATE_VERSION, "cursor": position, "identity": asdict(identity), "step": step}
 
 
 def unpack_state(state: Mapping[str, Any], identify: Callable[[int], Identity]) -> Cursor:

@@ -11,13 +11,13 @@ import torch.utils.data as torch_data
 
 from loaderkit.config import LoaderConfig
 from loaderkit.cursor import Cursor, Identity, fingerprint, pack_state, unpack_state
-from loaderkit.engine import Engine, InlineEngine, TorchEngine
+from loaderkit.engine import Engine, make_engine
 from loaderkit.feed import Feed
 from loaderkit.order import Sequential, Shuffled
 from loaderkit.plan import BatchPlan, Plan, Tail
 from loaderkit.sampling import SamplerOrder, as_order
 from loaderkit.seeding import Int64Array
-from loaderkit.transfer import should_pin, to_device
+from loaderkit.transfer import to_device
 from loaderkit.world import World
 
 
@@ -110,6 +110,7 @@ class Loader:
         self._begun = False  # whether an iterator has started at the origin
         self._turn = 0  # an iterator of an earlier turn is over
         self._trained_by_epochs = False
+        self._loaded_step: int | None = None  # of the run that wrote the loaded state
         self._said: set[str] = set()
 
     @classmethod
@@ -185,7 +186,7 @@ class Loader:
 
     def state_at(self, cursor: Cursor) -> dict[str, Any]:
         """Return the state that stands for a cursor of this loader."""
-        return pack_state(cursor, self._identity(cursor.epoch))
+        return pack_state(cursor, self._identity(cursor.epoch), self._bound_plan().step)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position; the next `iter()` continues from it.
@@ -196,6 +197,7 @@ class Loader:
             ValueError: If the state is not one of this data, order and seed.
         """
         self._stand_at(unpack_state(state, self._identity))
+        self._loaded_step = state.get("step")
 
     def close(self) -> None:
         """Stop the workers; a later `iter()` starts them again."""
@@ -211,6 +213,13 @@ class Loader:
     def _set_epoch(self, epoch: int) -> None:
         # Lightning loads no loader state from a checkpoint at an epoch's end; this puts the loader there.
         self._trained_by_epochs = True
+        step = self._bound_plan().step
+        if self._loaded_step not in (None, step):
+            raise RuntimeError(
+                f"cannot resume under this Trainer: it counts batches, and the checkpoint's steps had "
+                f"{self._loaded_step} samples over all ranks, now they have {step}. Hand the data over in a "
+                "loaderkit.DataModule, which puts the Trainer's counts right, or keep the world and the batch size."
+            )
         if self.cursor.epoch < epoch:
             self._stand_at(Cursor(epoch=epoch))
 
@@ -263,25 +272,9 @@ class Loader:
                 f"{self.config.num_workers - epoch.left} of them will be idle."
             )
         if self._engine is None:
-            self._engine = self._make_engine()
+            feed = Feed(self.dataset, self.config.collate_fn, self.config.seed, batched=self.batch_size is not None)
+            self._engine = make_engine(feed, self.config)
         return self._engine.run(plan.keys(cursor))
-
-    def _make_engine(self) -> Engine:
-        config = self.config
-        pinned = should_pin(config.pin_memory, self._device)
-        feed = Feed(self.dataset, config.collate_fn, config.seed, batched=config.batch_size is not None)
-        if config.engine == "inline" or (config.engine == "auto" and config.num_workers == 0):
-            return InlineEngine(feed, pin_memory=pinned)
-        return TorchEngine(
-            feed,
-            num_workers=config.num_workers,
-            pin_memory=pinned,
-            prefetch_factor=config.prefetch_factor,
-            persistent_workers=bool(config.persistent_workers),
-            multiprocessing_context=config.multiprocessing_context,
-            worker_init_fn=config.worker_init_fn,
-            timeout=config.timeout,
-        )
 
     def _check_sampler(self, epoch: int) -> None:
         order = getattr(self._plan, "order", None)

@@ -39,6 +39,11 @@ class Plan(ABC):
     def key(self, epoch: int) -> str:
         """Name the order of the samples, with its version and all that shapes it."""
 
+    @property
+    @abstractmethod
+    def step(self) -> int:
+        """Return the samples of a full step, over all ranks: the unit in which the plan counts batches."""
+
     @abstractmethod
     def remaining(self, cursor: Cursor) -> int:
         """Return how many batches each rank has left in the cursor's epoch."""
@@ -109,7 +114,7 @@ class BatchPlan(Plan):
 
     def remaining(self, cursor: Cursor) -> int:
         left = self._left(cursor)
-        full, rest = divmod(left, self._full)
+        full, rest = divmod(left, self.step)
         if rest == 0 or self.tail == "drop":
             return full
         if self.tail == "pad":
@@ -127,7 +132,7 @@ class BatchPlan(Plan):
             return cursor
         samples = cursor.samples
         most = left - 2  # up to here all steps are full, whatever the tail
-        samples += min(batches, max(most, 0)) * self._full
+        samples += min(batches, max(most, 0)) * self.step
         for _ in range(batches - max(most, 0)):
             samples += self._step(cursor, samples)
         return Cursor(epoch=cursor.epoch, samples=samples, batches=cursor.batches + batches)
@@ -135,7 +140,7 @@ class BatchPlan(Plan):
     def keys(self, cursor: Cursor) -> Iterator[BatchKey]:
         left, samples = self.remaining(cursor), cursor.samples
         size = self._size(cursor.epoch)
-        full, batch = self._full, self._full // self.world.size
+        full, batch = self.step, self.step // self.world.size
         together = min(left, max(1, _AHEAD // batch))
         low, _ = self._share(full)
         steps = low + np.arange(together, dtype=np.int64)[:, None] * full + np.arange(batch, dtype=np.int64)
@@ -156,7 +161,7 @@ class BatchPlan(Plan):
             left -= count
 
     @property
-    def _full(self) -> int:
+    def step(self) -> int:
         return self.world.size * (self.batch_size or 1)
 
     def _left(self, cursor: Cursor) -> int:
@@ -172,9 +177,9 @@ class BatchPlan(Plan):
     def _step(self, cursor: Cursor, samples: int) -> int:
         """Return how many samples the step at `samples` takes, over all ranks."""
         left = self._size(cursor.epoch) - samples
-        full, rest = divmod(left, self._full)
+        full, rest = divmod(left, self.step)
         if self.tail != "keep" or full > 1 or rest == 0 or (full and rest >= self.world.size):
-            return self._full
+            return self.step
         if full and not self._joined(full, rest):
             return -(-left // 2)
         return left

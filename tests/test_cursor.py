@@ -21,7 +21,7 @@ def unpack(state: Any, identity: Identity = IDENTITY) -> Cursor:
 
 @given(st.builds(Cursor, epoch=st.integers(0, 10**15), samples=st.integers(0, 10**15), batches=st.integers(0, 10**15)))
 def test_a_state_goes_through_json_and_weights_only_unchanged(cursor: Cursor) -> None:
-    state = pack_state(cursor, IDENTITY)
+    state = pack_state(cursor, IDENTITY, 8)
     text = json.dumps(state)
     assert len(text) < 1024
     assert unpack(json.loads(text)) == cursor
@@ -33,21 +33,22 @@ def test_a_state_goes_through_json_and_weights_only_unchanged(cursor: Cursor) ->
 
 def test_what_a_plan_adds_travels_too() -> None:
     cursor = Cursor(epoch=1, samples=2, batches=3, plan=(4, 5))
-    assert unpack(json.loads(json.dumps(pack_state(cursor, IDENTITY)))) == cursor
+    assert unpack(json.loads(json.dumps(pack_state(cursor, IDENTITY, 8)))) == cursor
 
 
 def test_golden_state() -> None:
     """The state's form is a public contract: another one needs another version."""
-    assert pack_state(Cursor(epoch=1, samples=20, batches=5), IDENTITY) == {
+    assert pack_state(Cursor(epoch=1, samples=20, batches=5), IDENTITY, 8) == {
         "version": 1,
         "cursor": {"epoch": 1, "samples": 20, "batches": 5, "plan": []},
         "identity": {"dataset": "10 samples", "order": "sequential-1", "seed": 7},
+        "step": 8,
     }
 
 
 @pytest.mark.parametrize("field", ["dataset", "order", "seed"])
 def test_another_identity_is_refused_with_both_values_and_the_way_out(field: str) -> None:
-    state = pack_state(Cursor(epoch=2, samples=4), IDENTITY)
+    state = pack_state(Cursor(epoch=2, samples=4), IDENTITY, 8)
     found = replace(IDENTITY, **{field: 8 if field == "seed" else "other"})
     with pytest.raises(ValueError, match="cannot resume") as caught:
         unpack(state, found)
@@ -58,7 +59,7 @@ def test_another_identity_is_refused_with_both_values_and_the_way_out(field: str
 
 
 def test_another_version_is_refused() -> None:
-    state = pack_state(Cursor(), IDENTITY) | {"version": STATE_VERSION + 1}
+    state = pack_state(Cursor(), IDENTITY, 8) | {"version": STATE_VERSION + 1}
     with pytest.raises(ValueError, match=f"has version {STATE_VERSION + 1}, this loaderkit reads version"):
         unpack(state)
 
@@ -75,7 +76,7 @@ def test_what_is_not_a_state_is_refused(state: Any) -> None:
 )
 def test_a_damaged_state_is_refused(broken: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="The state is damaged"):
-        unpack(pack_state(Cursor(), IDENTITY) | broken)
+        unpack(pack_state(Cursor(), IDENTITY, 8) | broken)
 
 
 @pytest.mark.parametrize("value", [-1, 1.0, True, "2", None])

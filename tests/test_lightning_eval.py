@@ -147,6 +147,17 @@ def test_a_loader_given_to_fit_resumes_after_a_kill(case: dict[str, Any], tmp_pa
         check_same_end(whole, resumed)
 
 
+def test_a_loader_given_to_fit_refuses_another_batch_size(tmp_path: Path) -> None:
+    """Lightning's counts of batches would be wrong, and samples lost."""
+    whole: dict[str, Any] = {"dir": str(tmp_path), "name": "whole", "save_every": 1, "direct": True}
+    run(whole)
+    for number, step in enumerate((5, 13)):
+        other = {"dir": str(tmp_path), "name": f"other-{number}", "direct": True, "loader": {"batch_size": 8}}
+        other["ckpt"] = str(tmp_path / "saved-whole" / f"step-step={step}.ckpt")
+        assert jobs.launch(other) == 1
+        assert "cannot resume under this Trainer" in jobs.log_of(other)
+
+
 def test_a_loader_given_to_fit_says_when_it_is_not_exact(tmp_path: Path) -> None:
     trainer = quiet_trainer({"dir": str(tmp_path)}, max_epochs=1, limit_val_batches=0)
     model = jobs.Model({"dir": str(tmp_path), "name": "direct"})

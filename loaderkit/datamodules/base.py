@@ -226,16 +226,16 @@ class DataModule(pl.LightningDataModule):
 
     def _translate(self, state: Mapping[str, Any]) -> int:
         """Return how many batches of the epoch are done, counted in batches of the present world and batch size."""
-        old = [saved["cursor"]["batches"] for saved in state["train"]]
-        new = [loader.cursor.batches for loader in self._loaders]
-        if old == new:
+        old = [saved["step"] for saved in state["train"]]
+        new = [loader.state_at(loader.cursor)["step"] for loader in self._loaders]
+        if not old or old == new:
             return int(state["batches"])
         if len(new) > 1:
             raise ValueError(
                 "cannot resume: several training datasets were read side by side, and the world or the batch size has "
-                f"changed (batches done: {old} then, {new} now). Resume with those of the checkpoint."
+                f"changed (steps of {old} samples over all ranks then, of {new} now). Keep those of the checkpoint."
             )
-        return new[0]
+        return self._loaders[0].cursor.batches
 
     def _correct_loops(self, fit_loop: dict[str, Any]) -> None:
         """Make a checkpoint's own counts of batches agree with the loaders, before the loops read them."""
