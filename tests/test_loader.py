@@ -87,6 +87,12 @@ def test_a_resume_continues_the_uninterrupted_run(tail: Any, stop: int) -> None:
     assert equal(list(again), whole[stop + len(rest) : stop + len(rest) + per_epoch])
 
 
+def test_another_seed_gives_another_order() -> None:
+    orders = [flat(lists(make_loader(seed=seed))) for seed in (4, 5, 4)]
+    assert orders[0] == orders[2] != orders[1]
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(13))
+
+
 def test_the_cursor_rolls_over_with_the_last_batch() -> None:
     """Lightning stops at len() and never asks for more."""
     loader = make_loader()

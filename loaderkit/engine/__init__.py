@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
-import torch
+from torch import device as torch_device  # `torch` is a module of this package
 
 from loaderkit.config import LoaderConfig
 from loaderkit.engine.inline import InlineEngine
@@ -29,7 +29,7 @@ class Engine(Protocol):
 
 def make_engine(feed: Feed, config: LoaderConfig) -> Engine:
     """Make the engine that the settings ask for."""
-    device = None if config.device is None else torch.device(config.device)
+    device = None if config.device is None else torch_device(config.device)
     pinned = should_pin(config.pin_memory, device)
     if config.engine == "inline" or (config.engine == "auto" and config.num_workers == 0):
         return InlineEngine(feed, pin_memory=pinned)
