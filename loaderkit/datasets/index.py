@@ -1,0 +1,101 @@
+"""The index of a shard: how many samples it has and where each lies, in a small file that is made once."""
+
+import json
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from loaderkit.datasets.urls import is_remote, stat, write_atomically
+from loaderkit.seeding import Int64Array, derive_seed
+
+VERSION = 1
+SUFFIX = ".lkindex"
+_MAGIC = b"LKINDEX\n"
+
+
+class ShardError(ValueError):
+    """A shard that can't be read as what it should be; names the shard, and the offset where there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardIndex:
+    """What is known of one shard.
+
+    Args:
+        kind: The adapter that made it, with its version: another one's index is not used.
+        count: Number of samples.
+        size_bytes: Of the shard when it was indexed.
+        changed_ns: The shard's time of change then; 0 where unknown.
+        offsets: What the format needs to find samples, (count, *) int64; None where it needs nothing.
+    """
+
+    kind: str
+    count: int
+    size_bytes: int
+    changed_ns: int
+    offsets: Int64Array | None = None
+
+    def to_bytes(self) -> bytes:
+        """Return the content of the index file: a line of JSON, the offsets, a checksum of both."""
+        shape = None if self.offsets is None else list(self.offsets.shape)
+        header = {"version": VERSION, "kind": self.kind, "count": self.count, "shape": shape}
+        header |= {"size_bytes": self.size_bytes, "changed_ns": self.changed_ns}
+        body = b"" if self.offsets is None else np.ascontiguousarray(self.offsets, dtype="<i8").tobytes()
+        content = _MAGIC + json.dumps(header).encode() + b"\n" + body
+        return content + zlib.crc32(content).to_bytes(4, "little")
+
+    @classmethod
+    def from_bytes(cls, content: bytes, path: Path) -> "ShardIndex":
+        """Read an index file.
+
+        Raises:
+            ShardError: If it is cut, damaged, or of another version.
+        """
+        whole, checksum = content[:-4], int.from_bytes(content[-4:], "little")
+        if not content.startswith(_MAGIC) or zlib.crc32(whole) != checksum:
+            raise ShardError(f"{path}: not a whole index file. Delete it, or make it again: loaderkit index.")
+        line, _, body = whole[len(_MAGIC) :].partition(b"\n")
+        header = json.loads(line)
+        if header["version"] != VERSION:
+            raise ShardError(
+                f"{path}: an index of version {header['version']}, this loaderkit reads {VERSION}. "
+                "Make it again: loaderkit index."
+            )
+        shape = header["shape"]
+        offsets = None if shape is None else np.frombuffer(body, dtype="<i8").reshape(shape).astype(np.int64)
+        fields = {name: header[name] for name in ("kind", "count", "size_bytes", "changed_ns")}
+        return cls(**fields, offsets=offsets)
+
+
+def index_path(shard: str, folder: str | None) -> Path:
+    """Return where a shard's index lies: beside it, or in a folder (always, for remote shards)."""
+    if folder is None and not is_remote(shard):
+        return Path(shard + SUFFIX)
+    place = Path(folder) if folder else Path.home() / ".cache" / "loaderkit" / "index"
+    name = shard if is_remote(shard) else str(Path(shard).resolve())
+    return place / f"{derive_seed(name):016x}-{Path(shard).name}{SUFFIX}"
+
+
+def load_index(shard: str, kind: str, folder: str | None) -> ShardIndex | None:
+    """Return the shard's index, or None where there is none that fits the shard as it is now.
+
+    Raises:
+        ShardError: If the index file is damaged or of another version.
+        FileNotFoundError: If the shard does not exist.
+    """
+    path = index_path(shard, folder)
+    size_bytes, changed_ns = stat(shard)
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    index = ShardIndex.from_bytes(content, path)
+    fits = index.kind == kind and index.size_bytes == size_bytes and index.changed_ns == changed_ns
+    return index if fits else None
+
+
+def save_index(shard: str, index: ShardIndex, folder: str | None) -> None:
+    """Write a shard's index, whole or not at all."""
+    write_atomically(index_path(shard, folder), index.to_bytes())

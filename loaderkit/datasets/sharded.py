@@ -1,0 +1,129 @@
+"""Samples in indexed shards: any sample is (shard, row), so that all of a Loader's laws hold."""
+
+import os
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from loaderkit.datasets.index import ShardIndex, load_index, save_index
+from loaderkit.datasets.urls import Urls, expand, stat
+from loaderkit.seeding import Int64Array, per_sample
+
+
+class ShardedDataset(ABC):
+    """A dataset over shards that were indexed once.
+
+    A format gives `kind`, `suffixes`, `scan`, `open` and `read`. Handles are opened
+    where they are used, kept for the last `max_open` shards, and never
+    pickled or shared with a forked worker.
+
+    Args:
+        urls: A path, folder, glob or URL, or a list of them.
+        transform: From a raw sample to a sample; its random numbers are the sample's own.
+        index_dir: Where index files lie; None means beside local shards, and
+            in ~/.cache/loaderkit/index for remote ones.
+        max_open: Shards kept open in a process.
+
+    Raises:
+        FileNotFoundError: If there are no shards.
+        ShardError: If a shard is not what it should be.
+    """
+
+    kind: ClassVar[str]  # of the index, with a version: "tar-1"
+    suffixes: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self,
+        urls: Urls,
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        index_dir: str | os.PathLike[str] | None = None,
+        max_open: int = 8,
+    ) -> None:
+        if max_open < 1:
+            raise ValueError(f"{type(self).__name__}: max_open is {max_open}, wanted at least 1.")
+        self.shards = expand(urls, self.suffixes)
+        self.transform = transform
+        self._index_dir = None if index_dir is None else os.fspath(index_dir)
+        self._max_open = max_open
+        self._indexes = [self.index_shard(shard) for shard in self.shards]
+        self._ends = np.cumsum([index.count for index in self._indexes], dtype=np.int64)
+        self._open: OrderedDict[int, Any] = OrderedDict()
+        self._owner = os.getpid()
+
+    @abstractmethod
+    def scan(self, shard: str) -> tuple[int, Int64Array | None]:
+        """Read through a shard once: return its number of samples, and their offsets where the format needs them."""
+
+    @abstractmethod
+    def open(self, shard: str, index: ShardIndex) -> Any:
+        """Return a handle on a shard; closed by its `close()` where it has one."""
+
+    @abstractmethod
+    def read(self, handle: Any, rows: Int64Array, index: ShardIndex) -> list[Any]:
+        """Return raw samples (B,) of an open shard, in the order of the rows. Draws no random numbers."""
+
+    @property
+    def shard_sizes(self) -> Int64Array:
+        """Number of samples (S,) in each shard; a Loader with shuffle=True makes a ShardOrder of them."""
+        return np.array([index.count for index in self._indexes], dtype=np.int64)
+
+    def index_shard(self, shard: str) -> ShardIndex:
+        """Return a shard's index, made and saved now if there is none that fits."""
+        index = load_index(shard, self.kind, self._index_dir)
+        if index is None:
+            size_bytes, changed_ns = stat(shard)
+            count, offsets = self.scan(shard)
+            index = ShardIndex(
+                kind=self.kind, count=count, size_bytes=size_bytes, changed_ns=changed_ns, offsets=offsets
+            )
+            save_index(shard, index, self._index_dir)
+        return index
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> Any:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"{type(self).__name__}: index {index} in a dataset of {len(self):,} samples.")
+        return self.__getitems__([index % len(self)])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        wanted = np.asarray(indices, dtype=np.int64)
+        parts = np.searchsorted(self._ends, wanted, side="right")
+        samples: list[Any] = [None] * len(wanted)
+        for part in np.unique(parts).tolist():
+            places = np.flatnonzero(parts == part)
+            rows = wanted[places] - (self._ends[part] - self._indexes[part].count)
+            for place, sample in zip(places.tolist(), self._read(part, rows), strict=True):
+                samples[place] = sample
+        return samples if self.transform is None else per_sample(self.transform, samples)
+
+    def fingerprint(self) -> str:
+        """Name the shards and their sizes; the folder they lie in may change."""
+        names = [f"{Path(shard).name}:{index.count}" for shard, index in zip(self.shards, self._indexes, strict=True)]
+        return f"{self.kind} {', '.join(names)}"
+
+    def _read(self, part: int, rows: Int64Array) -> list[Any]:
+        if self._owner != os.getpid():  # a forked worker must not share file positions with its parent
+            self._open, self._owner = OrderedDict(), os.getpid()
+        handle = self._open.pop(part, None)
+        if handle is None:
+            while len(self._open) >= self._max_open:
+                _close(self._open.popitem(last=False)[1])
+            handle = self.open(self.shards[part], self._indexes[part])
+        self._open[part] = handle
+        return self.read(handle, rows, self._indexes[part])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_open": OrderedDict()}
+
+
+def _close(handle: Any) -> None:
+    close = getattr(handle, "close", None)
+    if callable(close):
+        close()
