@@ -11,7 +11,7 @@ from typing_extensions import override
 from loaderkit.config import LoaderConfig
 from loaderkit.cursor import Cursor
 from loaderkit.datamodules.loaders import EvalLoader, TrainLoader
-from loaderkit.datamodules.progress import TrainProgress, count_step, learnt, set_batches, set_epoch_over
+from loaderkit.datamodules.progress import TrainProgress, epoch_batches, learnt, set_batches, set_epoch_over
 from loaderkit.loader import Loader
 from loaderkit.world import World
 
@@ -235,7 +235,14 @@ class DataModule(pl.LightningDataModule):
                 "cannot resume: several training datasets were read side by side, and the world or the batch size has "
                 f"changed (steps of {old} samples over all ranks then, of {new} now). Keep those of the checkpoint."
             )
-        return self._loaders[0].cursor.batches
+        loader = self._loaders[0]
+        done = loader.cursor.batches
+        if self.trainer is not None and 0 < epoch_batches(self.trainer, len(loader)) <= done:
+            # In the new unit the Trainer's limit is reached already.
+            loader.seek(epoch=loader.cursor.epoch + 1)
+            self._restored = {**state, "epoch_over": True}
+            return 0
+        return done
 
     def _correct_loops(self, fit_loop: dict[str, Any]) -> None:
         """Make a checkpoint's own counts of batches agree with the loaders, before the loops read them."""
@@ -244,12 +251,12 @@ class DataModule(pl.LightningDataModule):
         if not self._loaders:
             self.train_dataloader()
         current = fit_loop["epoch_loop.batch_progress"]["current"]
+        batches = self._restored["batches"] or current["processed"]  # 0 at an epoch's end
+        uncounted = current["ready"] == current["processed"] == batches
         if self._restored["epoch_over"]:
-            set_epoch_over(fit_loop)
+            set_epoch_over(fit_loop, uncounted=uncounted)
         elif current["processed"] != self._first or current["ready"] != self._first:
-            if current["ready"] == current["processed"] == self._restored["batches"]:
-                count_step(fit_loop)
-            set_batches(fit_loop, self._first)
+            set_batches(fit_loop, self._first, uncounted=uncounted)
 
 
 def _callbacks(trainer: pl.Trainer) -> list[pl.Callback]:

@@ -47,28 +47,40 @@ def learnt(trainer: pl.Trainer) -> tuple[int, bool]:
     return done, over
 
 
-def set_epoch_over(fit_loop: dict[str, Any]) -> None:
+def epoch_batches(trainer: pl.Trainer, batches: int) -> int:
+    """Return how many of a loader's batches the Trainer takes in an epoch."""
+    limit = trainer.limit_train_batches
+    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+
+
+def set_epoch_over(fit_loop: dict[str, Any], *, uncounted: bool) -> None:
     """Make a checkpoint's loops say that the next epoch begins.
 
     Lightning sees by itself that the last batch was the last one, but only where an epoch has as many batches as
     when it was saved; and with `max_steps` it would go on in the old epoch.
+
+    Args:
+        fit_loop: The loops' state, changed in place.
+        uncounted: See `set_batches`; at an epoch's very end all is counted.
     """
     epochs = fit_loop["epoch_progress"]
-    if epochs["current"]["processed"] < epochs["current"]["ready"]:
-        count_step(fit_loop)
+    ended = epochs["current"]["processed"] == epochs["current"]["ready"]
     for part in ("current", "total"):
         for name in ("started", "processed", "completed"):
             epochs[part][name] = epochs[part]["ready"]
-    set_batches(fit_loop, 0, total=fit_loop["epoch_loop.batch_progress"]["total"]["processed"])
+    total = fit_loop["epoch_loop.batch_progress"]["total"]["processed"]
+    set_batches(fit_loop, 0, total=total, uncounted=uncounted and not ended)
 
 
-def count_step(fit_loop: dict[str, Any]) -> None:
-    """Count the step before the checkpoint for the loggers: Lightning does so only after it has saved."""
-    fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"] += 1
+def set_batches(fit_loop: dict[str, Any], batches: int, *, total: int | None = None, uncounted: bool) -> None:
+    """Make a checkpoint's loops say that so many of the epoch's batches are done, none in the middle.
 
-
-def set_batches(fit_loop: dict[str, Any], batches: int, *, total: int | None = None) -> None:
-    """Make a checkpoint's loops say that so many of the epoch's batches are done, none in the middle."""
+    Args:
+        fit_loop: The loops' state, changed in place.
+        batches: In the epoch.
+        total: In all epochs; by default it changes as the epoch's do.
+        uncounted: Whether a step was whole and saved before Lightning counted it for the loggers.
+    """
     progress = fit_loop["epoch_loop.batch_progress"]
     if total is None:
         total = progress["total"]["processed"] + batches - progress["current"]["processed"]
@@ -76,3 +88,4 @@ def set_batches(fit_loop: dict[str, Any], batches: int, *, total: int | None = N
         progress["current"][name] = batches
         progress["total"][name] = total
     progress["is_last_batch"] = False
+    fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"] += uncounted
