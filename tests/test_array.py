@@ -33,7 +33,7 @@ def columns(name: str, folder: Path) -> Any:
         "complex": tensor.to(torch.complex64),
         "numpy": np.arange(SIZE * 2).reshape(SIZE, 2),
         "numpy float16": np.arange(SIZE, dtype=np.float16),
-        "numpy bool": np.arange(SIZE) % 3 == 0,
+        "numpy bool": (np.arange(SIZE) % 3 == 0).reshape(SIZE, 1),
         "numpy strided": np.arange(SIZE * 4)[::4][::-1],
         "numpy strings": np.array([f"row {number}" for number in range(SIZE)]),
         "memmap": mapped,
@@ -139,3 +139,11 @@ def test_an_empty_column_is_a_dataset_of_no_samples() -> None:
     assert data.fingerprint() == lk.ArrayDataset(torch.ones(0, 3)).fingerprint()
     with pytest.warns(UserWarning, match="no batches in epoch 0: 0 samples"):
         assert list(lk.Loader(data)) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_unsigned_columns_keep_their_dtype(dtype: torch.dtype) -> None:
+    column = torch.arange(40).reshape(10, 4).to(dtype)
+    batch = lk.ArrayDataset(column).read_batch(np.array([9, 0, 3]))
+    assert batch.dtype == dtype
+    assert batch.tolist() == [column[9].tolist(), column[0].tolist(), column[3].tolist()]

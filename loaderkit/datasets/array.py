@@ -10,6 +10,9 @@ from torch import Tensor
 
 from loaderkit.seeding import Int64Array
 
+# Before torch 2.9 there is no index_select for unsigned integers of more than 8 bits.
+_SAME_BITS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
 Columns = Any  # a Tensor, ndarray or sequence, or a tuple or dict of them, nested
 
 
@@ -117,7 +120,10 @@ def _gather(column: Any, indices: Int64Array) -> Any:
     """Read rows (B, *). `index_select` and `take` are several times faster than `column[indices]`."""
     if isinstance(column, Tensor):
         rows = torch.from_numpy(indices)
-        return column.index_select(0, rows if column.is_cpu else rows.to(column.device))
+        rows = rows if column.is_cpu else rows.to(column.device)
+        if column.dtype in _SAME_BITS:
+            return column.view(_SAME_BITS[column.dtype]).index_select(0, rows).view(column.dtype)
+        return column.index_select(0, rows)
     if isinstance(column, np.ndarray):
         return np.asarray(np.take(column, indices, axis=0))
     return [column[index] for index in indices.tolist()]
