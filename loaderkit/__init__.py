@@ -12,6 +12,7 @@ from loaderkit.order import Order, Sequential, Shuffled, Subset
 from loaderkit.plan import Plan
 from loaderkit.sampling import Mixture, Weighted
 from loaderkit.seeding import derive_seed, sample_rng, seed_worker
+from loaderkit.shard_order import ShardOrder
 from loaderkit.transfer import to_device
 from loaderkit.world import World
 
@@ -42,6 +43,7 @@ __all__ = [
     "Plan",
     "SeedSteps",
     "Sequential",
+    "ShardOrder",
     "Shuffled",
     "Subset",
     "Weighted",

@@ -95,6 +95,16 @@ def unpack_state(state: Mapping[str, Any], identify: Callable[[int], Identity]) 
     return cursor
 
 
+def saved_order(state: Mapping[str, Any]) -> str:
+    """Return the key of the order in which a state counts.
+
+    Raises:
+        ValueError: If it is not a loader's state, or of another version.
+    """
+    _check_form(state)
+    return str(state["identity"]["order"])
+
+
 def _check_form(state: Mapping[str, Any]) -> Cursor:
     if not isinstance(state, Mapping) or not {"version", "cursor", "identity"} <= set(state):
         found = sorted(state) if isinstance(state, Mapping) else type(state).__name__

@@ -10,13 +10,14 @@ import torch
 import torch.utils.data as torch_data
 
 from loaderkit.config import LoaderConfig
-from loaderkit.cursor import Cursor, Identity, fingerprint, pack_state, unpack_state
+from loaderkit.cursor import Cursor, Identity, fingerprint, pack_state, saved_order, unpack_state
 from loaderkit.engine import Engine, make_engine
 from loaderkit.feed import Feed
-from loaderkit.order import Sequential, Shuffled
+from loaderkit.order import Sequential
 from loaderkit.plan import BatchPlan, Plan, Tail
 from loaderkit.sampling import SamplerOrder, as_order
 from loaderkit.seeding import Int64Array
+from loaderkit.shard_order import ShardOrder, shuffled_order
 from loaderkit.transfer import to_device
 from loaderkit.world import World
 
@@ -32,7 +33,8 @@ class Loader:
         dataset: Anything with `__len__` and `__getitem__`; `__getitems__` is
             used where there is one.
         batch_size: Samples a batch and rank. None: each sample as it is.
-        shuffle: A new order each epoch, a function of (seed, epoch) alone.
+        shuffle: A new order each epoch, a function of (seed, epoch) alone: Shuffled,
+            or a ShardOrder with a block of one batch where the dataset has `shard_sizes`.
         seed: Of order and random augmentations; the same on every rank.
         order: Another order, or a sampler, in place of `shuffle`.
         plan: Another way to make batches, in place of order and batch size.
@@ -196,7 +198,13 @@ class Loader:
         Raises:
             ValueError: If the state is not one of this data, order and seed.
         """
-        self._stand_at(unpack_state(state, self._identity))
+        before = self._plan
+        self._plan = self._plan_of(saved_order(state))
+        try:
+            self._stand_at(unpack_state(state, self._identity))
+        except ValueError:
+            self._plan = before
+            raise
         self._loaded_step = state.get("step")
 
     def close(self) -> None:
@@ -237,14 +245,23 @@ class Loader:
             return config.plan
         if config.order is not None:
             order = as_order(config.order, seed=config.seed)
+        elif config.shuffle:
+            order = shuffled_order(self.dataset, self._size, seed=config.seed, batch_size=config.batch_size)
         else:
-            order = Shuffled(self._size, seed=config.seed) if config.shuffle else Sequential(self._size)
+            order = Sequential(self._size)
         if order.reach > self._size:
             raise ValueError(
                 f"loader: the order has indices up to {order.reach - 1:,}, the dataset {self._size:,} samples. "
                 "Make the order for this dataset."
             )
         return BatchPlan(order=order, batch_size=config.batch_size, tail=config.tail_policy)
+
+    def _plan_of(self, key: str) -> Plan:
+        """Return the plan with which a run continues in the order that a state names, under another batch size too."""
+        plan = self._plan
+        if self.config.shuffle and isinstance(plan, BatchPlan) and isinstance(plan.order, ShardOrder):
+            return dataclasses.replace(plan, order=plan.order.with_block_of(key))
+        return plan
 
     def _bound_plan(self) -> Plan:
         world = self.world
