@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from loaderkit.collate import Pad, PadCollate
 from loaderkit.config import LoaderConfig
 from loaderkit.cursor import Cursor
-from loaderkit.datasets import ArrayDataset
+from loaderkit.datasets import ArrayDataset, JsonlDataset, ShardError
 from loaderkit.loader import Loader
 from loaderkit.order import Order, Sequential, Shuffled, Subset
 from loaderkit.plan import Plan
@@ -34,6 +34,7 @@ __all__ = [
     "ArrayDataset",
     "Cursor",
     "DataModule",
+    "JsonlDataset",
     "Loader",
     "LoaderConfig",
     "Mixture",
@@ -43,6 +44,7 @@ __all__ = [
     "Plan",
     "SeedSteps",
     "Sequential",
+    "ShardError",
     "ShardOrder",
     "Shuffled",
     "Subset",

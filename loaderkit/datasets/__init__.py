@@ -2,5 +2,7 @@
 
 from loaderkit.datasets.array import ArrayDataset
 from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
+from loaderkit.datasets.index import ShardError
+from loaderkit.datasets.jsonl import JsonlDataset
 
-__all__ = ["ArrayDataset", "ConcatDataset", "MapDataset", "SubsetDataset", "ZipDataset"]
+__all__ = ["ArrayDataset", "ConcatDataset", "JsonlDataset", "MapDataset", "ShardError", "SubsetDataset", "ZipDataset"]

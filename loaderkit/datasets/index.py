@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from loaderkit.datasets.urls import is_remote, stat, write_atomically
+from loaderkit.datasets.urls import INDEX_SUFFIX, is_remote, stat, write_atomically
 from loaderkit.seeding import Int64Array, derive_seed
 
 VERSION = 1
-SUFFIX = ".lkindex"
 _MAGIC = b"LKINDEX\n"
 
 
@@ -36,6 +35,14 @@ class ShardIndex:
     size_bytes: int
     changed_ns: int
     offsets: Int64Array | None = None
+
+    def fits(self, shard: str) -> bool:
+        """Say whether the shard has the size and the time of change that it had when it was indexed.
+
+        Raises:
+            FileNotFoundError: If the shard does not exist.
+        """
+        return (self.size_bytes, self.changed_ns) == stat(shard)
 
     def to_bytes(self) -> bytes:
         """Return the content of the index file: a line of JSON, the offsets, a checksum of both."""
@@ -72,30 +79,36 @@ class ShardIndex:
 def index_path(shard: str, folder: str | None) -> Path:
     """Return where a shard's index lies: beside it, or in a folder (always, for remote shards)."""
     if folder is None and not is_remote(shard):
-        return Path(shard + SUFFIX)
+        return Path(shard + INDEX_SUFFIX)
     place = Path(folder) if folder else Path.home() / ".cache" / "loaderkit" / "index"
     name = shard if is_remote(shard) else str(Path(shard).resolve())
-    return place / f"{derive_seed(name):016x}-{Path(shard).name}{SUFFIX}"
+    return place / f"{derive_seed(name):016x}-{Path(shard).name[-200:]}{INDEX_SUFFIX}"
 
 
 def load_index(shard: str, kind: str, folder: str | None) -> ShardIndex | None:
-    """Return the shard's index, or None where there is none that fits the shard as it is now.
+    """Return the index that a shard has, of this kind; the shard may have changed since (see `fits`).
 
     Raises:
         ShardError: If the index file is damaged or of another version.
-        FileNotFoundError: If the shard does not exist.
     """
     path = index_path(shard, folder)
-    size_bytes, changed_ns = stat(shard)
     try:
         content = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     index = ShardIndex.from_bytes(content, path)
-    fits = index.kind == kind and index.size_bytes == size_bytes and index.changed_ns == changed_ns
-    return index if fits else None
+    return index if index.kind == kind else None
 
 
 def save_index(shard: str, index: ShardIndex, folder: str | None) -> None:
-    """Write a shard's index, whole or not at all."""
-    write_atomically(index_path(shard, folder), index.to_bytes())
+    """Write a shard's index, whole or not at all.
+
+    Raises:
+        OSError: If its folder can't be written to.
+    """
+    path = index_path(shard, folder)
+    try:
+        write_atomically(path, index.to_bytes())
+    except OSError as error:
+        error.add_note(f"loaderkit: raised while writing the index {path}. Another folder for it: index_dir=...")
+        raise

@@ -1,9 +1,10 @@
 """Samples in indexed shards: any sample is (shard, row), so that all of a Loader's laws hold."""
 
 import os
+import warnings
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +20,8 @@ class ShardedDataset(ABC):
 
     A format gives `kind`, `suffixes`, `scan`, `open` and `read`. Handles are opened
     where they are used, kept for the last `max_open` shards, and never
-    pickled or shared with a forked worker.
+    pickled or shared with a forked worker. A shard that has changed since it
+    was indexed is indexed again, with a warning.
 
     Args:
         urls: A path, folder, glob or URL, or a list of them.
@@ -30,11 +32,12 @@ class ShardedDataset(ABC):
 
     Raises:
         FileNotFoundError: If there are no shards.
-        ShardError: If a shard is not what it should be.
+        ShardError: If a shard, or its index, is not what it should be.
     """
 
-    kind: ClassVar[str]  # of the index, with a version: "tar-1"
+    kind: str  # of the index, with a version: "tar-1"
     suffixes: ClassVar[tuple[str, ...]]
+    keeps_index: ClassVar[bool] = True  # in a file; False where a scan is as quick as reading that
 
     def __init__(
         self,
@@ -50,7 +53,14 @@ class ShardedDataset(ABC):
         self.transform = transform
         self._index_dir = None if index_dir is None else os.fspath(index_dir)
         self._max_open = max_open
+        self._changed: list[str] = []
         self._indexes = [self.index_shard(shard) for shard in self.shards]
+        if self._changed:
+            warnings.warn(
+                f"{type(self).__name__}: {len(self._changed)} of {len(self.shards)} shards have changed since they were "
+                f"indexed, the first is {self._changed[0]}; they were indexed again.",
+                stacklevel=2,
+            )
         self._ends = np.cumsum([index.count for index in self._indexes], dtype=np.int64)
         self._open: OrderedDict[int, Any] = OrderedDict()
         self._owner = os.getpid()
@@ -74,14 +84,18 @@ class ShardedDataset(ABC):
 
     def index_shard(self, shard: str) -> ShardIndex:
         """Return a shard's index, made and saved now if there is none that fits."""
-        index = load_index(shard, self.kind, self._index_dir)
+        index = load_index(shard, self.kind, self._index_dir) if self.keeps_index else None
+        if index is not None and not index.fits(shard):
+            self._changed.append(shard)
+            index = None
         if index is None:
             size_bytes, changed_ns = stat(shard)
             count, offsets = self.scan(shard)
             index = ShardIndex(
                 kind=self.kind, count=count, size_bytes=size_bytes, changed_ns=changed_ns, offsets=offsets
             )
-            save_index(shard, index, self._index_dir)
+            if self.keeps_index:
+                save_index(shard, index, self._index_dir)
         return index
 
     def __len__(self) -> int:
@@ -90,34 +104,64 @@ class ShardedDataset(ABC):
     def __getitem__(self, index: int) -> Any:
         if not -len(self) <= index < len(self):
             raise IndexError(f"{type(self).__name__}: index {index} in a dataset of {len(self):,} samples.")
-        return self.__getitems__([index % len(self)])[0]
+        sample = self._gather([index % len(self)])[0]
+        # Not through per_sample: the seed is that of the sample which the caller is reading.
+        return sample if self.transform is None else self.transform(sample)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        wanted = np.asarray(indices, dtype=np.int64)
-        parts = np.searchsorted(self._ends, wanted, side="right")
-        samples: list[Any] = [None] * len(wanted)
-        for part in np.unique(parts).tolist():
-            places = np.flatnonzero(parts == part)
-            rows = wanted[places] - (self._ends[part] - self._indexes[part].count)
-            for place, sample in zip(places.tolist(), self._read(part, rows), strict=True):
-                samples[place] = sample
+        samples = self._gather(indices)
         return samples if self.transform is None else per_sample(self.transform, samples)
 
-    def fingerprint(self) -> str:
-        """Name the shards and their sizes; the folder they lie in may change."""
-        names = [f"{Path(shard).name}:{index.count}" for shard, index in zip(self.shards, self._indexes, strict=True)]
-        return f"{self.kind} {', '.join(names)}"
+    def by_shard(self, indices: Sequence[int] | Int64Array) -> Iterator[tuple[int, Int64Array, Int64Array]]:
+        """Sort indices (B,) by shard: yield the shard's number, places in the indices, and rows in the shard.
 
-    def _read(self, part: int, rows: Int64Array) -> list[Any]:
+        Raises:
+            IndexError: If an index is not in the dataset.
+        """
+        wanted = np.asarray(indices, dtype=np.int64)
+        outside = wanted[(wanted < 0) | (wanted >= len(self))]
+        if outside.size:
+            raise IndexError(f"{type(self).__name__}: index {outside[0]} in a dataset of {len(self):,} samples.")
+        parts = np.searchsorted(self._ends, wanted, side="right")
+        places = np.argsort(parts, kind="stable")
+        numbers, starts = np.unique(parts[places], return_index=True)
+        for part, mine in zip(numbers.tolist(), np.split(places, starts[1:]), strict=False):
+            yield part, mine, wanted[mine] - (self._ends[part] - self._indexes[part].count)
+
+    def handle(self, part: int) -> Any:
+        """Return the open shard of that number."""
         if self._owner != os.getpid():  # a forked worker must not share file positions with its parent
-            self._open, self._owner = OrderedDict(), os.getpid()
+            self.close()
+            self._owner = os.getpid()
         handle = self._open.pop(part, None)
         if handle is None:
             while len(self._open) >= self._max_open:
                 _close(self._open.popitem(last=False)[1])
             handle = self.open(self.shards[part], self._indexes[part])
         self._open[part] = handle
-        return self.read(handle, rows, self._indexes[part])
+        return handle
+
+    def fingerprint(self) -> str:
+        """Name the shards and their sizes; the folder they lie in may change."""
+        names = [f"{Path(shard).name}:{index.count}" for shard, index in zip(self.shards, self._indexes, strict=True)]
+        return f"{self.kind} {', '.join(names)}"
+
+    def close(self) -> None:
+        """Close the open shards in this process; they are opened again where they are needed."""
+        handles: OrderedDict[int, Any] = self.__dict__.get("_open", OrderedDict())
+        while handles:
+            _close(handles.popitem()[1])
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _gather(self, indices: Sequence[int]) -> list[Any]:
+        samples: list[Any] = [None] * len(indices)
+        for part, places, rows in self.by_shard(indices):
+            read = self.read(self.handle(part), rows, self._indexes[part])
+            for place, sample in zip(places.tolist(), read, strict=True):
+                samples[place] = sample
+        return samples
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_open": OrderedDict()}

@@ -3,15 +3,20 @@
 import glob
 import os
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
+INDEX_SUFFIX = ".lkindex"  # of the files beside the shards that are none
+
 
 def expand(urls: Urls, suffixes: Sequence[str]) -> list[str]:
     """List shards.
+
+    Hidden files and folders, and index files, are none.
 
     Args:
         urls: A file, a folder (its files with one of the suffixes, at any
@@ -23,14 +28,25 @@ def expand(urls: Urls, suffixes: Sequence[str]) -> list[str]:
 
     Raises:
         FileNotFoundError: If a url matches nothing.
+        ValueError: If no url is given, or a shard is listed twice.
     """
     given = [urls] if isinstance(urls, str | os.PathLike) else list(urls)
+    if not given:
+        raise ValueError("no urls given, wanted a path, folder, glob or URL, or a list of them.")
     shards: list[str] = []
     for url in [os.fspath(item) for item in given]:
         found = _expand_remote(url, suffixes) if is_remote(url) else _expand_local(url, suffixes)
+        found = [path for path in found if not path.endswith(INDEX_SUFFIX)]
         if not found:
             raise FileNotFoundError(f"no shards at {url!r}, wanted files that end in {', '.join(suffixes)}.")
         shards += sorted(found)
+    names = Counter(shard if is_remote(shard) else str(Path(shard).resolve()) for shard in shards)
+    twice = [name for name, count in names.items() if count > 1]
+    if twice:
+        raise ValueError(
+            f"{len(twice)} of {len(names)} shards are listed more than once, the first is {twice[0]}; wanted each once. "
+            "To read data several times use lk.Mixture or ConcatDataset."
+        )
     return shards
 
 
@@ -61,7 +77,7 @@ def stat(url: str) -> tuple[int, int]:
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that it is there whole or not at all, also after a crash and with other writers."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    part = path.with_name(f".{uuid.uuid4().hex}.part")  # not longer than the name may be
     try:
         with part.open("xb") as file:
             file.write(content)
@@ -74,10 +90,15 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def _expand_local(url: str, suffixes: Sequence[str]) -> list[str]:
     if Path(url).is_dir():
-        return [str(path) for path in Path(url).rglob("*") if path.name.endswith(tuple(suffixes)) and path.is_file()]
+        files = (path for path in Path(url).rglob("*") if path.name.endswith(tuple(suffixes)) and path.is_file())
+        return [str(path) for path in files if not _is_hidden(path.relative_to(url))]
     if Path(url).is_file():
         return [url]
     return [path for path in glob.glob(url, recursive=True) if Path(path).is_file()]  # noqa: PTH207 - of any root
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 def _expand_remote(url: str, suffixes: Sequence[str]) -> list[str]:
@@ -86,7 +107,9 @@ def _expand_remote(url: str, suffixes: Sequence[str]) -> list[str]:
         return [str(files.unstrip_protocol(path)) for path in files.glob(url)]
     if files.isfile(url):
         return [url]
-    return [str(files.unstrip_protocol(path)) for path in files.find(url) if path.endswith(tuple(suffixes))]
+    root = files._strip_protocol(url)
+    found = [path for path in files.find(url) if path.endswith(tuple(suffixes))]
+    return [str(files.unstrip_protocol(path)) for path in found if not _is_hidden(Path(path.removeprefix(root)))]
 
 
 def _filesystem(url: str) -> Any:

@@ -1,0 +1,133 @@
+"""Lines in a shard: where each lies, and many of them read at once."""
+
+from collections.abc import Sequence
+from typing import BinaryIO
+
+import numpy as np
+
+from loaderkit.datasets.index import ShardError
+from loaderkit.datasets.urls import open_file
+from loaderkit.seeding import Int64Array
+
+BOM = b"\xef\xbb\xbf"
+
+_BLOCK = 1 << 24
+_GAP = 1 << 14  # bytes that are cheaper to read than to seek over
+_RUN = 1 << 23  # bytes read at once at most, if a line is not longer
+_WHITE = b" \t\r\n"
+
+
+class LineFile:
+    """An open shard whose samples lie at spans of bytes."""
+
+    def __init__(self, shard: str) -> None:
+        self.shard = shard
+        self._file: BinaryIO = open_file(shard)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def read(self, spans: Int64Array) -> list[bytes]:
+        """Return the bytes at each of the spans (B, 2): start, end.
+
+        Spans that lie near each other are read at once.
+
+        Raises:
+            ShardError: If the file ends before.
+        """
+        found = [b""] * len(spans)
+        order = np.argsort(spans[:, 0], kind="stable").tolist()
+        pairs = spans.tolist()
+        at = 0
+        while at < len(order):
+            start, stop = pairs[order[at]]
+            after = at + 1
+            while after < len(order):
+                begin, end = pairs[order[after]]
+                if begin - stop > _GAP or end - start > _RUN:
+                    break
+                stop, after = max(stop, end), after + 1
+            content = self._read(start, stop)
+            for place in order[at:after]:
+                begin, end = pairs[place]
+                found[place] = content[begin - start : end - start]
+            at = after
+        return found
+
+    def place(self, start: int) -> str:
+        """Name the line that starts at a byte, for messages."""
+        self._file.seek(0)
+        lines, left = 1, start
+        while left and (block := self._file.read(min(_BLOCK, left))):
+            lines += block.count(b"\n")
+            left -= len(block)
+        return f"{self.shard}: line {lines} (byte {start})"
+
+    def _read(self, start: int, stop: int) -> bytes:
+        self._file.seek(start)
+        content = self._file.read(stop - start)
+        if len(content) < stop - start:
+            raise ShardError(
+                f"{self.shard}: ends at byte {self._file.seek(0, 2)}, the index has samples up to {stop} at least. "
+                "It changed while it was in use: make the dataset anew."
+            )
+        return content
+
+
+def scan_lines(shard: str) -> Int64Array:
+    """Return where the lines (N, 2) of a shard that are not blank start and end, without their line feeds.
+
+    Raises:
+        ShardError: If the shard is not text.
+    """
+    with open_file(shard) as file:
+        ends: list[Int64Array] = []
+        tops: list[Sequence[int] | Int64Array] = []  # each line's largest byte: up to 32 it may be blank
+        size = open_top = 0
+        while block := file.read(_BLOCK):
+            if size == 0:
+                check_text(shard, block)
+            data = np.frombuffer(block, dtype=np.uint8)
+            feeds = np.flatnonzero(data == 10).astype(np.int64)
+            begins = np.concatenate([[0], feeds + 1])
+            largest = np.maximum.reduceat(data, begins[begins < len(data)]).astype(np.int64)
+            largest[0] = max(int(largest[0]), open_top)
+            open_top = int(largest[-1]) if len(largest) > len(feeds) else 0
+            ends.append(feeds + size)
+            tops.append(largest[: len(feeds)])
+            size += len(block)
+        found = np.concatenate([*ends, [size]]).astype(np.int64)
+        top = np.concatenate([*tops, [open_top]]).astype(np.int64)
+        spans = np.stack([np.concatenate([[0], found[:-1] + 1]), found], axis=1)
+        keep = spans[:, 1] > spans[:, 0]
+        for row in np.flatnonzero(keep & (top <= 32)).tolist():
+            file.seek(spans[row, 0])
+            keep[row] = bool(file.read(int(spans[row, 1] - spans[row, 0])).strip(_WHITE))
+        return _without_bom(shard, spans[keep])
+
+
+def check_text(shard: str, start: bytes) -> None:
+    """Refuse what begins as a compressed file or UTF-16 does.
+
+    Raises:
+        ShardError: If it does.
+    """
+    for magic, what in ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"BZh", "bzip2"), (b"\xfd7zXZ", "xz")):
+        if start.startswith(magic):
+            raise ShardError(
+                f"{shard}: compressed with {what}, where no line can be found without reading all before it. "
+                "Unpack it, or read it with lk.StreamDataset."
+            )
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise ShardError(f"{shard}: UTF-16 text, wanted UTF-8.")
+
+
+def _without_bom(shard: str, spans: Int64Array) -> Int64Array:
+    if not len(spans) or spans[0, 0]:
+        return spans
+    with open_file(shard) as file:
+        if file.read(len(BOM)) != BOM:
+            return spans
+        spans[0, 0] = len(BOM)
+        return spans if file.read(int(spans[0, 1]) - len(BOM)).strip(_WHITE) else spans[1:]
