@@ -1,6 +1,7 @@
 """What the demo trains: one run in a process of its own, which may be told to kill itself."""
 
 import json
+import multiprocessing
 import os
 import signal
 from dataclasses import dataclass
@@ -98,6 +99,7 @@ class Classifier(pl.LightningModule):
 def train(run: Run) -> None:
     """Train as the run says, and save the final weights."""
     _print_to(run.log)
+    multiprocessing.set_start_method(None, force=True)  # workers start as in any training, not by the demo's server
     torch.set_num_threads(1)
     pl.seed_everything(0, workers=True)
     callbacks: list[pl.Callback] = [
