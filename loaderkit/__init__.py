@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from loaderkit.collate import Pad, PadCollate
 from loaderkit.config import LoaderConfig
 from loaderkit.cursor import Cursor
-from loaderkit.datasets import ArrayDataset, JsonlDataset, ShardError
+from loaderkit.datasets import ArrayDataset, ImageFolder, JsonlDataset, NpyDataset, ShardError, TarDataset, TokenDataset
 from loaderkit.loader import Loader
 from loaderkit.order import Order, Sequential, Shuffled, Subset
 from loaderkit.plan import Plan
@@ -34,10 +34,12 @@ __all__ = [
     "ArrayDataset",
     "Cursor",
     "DataModule",
+    "ImageFolder",
     "JsonlDataset",
     "Loader",
     "LoaderConfig",
     "Mixture",
+    "NpyDataset",
     "Order",
     "Pad",
     "PadCollate",
@@ -48,6 +50,8 @@ __all__ = [
     "ShardOrder",
     "Shuffled",
     "Subset",
+    "TarDataset",
+    "TokenDataset",
     "Weighted",
     "World",
     "derive_seed",

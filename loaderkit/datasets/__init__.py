@@ -2,7 +2,24 @@
 
 from loaderkit.datasets.array import ArrayDataset
 from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
+from loaderkit.datasets.images import ImageFolder
 from loaderkit.datasets.index import ShardError
 from loaderkit.datasets.jsonl import JsonlDataset
+from loaderkit.datasets.npy import NpyDataset
+from loaderkit.datasets.tar import DECODERS, TarDataset
+from loaderkit.datasets.tokens import TokenDataset
 
-__all__ = ["ArrayDataset", "ConcatDataset", "JsonlDataset", "MapDataset", "ShardError", "SubsetDataset", "ZipDataset"]
+__all__ = [
+    "DECODERS",
+    "ArrayDataset",
+    "ConcatDataset",
+    "ImageFolder",
+    "JsonlDataset",
+    "MapDataset",
+    "NpyDataset",
+    "ShardError",
+    "SubsetDataset",
+    "TarDataset",
+    "TokenDataset",
+    "ZipDataset",
+]

@@ -1,0 +1,113 @@
+"""Shards that are arrays, memory-mapped: a batch is one gather from each shard that it touches."""
+
+import math
+import tokenize
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from loaderkit.datasets.index import ShardError, ShardIndex
+from loaderkit.datasets.sharded import ShardedDataset
+from loaderkit.datasets.urls import is_remote, stat
+from loaderkit.seeding import Int64Array
+
+Array = npt.NDArray[Any]
+Layout = tuple[np.dtype[Any], tuple[int, ...]]  # of a row: dtype, shape
+
+
+class MappedDataset(ShardedDataset):
+    """Shards whose rows are gathered, by `gather`, from what `open` maps.
+
+    `read_batch` is there where all rows have one layout and nothing
+    transforms them. Mappings need no open file: many may be kept.
+    """
+
+    keeps_index: ClassVar[bool] = False
+    row_layout: Layout | None  # None where rows differ
+
+    @abstractmethod
+    def gather(self, handle: Any, rows: Int64Array) -> Array:
+        """Return a copy of rows (B, *) in the machine's byte order."""
+
+    def read(self, handle: Any, rows: Int64Array, index: ShardIndex) -> list[Any]:
+        return list(self.gather(handle, rows))
+
+    def _read_batch(self, indices: Int64Array) -> Tensor:
+        parts = list(self.by_shard(indices))
+        if len(parts) == 1:
+            return torch.from_numpy(self.gather(self.handle(parts[0][0]), parts[0][2]))
+        layout = self.row_layout
+        if layout is None:
+            raise TypeError(f"{type(self).__name__}: rows of several layouts make no batch at once.")
+        batch = np.empty((len(indices), *layout[1]), dtype=layout[0])
+        for part, places, rows in parts:
+            batch[places] = self.gather(self.handle(part), rows)
+        return torch.from_numpy(batch)
+
+    def __getattr__(self, name: str) -> Any:
+        # Only where a batch at once is what the samples would make.
+        ready = name == "read_batch" and "_owner" in self.__dict__
+        if ready and self.transform is None and self.row_layout is not None:
+            return self._read_batch
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+def npy_layout(shard: str) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
+    """Read the header of a `.npy` file, and check that the file is as long as it says.
+
+    Returns:
+        dtype, shape, whether in Fortran order, and the byte that the data starts at.
+
+    Raises:
+        ShardError: If it is none, is cut, or holds no rows of numbers.
+    """
+    require_local(shard)
+    try:
+        with Path(shard).open("rb") as file:
+            version = np.lib.format.read_magic(file)
+            if version == (1, 0):
+                shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+            else:
+                shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
+            start = file.tell()
+    except (ValueError, TypeError, KeyError, SyntaxError, tokenize.TokenError) as error:
+        raise ShardError(f"{shard}: not a whole .npy file: {error}.") from error
+    if dtype.kind not in "biufc":
+        raise ShardError(f"{shard}: holds {dtype}, wanted numbers. For text and objects use lk.RecordDataset.")
+    if not shape or min(shape) < 0:
+        raise ShardError(f"{shard}: has the shape {shape}, wanted at least one axis, of rows.")
+    wanted, found = start + math.prod(shape) * dtype.itemsize, stat(shard)[0]
+    if found < wanted:
+        raise ShardError(f"{shard}: cut at byte {found:,}, its header says {wanted:,} bytes (shape {shape}, {dtype}).")
+    return dtype, shape, bool(fortran), start
+
+
+def map_npy(shard: str) -> Array:
+    """Map a `.npy` file that `npy_layout` accepts; read-only."""
+    dtype, shape, fortran, start = npy_layout(shard)
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    mapped = np.memmap(shard, dtype=dtype, mode="r", offset=start, shape=shape, order="F" if fortran else "C")
+    return np.asarray(mapped)  # indexing a memmap itself is several times slower
+
+
+def require_local(shard: str) -> None:
+    """Refuse what can't be mapped.
+
+    Raises:
+        ShardError: If the shard is remote.
+    """
+    if is_remote(shard):
+        raise ShardError(f"{shard}: to map a shard into memory it has to be a local file. Copy it to a disk.")
+
+
+def take(array: Array, rows: Int64Array) -> Array:
+    """Gather rows (B, *) in the machine's byte order."""
+    # np.take is the faster one, but first copies the whole of an array that is not contiguous.
+    found = np.take(array, rows, axis=0) if array.flags.c_contiguous else array[rows]
+    return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))

@@ -1,0 +1,148 @@
+"""Windows of a length over flat files of tokens."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
+
+from loaderkit.datasets.index import ShardError, ShardIndex
+from loaderkit.datasets.mapped import Array, MappedDataset, map_npy, npy_layout, require_local
+from loaderkit.datasets.urls import Urls, stat
+from loaderkit.seeding import Int64Array
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    flat: Array
+    windows: Array  # (T - length + 1, length), a view; (0, length) where the shard is shorter
+
+
+class TokenDataset(MappedDataset):
+    """Windows over memory-mapped tokens: `.npy` files (T,), or the bare numbers one after another.
+
+    Window i of a shard begins at token i * stride. It does not reach into the
+    next shard. Tokens keep their dtype, which is the smallest to copy to a
+    device: widen them there (`batch.long()`). For inputs and targets that are
+    shifted by one take windows of T + 1 with a stride of T.
+
+    Args:
+        urls: A path, folder, glob, or a list of them; local files.
+        length: Tokens in a window.
+        dtype: Of the bare files, such as "uint16"; `.npy` files say theirs.
+        stride: Tokens from one window to the next; the length by default.
+        remainder: What happens to tokens behind a shard's last full window:
+            "drop" leaves them out (`left_out` counts them), "keep" makes a shorter
+            window of them, so that batches need a collate that pads.
+        transform: From a window to a sample; its random numbers are the sample's own.
+        max_open: Files kept mapped in a process.
+
+    Raises:
+        FileNotFoundError: If there are no shards.
+        ValueError: If length or stride is less than 1, or a dtype is missing.
+        ShardError: If a file is cut, or of another dtype.
+    """
+
+    kind = "tokens-1"
+    suffixes: ClassVar[tuple[str, ...]] = (".bin", ".npy", ".tokens")
+
+    def __init__(
+        self,
+        urls: Urls,
+        *,
+        length: int,
+        dtype: npt.DTypeLike | None = None,
+        stride: int | None = None,
+        remainder: Literal["drop", "keep"] = "drop",
+        transform: Callable[[Any], Any] | None = None,
+        max_open: int = 1024,
+    ) -> None:
+        self.length, self.stride, self.remainder = length, length if stride is None else stride, remainder
+        if self.length < 1 or self.stride < 1:
+            raise ValueError(f"TokenDataset: length is {length}, stride {self.stride}; wanted at least 1.")
+        if remainder not in ("drop", "keep"):
+            raise ValueError(f"TokenDataset: remainder is {remainder!r}, wanted 'drop' or 'keep'.")
+        self.dtype: np.dtype[Any] | None = None if dtype is None else np.dtype(dtype)
+        if self.dtype is not None and self.dtype.kind not in "iu":
+            raise ValueError(f"TokenDataset: dtype is {self.dtype}, wanted integers such as uint16.")
+        self._tokens: dict[str, int] = {}
+        super().__init__(urls, transform=transform, max_open=max_open)
+        alike = self.dtype is not None and all(
+            (count - 1) * self.stride + length <= self._tokens[shard]
+            for shard, count in zip(self.shards, self.shard_sizes.tolist(), strict=True)
+            if count
+        )
+        self.row_layout = (self.dtype.newbyteorder("="), (length,)) if alike and self.dtype else None
+        short = [shard for shard, tokens in self._tokens.items() if 0 < tokens < length and remainder == "drop"]
+        if short:
+            warnings.warn(
+                f"TokenDataset: {len(short)} of {len(self.shards)} shards have fewer tokens than one window of {length} "
+                f"and are never read, the first is {short[0]} with {self._tokens[short[0]]}. "
+                "remainder='keep' makes shorter windows of them.",
+                stacklevel=2,
+            )
+
+    @property
+    def left_out(self) -> int:
+        """Number of tokens behind the last window of each shard, all together; 0 with remainder="keep"."""
+        return sum(
+            max(0, self._tokens[shard] - ((count - 1) * self.stride + self.length if count else 0))
+            for shard, count in zip(self.shards, self.shard_sizes.tolist(), strict=True)
+        )
+
+    def scan(self, shard: str) -> tuple[int, Int64Array | None]:
+        tokens = self._tokens[shard] = self._count_tokens(shard)
+        full = max(0, (tokens - self.length) // self.stride + 1)
+        covered = (full - 1) * self.stride + self.length if full else 0
+        more = self.remainder == "keep" and covered < tokens and full * self.stride < tokens
+        return full + more, None
+
+    def open(self, shard: str, index: ShardIndex) -> _Tokens:
+        tokens = self._count_tokens(shard)
+        if tokens != self._tokens[shard]:
+            raise ShardError(
+                f"{shard}: has {tokens:,} tokens, had {self._tokens[shard]:,}. It changed while it was in use: "
+                "make the dataset anew."
+            )
+        bare = not shard.endswith(".npy")
+        flat = np.asarray(np.memmap(shard, dtype=self.dtype, mode="r")) if bare else map_npy(shard)  # type: ignore[call-overload]
+        windows = flat[:0].reshape(0, self.length) if tokens < self.length else sliding_window_view(flat, self.length)
+        return _Tokens(flat, windows)
+
+    def gather(self, handle: _Tokens, rows: Int64Array) -> Array:
+        # Indexing the view of all windows copies each as one piece; np.take would first write all of them out.
+        found = handle.windows[rows * self.stride]
+        return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))
+
+    def read(self, handle: _Tokens, rows: Int64Array, index: ShardIndex) -> list[Any]:
+        full = rows * self.stride < len(handle.windows)
+        if full.all():
+            return list(self.gather(handle, rows))
+        starts = (rows * self.stride).tolist()
+        short = {start: handle.flat[start:] for start, whole in zip(starts, full.tolist(), strict=True) if not whole}
+        native = handle.flat.dtype.newbyteorder("=")
+        return [short.get(start, handle.flat[start : start + self.length]).astype(native) for start in starts]
+
+    def fingerprint(self) -> str:
+        """Name the files, and how they are cut into windows."""
+        cut = f"length={self.length} stride={self.stride} {self.remainder} {self.dtype}"
+        return f"{cut} {sum(self._tokens.values())} tokens {super().fingerprint()}"
+
+    def _count_tokens(self, shard: str) -> int:
+        require_local(shard)
+        if shard.endswith(".npy"):
+            dtype, shape, _, _ = npy_layout(shard)
+            self.dtype = self.dtype or dtype
+            if dtype.kind not in "iu" or len(shape) != 1 or dtype != self.dtype:
+                raise ShardError(f"{shard}: holds {dtype} of shape {shape}, wanted tokens (T,) of {self.dtype}.")
+            return shape[0]
+        if self.dtype is None:
+            raise ValueError(f"TokenDataset: {Path(shard).name} does not say its dtype. Give it: dtype='uint16'.")
+        size = stat(shard)[0]
+        if size % self.dtype.itemsize:
+            raise ShardError(f"{shard}: cut, {size:,} bytes are no whole number of {self.dtype} tokens.")
+        return size // self.dtype.itemsize
