@@ -1,0 +1,5 @@
+"""The `loaderkit` command."""
+
+from loaderkit.cli.command import main
+
+__all__ = ["main"]

@@ -1,0 +1,185 @@
+"""`loaderkit index`: make the index files of shards, in parallel; what is fresh is left alone, so that a rerun goes on."""
+
+import argparse
+import contextlib
+import functools
+import json
+import re
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loaderkit.cli.pool import map_in_processes, usable_cpus
+from loaderkit.cli.report import complain, say, with_progress
+from loaderkit.datasets.formats import format_named, format_of, known_suffixes
+from loaderkit.datasets.index import ShardError, ShardIndex, index_path
+from loaderkit.datasets.sharded import ShardedDataset
+from loaderkit.datasets.urls import expand, is_remote, stat
+
+_PART = re.compile(r"[.][0-9a-f]{32}[.]part$")
+_LEFT_AFTER_S = 3600  # a part of an index file that is older than this belongs to a run that was killed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What is to be done with each shard."""
+
+    format: str | None
+    index_dir: str | None
+    options: dict[str, Any]
+    check: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was found or done: one of made, fresh, without (it needs no index), missing, stale, damaged."""
+
+    status: str
+    count: int = 0
+    detail: str = ""
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to a parser's subcommands."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "index",
+        help="make the index files of shards",
+        description="Make the index files of shards, beside them or in a folder. Those that are fresh are left alone. "
+        "The exit code is 1 if a shard failed, or with --check if one is not fresh.",
+    )
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="a file, folder, glob or URL")
+    parser.add_argument("--format", help="as jsonl or tar, or MODULE:CLASS of your own; by suffix if not given")
+    parser.add_argument("--index-dir", metavar="DIR", help="where index files lie; beside local shards if not given")
+    parser.add_argument("--jobs", type=_count, default=usable_cpus(), help="parallel processes (%(default)s)")
+    parser.add_argument("--check", action="store_true", help="only say which index files are fresh")
+    parser.add_argument("--quiet", action="store_true", help="name only the shards that failed")
+    parser.add_argument(
+        "--option",
+        type=_option,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the format that shapes its index, as its dataset takes it; VALUE as JSON, or as it stands",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Index the shards, say what came of it, and return the exit code."""
+    try:
+        given = format_named(arguments.format) if arguments.format else None
+        shards = expand(arguments.paths, given.suffixes if given else known_suffixes())
+    except (ValueError, OSError, ImportError) as error:
+        complain(f"loaderkit index: {error}")
+        return 1
+    index_dir = None if arguments.index_dir is None else str(Path(arguments.index_dir))
+    job = Job(format=arguments.format, index_dir=index_dir, options=dict(arguments.option), check=arguments.check)
+    if not job.check:
+        _sweep({index_path(shard, index_dir).parent for shard in shards})
+    counts: Counter[str] = Counter()
+    samples = 0
+    for shard, outcome in _outcomes(shards, job, arguments.jobs):
+        counts[outcome.status] += 1
+        samples += outcome.count
+        line = _line(shard, outcome)
+        if outcome.status in ("made", "fresh", "without"):
+            if not arguments.quiet:
+                say(line)
+        else:
+            complain(line)
+    said = ", ".join(f"{number:,} {status}" for status, number in sorted(counts.items()))
+    say(f"{len(shards):,} shards: {said}; {samples:,} samples")
+    return 0 if counts.total() == counts["made"] + counts["fresh"] + counts["without"] else 1
+
+
+def _outcomes(shards: list[str], job: Job, jobs: int) -> Iterator[tuple[str, Outcome]]:
+    fork = not any(map(is_remote, shards))  # fsspec's threads don't survive a fork
+    done = map_in_processes(functools.partial(index_one, job=job), shards, jobs=jobs, fork=fork)
+    for shard, result in with_progress(done, len(shards), "checking" if job.check else "indexing"):
+        yield shard, Outcome("failed", detail=str(result)) if isinstance(result, Exception) else result
+
+
+def index_one(shard: str, job: Job) -> Outcome:
+    """Index one shard, or look at the index that it has."""
+    kind = format_named(job.format) if job.format else format_of(shard)
+    if not getattr(kind, "keeps_index", True):
+        stat(shard)
+        return Outcome("without", detail="this format needs no index")
+    return _check(shard, kind, job.index_dir) if job.check else _make(shard, kind, job)
+
+
+def _make(shard: str, kind: type[ShardedDataset], job: Job) -> Outcome:
+    path = index_path(shard, job.index_dir)
+    if _check(shard, kind, job.index_dir).status == "damaged":
+        path.unlink(missing_ok=True)
+    before = _identity(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a shard has changed is why this runs
+        dataset = kind(shard, index_dir=job.index_dir, **job.options)
+    count = int(dataset.shard_sizes[0])
+    return Outcome("fresh" if _identity(path) == before else "made", count)
+
+
+def _check(shard: str, kind: type[ShardedDataset], index_dir: str | None) -> Outcome:
+    path = index_path(shard, index_dir)
+    size_bytes, changed_ns = stat(shard)
+    try:
+        index = ShardIndex.from_bytes(path.read_bytes(), path)
+    except FileNotFoundError:
+        return Outcome("missing", detail="has no index")
+    except (ShardError, LookupError, ValueError) as error:
+        return Outcome("damaged", detail=str(error))
+    name = getattr(kind, "kind", None)
+    if isinstance(name, str) and name != index.kind:
+        return Outcome("stale", detail=f"its index is of kind {index.kind}, wanted {name}")
+    if index.size_bytes != size_bytes:
+        return Outcome("stale", detail=f"has {size_bytes:,} bytes, had {index.size_bytes:,} when it was indexed")
+    if index.changed_ns != changed_ns:
+        return Outcome("stale", detail="was changed after it was indexed")
+    return Outcome("fresh", index.count)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Tell a file that was replaced from the one before."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _sweep(folders: set[Path]) -> None:
+    """Remove parts of index files that a killed run left."""
+    for folder in folders:
+        for part in folder.glob(".*.part"):
+            with contextlib.suppress(FileNotFoundError):
+                if _PART.search(part.name) and time.time() - part.stat().st_mtime > _LEFT_AFTER_S:
+                    part.unlink()
+
+
+def _line(shard: str, outcome: Outcome) -> str:
+    if outcome.status in ("made", "fresh"):
+        return f"{outcome.status:<8}{shard}  {outcome.count:,} samples"
+    detail = outcome.detail.removeprefix(f"ShardError: {shard}: ").removeprefix(f"{shard}: ")
+    return f"{outcome.status:<8}{shard}: {detail}"
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value}, wanted at least 1")
+    return value
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, sign, value = text.partition("=")
+    if not name.isidentifier() or not sign:
+        raise argparse.ArgumentTypeError(f"{text!r}, wanted NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

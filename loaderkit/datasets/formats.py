@@ -1,0 +1,98 @@
+"""Which dataset reads which files: the adapters of this package, found when they are asked for."""
+
+import functools
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Mapping
+from types import ModuleType
+
+import loaderkit.datasets as package
+from loaderkit.datasets.sharded import ShardedDataset
+
+
+def format_named(name: str) -> type[ShardedDataset]:
+    """Return the adapter of a format.
+
+    Args:
+        name: "jsonl" for JsonlDataset, and so on; or "module:Class" for one's own.
+
+    Raises:
+        ValueError: If there is none of that name.
+    """
+    if ":" in name:
+        return _own(name)
+    formats, missing = find_formats()
+    if name in formats:
+        return formats[name]
+    known = f"wanted one of {', '.join(sorted(formats))}, or MODULE:CLASS"
+    reasons = "".join(f" {module}: {why}." for module, why in missing.items())
+    raise ValueError(f"format {name!r} is not known, {known}.{reasons}")
+
+
+def format_of(shard: str) -> type[ShardedDataset]:
+    """Return the adapter for a file, by the longest suffix that fits.
+
+    Raises:
+        ValueError: If none fits, or more than one.
+    """
+    formats, missing = find_formats()
+    fits = {
+        name: max((len(s) for s in kind.suffixes if shard.endswith(s)), default=0) for name, kind in formats.items()
+    }
+    best = [name for name, length in fits.items() if length and length == max(fits.values())]
+    if len(best) == 1:
+        return formats[best[0]]
+    if best:
+        raise ValueError(f"{shard}: may be {' or '.join(sorted(best))}. Say which: --format.")
+    suffixes = ", ".join(known_suffixes())
+    reasons = "".join(f" {module}: {why}." for module, why in missing.items())
+    raise ValueError(
+        f"{shard}: no format has this suffix, wanted one of {suffixes}. Say which it is: --format.{reasons}"
+    )
+
+
+def known_suffixes() -> list[str]:
+    """List what the files of all formats end in."""
+    formats, _ = find_formats()
+    return sorted({suffix for kind in formats.values() for suffix in kind.suffixes})
+
+
+@functools.cache
+def find_formats() -> tuple[Mapping[str, type[ShardedDataset]], Mapping[str, str]]:
+    """Return the adapters by name, and the modules that can't be imported with the reason (a package is missing)."""
+    formats: dict[str, type[ShardedDataset]] = {}
+    missing: dict[str, str] = {}
+    for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        if found.name == __name__:
+            continue
+        try:
+            module = importlib.import_module(found.name)
+        except ImportError as error:
+            missing[found.name] = str(error)
+        else:
+            formats |= _adapters(module)
+    return formats, missing
+
+
+def _adapters(module: ModuleType) -> dict[str, type[ShardedDataset]]:
+    return {
+        name.removesuffix("Dataset").lower(): value
+        for name, value in vars(module).items()
+        if isinstance(value, type)
+        and issubclass(value, ShardedDataset)
+        and not inspect.isabstract(value)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
+    }
+
+
+def _own(name: str) -> type[ShardedDataset]:
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"format {name!r} can't be loaded: {error}.") from error
+    if not isinstance(found, type) or not issubclass(found, ShardedDataset):
+        raise ValueError(f"format {name!r} is {found!r}, wanted a subclass of ShardedDataset.")
+    return found
