@@ -28,7 +28,8 @@ class ShardedDataset(ABC):
         transform: From a raw sample to a sample; its random numbers are the sample's own.
         index_dir: Where index files lie; None means beside local shards, and
             in ~/.cache/loaderkit/index for remote ones.
-        max_open: Shards kept open in a process.
+        max_open: Shards kept open in a process; a ShardOrder has about lanes x (1 + window / samples in a
+            shard) in use, over all workers.
 
     Raises:
         FileNotFoundError: If there are no shards.
@@ -45,7 +46,7 @@ class ShardedDataset(ABC):
         *,
         transform: Callable[[Any], Any] | None = None,
         index_dir: str | os.PathLike[str] | None = None,
-        max_open: int = 8,
+        max_open: int = 128,
     ) -> None:
         if max_open < 1:
             raise ValueError(f"{type(self).__name__}: max_open is {max_open}, wanted at least 1.")
