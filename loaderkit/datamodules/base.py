@@ -110,6 +110,8 @@ class DataModule(pl.LightningDataModule):
 
     @override
     def val_dataloader(self) -> Any:
+        if self._given["val"] is None and self.trainer is not None and self.trainer.state.fn == "fit":
+            return []  # training goes on without validation, as with any DataModule that has none
         return self._make("val", self._make_eval)
 
     @override
@@ -251,9 +253,10 @@ class DataModule(pl.LightningDataModule):
         if not self._loaders:
             self.train_dataloader()
         current = fit_loop["epoch_loop.batch_progress"]["current"]
-        batches = self._restored["batches"] or current["processed"]  # 0 at an epoch's end
-        uncounted = current["ready"] == current["processed"] == batches
-        if self._restored["epoch_over"]:
+        over, batches = self._restored["epoch_over"], self._restored["batches"]
+        saved_whole = current["processed"] == batches or (over and batches == 0)  # no open accumulation
+        uncounted = saved_whole and current["ready"] == current["processed"]
+        if over:
             set_epoch_over(fit_loop, uncounted=uncounted)
         elif current["processed"] != self._first or current["ready"] != self._first:
             set_batches(fit_loop, self._first, uncounted=uncounted)
