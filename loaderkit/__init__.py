@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Any
 from loaderkit.collate import Pad, PadCollate
 from loaderkit.config import LoaderConfig
 from loaderkit.cursor import Cursor
-from loaderkit.datasets import ArrayDataset, ImageFolder, JsonlDataset, NpyDataset, ShardError, TarDataset, TokenDataset
+from loaderkit.datasets import (
+    ArrayDataset,
+    ImageFolder,
+    JsonlDataset,
+    NpyDataset,
+    ParquetDataset,
+    ShardError,
+    TarDataset,
+    TokenDataset,
+)
 from loaderkit.loader import Loader
 from loaderkit.order import Order, Sequential, Shuffled, Subset
 from loaderkit.plan import Plan
@@ -43,6 +52,7 @@ __all__ = [
     "Order",
     "Pad",
     "PadCollate",
+    "ParquetDataset",
     "Plan",
     "SeedSteps",
     "Sequential",

@@ -6,6 +6,7 @@ from loaderkit.datasets.images import ImageFolder
 from loaderkit.datasets.index import ShardError
 from loaderkit.datasets.jsonl import JsonlDataset
 from loaderkit.datasets.npy import NpyDataset
+from loaderkit.datasets.parquet import ParquetDataset
 from loaderkit.datasets.tar import DECODERS, TarDataset
 from loaderkit.datasets.tokens import TokenDataset
 
@@ -17,6 +18,7 @@ __all__ = [
     "JsonlDataset",
     "MapDataset",
     "NpyDataset",
+    "ParquetDataset",
     "ShardError",
     "SubsetDataset",
     "TarDataset",

@@ -1,0 +1,229 @@
+"""Tables on disk: Parquet, Arrow IPC and Feather, read a row group at a time."""
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import numpy as np
+
+from loaderkit.datasets.index import ShardError, ShardIndex
+from loaderkit.datasets.sharded import ShardedDataset
+from loaderkit.datasets.urls import Urls, is_remote, open_file
+from loaderkit.seeding import Int64Array
+
+_PARQUET, _ARROW, _STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
+
+
+class ParquetDataset(ShardedDataset):
+    """The rows of Parquet files (also Arrow IPC files and streams, and Feather) as dicts.
+
+    A list of numbers without nulls comes as a numpy array, a copy; everything else as
+    pyarrow's `to_pylist` gives it. A row group is read and decoded once for as
+    long as it is among the last `cached_groups` of its file: shuffle with
+    `lk.ShardOrder`, and write row groups that fit into memory many times.
+
+    Args:
+        urls: A path, folder, glob or URL, or a list of them.
+        columns: Which to read; all of the first shard's by default.
+        transform: From a row to a sample; its random numbers are the sample's own.
+        index_dir: Where index files lie; None means beside local shards, and
+            in ~/.cache/loaderkit/index for remote ones.
+        max_open: Files kept open in a process.
+        cached_groups: Decoded row groups kept of each open file; what all of
+            them take is the memory of a process.
+
+    Raises:
+        FileNotFoundError: If there are no shards.
+        ShardError: If a file is cut or broken, or lacks a column.
+    """
+
+    kind = "parquet-1"
+    suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
+
+    def __init__(
+        self,
+        urls: Urls,
+        columns: Sequence[str] | None = None,
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        index_dir: str | os.PathLike[str] | None = None,
+        max_open: int = 128,
+        cached_groups: int = 2,
+    ) -> None:
+        if cached_groups < 1 or isinstance(columns, str):
+            raise ValueError(
+                f"ParquetDataset: cached_groups is {cached_groups}, columns {columns!r}; wanted at least 1, and a list."
+            )
+        super().__init__(urls, transform=transform, index_dir=index_dir, max_open=max_open)
+        self._cached_groups = cached_groups
+        first = _Table(self.shards[0], None, 1)
+        self.columns = first.columns if columns is None else list(columns)
+        first.close()
+
+    def scan(self, shard: str) -> tuple[int, Int64Array | None]:
+        table = _Table(shard, None, 1)
+        sizes = table.group_sizes()
+        table.close()
+        return sum(sizes), np.cumsum(sizes, dtype=np.int64)
+
+    def open(self, shard: str, index: ShardIndex) -> "_Table":
+        table = _Table(shard, self.columns, self._cached_groups)
+        if index.offsets is None or np.cumsum(table.group_sizes()).tolist() != index.offsets.tolist():
+            table.close()
+            raise ShardError(f"{shard}: its row groups changed while it was in use: make the dataset anew.")
+        return table
+
+    def read(self, handle: "_Table", rows: Int64Array, index: ShardIndex) -> list[Any]:
+        ends = np.empty(0, dtype=np.int64) if index.offsets is None else index.offsets
+        groups = np.searchsorted(ends, rows, side="right")
+        samples: list[Any] = [None] * len(rows)
+        for group in np.unique(groups).tolist():
+            places = np.flatnonzero(groups == group)
+            start = int(ends[group - 1]) if group else 0
+            for place, sample in zip(places.tolist(), handle.read(group, rows[places] - start), strict=True):
+                samples[place] = sample
+        return samples
+
+    def fingerprint(self) -> str:
+        """Name the shards, their sizes and the columns."""
+        return f"{self.columns} {super().fingerprint()}"
+
+
+class _Table:
+    """An open file: its row groups (Arrow's record batches), and those decoded last."""
+
+    def __init__(self, shard: str, columns: list[str] | None, cached_groups: int) -> None:
+        self.shard = shard
+        self._cache: OrderedDict[int, Any] = OrderedDict()
+        self._cached_groups = cached_groups
+        self._source: Any = None
+        self._file: Any = None
+        try:
+            with _errors_named(shard, "not a whole Parquet or Arrow file"):
+                self._source, self._file = _open(shard)
+                found = list(
+                    self._file.schema_arrow.names if hasattr(self._file, "schema_arrow") else self._file.schema.names
+                )
+            self.columns = found if columns is None else columns
+            missing = [name for name in self.columns if name not in found]
+            if missing or len(set(found)) < len(found):
+                raise ShardError(f"{shard}: has the columns {found}, wanted {self.columns}, each once.")
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._cache.clear()
+        self._file = None
+        if self._source is not None:
+            self._source.close()
+
+    def group_sizes(self) -> list[int]:
+        if hasattr(self._file, "metadata") and hasattr(self._file, "num_row_groups"):
+            return [self._file.metadata.row_group(group).num_rows for group in range(self._file.num_row_groups)]
+        with _errors_named(self.shard, "not a whole Arrow file"):
+            return [self._file.get_batch(batch).num_rows for batch in range(self._file.num_record_batches)]
+
+    def read(self, group: int, rows: Int64Array) -> list[dict[str, Any]]:
+        table = self._cache.pop(group, None)
+        if table is None:
+            while len(self._cache) >= self._cached_groups:
+                self._cache.popitem(last=False)
+            with _errors_named(self.shard, f"row group {group} can't be read"):
+                table = self._decode(group)
+        self._cache[group] = table
+        picked = table.take(rows)
+        values = [_to_python(column) for column in picked.columns]
+        return [dict(zip(self.columns, row, strict=True)) for row in zip(*values, strict=True)] or [{} for _ in rows]
+
+    def _decode(self, group: int) -> Any:
+        import pyarrow as pa
+
+        if hasattr(self._file, "read_row_group"):
+            table = self._file.read_row_group(group, columns=self.columns, use_threads=False)
+        else:
+            table = pa.Table.from_batches([self._file.get_batch(group)])
+        table = table.select(self.columns).combine_chunks()
+        table.validate(full=True)  # else a damaged offset is read as an address
+        return table
+
+
+class _Batches:
+    """An Arrow stream, read whole: it has no footer that says where its batches lie."""
+
+    def __init__(self, reader: Any) -> None:
+        self.schema = reader.schema
+        self._batches = list(reader)
+        self.num_record_batches = len(self._batches)
+
+    def get_batch(self, number: int) -> Any:
+        return self._batches[number]
+
+
+def _open(shard: str) -> tuple[Any, Any]:
+    """Return what reads the bytes, and the table in them."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise ImportError(f"{shard!r} needs pyarrow: pip install 'loaderkit[arrow]'.") from error
+
+    with open_file(shard) as file:
+        start = file.read(8)
+    parquet, remote = start.startswith(_PARQUET), is_remote(shard)
+    if not parquet and not start.startswith((_ARROW, _STREAM)):
+        raise ShardError(f"{shard}: begins with {start!r}, wanted a Parquet file, an Arrow file or an Arrow stream.")
+    # Arrow's files are laid out as its memory is: mapped, they need not be read to know their batches.
+    source = open_file(shard) if remote else pa.OSFile(shard) if parquet else pa.memory_map(shard)
+    try:
+        # Threads of its own, in every worker, would only stand in each other's way.
+        if parquet:
+            return source, pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
+        options = pa.ipc.IpcReadOptions(use_threads=False)
+        if start.startswith(_ARROW):
+            return source, pa.ipc.open_file(source, options=options)
+        return source, _Batches(pa.ipc.open_stream(source, options=options))
+    except BaseException:
+        source.close()
+        raise
+
+
+@contextmanager
+def _errors_named(shard: str, what: str) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except ShardError:
+        raise
+    except (pa.ArrowException, OSError, EOFError, ValueError) as error:
+        raise ShardError(f"{shard}: {what}: {error}") from error
+
+
+def _to_python(column: Any) -> list[Any]:
+    """Return a column's values; a list of numbers without nulls is an array."""
+    import pyarrow as pa
+    import pyarrow.types as kinds
+
+    array = pa.chunked_array(column.chunks, type=column.type).combine_chunks()
+    kind = array.type
+    of_lists = kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind)
+    if not of_lists or not (kinds.is_integer(kind.value_type) or kinds.is_floating(kind.value_type)):
+        values: list[Any] = array.to_pylist()
+        return values
+    flat = array.flatten()
+    if array.null_count or flat.null_count:
+        return [
+            None if value is None else value if None in value else _as_array(value, kind) for value in array.to_pylist()
+        ]
+    numbers = np.array(flat)
+    if kinds.is_fixed_size_list(kind):
+        return list(numbers.reshape(len(array), kind.list_size))
+    ends = np.cumsum(array.value_lengths()).tolist()
+    return [numbers[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _as_array(value: list[Any], kind: Any) -> Any:
+    return np.array(value, dtype=kind.value_type.to_pandas_dtype())

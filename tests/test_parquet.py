@@ -1,0 +1,216 @@
+"""Tables in files: the rows that pyarrow's own to_pylist gives, whatever the file's kind and its row groups."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+import pytest
+from shards import SIZES, check_laws, with_draws
+
+import loaderkit as lk
+
+KINDS = ["parquet", "arrow", "stream", "feather"]
+
+
+def table(start: int, size: int) -> pa.Table:
+    ids = list(range(start, start + size))
+    return pa.table(
+        {
+            "id": pa.array(ids, pa.int64()),
+            "text": [None if i % 5 == 1 else f"é {i}" for i in ids],
+            "tokens": pa.array([list(range(i % 4)) for i in ids], pa.list_(pa.uint16())),
+            "holes": pa.array([None if i % 3 == 0 else [None] * (i % 2) + [i] for i in ids], pa.list_(pa.int32())),
+            "fixed": pa.array([[i, i + 0.5] for i in ids], pa.list_(pa.float32(), 2)),
+            "nested": [[{"a": [i]}] for i in ids],
+            "words": pa.array([["a", "b"][: i % 3] for i in ids], pa.list_(pa.string())),
+            "kind": pa.array([f"k{i % 2}" for i in ids]).dictionary_encode(),
+        }
+    )
+
+
+def write_table(path: Path, data: pa.Table, kind: str, group: int = 3) -> None:
+    if kind == "parquet":
+        pq.write_table(data, path, row_group_size=group, write_page_checksum=True)
+    elif kind == "feather":
+        feather.write_feather(data, str(path), compression="lz4", chunksize=group)
+    else:
+        new = pa.ipc.new_file if kind == "arrow" else pa.ipc.new_stream
+        with new(str(path), data.schema) as writer:
+            writer.write_table(data, max_chunksize=group)
+
+
+def write(folder: Path, sizes: list[int], kind: str = "parquet", group: int = 3) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for shard, size in enumerate(sizes):
+        data = table(len(rows), size)
+        write_table(folder / f"{shard:03}.{'arrow' if kind == 'stream' else kind}", data, kind, group)
+        rows += data.to_pylist()
+    return rows
+
+
+def plain(value: Any) -> Any:
+    """Arrays as lists, to compare with to_pylist."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return (
+        [plain(row) for row in value]
+        if isinstance(value, list)
+        else {name: plain(v) for name, v in value.items()}
+        if isinstance(value, dict)
+        else value
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("group", [1, 4, 100])
+def test_the_samples_are_the_rows(sizes: list[int], kind: str, group: int, tmp_path: Path) -> None:
+    wanted = write(tmp_path, sizes, kind, group)
+    data = lk.ParquetDataset(tmp_path, max_open=2)
+    assert len(data) == len(wanted) > 0
+    assert data.shard_sizes.tolist() == sizes
+    assert plain([data[index] for index in range(len(wanted))]) == wanted
+    many = [*reversed(range(len(wanted))), 0, len(wanted) - 1, 0]
+    assert plain(data.__getitems__(many)) == [wanted[index] for index in many]
+    assert data.__getitems__([]) == []
+    some = lk.ParquetDataset(tmp_path, ["text", "id"])
+    assert some.__getitems__([0]) == [{"text": wanted[0]["text"], "id": 0}]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_the_laws(sizes: list[int], tmp_path: Path) -> None:
+    write(tmp_path, sizes)
+    methods = ["fork", "spawn"] if sizes == SIZES[1] else ["fork"]
+    check_laws(
+        lambda: lk.ParquetDataset(tmp_path, transform=with_draws), lambda row: int(row["id"]), start_methods=methods
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_has_the_same_types_in_any_batch(kind: str, tmp_path: Path) -> None:
+    """A list is an array by what it holds itself, not by what its neighbours hold."""
+    write(tmp_path, [12], kind)
+    data = lk.ParquetDataset(tmp_path)
+    for alone, among in zip([data[index] for index in range(12)], data.__getitems__(range(12)), strict=True):
+        assert {name: type(value) for name, value in alone.items()} == {name: type(v) for name, v in among.items()}
+    assert data[3]["tokens"].dtype == np.uint16
+    assert data[4]["fixed"].dtype == np.float32
+    assert [type(data[index]["holes"]) for index in (0, 1, 2)] == [type(None), list, np.ndarray]
+    assert data[2]["holes"].dtype == np.int32
+    data[3]["tokens"][:] = 9  # a copy, and writable
+    assert data[3]["tokens"].tolist() == [0, 1, 2]
+
+
+def test_a_row_group_is_decoded_once_in_consecutive_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from loaderkit.datasets import parquet
+
+    write(tmp_path, [12], group=3)
+    decoded: list[int] = []
+    decode = parquet._Table._decode
+    monkeypatch.setattr(parquet._Table, "_decode", lambda self, group: decoded.append(group) or decode(self, group))
+    data = lk.ParquetDataset(tmp_path, ["id"], cached_groups=2)
+    assert [sample["id"] for batch in lk.Loader(data, 2, collate_fn=list) for sample in batch] == list(range(12))
+    assert decoded == [0, 1, 2, 3]
+    decoded.clear()
+    for index in (0, 3, 1, 4, 6, 5, 0):  # groups 0 1 0 1 2 1 0
+        assert data[index]["id"] == index
+    assert decoded == [0, 1, 2, 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cut_file_is_named_wherever_it_is_cut(kind: str, tmp_path: Path) -> None:
+    """Also when its index is there."""
+    path = tmp_path / "a.arrow"
+    write_table(path, table(0, 9), kind)
+    lk.ParquetDataset(path)
+    content = path.read_bytes()
+    cuts = [
+        0,
+        1,
+        4,
+        8,
+        100,
+        len(content) // 3,
+        len(content) // 2,
+        len(content) - 20,
+        len(content) - 9,
+        len(content) - 1,
+    ]
+    for cut in cuts:
+        path.write_bytes(content[:cut])
+        path.with_name("a.arrow.lkindex").unlink(missing_ok=True)
+        if kind == "stream" and cut >= len(content) - 9:
+            continue  # a stream's end mark may be missing
+        with pytest.raises(lk.ShardError, match=r"a\.arrow: "):
+            list(lk.ParquetDataset(path).__getitems__(range(9)))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"PAR1", b"PAR1" * 20, b"ARROW1\0\0" + b"\0" * 50, b"\xff" * 80, b"PK\3\4" + b"a" * 50, b"id,text\n"],
+)
+def test_what_is_no_table_is_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(content)
+    with pytest.raises(lk.ShardError, match=r"a\.parquet: "):
+        lk.ParquetDataset(tmp_path)
+
+
+def test_a_broken_page_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(
+        pa.table({"id": range(1000)}), path, write_page_checksum=True, compression="none", use_dictionary=False
+    )
+    content = bytearray(path.read_bytes())
+    content[2000] ^= 0xFF
+    path.write_bytes(bytes(content))
+    data = lk.ParquetDataset(path)
+    for workers in (0, 1):
+        with pytest.raises(lk.ShardError, match=r"a\.parquet: row group 0 can't be read"):
+            list(lk.Loader(data, 4, num_workers=workers))
+
+
+def test_a_missing_or_doubled_column_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1], "b": [2]}), tmp_path / "0.parquet")
+    pq.write_table(pa.table({"b": [3]}), tmp_path / "1.parquet")
+    data = lk.ParquetDataset(tmp_path)
+    assert data[0] == {"a": 1, "b": 2}
+    with pytest.raises(lk.ShardError, match=r"1\.parquet: has the columns \['b'\], wanted \['a', 'b'\]"):
+        data[1]
+    assert lk.ParquetDataset(tmp_path, ["b"]).__getitems__([1, 0]) == [{"b": 3}, {"b": 2}]
+    pq.write_table(pa.table([[1], [2]], names=["a", "a"]), tmp_path / "0.parquet")
+    with pytest.raises(lk.ShardError, match=r"0\.parquet: has the columns"):
+        lk.ParquetDataset(tmp_path / "0.parquet", ["a"])[0]
+
+
+def test_a_file_that_changes_in_use_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path, [9])
+    data = lk.ParquetDataset(tmp_path)
+    write(tmp_path, [10])
+    with pytest.raises(lk.ShardError, match="row groups changed while it was in use"):
+        data[0]
+
+
+def test_a_remote_file_is_read_alike(tmp_path: Path) -> None:
+    import fsspec
+
+    files = fsspec.filesystem("memory")
+    for kind in KINDS:
+        write_table(tmp_path / "a", table(0, 9), kind)
+        files.pipe(f"/tables/{kind}.parquet", (tmp_path / "a").read_bytes())
+        data = lk.ParquetDataset(f"memory://tables/{kind}.parquet", index_dir=tmp_path / "index")
+        assert plain(data.__getitems__(range(9))) == table(0, 9).to_pylist()
+
+
+def test_the_fingerprint_knows_the_columns(tmp_path: Path) -> None:
+    write(tmp_path, [9])
+    assert lk.ParquetDataset(tmp_path).fingerprint() != lk.ParquetDataset(tmp_path, ["id"]).fingerprint()
+
+
+def test_settings_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="cached_groups is 0"):
+        lk.ParquetDataset("x", cached_groups=0)
+    with pytest.raises(ValueError, match="columns 'id'; wanted"):
+        lk.ParquetDataset("x", "id")
