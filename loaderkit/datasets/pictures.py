@@ -1,0 +1,72 @@
+"""From an encoded picture to pixels: always uint8 RGB, upright, whatever the file holds."""
+
+import io
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
+_RGB = 3  # torchvision.io.ImageReadMode.RGB
+
+
+def decode_picture(data: bytes) -> Tensor:
+    """Decode a picture to a uint8 tensor (3, H, W).
+
+    JPEG and PNG are read by torchvision where it has these decoders, all else
+    by Pillow: the first frame. Grey becomes three equal channels, palettes
+    and CMYK become RGB, transparency is dropped, 16 bits a channel become their
+    upper 8, and an EXIF orientation is applied.
+
+    Raises:
+        ValueError: If no decoder can read it.
+    """
+    decode = _torchvision_decoder(data)
+    if decode is not None:
+        try:
+            pixels: Tensor = decode(torch.frombuffer(bytearray(data), dtype=torch.uint8), _RGB, True)
+        except RuntimeError:
+            return _decode_with_pillow(data)  # reads some that torchvision can't, and says what is wrong
+        return pixels if pixels.dtype == torch.uint8 else (pixels.to(torch.int32) >> 8).to(torch.uint8)
+    return _decode_with_pillow(data)
+
+
+def _torchvision_decoder(data: bytes) -> Any:
+    if data.startswith(_JPEG):
+        return _torchvision_operator("decode_jpeg")
+    return _torchvision_operator("decode_png") if data.startswith(_PNG) else None
+
+
+@cache
+def _torchvision_operator(name: str) -> Any:
+    # The operator itself: the Python function around it warns at each call since torchvision 0.29.
+    try:
+        import torchvision.io  # noqa: F401 - registers the operators
+    except ImportError:
+        return None
+    return getattr(torch.ops.image, name, None)
+
+
+def _decode_with_pillow(data: bytes) -> Tensor:
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise ImportError("this picture needs Pillow: pip install 'loaderkit[images]'.") from error
+    try:
+        with Image.open(io.BytesIO(data)) as picture:
+            upright = ImageOps.exif_transpose(picture)
+            if upright.mode == "F":
+                raise ValueError("its pixels are floats, wanted 8 or 16 bits a channel")
+            deep = upright.mode.startswith("I")
+            pixels = np.array(upright if deep else upright.convert("RGB"))
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"not decoded, as Pillow takes it for a decompression bomb: {error}") from error
+    except (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError) as error:  # as Pillow's plugins do
+        raise ValueError(f"not a picture that can be decoded: {error}") from error
+    if deep:
+        if pixels.size and not 0 <= pixels.min() <= pixels.max() < 1 << 16:
+            raise ValueError(f"its pixels go from {pixels.min()} to {pixels.max()}, wanted 8 or 16 bits a channel")
+        pixels = np.repeat((pixels >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
+    return torch.from_numpy(pixels).permute(2, 0, 1)  # channels last in memory, as torchvision's

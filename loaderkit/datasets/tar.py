@@ -1,0 +1,132 @@
+"""Tar shards in the WebDataset layout, read by seeking: a sample is the files of one key, in sequence."""
+
+import io
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from loaderkit.datasets.index import ShardError, ShardIndex
+from loaderkit.datasets.pictures import decode_picture
+from loaderkit.datasets.sharded import ShardedDataset
+from loaderkit.datasets.tartable import TarTable, group
+from loaderkit.datasets.tarwalk import walk
+from loaderkit.datasets.urls import Urls, open_file, stat
+from loaderkit.seeding import Int64Array
+
+Decoder = Callable[[bytes], Any]
+
+
+def _decode_text(data: bytes) -> str:
+    return data.decode()
+
+
+def _decode_array(data: bytes) -> Any:
+    return np.load(io.BytesIO(data), allow_pickle=False)
+
+
+DECODERS: dict[str, Decoder] = {
+    **dict.fromkeys(("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm"), decode_picture),
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id", "count"), int),
+    **dict.fromkeys(("txt", "text", "transcript"), _decode_text),
+    **dict.fromkeys(("json", "jsn"), json.loads),
+    "npy": _decode_array,
+}
+
+
+class TarDataset(ShardedDataset):
+    """Samples in tar shards, as webdataset and GNU tar write them.
+
+    A sample is `{"__key__": "dir/0001", "jpg": ..., "cls": ...}`. The key is the
+    name up to the first dot of its base name, the rest is the extension, in lower
+    case. Directories, hidden files, files without an extension, and metadata
+    (a path that starts with `__name__`) are skipped. Nothing is unpacked to disk.
+
+    Args:
+        urls: A path, folder, glob or URL, or a list of them.
+        decode: From an extension, or what follows its last dot (`seg.png`, then
+            `png`), to a function of the file's bytes. What it has no entry for
+            stays bytes, and with None all does. `DECODERS | {"jpg": mine}` changes one.
+        transform: From a decoded sample to a sample.
+        index_dir: Where index files lie; beside local shards by default.
+        max_open: Shards kept open in a process.
+
+    Raises:
+        FileNotFoundError: If there are no shards.
+        ShardError: If a shard is not a whole, uncompressed tar archive in this
+            layout; when read, if a file can't be decoded or the shard has changed.
+    """
+
+    kind = "tar-1"
+    suffixes: ClassVar[tuple[str, ...]] = (".tar",)
+
+    def __init__(
+        self,
+        urls: Urls,
+        *,
+        decode: Mapping[str, Decoder] | None = DECODERS,
+        transform: Callable[[Any], Any] | None = None,
+        index_dir: str | os.PathLike[str] | None = None,
+        max_open: int = 8,
+    ) -> None:
+        super().__init__(urls, transform=transform, index_dir=index_dir, max_open=max_open)
+        self._decode = dict(decode or {})
+
+    def scan(self, shard: str) -> tuple[int, Int64Array]:
+        """Walk through a shard's headers."""
+        with open_file(shard) as file:
+            table = group(walk(file, stat(shard)[0], shard), shard)
+        return len(table.ends), table.pack()
+
+    def open(self, shard: str, index: ShardIndex) -> "_OpenTar":
+        """Open a shard, if it is still the one that was indexed."""
+        return _OpenTar(shard, index)
+
+    def read(self, handle: "_OpenTar", rows: Int64Array, index: ShardIndex) -> list[dict[str, Any]]:
+        """Read and decode samples, in the order in which they lie."""
+        samples: list[dict[str, Any]] = [{}] * len(rows)
+        for place in np.argsort(rows, kind="stable").tolist():
+            samples[place] = self._sample(handle, int(rows[place]))
+        return samples
+
+    def _sample(self, handle: "_OpenTar", row: int) -> dict[str, Any]:
+        key, files = handle.table.sample(row)
+        sample: dict[str, Any] = {"__key__": key}
+        for extension, offset, size in files:
+            data = handle.read(offset, size)
+            decode = self._decode.get(extension) or self._decode.get(extension.rpartition(".")[2])
+            try:
+                sample[extension] = data if decode is None else decode(data)
+            except Exception as error:
+                what = f"{key}.{extension} can't be decoded, {type(error).__name__}: {error}"
+                raise ShardError(f"{handle.shard}, offset {offset:,}: {what}") from error
+        return sample
+
+
+class _OpenTar:
+    """A shard's file, and the table of its samples."""
+
+    def __init__(self, shard: str, index: ShardIndex) -> None:
+        if index.offsets is None:
+            raise ShardError(f"{shard}: its index has no offsets. Delete the index, it is made again.")
+        self.shard = shard
+        self.table = TarTable.unpack(index.offsets)
+        self._file = open_file(shard)
+        if stat(shard) != (index.size_bytes, index.changed_ns):
+            self.close()
+            raise ShardError(f"{shard}: changed since it was indexed. Make the dataset anew, which indexes it again.")
+
+    def read(self, offset: int, size: int) -> bytes:
+        self._file.seek(offset)
+        data = self._file.read(size)
+        if len(data) != size:
+            raise ShardError(
+                f"{self.shard}, offset {offset:,}: {len(data):,} bytes, the index says {size:,}: it was cut."
+            )
+        return data
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
