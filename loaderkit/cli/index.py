@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import json
 import re
@@ -16,7 +17,7 @@ from typing import Any
 from loaderkit.cli.pool import map_in_processes, usable_cpus
 from loaderkit.cli.report import complain, say, with_progress
 from loaderkit.datasets.formats import format_named, format_of, known_suffixes
-from loaderkit.datasets.index import ShardError, ShardIndex, index_path
+from loaderkit.datasets.index import ShardError, ShardIndex, content_checksum, index_path, save_index
 from loaderkit.datasets.sharded import ShardedDataset
 from loaderkit.datasets.urls import expand, is_remote, stat
 
@@ -32,6 +33,7 @@ class Job:
     index_dir: str | None
     options: dict[str, Any]
     check: bool
+    checksum: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,11 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--index-dir", metavar="DIR", help="where index files lie; beside local shards if not given")
     parser.add_argument("--jobs", type=_count, default=usable_cpus(), help="parallel processes (%(default)s)")
     parser.add_argument("--check", action="store_true", help="only say which index files are fresh")
+    parser.add_argument(
+        "--checksum",
+        action="store_true",
+        help="read shards through: keep their checksum, compare it where there is one",
+    )
     parser.add_argument("--quiet", action="store_true", help="name only the shards that failed")
     parser.add_argument(
         "--option",
@@ -77,7 +84,13 @@ def run(arguments: argparse.Namespace) -> int:
         complain(f"loaderkit index: {error}")
         return 1
     index_dir = None if arguments.index_dir is None else str(Path(arguments.index_dir))
-    job = Job(format=arguments.format, index_dir=index_dir, options=dict(arguments.option), check=arguments.check)
+    job = Job(
+        format=arguments.format,
+        index_dir=index_dir,
+        options=dict(arguments.option),
+        check=arguments.check,
+        checksum=arguments.checksum,
+    )
     if not job.check:
         _sweep({index_path(shard, index_dir).parent for shard in shards})
     counts: Counter[str] = Counter()
@@ -109,23 +122,28 @@ def index_one(shard: str, job: Job) -> Outcome:
     if not getattr(kind, "keeps_index", True):
         stat(shard)
         return Outcome("without", detail="this format needs no index")
-    return _check(shard, kind, job.index_dir) if job.check else _make(shard, kind, job)
+    return _check(shard, kind, job) if job.check else _make(shard, kind, job)
 
 
 def _make(shard: str, kind: type[ShardedDataset], job: Job) -> Outcome:
     path = index_path(shard, job.index_dir)
-    if _check(shard, kind, job.index_dir).status == "damaged":
+    if _check(shard, kind, job).status != "fresh":
         path.unlink(missing_ok=True)
     before = _identity(path)
+    # Taken before the scan: a shard that changes meanwhile then differs from it.
+    content = content_checksum(shard) if job.checksum and before is None else ""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a shard has changed is why this runs
         dataset = kind(shard, index_dir=job.index_dir, **job.options)
+    if content and path.exists():
+        index = ShardIndex.from_bytes(path.read_bytes(), path)
+        save_index(shard, dataclasses.replace(index, content=content), job.index_dir)
     count = int(dataset.shard_sizes[0])
     return Outcome("fresh" if _identity(path) == before else "made", count)
 
 
-def _check(shard: str, kind: type[ShardedDataset], index_dir: str | None) -> Outcome:
-    path = index_path(shard, index_dir)
+def _check(shard: str, kind: type[ShardedDataset], job: Job) -> Outcome:
+    path = index_path(shard, job.index_dir)
     size_bytes, changed_ns = stat(shard)
     try:
         index = ShardIndex.from_bytes(path.read_bytes(), path)
@@ -140,6 +158,9 @@ def _check(shard: str, kind: type[ShardedDataset], index_dir: str | None) -> Out
         return Outcome("stale", detail=f"has {size_bytes:,} bytes, had {index.size_bytes:,} when it was indexed")
     if index.changed_ns != changed_ns:
         return Outcome("stale", detail="was changed after it was indexed")
+    if job.checksum and index.content != content_checksum(shard):
+        what = "has other content, of the same size and time, than when it was indexed"
+        return Outcome("stale", detail=what if index.content else "its index has no checksum")
     return Outcome("fresh", index.count)
 
 

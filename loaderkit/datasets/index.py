@@ -1,5 +1,6 @@
 """The index of a shard: how many samples it has and where each lies, in a small file that is made once."""
 
+import hashlib
 import json
 import zlib
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from loaderkit.datasets.urls import INDEX_SUFFIX, is_remote, stat, write_atomically
+from loaderkit.datasets.urls import INDEX_SUFFIX, is_remote, open_file, stat, write_atomically
 from loaderkit.seeding import Int64Array, derive_seed
 
 VERSION = 1
@@ -28,6 +29,7 @@ class ShardIndex:
         size_bytes: Of the shard when it was indexed.
         changed_ns: The shard's time of change then; 0 where unknown.
         offsets: What the format needs to find samples, (count, *) int64; None where it needs nothing.
+        content: Checksum of the shard (see `content_checksum`), where one was asked for.
     """
 
     kind: str
@@ -35,6 +37,7 @@ class ShardIndex:
     size_bytes: int
     changed_ns: int
     offsets: Int64Array | None = None
+    content: str = ""
 
     def fits(self, shard: str) -> bool:
         """Say whether the shard has the size and the time of change that it had when it was indexed.
@@ -48,7 +51,7 @@ class ShardIndex:
         """Return the content of the index file: a line of JSON, the offsets, a checksum of both."""
         shape = None if self.offsets is None else list(self.offsets.shape)
         header = {"version": VERSION, "kind": self.kind, "count": self.count, "shape": shape}
-        header |= {"size_bytes": self.size_bytes, "changed_ns": self.changed_ns}
+        header |= {"size_bytes": self.size_bytes, "changed_ns": self.changed_ns, "content": self.content}
         body = b"" if self.offsets is None else np.ascontiguousarray(self.offsets, dtype="<i8").tobytes()
         content = _MAGIC + json.dumps(header).encode() + b"\n" + body
         return content + zlib.crc32(content).to_bytes(4, "little")
@@ -73,7 +76,16 @@ class ShardIndex:
         shape = header["shape"]
         offsets = None if shape is None else np.frombuffer(body, dtype="<i8").reshape(shape).astype(np.int64)
         fields = {name: header[name] for name in ("kind", "count", "size_bytes", "changed_ns")}
-        return cls(**fields, offsets=offsets)
+        return cls(**fields, offsets=offsets, content=header.get("content", ""))
+
+
+def content_checksum(shard: str) -> str:
+    """Read a shard through and name its content (BLAKE2b, 32 hexadecimal digits)."""
+    found = hashlib.blake2b(digest_size=16)
+    with open_file(shard) as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
 
 
 def index_path(shard: str, folder: str | None) -> Path:
