@@ -209,6 +209,14 @@ def test_asking_for_data_that_was_not_given_is_an_error(tmp_path: Path) -> None:
         trainer.validate(Evaluated(str(tmp_path)), datamodule=lk.DataModule(jobs.Samples()), verbose=False)
 
 
+def test_a_model_that_validates_trains_without_validation_data(tmp_path: Path) -> None:
+    job = {"dir": str(tmp_path), "name": "whole"}
+    trainer = quiet_trainer(job, max_epochs=1)
+    trainer.fit(jobs.Model(job), datamodule=lk.DataModule(jobs.Samples(8), loader=lk.LoaderConfig(batch_size=4)))
+    assert trainer.global_step == 2
+    assert "val" not in trainer.callback_metrics
+
+
 def test_validation_is_the_same_each_time() -> None:
     data = lk.DataModule(val=[jobs.Samples(9), lambda: jobs.Samples(5)], loader=lk.LoaderConfig(batch_size=2))
     data.setup("validate")

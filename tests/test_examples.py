@@ -1,0 +1,121 @@
+"""The examples and the README's code run as they stand, and show what they promise."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+TIMEOUT_S = 240  # each takes well under a minute on two free cores
+
+
+def run(folder: Path, *command: str | Path, code: int = 0) -> str:
+    """Run a Python script in a folder and return what it printed; nothing that it started is left behind."""
+    output = folder / "output.txt"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    with output.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, *map(str, command)],
+            cwd=folder,
+            env=environment,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        found = process.wait(TIMEOUT_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # all have ended
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    text = output.read_text()
+    assert found == code, text[-5000:]
+    return text
+
+
+def test_the_demo_shows_an_exact_resume_and_what_dataloader_does(tmp_path: Path) -> None:
+    text = run(tmp_path, EXAMPLES / "demo.py", "--folder", "here/demo")
+    rows = {cells[1].strip(): [cell.strip() for cell in cells[2:4]] for cells in map(cut, text.splitlines()) if cells}
+    assert rows["samples trained twice in that epoch"][0] == "0"
+    assert rows["samples never trained in that epoch"][0] == "0"
+    assert rows["samples in the same order"] == ["yes", "no"]
+    assert rows["final weights bit-identical"] == ["yes", "no"]
+    assert int(rows["samples trained twice in that epoch"][1]) > 0
+    assert int(rows["samples never trained in that epoch"][1]) > 0
+    assert 0 < int(rows["place in the data, in the checkpoint"][0].removesuffix(" bytes")) < 1024
+    assert text.count("SIGKILL after step") == 2
+    assert "the uninterrupted one, bit for bit" in text
+    assert (tmp_path / "here" / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def cut(line: str) -> list[str]:
+    return line.split("│") if line.startswith("│") else []
+
+
+def test_the_demo_fails_where_the_resume_is_not_exact(tmp_path: Path) -> None:
+    """With a Loader that forgets its place the demo exits with 1."""
+    script = tmp_path / "forgetful.py"
+    script.write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(EXAMPLES)!r})\n"
+        "import demo\n"
+        "from loaderkit import Loader\n"
+        "Loader.load_state_dict = lambda self, state: None  # also in the processes that it starts\n"
+        "if __name__ == '__main__':\n"
+        "    sys.exit(demo.main())\n"
+    )
+    assert "loaderkit's resumed run is not the uninterrupted one" in run(tmp_path, script, code=1)
+
+
+def test_a_lightning_run_that_was_stopped_resumes_on_other_workers(tmp_path: Path) -> None:
+    script = EXAMPLES / "image_classification_lightning.py"
+    options = ("--epochs", "2")
+    run(tmp_path, script, *options, "--folder", "whole", "--workers", "0")
+    run(tmp_path, script, *options, "--folder", "cut", "--stop-after", "70", code=1)
+    text = run(tmp_path, script, *options, "--folder", "cut", "--resume", "last", "--workers", "1")
+    assert "94 steps, accuracy 0." in text
+    weights = [torch.load(tmp_path / name / "last.ckpt", weights_only=True)["state_dict"] for name in ("whole", "cut")]
+    assert len(weights[0]) == 6
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_a_plain_loop_that_was_killed_resumes_to_the_same_weights(tmp_path: Path) -> None:
+    script = EXAMPLES / "image_classification_torch.py"
+    killed = run(tmp_path, script, "--kill-after", "70", code=-signal.SIGKILL)
+    assert "killed in epoch 1, after batch 23" in killed
+    resumed = run(tmp_path, script, "--resume", "--workers", "1")
+    assert "resumed at epoch 1, batch 13 of 47" in resumed
+    whole = run(tmp_path, script, "--checkpoint", "other.pt", "--workers", "0")
+    assert re.findall("final weights: .*", whole) == re.findall("final weights: .*", resumed) != []
+
+
+def test_two_killed_ranks_and_one_more_give_every_sample_exactly_once(tmp_path: Path) -> None:
+    text = run(tmp_path, EXAMPLES / "ddp.py", "--samples", "601")
+    assert "two ranks: killed in the middle of the epoch" in text
+    assert "320 samples by two ranks, 281 by one" in text
+    assert "601 of 601 samples trained, each 1 time(s)" in text
+
+
+def test_the_command_line_trains_resumes_and_validates(tmp_path: Path) -> None:
+    command = (EXAMPLES / "cli" / "main.py", "fit", "--config", EXAMPLES / "cli" / "config.yaml")
+    text = run(tmp_path, *command, "--data.loader.num_workers", "1", "--trainer.max_epochs", "1")
+    assert "47 steps, accuracy 0." in text
+    text = run(tmp_path, *command, "--trainer.max_epochs", "2", "--ckpt_path", "runs/cli/last.ckpt")
+    assert "94 steps, accuracy 0." in text
+    assert torch.load(tmp_path / "runs" / "cli" / "last.ckpt", weights_only=True)["global_step"] == 90
+
+
+@pytest.mark.parametrize("script", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: path.name)
+def test_each_example_says_what_it_shows_and_how_to_run_it(script: Path) -> None:
+    text = script.read_text()
+    assert text.startswith('"""')
+    if "__main__" in text:
+        assert f"python {script.relative_to(ROOT)}" in text
+        assert script.relative_to(ROOT).as_posix() in (ROOT / "README.md").read_text()
