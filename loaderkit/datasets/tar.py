@@ -69,7 +69,7 @@ class TarDataset(ShardedDataset):
         decode: Mapping[str, Decoder] | None = DECODERS,
         transform: Callable[[Any], Any] | None = None,
         index_dir: str | os.PathLike[str] | None = None,
-        max_open: int = 8,
+        max_open: int = 128,
     ) -> None:
         super().__init__(urls, transform=transform, index_dir=index_dir, max_open=max_open)
         self._decode = dict(decode or {})
