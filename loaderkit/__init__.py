@@ -8,10 +8,13 @@ from loaderkit.config import LoaderConfig
 from loaderkit.cursor import Cursor
 from loaderkit.datasets import (
     ArrayDataset,
+    CsvDataset,
+    HFDataset,
     ImageFolder,
     JsonlDataset,
     NpyDataset,
     ParquetDataset,
+    RecordDataset,
     ShardError,
     TarDataset,
     TokenDataset,
@@ -41,8 +44,10 @@ _LAZY = {
 
 __all__ = [
     "ArrayDataset",
+    "CsvDataset",
     "Cursor",
     "DataModule",
+    "HFDataset",
     "ImageFolder",
     "JsonlDataset",
     "Loader",
@@ -54,6 +59,7 @@ __all__ = [
     "PadCollate",
     "ParquetDataset",
     "Plan",
+    "RecordDataset",
     "SeedSteps",
     "Sequential",
     "ShardError",

@@ -60,5 +60,5 @@ def check_laws(
     testing.assert_exactly_once(loader, samples=size, worlds=[1, 2] if size > 1 else [1], ids=ids)
     testing.assert_resumable(loader, epochs=1, stops=[1, len(loader())], consumers=["trainer"], ids=ids)
     testing.assert_workers_dont_matter(
-        loader, workers=[0, 2], start_methods=start_methods, persistent=[False], epochs=2, ids=ids
+        loader, workers=[0, min(2, len(loader()))], start_methods=start_methods, persistent=[False], epochs=2, ids=ids
     )

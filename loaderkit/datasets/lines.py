@@ -14,7 +14,6 @@ BOM = b"\xef\xbb\xbf"
 _BLOCK = 1 << 24
 _GAP = 1 << 14  # bytes that are cheaper to read than to seek over
 _RUN = 1 << 23  # bytes read at once at most, if a line is not longer
-_WHITE = b" \t\r\n"
 
 
 class LineFile:
@@ -75,8 +74,12 @@ class LineFile:
         return content
 
 
-def scan_lines(shard: str) -> Int64Array:
+def scan_lines(shard: str, *, blank: bytes = b" \t\r\n") -> Int64Array:
     """Return where the lines (N, 2) of a shard that are not blank start and end, without their line feeds.
+
+    Args:
+        shard: A file of text.
+        blank: Bytes that a blank line may be made of.
 
     Raises:
         ShardError: If the shard is not text.
@@ -103,8 +106,8 @@ def scan_lines(shard: str) -> Int64Array:
         keep = spans[:, 1] > spans[:, 0]
         for row in np.flatnonzero(keep & (top <= 32)).tolist():
             file.seek(spans[row, 0])
-            keep[row] = bool(file.read(int(spans[row, 1] - spans[row, 0])).strip(_WHITE))
-        return _without_bom(shard, spans[keep])
+            keep[row] = bool(file.read(int(spans[row, 1] - spans[row, 0])).strip(blank))
+        return _without_bom(shard, spans[keep], blank)
 
 
 def check_text(shard: str, start: bytes) -> None:
@@ -123,11 +126,11 @@ def check_text(shard: str, start: bytes) -> None:
         raise ShardError(f"{shard}: UTF-16 text, wanted UTF-8.")
 
 
-def _without_bom(shard: str, spans: Int64Array) -> Int64Array:
+def _without_bom(shard: str, spans: Int64Array, blank: bytes) -> Int64Array:
     if not len(spans) or spans[0, 0]:
         return spans
     with open_file(shard) as file:
         if file.read(len(BOM)) != BOM:
             return spans
         spans[0, 0] = len(BOM)
-        return spans if file.read(int(spans[0, 1]) - len(BOM)).strip(_WHITE) else spans[1:]
+        return spans if file.read(int(spans[0, 1]) - len(BOM)).strip(blank) else spans[1:]

@@ -134,8 +134,8 @@ class _Table:
             with _errors_named(self.shard, f"row group {group} can't be read"):
                 table = self._decode(group)
         self._cache[group] = table
-        picked = table.take(rows)
-        values = [_to_python(column) for column in picked.columns]
+        with _errors_named(self.shard, f"row group {group} has broken values"):
+            values = [_to_python(column) for column in table.take(rows).columns]
         return [dict(zip(self.columns, row, strict=True)) for row in zip(*values, strict=True)] or [{} for _ in rows]
 
     def _decode(self, group: int) -> Any:

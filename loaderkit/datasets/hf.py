@@ -1,0 +1,59 @@
+"""Map-style datasets of the Hugging Face datasets library."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from loaderkit.seeding import per_sample
+
+
+class HFDataset:
+    """The rows of a `datasets.Dataset`, read many at once, as its own format gives them.
+
+    A function of its `set_transform` or `with_transform` is called row by row, under that
+    row's seed; with the rows of a batch as one call random numbers would depend on the batch.
+
+    Args:
+        dataset: A `datasets.Dataset`, one split.
+        transform: From a row to a sample; its random numbers are the sample's own.
+
+    Raises:
+        TypeError: If it is a dict of splits, or iterable-style.
+    """
+
+    def __init__(self, dataset: Any, *, transform: Callable[[Any], Any] | None = None) -> None:
+        if isinstance(dataset, dict):
+            raise TypeError(
+                f"HFDataset: found a {type(dataset).__name__} with the splits {list(dataset)}, wanted one: dataset[...]."
+            )
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise TypeError(
+                f"HFDataset: found a {type(dataset).__name__}, wanted a datasets.Dataset, with a length. "
+                "Load it without streaming=True, or give it to lk.Loader as it is."
+            )
+        self.dataset = dataset
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"HFDataset: index {index} in a dataset of {len(self):,} samples.")
+        row = self.dataset[index]
+        return row if self.transform is None else self.transform(row)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        outside = [index for index in indices if not 0 <= index < len(self)]
+        if outside:
+            raise IndexError(f"HFDataset: index {outside[0]} in a dataset of {len(self):,} samples.")
+        if (getattr(self.dataset, "format", None) or {}).get("type") == "custom":
+            return per_sample(self.__getitem__, indices)
+        if not len(indices):
+            return []
+        many = getattr(self.dataset, "__getitems__", None)
+        rows = many(list(indices)) if callable(many) else [self.dataset[index] for index in indices]
+        return list(rows) if self.transform is None else per_sample(self.transform, rows)
+
+    def fingerprint(self) -> str:
+        """Return the library's own, which knows the data and all that was done to it."""
+        return str(getattr(self.dataset, "_fingerprint", ""))

@@ -1,0 +1,81 @@
+"""Many small records in memory, packed so that worker processes share them."""
+
+import hashlib
+import pickle
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from loaderkit.seeding import per_sample
+
+
+class RecordDataset:
+    """Text-and-number records, such as dicts, tuples or strings, each packed to bytes.
+
+    A list of a million dicts is copied into each worker as it is read, since
+    reading counts references. Packed they lie in two tensors, which forked
+    workers share, and spawned ones are handed in shared memory. Each read
+    gives a new object, equal to what was given.
+
+    Args:
+        records: Any iterable; read once.
+        transform: From a record to a sample; its random numbers are the sample's own.
+
+    Raises:
+        TypeError: If a record can't be pickled.
+    """
+
+    def __init__(self, records: Iterable[Any], *, transform: Callable[[Any], Any] | None = None) -> None:
+        packed, ends = bytearray(), array("q", [0])
+        for number, record in enumerate(records):
+            try:
+                packed += pickle.dumps(record, protocol=pickle.HIGHEST_PROTOCOL)
+            except (pickle.PicklingError, TypeError, AttributeError) as error:
+                raise TypeError(f"RecordDataset: record {number} can't be packed: {error}.") from error
+            ends.append(len(packed))
+        # Tensors, not arrays: torch moves them to shared memory when a worker is spawned.
+        self._bytes = torch.frombuffer(packed, dtype=torch.uint8) if packed else torch.empty(0, dtype=torch.uint8)
+        self._ends = torch.frombuffer(ends, dtype=torch.int64)
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, index: int) -> Any:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"RecordDataset: index {index} in a dataset of {len(self):,} samples.")
+        record = self._read([index % len(self)])[0]
+        return record if self.transform is None else self.transform(record)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        records = self._read(indices)
+        return records if self.transform is None else per_sample(self.transform, records)
+
+    def fingerprint(self) -> str:
+        """Digest the number of records, and 16 spread over them."""
+        rows = np.unique(np.linspace(0, max(0, len(self) - 1), 16).astype(np.int64))[: len(self)].tolist()
+        text = "\x1f".join(_describe(record) for record in self._read(rows))
+        return hashlib.blake2b(f"{len(self)}\x1f{text}".encode(errors="surrogatepass"), digest_size=8).hexdigest()
+
+    def _read(self, indices: Sequence[int]) -> list[Any]:
+        rows = np.asarray(indices, dtype=np.int64)
+        outside = rows[(rows < 0) | (rows >= len(self))]
+        if outside.size:
+            raise IndexError(f"RecordDataset: index {outside[0]} in a dataset of {len(self):,} samples.")
+        # Views are made anew each time: moving to shared memory gives the tensors other addresses.
+        ends, content = self._ends.numpy(), self._bytes.numpy().data
+        starts, stops = ends[rows].tolist(), ends[rows + 1].tolist()
+        return [pickle.loads(content[start:stop]) for start, stop in zip(starts, stops, strict=True)]
+
+
+def _describe(value: Any) -> str:
+    """Write a record down, the same in every process: an object's own repr may hold its address."""
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{_describe(key)}:{_describe(entry)}' for key, entry in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"{type(value).__name__}({','.join(map(_describe, value))})"
+    plain = isinstance(value, str | bytes | int | float | complex | np.generic | None)
+    return repr(value) if plain else type(value).__name__

@@ -1,0 +1,128 @@
+"""Records come back as they were given, from memory that workers share."""
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from drawing import equal
+from hypothesis import given
+from hypothesis import strategies as st
+from shards import check_laws, check_reads, with_draws
+
+import loaderkit as lk
+
+Pair = namedtuple("Pair", ["a", "b"])  # noqa: PYI024
+LEAF = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(max_size=9)
+RECORD = st.recursive(
+    LEAF,
+    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner, max_size=3),
+)
+
+
+@given(st.lists(RECORD, min_size=1, max_size=9))
+def test_records_come_back(records: list[Any]) -> None:
+    data = lk.RecordDataset(records)
+    check_reads(data, records)
+    copy = pickle.loads(pickle.dumps(data))
+    check_reads(copy, records)
+    assert copy.fingerprint() == data.fingerprint()
+
+
+def test_types_are_kept_and_each_read_is_new() -> None:
+    records = [{"id": 0, "x": np.float32(1)}, Pair(1, "b"), (1, [2]), "text", b"bytes", np.arange(3)]
+    data = lk.RecordDataset(iter(records))
+    check_reads(data, records)
+    assert type(data[1]) is Pair
+    data[0]["id"] = 9
+    check_reads(data, records)
+
+
+@pytest.mark.parametrize("size", [1, 2, 10, 25])
+def test_the_laws(size: int) -> None:
+    methods = ["fork", "spawn"] if size == 10 else ["fork"]
+    check_laws(
+        lambda: lk.RecordDataset(({"id": number} for number in range(size)), transform=with_draws),
+        lambda record: int(record["id"]),
+        start_methods=methods,
+    )
+
+
+def test_no_records_are_an_empty_dataset() -> None:
+    data = lk.RecordDataset([])
+    assert len(data) == 0
+    assert data.__getitems__([]) == []
+    assert data.fingerprint() == lk.RecordDataset(()).fingerprint()
+    with pytest.raises(IndexError, match="index 0 in a dataset of 0 samples"):
+        data[0]
+
+
+def test_what_cannot_be_packed_is_named() -> None:
+    with pytest.raises(TypeError, match="record 1 can't be packed"):
+        lk.RecordDataset(["a", lambda: None])
+
+
+PRINT = "import loaderkit as lk; a = 'x' * 9; print(lk.RecordDataset([{'a': a, 'b': %s}, (1.5, None)]).fingerprint())"
+
+
+def test_the_fingerprint_is_that_of_the_values_in_any_process() -> None:
+    """A pickle would tell one string used twice from two equal ones."""
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", PRINT % second],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+        ).stdout
+        for seed, second in enumerate(["a", "'xxx' + a[:6]", "a + 'y'"])
+    ]
+    assert found[0] == found[1] != found[2]
+    prints = {
+        lk.RecordDataset(records).fingerprint() for records in ([1, 2], [2, 1], ["1", 2], [1], [[1], 2], [(1,), 2])
+    }
+    assert len(prints) == 6
+
+
+class Private:
+    """Says how much private memory its worker has, after records were read."""
+
+    def __init__(self, records: Any) -> None:
+        self.records = records
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.records[index]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        assert len(self.records.__getitems__(indices)) == len(indices)
+        memory = psutil.Process().memory_full_info().uss
+        return [memory] * len(indices)
+
+
+def no_collector(worker: int) -> None:
+    """It writes to every object's header, and would copy the parent's whole heap."""
+    gc.disable()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_memory_does_not_grow_with_the_workers(method: str) -> None:
+    """Reading all of 40 MB adds less than a third of it to a worker (its own heap, which grows as it works), however it was started."""
+    size = 80_000
+    data = lk.RecordDataset({"id": number, "text": "x" * 440} for number in range(size))
+    content = data._bytes.nbytes
+    assert content > 38e6
+    changes: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": method, "worker_init_fn": no_collector}
+    numbers = torch.cat(list(lk.Loader(Private(data), 1000, **changes))).tolist()
+    before, after = numbers[0], numbers[-1]
+    assert after - before < content / 3
+    assert equal(data[size - 1], {"id": size - 1, "text": "x" * 440})  # moved, and still there
