@@ -88,10 +88,6 @@ def by_webdataset(names: list[str], shuffle: bool) -> Any:
     return data.map(decode).batched(BATCH, collation_fn=default_collate)
 
 
-def as_pair(sample: dict[str, Any]) -> tuple[Tensor, int]:
-    return sample["jpg"], sample["cls"]
-
-
 def main() -> None:
     options = parse_options(__doc__)
     samples = 500 if options.quick else 5_000
@@ -99,7 +95,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         names = write_shards(Path(folder), samples)
         places = find_places(names)
-        data = lk.TarDataset(names, transform=as_pair)
+        data = lk.TarDataset(names)
         for order in ("in order", "shuffled"):
             shuffle = order == "shuffled"
             contenders = {

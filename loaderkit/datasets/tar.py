@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from loaderkit.datasets.index import ShardError, ShardIndex
+from loaderkit.datasets.lines import LineFile
 from loaderkit.datasets.pictures import decode_picture
 from loaderkit.datasets.sharded import ShardedDataset
 from loaderkit.datasets.tartable import TarTable, group
@@ -85,24 +86,25 @@ class TarDataset(ShardedDataset):
         return _OpenTar(shard, index)
 
     def read(self, handle: "_OpenTar", rows: Int64Array, index: ShardIndex) -> list[dict[str, Any]]:
-        """Read and decode samples, in the order in which they lie."""
-        samples: list[dict[str, Any]] = [{}] * len(rows)
-        for place in np.argsort(rows, kind="stable").tolist():
-            samples[place] = self._sample(handle, int(rows[place]))
-        return samples
+        """Read samples in the order in which they lie, those near each other at once; and decode them."""
+        found = [handle.table.sample(row) for row in rows.tolist()]
+        spans = [(offset, offset + size) for _, files in found for _, offset, size in files]
+        contents = iter(handle.file.read(np.array(spans, dtype=np.int64).reshape(-1, 2)))
+        return [
+            {"__key__": key}
+            | {name: self._decoded(handle, key, name, offset, next(contents)) for name, offset, _ in files}
+            for key, files in found
+        ]
 
-    def _sample(self, handle: "_OpenTar", row: int) -> dict[str, Any]:
-        key, files = handle.table.sample(row)
-        sample: dict[str, Any] = {"__key__": key}
-        for extension, offset, size in files:
-            data = handle.read(offset, size)
-            decode = self._decode.get(extension) or self._decode.get(extension.rpartition(".")[2])
-            try:
-                sample[extension] = data if decode is None else decode(data)
-            except Exception as error:
-                what = f"{key}.{extension} can't be decoded, {type(error).__name__}: {error}"
-                raise ShardError(f"{handle.shard}, offset {offset:,}: {what}") from error
-        return sample
+    def _decoded(self, handle: "_OpenTar", key: str, extension: str, offset: int, content: bytes) -> Any:
+        decode = self._decode.get(extension) or self._decode.get(extension.rpartition(".")[2])
+        if decode is None:
+            return content
+        try:
+            return decode(content)
+        except Exception as error:
+            what = f"{key}.{extension} can't be decoded, {type(error).__name__}: {error}"
+            raise ShardError(f"{handle.shard}, offset {offset:,}: {what}") from error
 
 
 class _OpenTar:
@@ -113,20 +115,11 @@ class _OpenTar:
             raise ShardError(f"{shard}: its index has no offsets. Delete the index, it is made again.")
         self.shard = shard
         self.table = TarTable.unpack(index.offsets)
-        self._file = open_file(shard)
-        if stat(shard) != (index.size_bytes, index.changed_ns):
+        self.file = LineFile(shard)
+        if not index.fits(shard):
             self.close()
             raise ShardError(f"{shard}: changed since it was indexed. Make the dataset anew, which indexes it again.")
 
-    def read(self, offset: int, size: int) -> bytes:
-        self._file.seek(offset)
-        data = self._file.read(size)
-        if len(data) != size:
-            raise ShardError(
-                f"{self.shard}, offset {offset:,}: {len(data):,} bytes, the index says {size:,}: it was cut."
-            )
-        return data
-
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        self.file.close()
