@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,6 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/ddp"))
     parser.add_argument("--samples", type=int, default=1797)
     given = parser.parse_args()
-    warnings.filterwarnings("ignore", category=DeprecationWarning)
     torch.set_num_threads(1)
     shutil.rmtree(given.folder, ignore_errors=True)
     given.folder.mkdir(parents=True)

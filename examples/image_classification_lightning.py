@@ -10,7 +10,6 @@ last checkpoint, with the samples and augmentations that were to come. `--worker
 """
 
 import argparse
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,6 @@ class StopAfter(pl.Callback):
 
 
 def main() -> None:
-    warnings.filterwarnings("ignore", category=DeprecationWarning)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("runs/image_classification_lightning"))
     parser.add_argument("--epochs", type=int, default=3)
@@ -96,9 +94,9 @@ def main() -> None:
     data = lk.DataModule(
         train=Digits(slice(TRAIN), augment),
         val=Digits(slice(TRAIN, None), plain),
-        loader=lk.LoaderConfig(batch_size=given.batch_size, num_workers=given.workers, persistent_workers=True)
-        if given.workers
-        else lk.LoaderConfig(batch_size=given.batch_size),
+        loader=lk.LoaderConfig(
+            batch_size=given.batch_size, num_workers=given.workers, persistent_workers=given.workers > 0
+        ),
     )
     callbacks: list[pl.Callback] = [
         ModelCheckpoint(given.folder, every_n_train_steps=20, save_last=True, enable_version_counter=False),

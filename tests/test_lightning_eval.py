@@ -212,7 +212,10 @@ def test_asking_for_data_that_was_not_given_is_an_error(tmp_path: Path) -> None:
 def test_a_model_that_validates_trains_without_validation_data(tmp_path: Path) -> None:
     job = {"dir": str(tmp_path), "name": "whole"}
     trainer = quiet_trainer(job, max_epochs=1)
-    trainer.fit(jobs.Model(job), datamodule=lk.DataModule(jobs.Samples(8), loader=lk.LoaderConfig(batch_size=4)))
+    data = lk.DataModule(jobs.Samples(8), loader=lk.LoaderConfig(batch_size=4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(jobs.Model(job), datamodule=data)
     assert trainer.global_step == 2
     assert "val" not in trainer.callback_metrics
 

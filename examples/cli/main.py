@@ -8,8 +8,6 @@
 Every setting of a loader is one of `lk.LoaderConfig`; `--help` lists them.
 """
 
-import warnings
-
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.cli import LightningCLI
@@ -66,7 +64,6 @@ class Classifier(pl.LightningModule):
 
 
 def main() -> None:
-    warnings.filterwarnings("ignore", category=DeprecationWarning)
     cli = LightningCLI(Classifier, Digits, save_config_kwargs={"overwrite": True})
     if cli.subcommand == "fit":
         print(f"{cli.trainer.global_step} steps, accuracy {cli.trainer.callback_metrics['accuracy']:.3f}")
