@@ -207,6 +207,11 @@ class Loader:
             raise
         self._loaded_step = state.get("step")
 
+    def follow(self, other: "Loader") -> None:
+        """Keep to the order of a loader in whose place this one stands, where it is another for the batch size alone."""
+        if isinstance(getattr(other._plan, "order", None), ShardOrder):
+            self._plan = self._plan_of(other._plan.key(0))
+
     def close(self) -> None:
         """Stop the workers; a later `iter()` starts them again."""
         if self._engine is not None:

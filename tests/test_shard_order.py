@@ -1,15 +1,19 @@
 """The laws of ShardOrder: each index once, a function of (seed, epoch), random access, few opens, few shards at a time."""
 
 import itertools
+import os
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from index_formats import Bytes
 
 import loaderkit as lk
+from loaderkit.datasets.index import ShardIndex
 from loaderkit.plan import BatchPlan
 from loaderkit.shard_order import _POSITIONS
 from loaderkit.testing import assert_elastic, assert_exactly_once, assert_resumable
@@ -216,6 +220,34 @@ def test_the_key_tells_orders_apart() -> None:
     assert max(map(len, keys)) < 120
 
 
+class Logged(Bytes):
+    """Shards that note who opens them."""
+
+    def open(self, shard: str, index: ShardIndex) -> str:
+        with Path(shard + ".log").open("a") as log:
+            log.write(f"{os.getpid()}\n")
+        return shard
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_workers_open_few_shards(ranks: int, tmp_path: Path) -> None:
+    """Counted with real workers: 2 a rank, and the lanes that a Loader takes by itself."""
+    shards = [tmp_path / f"{number:02}.bytes" for number in range(24)]
+    for number, shard in enumerate(shards):
+        shard.write_bytes(b"x" * (200 + 10 * number))
+    data = Logged(tmp_path)
+    seen = 0
+    for rank in range(ranks):
+        loader = lk.Loader(data, 8, shuffle=True, num_workers=2, world=lk.World(rank, ranks))
+        seen += sum(len(batch) for batch in loader)
+        loader.close()
+    assert seen == len(data) == sum(data.shard_sizes)
+    opened = [Path(f"{shard}.log").read_text().split() for shard in shards]
+    assert all(opened)
+    assert np.mean([len(set(who)) for who in opened]) <= 2
+    assert np.mean([len(who) for who in opened]) <= 2  # none is opened again
+
+
 class Sharded:
     """A dataset with shards, that tells which were read."""
 
@@ -278,6 +310,20 @@ def test_another_batch_size_continues_the_same_order() -> None:
     rest = [index for batch in loader for index in batch.tolist()]  # the same loader goes to its next epoch
     assert first == whole(order)[:14].tolist()
     assert rest == whole(order, 1).tolist()
+
+
+def test_a_datamodule_continues_the_same_order_with_another_batch_size() -> None:
+    """Also where the Trainer reloads the loaders in the run."""
+    first = make_loader()
+    batches = [index for batch in itertools.islice(first, 2) for index in batch.tolist()]
+    data = lk.DataModule(train=Sharded(SIZES), loader=lk.LoaderConfig(batch_size=3, seed=5))
+    data.setup("fit")
+    data.load_state_dict({"train": [first.state_dict()], "batches": 2, "epoch_over": False})
+    for _ in range(3):
+        batches += [index for batch in data.train_dataloader() for index in batch.tolist()]
+        data._begin_batch()
+    order = lk.ShardOrder(SIZES, seed=5, block=4)
+    assert batches == [index for epoch in range(3) for index in whole(order, epoch).tolist()]
 
 
 def test_a_state_of_another_order_is_refused_and_changes_nothing() -> None:

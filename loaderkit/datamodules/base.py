@@ -94,7 +94,8 @@ class DataModule(pl.LightningDataModule):
 
     @override
     def train_dataloader(self) -> Any:
-        old = [loader.upcoming for loader in self._loaders]
+        before = self._loaders
+        old = [loader.upcoming for loader in before]
         self._loaders = []
         loaders = self._make("train", self._make_train)
         if self._restored is not None:
@@ -105,6 +106,8 @@ class DataModule(pl.LightningDataModule):
             starts = old if len(old) == len(self._loaders) else [Cursor(epoch=epoch)] * len(self._loaders)
             for loader, start in zip(self._loaders, starts, strict=True):
                 loader.seek(epoch=start.epoch, samples=start.samples)
+            for loader, last in zip(self._loaders, before, strict=False):
+                loader.follow(last)
             self._stand(0)
         return loaders
 
