@@ -260,6 +260,11 @@ HOSTILE: dict[str, tuple[bytes, int, str]] = {
     "PAX for all": (pax(b"14 path=a.cls\n", tarfile.XGLTYPE) + GOOD + END, 0, "a global header"),
     "PAX and no file": (pax(b"14 path=a.cls\n") + END, 1024, "ends after an extended header"),
     "cut PAX": (pax(b"14 path=a.cls\n")[:520], 0, "an extended header of 14 bytes is cut"),
+    "two long names": (
+        member("x", b"a.cls", tarfile.GNUTYPE_LONGNAME) * 2 + GOOD + END,
+        1024,
+        "a second extended header",
+    ),
     "huge long name": (member("x", b"a" * (2 << 20), tarfile.GNUTYPE_LONGNAME) + GOOD + END, 0, "above 1,048,576"),
 }
 

@@ -133,7 +133,7 @@ class _Walker:
         if len(content) < size:
             raise self._error(offset, f"an extended header of {size:,} bytes is cut, or above {_MOST_EXTENDED:,}")
         if kind == _LONG_NAME:
-            self._name = content.partition(b"\0")[0]
+            self._set_name(content.partition(b"\0")[0])
         elif kind != _LONG_LINK:
             records = self._records(content, offset)
             if any(name.startswith(b"GNU.sparse") for name in records):
@@ -144,9 +144,15 @@ class _Walker:
                         offset, "a global header sets the path or size of all members; wanted each its own"
                     )
                 return
-            self._name = records.get(b"path", self._name)
+            if b"path" in records:
+                self._set_name(records[b"path"])
             if b"size" in records:
                 self._size = self._number(records[b"size"], offset, base=10)
+
+    def _set_name(self, name: bytes) -> None:
+        if self._name is not None:
+            raise self._error(self.offset, "a second extended header with a name for the same file")
+        self._name = name
 
     def _records(self, content: bytes, offset: int) -> dict[bytes, bytes]:
         """Parse PAX records, "length name=value" and a newline each."""
