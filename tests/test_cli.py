@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -128,6 +129,8 @@ def test_the_format_is_known_by_the_suffix(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("2 shards: 2 made; 3 samples\n")
     assert len(JsonlDataset(tmp_path)) == 3
+    np.save(tmp_path / "d.npy", np.arange(5))  # of two formats, neither of which has an index
+    assert "2 fresh, 1 without" in loaderkit("index", tmp_path).stdout
     (tmp_path / "c.what").write_text("")
     unknown = loaderkit("index", tmp_path / "c.what")
     assert unknown.returncode == 1

@@ -16,7 +16,7 @@ from typing import Any
 
 from loaderkit.cli.pool import map_in_processes, usable_cpus
 from loaderkit.cli.report import complain, say, with_progress
-from loaderkit.datasets.formats import format_named, format_of, known_suffixes
+from loaderkit.datasets.formats import format_named, format_of, formats_of, known_suffixes
 from loaderkit.datasets.index import ShardError, ShardIndex, content_checksum, index_path, save_index
 from loaderkit.datasets.sharded import ShardedDataset
 from loaderkit.datasets.urls import expand, is_remote, stat
@@ -118,10 +118,11 @@ def _outcomes(shards: list[str], job: Job, jobs: int) -> Iterator[tuple[str, Out
 
 def index_one(shard: str, job: Job) -> Outcome:
     """Index one shard, or look at the index that it has."""
-    kind = format_named(job.format) if job.format else format_of(shard)
-    if not getattr(kind, "keeps_index", True):
+    kinds = [format_named(job.format)] if job.format else list(formats_of(shard).values())
+    if not any(kind.keeps_index for kind in kinds):
         stat(shard)
         return Outcome("without", detail="this format needs no index")
+    kind = kinds[0] if job.format else format_of(shard)
     return _check(shard, kind, job) if job.check else _make(shard, kind, job)
 
 
@@ -185,8 +186,8 @@ def _sweep(folders: set[Path]) -> None:
 def _line(shard: str, outcome: Outcome) -> str:
     if outcome.status in ("made", "fresh"):
         return f"{outcome.status:<8}{shard}  {outcome.count:,} samples"
-    detail = outcome.detail.removeprefix(f"ShardError: {shard}: ").removeprefix(f"{shard}: ")
-    return f"{outcome.status:<8}{shard}: {detail}"
+    named = outcome.detail.startswith(shard)  # as errors of shards do
+    return f"{outcome.status:<8}{outcome.detail}" if named else f"{outcome.status:<8}{shard}: {outcome.detail}"
 
 
 def _count(text: str) -> int:

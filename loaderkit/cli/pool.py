@@ -63,7 +63,8 @@ def _result(function: Callable[[T], R], task: T) -> R | Exception:
 def _portable(error: Exception) -> Exception:
     """Return an error that survives pickling: many with arguments of their own do not."""
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    name = "" if type(error) is ValueError else f"{type(error).__name__}: "
+    plain = type(error) is ValueError or type(error).__module__.startswith("loaderkit.")
+    name = "" if plain else f"{type(error).__name__}: "
     return RuntimeError(f"{name}{error}{notes}")
 
 

@@ -30,26 +30,36 @@ def format_named(name: str) -> type[ShardedDataset]:
     raise ValueError(f"format {name!r} is not known, {known}.{reasons}")
 
 
-def format_of(shard: str) -> type[ShardedDataset]:
-    """Return the adapter for a file, by the longest suffix that fits.
+def formats_of(shard: str) -> dict[str, type[ShardedDataset]]:
+    """Return the adapters for a file, by name: those with the longest suffix that fits.
 
     Raises:
-        ValueError: If none fits, or more than one.
+        ValueError: If none fits.
     """
     formats, missing = find_formats()
     fits = {
         name: max((len(s) for s in kind.suffixes if shard.endswith(s)), default=0) for name, kind in formats.items()
     }
-    best = [name for name, length in fits.items() if length and length == max(fits.values())]
-    if len(best) == 1:
-        return formats[best[0]]
-    if best:
-        raise ValueError(f"{shard}: may be {' or '.join(sorted(best))}. Say which: --format.")
+    longest = max(fits.values())
+    if longest:
+        return {name: formats[name] for name, length in fits.items() if length == longest}
     suffixes = ", ".join(known_suffixes())
     reasons = "".join(f" {module}: {why}." for module, why in missing.items())
     raise ValueError(
         f"{shard}: no format has this suffix, wanted one of {suffixes}. Say which it is: --format.{reasons}"
     )
+
+
+def format_of(shard: str) -> type[ShardedDataset]:
+    """Return the adapter for a file.
+
+    Raises:
+        ValueError: If none fits, or more than one.
+    """
+    found = formats_of(shard)
+    if len(found) > 1:
+        raise ValueError(f"{shard}: may be {' or '.join(sorted(found))}. Say which: --format.")
+    return next(iter(found.values()))
 
 
 def known_suffixes() -> list[str]:
