@@ -6,19 +6,7 @@ from typing import TYPE_CHECKING, Any
 from loaderkit.collate import Pad, PadCollate
 from loaderkit.config import LoaderConfig
 from loaderkit.cursor import Cursor
-from loaderkit.datasets import (
-    ArrayDataset,
-    CsvDataset,
-    HFDataset,
-    ImageFolder,
-    JsonlDataset,
-    NpyDataset,
-    ParquetDataset,
-    RecordDataset,
-    ShardError,
-    TarDataset,
-    TokenDataset,
-)
+from loaderkit.datasets import ArrayDataset
 from loaderkit.loader import Loader
 from loaderkit.order import Order, Sequential, Shuffled, Subset
 from loaderkit.plan import Plan
@@ -32,13 +20,33 @@ if TYPE_CHECKING:
     import loaderkit.testing as testing
     from loaderkit.callbacks import SeedSteps as SeedSteps
     from loaderkit.datamodules import DataModule as DataModule
+    from loaderkit.datasets import CsvDataset as CsvDataset
+    from loaderkit.datasets import HFDataset as HFDataset
+    from loaderkit.datasets import ImageFolder as ImageFolder
+    from loaderkit.datasets import JsonlDataset as JsonlDataset
+    from loaderkit.datasets import NpyDataset as NpyDataset
+    from loaderkit.datasets import ParquetDataset as ParquetDataset
+    from loaderkit.datasets import RecordDataset as RecordDataset
+    from loaderkit.datasets import ShardError as ShardError
+    from loaderkit.datasets import TarDataset as TarDataset
+    from loaderkit.datasets import TokenDataset as TokenDataset
 
 __version__ = "0.1.0"
 
-# Loaded when they are used: `import loaderkit` does not import lightning.
+# Loaded when they are used: `import loaderkit` does not import lightning, nor adapters.
 _LAZY = {
+    "CsvDataset": "loaderkit.datasets",
     "DataModule": "loaderkit.datamodules",
+    "HFDataset": "loaderkit.datasets",
+    "ImageFolder": "loaderkit.datasets",
+    "JsonlDataset": "loaderkit.datasets",
+    "NpyDataset": "loaderkit.datasets",
+    "ParquetDataset": "loaderkit.datasets",
+    "RecordDataset": "loaderkit.datasets",
     "SeedSteps": "loaderkit.callbacks",
+    "ShardError": "loaderkit.datasets",
+    "TarDataset": "loaderkit.datasets",
+    "TokenDataset": "loaderkit.datasets",
     "testing": "loaderkit.testing",
 }
 

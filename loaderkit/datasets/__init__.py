@@ -1,17 +1,37 @@
-"""Dataset adapters and ways to combine datasets."""
+"""Dataset adapters and ways to combine datasets. Adapters are loaded when they are used."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from loaderkit.datasets.array import ArrayDataset
 from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
-from loaderkit.datasets.csv import CsvDataset
-from loaderkit.datasets.hf import HFDataset
-from loaderkit.datasets.images import ImageFolder
-from loaderkit.datasets.index import ShardError
-from loaderkit.datasets.jsonl import JsonlDataset
-from loaderkit.datasets.npy import NpyDataset
-from loaderkit.datasets.parquet import ParquetDataset
-from loaderkit.datasets.records import RecordDataset
-from loaderkit.datasets.tar import DECODERS, TarDataset
-from loaderkit.datasets.tokens import TokenDataset
+
+if TYPE_CHECKING:
+    from loaderkit.datasets.csv import CsvDataset as CsvDataset
+    from loaderkit.datasets.hf import HFDataset as HFDataset
+    from loaderkit.datasets.images import ImageFolder as ImageFolder
+    from loaderkit.datasets.index import ShardError as ShardError
+    from loaderkit.datasets.jsonl import JsonlDataset as JsonlDataset
+    from loaderkit.datasets.npy import NpyDataset as NpyDataset
+    from loaderkit.datasets.parquet import ParquetDataset as ParquetDataset
+    from loaderkit.datasets.records import RecordDataset as RecordDataset
+    from loaderkit.datasets.tar import DECODERS as DECODERS
+    from loaderkit.datasets.tar import TarDataset as TarDataset
+    from loaderkit.datasets.tokens import TokenDataset as TokenDataset
+
+_LAZY = {
+    "CsvDataset": "csv",
+    "DECODERS": "tar",
+    "HFDataset": "hf",
+    "ImageFolder": "images",
+    "JsonlDataset": "jsonl",
+    "NpyDataset": "npy",
+    "ParquetDataset": "parquet",
+    "RecordDataset": "records",
+    "ShardError": "index",
+    "TarDataset": "tar",
+    "TokenDataset": "tokens",
+}
 
 __all__ = [
     "DECODERS",
@@ -31,3 +51,9 @@ __all__ = [
     "TokenDataset",
     "ZipDataset",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'loaderkit.datasets' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"loaderkit.datasets.{_LAZY[name]}"), name)
