@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any, ClassVar
@@ -121,6 +123,21 @@ def test_workers_open_their_own(method: str, tmp_path: Path) -> None:
     assert torch.cat(list(loader)).tolist() == wanted
     assert len(ByteFile.alive) == 2  # those of this process, still usable
     assert data[79] == 79
+
+
+AT_EXIT = """
+import sys, loaderkit as lk
+data = lk.JsonlDataset(sys.argv[1])
+assert data[0] == 1
+sys.modules["keeps"] = data  # until the interpreter takes its modules apart
+"""
+
+
+def test_open_shards_are_no_noise_at_the_interpreters_end(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"1\n")
+    command = [sys.executable, "-W", "error", "-c", AT_EXIT, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 class Wrapped:

@@ -149,9 +149,11 @@ class ShardedDataset(ABC):
 
     def close(self) -> None:
         """Close the open shards in this process; they are opened again where they are needed."""
-        handles: OrderedDict[int, Any] = self.__dict__.get("_open", OrderedDict())
+        handles = self.__dict__.get("_open")
         while handles:
-            _close(handles.popitem()[1])
+            close = getattr(handles.popitem()[1], "close", None)
+            if close is not None:  # by no name of the module: at the interpreter's end they are gone
+                close()
 
     def __del__(self) -> None:
         self.close()
