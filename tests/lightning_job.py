@@ -173,6 +173,7 @@ def _main(job: dict[str, Any], target: Callable[[dict[str, Any]], None]) -> None
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.setsid()
+    multiprocessing.set_start_method(None, force=True)  # the job's own workers start as in any training
     target(job)
 
 

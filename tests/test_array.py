@@ -147,3 +147,21 @@ def test_unsigned_columns_keep_their_dtype(dtype: torch.dtype) -> None:
     batch = lk.ArrayDataset(column).read_batch(np.array([9, 0, 3]))
     assert batch.dtype == dtype
     assert batch.tolist() == [column[9].tolist(), column[0].tolist(), column[3].tolist()]
+
+
+def jitter(sample: tuple[torch.Tensor, int]) -> tuple[torch.Tensor, int]:
+    return sample[0] + torch.rand(2) + float(lk.sample_rng().random()), sample[1]
+
+
+def test_a_transform_draws_the_samples_own_numbers() -> None:
+    """The same in any batch size and with workers, and the data is still known by its columns alone."""
+    columns = (torch.arange(24.0).reshape(12, 2), list(range(12)))
+    plain, moved = lk.ArrayDataset(columns), lk.ArrayDataset(columns, transform=jitter)
+    assert moved.fingerprint() == plain.fingerprint()
+    batches = list(lk.Loader(moved, 5, shuffle=True))
+    assert [len(batch[1]) for batch in batches] == [5, 5, 2]
+    whole = [torch.cat([batch[column] for batch in batches]) for column in (0, 1)]
+    for settings in ({"batch_size": 3}, {"batch_size": 5, "num_workers": 2}):
+        again = list(lk.Loader(moved, shuffle=True, **settings))
+        assert all(torch.equal(torch.cat([batch[column] for batch in again]), whole[column]) for column in (0, 1))
+    assert not torch.equal(whole[0], columns[0][whole[1]])

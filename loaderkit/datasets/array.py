@@ -1,14 +1,14 @@
 """Columns in memory (or memory-mapped), read as one gather per column and batch."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from loaderkit.seeding import Int64Array
+from loaderkit.seeding import Int64Array, per_sample
 
 # Before torch 2.9 there is no index_select for unsigned integers of more than 8 bits.
 _SAME_BITS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -23,13 +23,18 @@ class ArrayDataset:
         columns: A tensor (N, *), numpy array (N, *) (memory-mapped too) or
             sequence of N, or a tuple, list or dict of them, nested. A sample has
             the same structure; numpy rows come as arrays, and batches as tensors.
+        transform: From a sample to a sample; its random numbers are the sample's
+            own. Rows are then made one by one: without it a batch is one gather.
 
     Raises:
         ValueError: If there is no column, or the lengths differ.
     """
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: Columns, *, transform: Callable[[Any], Any] | None = None) -> None:
         self._columns = _prepare(columns)
+        self.transform = transform
+        if transform is not None:
+            self.read_batch = None  # type: ignore[assignment, method-assign]  # the feed looks for it
         lengths = _lengths(self._columns, "")
         if not lengths:
             raise ValueError("ArrayDataset: no columns found, wanted at least one tensor, array or sequence.")
@@ -44,12 +49,14 @@ class ArrayDataset:
     def __getitem__(self, index: int) -> Any:
         if not -self._length <= index < self._length:
             raise IndexError(f"ArrayDataset: index {index} in a dataset of {self._length:,} samples.")
-        return _walk(self._columns, lambda column: column[index])
+        sample = _walk(self._columns, lambda column: column[index])
+        return sample if self.transform is None else self.transform(sample)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         rows = np.asarray(indices, dtype=np.int64)
         gathered = _walk(self._columns, lambda column: _gather(column, rows))
-        return [_walk(gathered, lambda column, row=row: column[row]) for row in range(len(rows))]
+        samples = [_walk(gathered, lambda column, row=row: column[row]) for row in range(len(rows))]
+        return samples if self.transform is None else per_sample(self.transform, samples)
 
     def read_batch(self, indices: Int64Array) -> Any:
         """Return a batch of the columns' structure, each leaf a tensor (B, *) or, for sequences, a list."""

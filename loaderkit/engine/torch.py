@@ -1,5 +1,8 @@
 """The engine on the workers of `torch.utils.data.DataLoader`."""
 
+import multiprocessing
+import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +58,27 @@ class _Batches:
             raise error.with_traceback(None)  # noqa: B904 - it is the error itself
 
 
+@dataclass(frozen=True)
+class _StartWorker:
+    """Starts a worker: it ends with its parent, and then the user's `worker_init_fn` is called."""
+
+    init: Callable[[int], None] | None
+
+    def __call__(self, worker_id: int) -> None:
+        # torch's workers watch the id of their parent process. Under forkserver that is the server's, which stays
+        # as long as they do, also when the trainer was killed.
+        parent = multiprocessing.parent_process()
+        if parent is not None and parent.pid != os.getppid():
+            threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+        if self.init is not None:
+            self.init(worker_id)
+
+
+def _end_with(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
+
+
 class TorchEngine:
     """Worker processes that make batches ahead; torch deals the keys to them in turn and keeps the order."""
 
@@ -76,7 +100,7 @@ class TorchEngine:
             "prefetch_factor": prefetch_factor,
             "persistent_workers": persistent_workers,
             "multiprocessing_context": multiprocessing_context,
-            "worker_init_fn": worker_init_fn,
+            "worker_init_fn": _StartWorker(worker_init_fn),
             "timeout": timeout,
         }
         self._feed = feed
