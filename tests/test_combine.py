@@ -180,3 +180,18 @@ def test_indices_may_be_numpys() -> None:
     for data in (ConcatDataset([LIST]), ZipDataset([LIST]), SubsetDataset(LIST, range(5)), MapDataset(LIST, double)):
         assert len(data.__getitems__(rows.tolist())) == 2
         assert data[rows[0]] is not None
+
+
+class Sharded(list[int]):
+    shard_sizes = np.array([2, 3])
+
+
+def test_shards_stay_known_under_a_transform_and_side_by_side() -> None:
+    """So that a Loader that shuffles reads them shard by shard."""
+    one = Sharded(range(5))
+    assert lk.datasets.MapDataset(one, str).shard_sizes.tolist() == [2, 3]
+    assert lk.datasets.ConcatDataset([one, one]).shard_sizes.tolist() == [2, 3, 2, 3]
+    assert not hasattr(lk.datasets.ConcatDataset([one, [1]]), "shard_sizes")
+    assert not hasattr(lk.datasets.MapDataset([1], str), "shard_sizes")
+    copy = pickle.loads(pickle.dumps(lk.datasets.MapDataset(one, str)))
+    assert copy.shard_sizes.tolist() == [2, 3]

@@ -49,6 +49,12 @@ class ConcatDataset:
                 samples[row] = sample
         return samples
 
+    def __getattr__(self, name: str) -> Any:
+        # Shards of several datasets are shards of one, where all have them.
+        if name == "shard_sizes" and "datasets" in self.__dict__:
+            return np.concatenate([dataset.shard_sizes for dataset in self.datasets])  # type: ignore[attr-defined]
+        raise AttributeError(name)
+
     def fingerprint(self) -> str:
         return "concat(" + ", ".join(map(_fingerprint, self.datasets)) + ")"
 
@@ -162,6 +168,11 @@ class MapDataset:
                 raw = read_many(self.dataset, indices)
             return per_sample(self.transform, raw)
         return per_sample(self.__getitem__, indices)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "shard_sizes" and "dataset" in self.__dict__:
+            return self.dataset.shard_sizes  # type: ignore[attr-defined]  # read by a Loader that shuffles
+        raise AttributeError(name)
 
     def fingerprint(self) -> str:
         """Tell the data apart, not the transform: that may change between runs."""
