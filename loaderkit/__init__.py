@@ -13,6 +13,7 @@ from loaderkit.plan import Plan
 from loaderkit.sampling import Mixture, Weighted
 from loaderkit.seeding import derive_seed, sample_rng, seed_worker
 from loaderkit.shard_order import ShardOrder
+from loaderkit.stream import StreamDataset, StreamLoader, from_start
 from loaderkit.transfer import to_device
 from loaderkit.world import World
 
@@ -73,12 +74,15 @@ __all__ = [
     "ShardError",
     "ShardOrder",
     "Shuffled",
+    "StreamDataset",
+    "StreamLoader",
     "Subset",
     "TarDataset",
     "TokenDataset",
     "Weighted",
     "World",
     "derive_seed",
+    "from_start",
     "sample_rng",
     "seed_worker",
     "testing",

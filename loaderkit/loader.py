@@ -377,7 +377,8 @@ def _check_dataset(dataset: Any) -> int:
     if isinstance(dataset, torch_data.IterableDataset):
         raise TypeError(
             f"loader: {type(dataset).__name__} is an IterableDataset, wanted data with __len__ and __getitem__: "
-            "a stream has no positions to resume at."
+            "a stream has no positions to resume at. Use lk.StreamLoader(lk.StreamDataset(shards, read), batch_size), "
+            "or torch's DataLoader, which resumes nowhere."
         )
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise TypeError(

@@ -34,6 +34,7 @@ LAYERS = [
     "feed",
     "engine",
     "loader",
+    "stream",
     "testing",
     "callbacks",
     "datamodules",

@@ -1,0 +1,65 @@
+"""Where the ranks meet: each leaves a value in a store, and waits for the others no longer than it was told."""
+
+import time
+from typing import Any
+
+import torch
+
+from loaderkit.world import World
+
+_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.0002, 0.05
+
+
+class Meeting:
+    """Exchanges small values between ranks, through a store rather than a collective: a failed rank hangs nobody.
+
+    Args:
+        store: A torch.distributed store; None takes that of the process group.
+        timeout_s: How long to wait for the other ranks.
+    """
+
+    def __init__(self, store: Any, timeout_s: float) -> None:
+        self._given, self._timeout_s = store, timeout_s
+        self._last: str | None = None
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether there is a store."""
+        return self._given is not None or self._is_initialized()
+
+    def exchange(self, key: str, world: World, value: str) -> list[str | None]:
+        """Leave this rank's value, and return those of all ranks; None of those that did not come in time.
+
+        A key may be used again for the same values only.
+        """
+        store = self._store()
+        own = f"loaderkit/{key}/{world.rank}"
+        store.set(own, value)
+        values: list[str | None] = [None] * world.size
+        values[world.rank] = value
+        deadline, wait_s = time.monotonic() + self._timeout_s, _SHORTEST_WAIT_S
+        while True:
+            for rank in (rank for rank, found in enumerate(values) if found is None):
+                name = f"loaderkit/{key}/{rank}"
+                if store.check([name]):
+                    values[rank] = store.get(name).decode()
+            if None not in values or time.monotonic() > deadline:
+                break
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        if None not in values and self._last not in (None, own):
+            store.delete_key(self._last)  # whoever is here has read it
+        self._last = own
+        return values
+
+    def _store(self) -> Any:
+        if self._given is not None:
+            return self._given
+        return torch.distributed.distributed_c10d._get_default_store()
+
+    @staticmethod
+    def _is_initialized() -> bool:
+        return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_given": None}

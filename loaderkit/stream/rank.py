@@ -1,0 +1,114 @@
+"""A rank's lanes, read batch by batch, and where they stand behind the last batch that was handed on."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from loaderkit.config import LoaderConfig
+from loaderkit.stream.dataset import StreamDataset
+from loaderkit.stream.lane import Place
+from loaderkit.stream.run import Item, LaneRun, run_lanes
+
+
+class RankReader:
+    """Hands on batches of the rank's lanes, those that were read least often first.
+
+    Args:
+        stream: The data.
+        config: The loader's settings.
+        lanes: The rank's, by number.
+        places: Where they stand.
+        turn: Which of them comes next.
+    """
+
+    def __init__(
+        self, stream: StreamDataset, config: LoaderConfig, lanes: Sequence[int], places: Sequence[Place], turn: int
+    ) -> None:
+        self.places, self.turn = list(places), turn
+        self._stream, self._config, self._lanes = stream, config, lanes
+        self._run: Iterator[Item] | None = None
+        self._cycle = min(place.cycle for place in places)  # the one that is read
+        self._unheard: set[int] = set()  # lanes of the run that may have no data at all
+        self._ahead: Item | None = None
+
+    def look_ahead(self, *, again: bool) -> bool:
+        """Have a batch ready; say whether there is one.
+
+        Args:
+            again: Where all lanes are at their end, begin anew.
+        """
+        cycle = self._cycle
+        while not self._find():
+            # In a cycle that deals the shards otherwise there may be some for this rank.
+            if not again or self._cycle > cycle + len(self._lanes):
+                return False
+            self._end_cycle()
+        return True
+
+    def take(self) -> Any:
+        """Return the batch that is ready, and stand behind it.
+
+        Raises:
+            RuntimeError: If none is ready.
+        """
+        item, self._ahead = self._ahead, None
+        if item is None:
+            raise RuntimeError("stream loader: no batch is ready.")
+        self._note(item)
+        self.turn = (item.row + 1) % len(self._lanes)
+        return item.batch
+
+    def end_if_over(self) -> bool:
+        """Say whether the cycle's last batch was taken, and if so go to the next cycle's start."""
+        if self._has_more() or self._find():
+            return False
+        self._end_cycle()
+        return True
+
+    def close(self) -> None:
+        """Stop the workers and drop what was read ahead: the next batch is read again."""
+        self._run = self._ahead = None
+
+    def _has_more(self) -> bool:
+        """Say whether a lane is known to have another batch."""
+        left = {row for row, place in enumerate(self.places) if place.cycle == self._cycle}
+        return self._run is not None and bool(left - self._unheard)
+
+    def _find(self) -> bool:
+        """Read on to the cycle's next batch; say whether there is one."""
+        if self._ahead is None and self._run is None:
+            self._unheard = {row for row, place in enumerate(self.places) if place.cycle == self._cycle}
+            run = LaneRun(
+                stream=self._stream,
+                config=self._config,
+                lanes=self._lanes,
+                places=tuple(self.places),
+                cycle=self._cycle,
+                turn=self.turn,
+            )
+            self._run = run_lanes(run, self._config)
+        while self._ahead is None and self._run is not None:
+            item = next(self._run, None)
+            if item is None:
+                self._check_end()
+                return False
+            if item.samples:
+                self._ahead = item
+            else:
+                self._note(item)  # nothing is left of that lane
+        return True
+
+    def _check_end(self) -> None:
+        early = [self._lanes[row] for row, place in enumerate(self.places) if place.cycle == self._cycle]
+        if early:  # it would end the epoch without a word
+            raise RuntimeError(f"stream loader: lanes {early} stopped before their end. A worker has ended by itself.")
+
+    def _end_cycle(self) -> None:
+        self._run, self.turn = None, 0
+        self._cycle = min(place.cycle for place in self.places)
+
+    def _note(self, item: Item) -> None:
+        self.places[item.row] = item.place
+        self._unheard.discard(item.row)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_run": None, "_ahead": None}

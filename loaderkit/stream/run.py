@@ -1,0 +1,136 @@
+"""A rank's lanes read once to their end, by worker processes or without: batches in an order that they don't shape.
+
+A round goes over the rank's lanes, from the one whose turn it is; each gives a
+batch. Worker w of W takes the slots w, w + W, ... of a round, and a slot that
+has nothing to give (a lane at its end, or none at all) says so: torch takes
+items from the workers in turn, so they arrive in the order of the slots whatever
+W is, and a worker that has ended has only empty slots left.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.utils.data as torch_data
+
+from loaderkit.collate.stack import stack
+from loaderkit.config import LoaderConfig
+from loaderkit.engine.torch import _Batch, _Batches
+from loaderkit.seeding import SampleSeeds
+from loaderkit.stream.dataset import StreamDataset
+from loaderkit.stream.lane import LaneReader, Place, prepared
+from loaderkit.transfer import pin, should_pin
+
+
+class Item(NamedTuple):
+    """What a slot gives: where its lane stands afterwards, and a batch if there is one."""
+
+    row: int  # of the lane, among the rank's
+    place: Place
+    samples: int  # 0 where there is no batch
+    batch: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaneRun(torch_data.IterableDataset[Any]):
+    """What runs in a worker.
+
+    Args:
+        stream: The data.
+        config: Batch size, collate and drop_last.
+        lanes: The rank's, by number.
+        places: Where they stand; those of a later cycle are over.
+        cycle: The cycle to be read.
+        turn: The row of the lane whose turn it is.
+    """
+
+    stream: StreamDataset
+    config: LoaderConfig
+    lanes: Sequence[int]
+    places: Sequence[Place]
+    cycle: int
+    turn: int
+
+    def __iter__(self) -> Iterator[_Batch]:
+        info = torch_data.get_worker_info()
+        return map(_Batch, self.items(info.id, info.num_workers) if info else self.items(0, 1))
+
+    def items(self, worker: int, workers: int) -> Iterator[Item | None]:
+        """Yield what a worker's slots give, in turn; None from those with nothing to say."""
+        count = len(self.lanes)
+        slots = -(-count // workers) * workers
+        rows = [(self.turn + slot) % count if slot < count else None for slot in range(worker, slots, workers)]
+        open_rows = {row for row in rows if row is not None and self.places[row].cycle == self.cycle}
+        readers: dict[int, LaneReader] = {}
+        while open_rows:
+            for row in rows:
+                if row is None or row not in open_rows:
+                    yield None
+                    continue
+                if row not in readers:
+                    readers[row] = LaneReader(self.stream, self.lanes[row], self.places[row])
+                item = self._item(row, readers[row])
+                if item.place.cycle != self.cycle:
+                    open_rows.discard(row)
+                    del readers[row]
+                yield item
+                if not open_rows:
+                    return
+
+    def _item(self, row: int, reader: LaneReader) -> Item:
+        size = self.config.batch_size or 1
+        taken = reader.take(size)
+        if not taken or (self.config.drop_last and len(taken) < size):
+            return Item(row, Place(cycle=self.cycle + 1), 0, None)
+        # The end is found out with the last batch: whoever holds that one knows that it is.
+        more = reader.fill(size if self.config.drop_last else 1)
+        batch = prepared(reader, taken, self._finish)
+        return Item(row, reader.place if more else Place(cycle=self.cycle + 1), len(taken), batch)
+
+    def _finish(self, samples: list[Any], seeds: SampleSeeds) -> Any:
+        collate = self.config.collate_fn
+        if self.config.batch_size is None:
+            return samples[0] if collate is None else collate(samples[0])
+        if collate is None:
+            return stack(samples)
+        seeds.enter_batch()  # stacking draws nothing
+        return collate(samples)
+
+
+def run_lanes(run: LaneRun, config: LoaderConfig) -> Iterator[Item]:
+    """Yield a run's items, made by the settings' workers."""
+    device = None if config.device is None else torch.device(config.device)
+    pinned = should_pin(config.pin_memory, device)
+    items: Iterator[Item | None]
+    if config.num_workers:
+        items = _from_workers(run, config, pinned)
+    else:
+        items = run.items(0, 1)
+        items = map(pin, items) if pinned else items
+    return (item for item in items if item is not None)
+
+
+def _from_workers(run: LaneRun, config: LoaderConfig, pinned: bool) -> Iterator[Item | None]:
+    # With a generator of its own the DataLoader leaves the global one alone.
+    generator = torch.Generator().manual_seed(run.stream.seed)
+    return _Batches(
+        iter(
+            torch_data.DataLoader(
+                run,
+                batch_size=None,
+                collate_fn=_as_it_is,
+                generator=generator,
+                num_workers=config.num_workers,
+                pin_memory=pinned,
+                prefetch_factor=config.prefetch_factor,
+                multiprocessing_context=config.multiprocessing_context,
+                worker_init_fn=config.worker_init_fn,
+                timeout=config.timeout,
+            )
+        )
+    )
+
+
+def _as_it_is(item: Any) -> Any:
+    return item

@@ -1,0 +1,125 @@
+"""The state of a stream: where each lane stands, over all ranks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from loaderkit.stream.lane import Place
+
+STREAM_STATE_VERSION = 1
+_KEYS = {"version", "stream", "cursor", "turns", "lanes", "missing"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """Where the ranks of a run stand in a stream, between two batches.
+
+    Args:
+        epoch: Of the loader.
+        batches: Yielded in it, by each rank.
+        turns: Of each rank, which of its lanes comes next; rank r has the lanes r, r + ranks, ...
+        lanes: Where each stands; None where its rank could not be asked.
+    """
+
+    epoch: int = 0
+    batches: int = 0
+    turns: Sequence[int | None] = field(default=(0,))
+    lanes: Sequence[Place | None] = ()
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks of which nothing is known."""
+        return [rank for rank, turn in enumerate(self.turns) if turn is None]
+
+
+def start_of(epoch: int, ranks: int, lanes: int) -> Position:
+    """Return an epoch's start."""
+    return Position(epoch=epoch, turns=[0] * ranks, lanes=[Place(cycle=epoch)] * lanes)
+
+
+def pack_position(position: Position, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn a position into a dict of plain ints, strings and lists: some 30 bytes a lane."""
+    return {
+        "version": STREAM_STATE_VERSION,
+        "stream": dict(identity),
+        "cursor": {"epoch": position.epoch, "batches": position.batches},
+        "turns": list(position.turns),
+        "lanes": [None if place is None else list(place) for place in position.lanes],
+        "missing": position.missing,
+    }
+
+
+def unpack_position(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Position:
+    """Check that a state is whole and belongs to this stream, and return its position.
+
+    Raises:
+        ValueError: If it is not a stream's state, was written by another
+            version, belongs to another stream, order or seed, or misses a rank.
+    """
+    _check_form(state)
+    saved, cursor = state["stream"], state["cursor"]
+    for what, found in identity.items():
+        wanted = saved.get(what)
+        if found != wanted:
+            raise ValueError(
+                f"cannot resume: the state is for {what} {wanted!r}, this loader has {found!r}. "
+                f"Give the loader that {what} again, or start a new epoch: loader.seek(epoch={cursor['epoch'] + 1})."
+            )
+    if state["missing"]:
+        names = ", ".join(map(str, state["missing"]))
+        raise ValueError(
+            f"cannot resume: the state misses rank {names} of {len(state['turns'])}. All ranks have to call state_dict() "
+            "at the same batch, and to reach each other through torch.distributed or StreamLoader(store=...). "
+            "Merge the states that each rank saved by loaderkit.stream.merge_states, or start a new epoch: "
+            f"loader.seek(epoch={cursor['epoch'] + 1})."
+        )
+    return _position(state)
+
+
+def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Make a whole state of those that the ranks of a run saved at the same batch.
+
+    Raises:
+        ValueError: If they are not of one run at one batch.
+    """
+    if not states:
+        raise ValueError("stream: no states to merge, wanted those of all ranks.")
+    for state in states:
+        _check_form(state)
+    positions = [_position(state) for state in states]
+    first = positions[0]
+    turns, lanes = list(first.turns), list(first.lanes)
+    for state, position in zip(states, positions, strict=True):
+        for what, found, wanted in (
+            ("stream", state["stream"], states[0]["stream"]),
+            ("cursor", state["cursor"], states[0]["cursor"]),
+            ("ranks", len(position.turns), len(turns)),
+        ):
+            if found != wanted:
+                raise ValueError(
+                    f"stream: cannot merge states of different runs or batches: {what} {found} and {wanted}."
+                )
+        turns = [old if new is None else new for old, new in zip(turns, position.turns, strict=True)]
+        lanes = [old if new is None else new for old, new in zip(lanes, position.lanes, strict=True)]
+    whole = Position(epoch=first.epoch, batches=first.batches, turns=turns, lanes=lanes)
+    return pack_position(whole, states[0]["stream"])
+
+
+def _position(state: Mapping[str, Any]) -> Position:
+    cursor = state["cursor"]
+    lanes = [None if place is None else Place(*place) for place in state["lanes"]]
+    return Position(epoch=cursor["epoch"], batches=cursor["batches"], turns=list(state["turns"]), lanes=lanes)
+
+
+def _check_form(state: Mapping[str, Any]) -> None:
+    if not isinstance(state, Mapping) or not set(state) >= _KEYS:
+        found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
+        raise ValueError(
+            f"cannot resume: this is not the state of a StreamLoader (found {found}, wanted the keys {sorted(_KEYS)}). "
+            "Pass what loader.state_dict() returned."
+        )
+    if state["version"] != STREAM_STATE_VERSION:
+        raise ValueError(
+            f"cannot resume: the state has version {state['version']}, this loaderkit reads version "
+            f"{STREAM_STATE_VERSION}. Install the loaderkit that wrote it, or start a new epoch: loader.seek(epoch=...)."
+        )

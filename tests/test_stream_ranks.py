@@ -1,0 +1,196 @@
+"""Streams on several ranks: states that meet in a store, epochs that end together, what is missing said."""
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from drawing import equal
+from test_stream import expected, ids, make_loader
+
+import loaderkit as lk
+from loaderkit.stream import merge_states
+
+SIZES = [12, 3, 0, 9, 14, 7, 7, 5]
+
+
+def on_ranks(ranks: int, work: Callable[[int, Any], Any]) -> list[Any]:
+    """Run each rank in a thread, with one store for all."""
+    store, results = dist.HashStore(), [None] * ranks
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = work(rank, store)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    if errors:
+        raise errors[0]
+    return results
+
+
+def rank_loader(rank: int, ranks: int, store: Any, **settings: Any) -> Any:
+    return make_loader(SIZES, 3, world=lk.World(rank, ranks), store=store, transform=None, **settings)
+
+
+def values(batches: list[Any]) -> list[list[int]]:
+    return [batch.tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("stop", range(8))
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_each_rank_saves_the_state_of_all_and_resumes_exactly(ranks: int, stop: int) -> None:
+    def whole(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, ranks, store, steps=4, collate_fn=None)
+        return [values(list(loader)) for _ in range(4)]
+
+    def stopped(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, ranks, store, steps=4, collate_fn=None)
+        head = [value for _ in range(stop // 4) for value in values(list(loader))]
+        iterator = iter(loader)
+        head += values([next(iterator) for _ in range(stop % 4)])
+        return head, json.loads(json.dumps(loader.state_dict()))
+
+    def resumed(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, ranks, store, steps=4, collate_fn=None)
+        loader.load_state_dict(states[rank])
+        rest = [value for _ in range(4 - loader.epoch) for value in values(list(loader))]
+        return rest, loader.state_dict()
+
+    wanted = on_ranks(ranks, whole)
+    heads, states = zip(*on_ranks(ranks, stopped), strict=True)
+    assert all(state == states[0] for state in states)
+    assert states[0]["missing"] == []
+    rests, after = zip(*on_ranks(ranks, resumed), strict=True)
+    assert all(state == after[0] for state in after)
+    for rank in range(ranks):
+        assert heads[rank] + rests[rank] == [batch for epoch in wanted[rank] for batch in epoch]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_an_epoch_ends_on_all_ranks_at_the_shortest(ranks: int) -> None:
+    """At the last step that all have a batch for, and the next epoch begins together."""
+
+    def alone(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, ranks, store, stop="each", collate_fn=None)
+        return [values(list(loader)) for _ in range(3)]
+
+    def together(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, ranks, store, stop="shortest", collate_fn=None)
+        epochs = [values(list(loader)) for _ in range(3)]
+        return epochs, loader.state_dict()
+
+    all_of_it = on_ranks(ranks, alone)
+    epochs, states = zip(*on_ranks(ranks, together), strict=True)
+    for epoch in range(3):
+        steps = min(len(all_of_it[rank][epoch]) for rank in range(ranks))
+        assert steps > 1
+        assert [each[epoch] for each in epochs] == [each[epoch][:steps] for each in all_of_it]
+    assert all(state == states[0] for state in states)
+    assert states[0]["cursor"] == {"epoch": 3, "batches": 0}
+
+
+@pytest.mark.parametrize("stop", range(5))
+def test_a_shortest_epoch_resumes_exactly(stop: int) -> None:
+    def whole(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, 2, store, stop="shortest", collate_fn=None)
+        return values(list(loader)) + values(list(loader))
+
+    def halves(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, 2, store, stop="shortest", collate_fn=None)
+        iterator = iter(loader)
+        head = values([next(iterator) for _ in range(stop)])
+        other = rank_loader(rank, 2, store, stop="shortest", collate_fn=None)
+        other.load_state_dict(loader.state_dict())
+        return head + values(list(other)) + values(list(other))
+
+    wanted = on_ranks(2, whole)
+    assert len(wanted[0]) == len(wanted[1]) > 10
+    assert on_ranks(2, halves) == wanted
+
+
+def test_a_rank_without_data_ends_a_shortest_epoch_at_once() -> None:
+    def work(rank: int, store: Any) -> Any:
+        loader = make_loader([5], 2, world=lk.World(rank, 2), store=store, stop="shortest")
+        return len(list(loader)), loader.epoch
+
+    with pytest.warns(UserWarning, match="rank 1 of 2 found no samples in its part of 1 shards"):
+        assert on_ranks(2, work) == [(0, 1), (0, 1)]
+
+
+def test_a_state_that_misses_a_rank_says_so_and_is_refused() -> None:
+    loader = rank_loader(0, 3, dist.HashStore(), steps=4)
+    loader._meeting._timeout_s = 0.1
+    with pytest.warns(UserWarning, match=r"rank 1, 2 did not give its state at batch 0 of epoch 0 in time"):
+        state = loader.state_dict()
+    assert state["missing"] == [1, 2]
+    with pytest.raises(ValueError, match=r"cannot resume: the state misses rank 1, 2 of 3"):
+        rank_loader(0, 3, None, steps=4).load_state_dict(state)
+
+
+def test_a_silent_rank_is_named() -> None:
+    loader = make_loader(SIZES, world=lk.World(0, 2), store=dist.HashStore(), stop="shortest")
+    loader._meeting._timeout_s = 0.1
+    with pytest.raises(
+        RuntimeError, match="rank 1 did not say in time whether it has another batch after 0 of epoch 0"
+    ):
+        next(iter(loader))
+
+
+def test_without_a_store_ranks_states_can_be_merged() -> None:
+    loaders = [make_loader(SIZES, world=lk.World(rank, 2), steps=5) for rank in range(2)]
+    heads = []
+    for loader in loaders:
+        iterator = iter(loader)
+        heads.append([next(iterator) for _ in range(3)])
+    states = [loader.state_dict() for loader in loaders]
+    assert [state["missing"] for state in states] == [[1], [0]]
+    whole = merge_states(states)
+    for rank in range(2):
+        again = make_loader(SIZES, world=lk.World(rank, 2), steps=5)
+        again.load_state_dict(whole)
+        uninterrupted = list(make_loader(SIZES, world=lk.World(rank, 2), steps=5))
+        assert equal(heads[rank] + list(again), uninterrupted)
+    with pytest.raises(ValueError, match="no states to merge"):
+        merge_states([])
+    with pytest.raises(ValueError, match="different runs or batches: cursor"):
+        merge_states([states[0], make_loader(SIZES, world=lk.World(1, 2), steps=5).state_dict()])
+
+
+def test_what_several_ranks_need_is_asked_for() -> None:
+    with pytest.raises(ValueError, match=r"2 ranks read data of unknown length.*steps=..., stop='shortest'"):
+        next(iter(make_loader(SIZES, world=lk.World(0, 2))))
+    with pytest.raises(ValueError, match=r"4 lanes for 5 ranks.*lanes=5"):
+        next(iter(make_loader(SIZES, world=lk.World(0, 5), steps=2)))
+    with pytest.raises(RuntimeError, match=r"stop='shortest' on 2 ranks needs torch.distributed or store="):
+        next(iter(make_loader(SIZES, world=lk.World(0, 2), stop="shortest")))
+    with pytest.raises(RuntimeError, match=r"rank 1 of 2 found no samples in its part of 1 shards, wanted 4 batches"):
+        next(iter(make_loader([9], world=lk.World(1, 2), steps=4)))
+
+
+def test_a_state_after_changes_of_ranks_keeps_each_cycle_whole() -> None:
+    """With steps: one rank, then two, then one again; ranks may be in different cycles when they part."""
+    batches: list[Any] = []
+    state: Any = None
+    for ranks, steps in ((1, 5), (2, 9), (1, 30)):
+        parts = []
+        for rank in range(ranks):
+            loader = make_loader(SIZES, 3, world=lk.World(rank, ranks), steps=60)
+            if state is not None:
+                loader.load_state_dict(state)
+            iterator = iter(loader)
+            batches += [next(iterator) for _ in range(steps)]
+            parts.append(loader.state_dict())
+        state = merge_states(parts)
+    counts = ids(batches)
+    assert sum(counts.values()) > 2 * sum(SIZES)
+    assert set(counts) == set(expected(SIZES))
+    assert max(counts.values()) - min(counts.values()) <= 1
