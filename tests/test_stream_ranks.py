@@ -1,12 +1,15 @@
 """Streams on several ranks: states that meet in a store, epochs that end together, what is missing said."""
 
 import json
+import socket
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
 from drawing import equal
 from test_stream import expected, ids, make_loader
 
@@ -194,3 +197,73 @@ def test_a_state_after_changes_of_ranks_keeps_each_cycle_whole() -> None:
     assert sum(counts.values()) > 2 * sum(SIZES)
     assert set(counts) == set(expected(SIZES))
     assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_two_loaders_over_shards_of_the_same_names_do_not_mix_up_their_values() -> None:
+    """Training and validation data may be read from the same shards."""
+
+    def work(rank: int, store: Any) -> Any:
+        lengths = []
+        for sizes in (SIZES, [2 * size for size in SIZES]):
+            stream = lk.StreamDataset(list("abcdefgh"), Sized(sizes), lanes=4)
+            loader = lk.StreamLoader(stream, 1, world=lk.World(rank, 2), store=store, stop="shortest")
+            lengths.append(len(list(loader)))
+        return lengths
+
+    first, second = on_ranks(2, work)
+    assert first == second
+    assert first[1] == 2 * first[0] > 20
+
+
+class Sized:
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+
+    def __call__(self, shard: str, start: int) -> range:
+        return range(start, self.sizes["abcdefgh".index(shard)])
+
+
+def test_left_epochs_of_steps_do_not_mix_up_their_states() -> None:
+    """The same epoch and batch may mean other places after a break."""
+
+    def work(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, 2, store, steps=3, collate_fn=None)
+        states = []
+        for breaks in (False, True):
+            loader.seek(epoch=0)
+            for _ in loader:
+                if breaks:
+                    break
+            next(iter(loader))
+            states.append(loader.state_dict())
+        return states
+
+    first, second = on_ranks(2, work)
+    assert first == second
+    assert first[0]["cursor"] == first[1]["cursor"] == {"epoch": 1, "batches": 1}
+    assert first[0]["lanes"] != first[1]["lanes"]
+
+
+def meet_through_gloo(rank: int, port: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    loader = make_loader(SIZES, stop="shortest", num_workers=1)
+    loader.config = lk.LoaderConfig(**{**vars(loader.config), "world": None})
+    batches = list(loader)
+    iterator = iter(loader)
+    next(iterator)
+    state = {"batches": len(batches), "ids": sorted(ids(batches)), "state": loader.state_dict()}
+    Path(folder, f"{rank}.json").write_text(json.dumps(state))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_ranks_meet_through_the_process_group(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    multiprocessing.spawn(meet_through_gloo, args=(port, str(tmp_path)), nprocs=2)  # type: ignore[no-untyped-call]
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first["batches"] == second["batches"] > 3
+    assert not set(first["ids"]) & set(second["ids"])
+    assert first["state"] == second["state"]
+    assert first["state"]["missing"] == []

@@ -166,8 +166,7 @@ class StreamLoader:
             parts: list[Any] = [None] * world.size
             parts[world.rank] = own
             return pack_position(self._position(parts), self._identity())
-        key = self._meeting_key("state", self._epoch, self._batches)
-        values = self._meeting.exchange(key, world, json.dumps(own))
+        values = self._exchange("state", json.dumps(own))
         position = self._position([None if value is None else json.loads(value) for value in values])
         if position.missing:
             warnings.warn(
@@ -211,6 +210,7 @@ class StreamLoader:
         self.close()
         self._origin = position
         self._epoch, self._batches = position.epoch, position.batches
+        self._since = 0  # batches since the origin
         self._reader = None
         self._begun = False  # whether an iterator has started
         self._over = False  # whether the epoch's last batch is yielded
@@ -248,11 +248,14 @@ class StreamLoader:
         turns = [None if part is None else part["turn"] for part in parts]
         return Position(epoch=self._epoch, batches=self._batches, turns=turns, lanes=lanes)
 
-    def _meeting_key(self, what: str, epoch: int, batches: int) -> str:
-        """Name a point of this run: the ranks' values there are functions of it."""
-        run = json.dumps([self._identity(), pack_position(self._origin, {}), self.batch_size, self.config.drop_last])
-        digest = hashlib.blake2b(run.encode(), digest_size=12).hexdigest()
-        return f"{what}/{digest}/{self.world.size}/{epoch}/{batches}"
+    def _exchange(self, what: str, value: str) -> list[str | None]:
+        """Ask all ranks for what they have at this point of the run."""
+        run = json.dumps([self._identity(), self.steps, self.stop])
+        name = hashlib.blake2b(run.encode(), digest_size=8).hexdigest()
+        origin = json.dumps(pack_position(self._origin, {}))
+        digest = hashlib.blake2b(origin.encode(), digest_size=12).hexdigest()
+        point = f"{what}/{digest}/{self._since}/{self._epoch}/{self._batches}"
+        return self._meeting.exchange(name, point, self.world, value)
 
     def _begin(self, epoch: "_Epoch") -> None:
         """Start an iteration: at the place that was set, or at the start of the next epoch."""
@@ -288,6 +291,7 @@ class StreamLoader:
         if self.config.device is not None:
             batch = to_device(batch, self.config.device)
         self._batches += 1
+        self._since += 1
         over = reader.end_if_over()
         if self.steps:
             over = self._batches >= self.steps
@@ -315,8 +319,7 @@ class StreamLoader:
                 f"stream loader: stop='shortest' on {world.size} ranks needs torch.distributed or store=, where they meet. "
                 "Initialise the process group, or use steps=."
             )
-        key = self._meeting_key(when, self._epoch, self._batches)
-        answers = self._meeting.exchange(key, world, str(int(going_on)))
+        answers = self._exchange(when, str(int(going_on)))
         silent = [rank for rank, answer in enumerate(answers) if answer is None]
         if silent:
             raise RuntimeError(

@@ -21,18 +21,27 @@ class Meeting:
     def __init__(self, store: Any, timeout_s: float) -> None:
         self._given, self._timeout_s = store, timeout_s
         self._last: str | None = None
+        self._number: int | None = None  # tells apart meetings of the same name
 
     @property
     def is_possible(self) -> bool:
         """Whether there is a store."""
         return self._given is not None or self._is_initialized()
 
-    def exchange(self, key: str, world: World, value: str) -> list[str | None]:
+    def exchange(self, name: str, point: str, world: World, value: str) -> list[str | None]:
         """Leave this rank's value, and return those of all ranks; None of those that did not come in time.
 
-        A key may be used again for the same values only.
+        Args:
+            name: Of the meeting. Where a process has several of one name, all
+                ranks have to begin with them in the same order.
+            point: Where in a run the values belong; they are a function of it.
+            world: This rank and the number of ranks.
+            value: This rank's.
         """
         store = self._store()
+        if self._number is None:
+            self._number = store.add(f"loaderkit/{name}/{world.rank}", 1)
+        key = f"{name}/{self._number}/{point}"
         own = f"loaderkit/{key}/{world.rank}"
         store.set(own, value)
         values: list[str | None] = [None] * world.size
@@ -40,9 +49,9 @@ class Meeting:
         deadline, wait_s = time.monotonic() + self._timeout_s, _SHORTEST_WAIT_S
         while True:
             for rank in (rank for rank, found in enumerate(values) if found is None):
-                name = f"loaderkit/{key}/{rank}"
-                if store.check([name]):
-                    values[rank] = store.get(name).decode()
+                left = f"loaderkit/{key}/{rank}"
+                if store.check([left]):
+                    values[rank] = store.get(left).decode()
             if None not in values or time.monotonic() > deadline:
                 break
             time.sleep(wait_s)
@@ -62,4 +71,4 @@ class Meeting:
         return torch.distributed.is_available() and torch.distributed.is_initialized()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_given": None}
+        return self.__dict__ | {"_given": None, "_last": None, "_number": None}
