@@ -110,6 +110,7 @@ class StreamLoader:
         self.steps, self.stop = steps, stop
         self._meeting = Meeting(store, meet_timeout_s)
         self._said: set[str] = set()
+        self._trained_by_epochs = False
         self._reader: RankReader | None = None  # the rank's lanes, once it is known which those are
         self._turn = 0  # an iterator of an earlier turn is over
         self._stand_at(start_of(0, 1, stream.lanes))
@@ -159,6 +160,17 @@ class StreamLoader:
         All ranks have to call it at the same batch. Where one does not come in
         time, or there is no store to meet in, the state says which it misses.
         """
+        if self._trained_by_epochs:
+            self._say(
+                "A Trainer saves the state of a StreamLoader. That resumes exactly where it saves between batches; a "
+                "checkpoint saved by an exception, by a signal or within a gradient accumulation counts batches that were "
+                "not learnt."
+                + (
+                    ""
+                    if self.steps
+                    else " Without a length Lightning fetches one batch ahead, and counts it. Give steps=."
+                )
+            )
         world, own = self.world, self._own_state()
         if world.size == 1:
             return pack_position(self._position([own]), self._identity())
@@ -196,6 +208,24 @@ class StreamLoader:
         if self._reader is not None:
             self._reader.close()
         self._turn += 1
+
+    @property
+    def batch_sampler(self) -> Any:
+        """What a Trainer calls `sampler.set_epoch` on at the start of each of its epochs."""
+        return _BatchSampler(self)
+
+    def _set_epoch(self, epoch: int) -> None:
+        # Lightning loads no loader state from a checkpoint at an epoch's end; this puts the loader there.
+        self._trained_by_epochs = True
+        if self._epoch >= epoch:
+            return
+        if self.steps or self._begun:
+            raise RuntimeError(
+                f"cannot resume under this Trainer: it begins epoch {epoch}, the stream stands in epoch {self._epoch}, and "
+                "Lightning restored no loader state (it does not at an epoch's end). Keep loader.state_dict() in your "
+                "LightningDataModule's state_dict, and load it in train_dataloader()."
+            )
+        self.seek(epoch=epoch)
 
     def _identity(self) -> dict[str, Any]:
         stream = self.dataset
@@ -376,3 +406,17 @@ class _Epoch:
             raise
         self._over = loader._over
         return batch
+
+
+class _BatchSampler:
+    """Stands in for a DataLoader's batch sampler, for those who set epochs through it."""
+
+    def __init__(self, loader: StreamLoader) -> None:
+        self._loader = loader
+
+    @property
+    def sampler(self) -> "_BatchSampler":
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        self._loader._set_epoch(epoch)
