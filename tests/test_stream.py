@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from drawing import drawing_collate, draws, equal
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import loaderkit as lk
 from loaderkit.stream import merge_states
@@ -263,3 +265,58 @@ def test_a_resume_reads_at_most_a_window_again() -> None:
     assert next(iter(again)).tolist() == next(iterator).tolist()
     assert min(reads) == 400
     again.close()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data(), sizes=st.lists(st.sampled_from([0, 1, 2, 5, 17]), min_size=1, max_size=9).filter(any))
+def test_a_chain_of_other_ranks_and_batch_sizes_keeps_each_cycle_whole(data: Any, sizes: list[int]) -> None:
+    """Any shards, lanes and windows: after the last stop one rank reads on to a cycle's end, and all came as often."""
+    lanes, window, shuffle = (
+        data.draw(st.integers(1, 6)),
+        data.draw(st.sampled_from([1, 2, 5, 30])),
+        data.draw(st.booleans()),
+    )
+
+    def loader_of(batch_size: int, rank: int, ranks: int, state: Any) -> Any:
+        loader = make_loader(
+            sizes, batch_size, world=lk.World(rank, ranks), lanes=lanes, window=window, shuffle=shuffle, steps=10**6
+        )
+        if state is not None:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        return loader
+
+    state: Any = None
+    counts = Counter[int]()
+    for _ in range(data.draw(st.integers(1, 4))):
+        ranks, batch_size, count = (data.draw(st.integers(1, most)) for most in (lanes, 5, 6))
+        loaders = [loader_of(batch_size, rank, ranks, state) for rank in range(ranks)]
+        try:
+            for loader in loaders:
+                iterator = iter(loader)
+                counts += ids([next(iterator) for _ in range(count)])
+        except RuntimeError as error:
+            if "found no samples in its part" not in str(error):
+                raise
+            return  # no shard with samples ever comes to that rank
+        state = merge_states([loader.state_dict() for loader in loaders])
+    loader = loader_of(3, 0, 1, state)
+    iterator = iter(loader)
+    while any(place != [loader_cycle(loader), 0, 0, 0, 0] for place in loader.state_dict()["lanes"]):
+        counts += ids([next(iterator)])
+    cycles = loader_cycle(loader)
+    assert cycles > 0  # else the law below is vacuous
+    assert counts == Counter(dict.fromkeys(expected(sizes), cycles))
+
+
+def loader_cycle(loader: Any) -> int:
+    cycle: int = loader.state_dict()["lanes"][0][0]
+    return cycle
+
+
+def test_a_rank_without_samples_in_a_cycle_goes_on_to_the_next() -> None:
+    """All in one shard, which comes to another lane in each cycle."""
+    sizes = [0] * 7 + [5]
+    for rank in range(8):
+        batches = list(make_loader(sizes, 3, world=lk.World(rank, 8), lanes=8, steps=6))
+        assert len(batches) == 6
+        assert ids(batches) == Counter({value: 3 * count for value, count in expected(sizes).items()})

@@ -300,9 +300,7 @@ class StreamLoader:
                 f"StreamLoader: {self.config.num_workers} workers for {shards} shards in {lanes} lanes of this rank: "
                 "some of the workers will be idle."
             )
-        has_batch = reader.look_ahead(again=self.steps is not None)
-        if self.steps and not has_batch:
-            raise RuntimeError(f"stream loader: {self._no_data()}, wanted {self.steps} batches an epoch.")
+        has_batch = self._has_batch(reader)
         if not has_batch:
             self._say(f"StreamLoader: an epoch without more batches: {self._no_data()}.")
         if not (self._all_go_on("begin", has_batch) if self.stop == "shortest" else has_batch):
@@ -315,7 +313,7 @@ class StreamLoader:
             StopIteration: If there is none.
         """
         reader = self._bind()
-        if self._over or not reader.look_ahead(again=self.steps is not None):
+        if self._over or not self._has_batch(reader):
             raise StopIteration
         batch = reader.take()
         if self.config.device is not None:
@@ -331,6 +329,12 @@ class StreamLoader:
             # Rolls over on the last yield: Lightning stops at len() and never asks for more.
             self._roll_over()
         return batch
+
+    def _has_batch(self, reader: RankReader) -> bool:
+        has_batch = reader.look_ahead(again=self.steps is not None)
+        if self.steps and not has_batch:
+            raise RuntimeError(f"stream loader: {self._no_data()}, wanted {self.steps} batches an epoch.")
+        return has_batch
 
     def _no_data(self) -> str:
         return f"rank {self.world.rank} of {self.world.size} found no samples in its part of {len(self.dataset.shards)} shards"

@@ -8,6 +8,8 @@ from loaderkit.stream.dataset import StreamDataset
 from loaderkit.stream.lane import Place
 from loaderkit.stream.run import Item, LaneRun, run_lanes
 
+_EMPTY_CYCLES = 100  # in a row, before a rank gives up
+
 
 class RankReader:
     """Hands on batches of the rank's lanes, those that were read least often first.
@@ -39,7 +41,7 @@ class RankReader:
         cycle = self._cycle
         while not self._find():
             # In a cycle that deals the shards otherwise there may be some for this rank.
-            if not again or self._cycle > cycle + len(self._lanes):
+            if not again or self._cycle > cycle + _EMPTY_CYCLES:
                 return False
             self._end_cycle()
         return True
