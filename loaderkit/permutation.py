@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from loaderkit.seeding import Int64Array, UInt64Array, derive_seed, hash_positions
+from loaderkit.seeding import Int64Array, UInt64Array, derive_seed
 
 SMALL = 1 << 20
 ROUNDS = 6  # with 3 or 4 the displacement test fails
@@ -40,15 +40,14 @@ def permute(positions: Int64Array, size: int, seed: int, epoch: int, cache: dict
 
 
 def _sorted_permutation(size: int, seed: int, epoch: int) -> Int64Array:
-    """Sort [0, size) by 44 random bits; ties, of 1 pair in 2**44, keep their order."""
+    """Sort [0, size) by 44 random bits; ties, of 1 pair in 2**44, keep their order.
+
+    The bits are a numpy bit generator's raw stream, which numpy keeps the same in all versions (NEP 19).
+    """
     low = np.uint64(SMALL - 1)
-    words = np.empty(size, dtype=np.uint64)
-    for start in range(0, size, _BLOCK):
-        numbers = np.arange(start, min(start + _BLOCK, size), dtype=np.int64)
-        block = hash_positions(numbers, "shuffle", seed, epoch)
-        block &= ~low
-        block |= numbers.view(np.uint64)
-        words[start : start + _BLOCK] = block
+    words: UInt64Array = np.random.PCG64DXSM(derive_seed("shuffle", seed, epoch)).random_raw(size)
+    words &= ~low
+    words |= np.arange(size, dtype=np.uint64)
     words.sort()
     words &= low
     return words.view(np.int64)
