@@ -25,9 +25,6 @@ import torch
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
-# As in a worker: at these sizes more threads wait for each other longer than they compute.
-torch.set_num_threads(1)
-
 RESULTS = Path(__file__).parent / "results"
 OURS, TORCH, DATA, LIMIT = "#1f6feb", "#d1603d", "#8a63d2", "#8c959f"
 Row = dict[str, Any]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.permutation import permute
+from loaderkit.permutation import permute, permute_stretch
 from loaderkit.seeding import Int64Array
 
 
@@ -42,6 +42,9 @@ class Order(ABC):
         size = self.size(epoch)
         if not 0 <= start <= stop <= size:
             raise IndexError(f"order: positions {start} to {stop} asked for, wanted 0 <= start <= stop <= {size}.")
+        return self._stretch(epoch, start, stop)
+
+    def _stretch(self, epoch: int, start: int, stop: int) -> Int64Array:
         return self.at(epoch, np.arange(start, stop, dtype=np.int64))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -113,6 +116,9 @@ class Shuffled(Order):
 
     def at(self, epoch: int, positions: Int64Array) -> Int64Array:
         return permute(positions, self.length, self.seed, epoch, self._epochs)
+
+    def _stretch(self, epoch: int, start: int, stop: int) -> Int64Array:
+        return permute_stretch(start, stop, self.length, self.seed, epoch, self._epochs)
 
     @property
     def reach(self) -> int:

@@ -29,14 +29,27 @@ def permute(positions: Int64Array, size: int, seed: int, epoch: int, cache: dict
         epoch: See seed.
         cache: Holds one epoch's table, and is written here.
     """
+    table = _table(size, seed, epoch, cache)
+    if isinstance(table, _Feistel):
+        return table.at(positions)
+    return np.take(table, positions)
+
+
+def permute_stretch(start: int, stop: int, size: int, seed: int, epoch: int, cache: dict[int, Any]) -> Int64Array:
+    """Return where the permutation sends [start, stop): as `permute`, without a look-up for each position."""
+    table = _table(size, seed, epoch, cache)
+    if isinstance(table, _Feistel):
+        return table.at(np.arange(start, stop, dtype=np.int64))
+    return table[start:stop].copy()
+
+
+def _table(size: int, seed: int, epoch: int, cache: dict[int, Any]) -> "Int64Array | _Feistel":
     if epoch not in cache:
         table = _sorted_permutation(size, seed, epoch) if size < SMALL else _Feistel(size, seed, epoch)
         cache.clear()
         cache[epoch] = table
-    table = cache[epoch]
-    if isinstance(table, _Feistel):
-        return table.at(positions)
-    return np.take(table, positions)
+    found: Int64Array | _Feistel = cache[epoch]
+    return found
 
 
 def _sorted_permutation(size: int, seed: int, epoch: int) -> Int64Array:
@@ -46,8 +59,12 @@ def _sorted_permutation(size: int, seed: int, epoch: int) -> Int64Array:
     """
     low = np.uint64(SMALL - 1)
     words: UInt64Array = np.random.PCG64DXSM(derive_seed("shuffle", seed, epoch)).random_raw(size)
-    words &= ~low
-    words |= np.arange(size, dtype=np.uint64)
+    numbers = np.arange(min(size, _BLOCK), dtype=np.uint64)
+    for start in range(0, size, _BLOCK):
+        block = words[start : start + _BLOCK]
+        block &= ~low
+        block |= numbers[: len(block)]
+        numbers += np.uint64(_BLOCK)
     words.sort()
     words &= low
     return words.view(np.int64)

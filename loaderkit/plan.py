@@ -152,9 +152,14 @@ class BatchPlan(Plan):
                 count, step = 1, self._step(cursor, samples)
                 low, high = self._share(step)
                 positions = samples + np.arange(low, high, dtype=np.int64)[None]
-            if samples + count * step > size:
+            end = samples + count * step
+            if end > size:
                 positions %= size  # only tail="pad" looks past the end
-            indices = self.order.at(cursor.epoch, positions.reshape(-1)).reshape(positions.shape)
+            if self.world.size == 1 and end <= size:  # all positions are this rank's
+                indices = self.order.indices(cursor.epoch, samples, end)
+            else:
+                indices = self.order.at(cursor.epoch, positions.reshape(-1))
+            indices = indices.reshape(positions.shape)
             for row in range(count):
                 yield BatchKey(cursor.epoch, positions[row], indices[row])
             samples += count * step
