@@ -58,6 +58,13 @@ def _mix64(words: UInt64Array, start: np.uint64) -> None:
     words ^= shifted
 
 
+# Bound once: this runs for each sample. `random.seed` checks its argument's type for as long as it takes to seed torch.
+_random: Any = random.seed.__self__  # type: ignore[attr-defined]  # the module's own generator
+_seed_random: Callable[[int], None] = super(random.Random, _random).seed
+_seed_numpy = np.random.seed
+_seed_torch = torch.default_generator.manual_seed
+
+
 class _Current(threading.local):
     seeds: "SampleSeeds | None" = None
 
@@ -112,8 +119,8 @@ class SampleSeeds:
 
     def enter(self, row: int) -> None:
         """Make the randomness that of sample number `row` of those being read."""
-        self.row = self._rows[row]
-        self._seed(self._words[self.row] ^ self._stream)
+        self.row = row = self._rows[row]
+        self._seed(self._words[row] ^ self._stream)
 
     def enter_batch(self) -> None:
         """Make the randomness that of the batch as a whole, for its collate and for reads of many at once."""
@@ -123,9 +130,10 @@ class SampleSeeds:
     def _seed(self, word: int) -> None:
         self._word = word
         self._rng = None
-        torch.default_generator.manual_seed(word)
-        np.random.seed(word & 0xFFFFFFFF)
-        random.seed(word)
+        _seed_torch(word)
+        _seed_numpy(word & 0xFFFFFFFF)
+        _seed_random(word)
+        _random.gauss_next = None
 
     @contextmanager
     def part(self, number: int, rows: Sequence[int] | None = None) -> Iterator[None]:
