@@ -125,7 +125,7 @@ class Shuffled(Order):
         return self.length
 
     def key(self, epoch: int) -> str:
-        return f"shuffled-1(seed={self.seed})"
+        return f"shuffled-2(seed={self.seed})"
 
 
 class Subset(Order):
@@ -165,4 +165,4 @@ class Subset(Order):
 
     def key(self, epoch: int) -> str:
         how = f"seed={self._seed}" if self._shuffle else "in order"
-        return f"subset-1({digest(self._chosen)}, {how})"
+        return f"subset-2({digest(self._chosen)}, {how})"

@@ -1,6 +1,6 @@
 """Shuffling without a list: a keyed permutation of [0, n) that can be evaluated at any position.
 
-Below 2**20 it is a true permutation: numbers sorted by random keys. Above, it is a
+Below 2**20 it is a true permutation, drawn element by element. Above, it is a
 Feistel network over Z_a x Z_b with a and b near the square root of n (Black and
 Rogaway, "Ciphers with arbitrary finite domains", 2002): a * b is just above n, so
 that cycle walking touches fewer than one position in a. This order is a public
@@ -45,29 +45,17 @@ def permute_stretch(start: int, stop: int, size: int, seed: int, epoch: int, cac
 
 def _table(size: int, seed: int, epoch: int, cache: dict[int, Any]) -> "Int64Array | _Feistel":
     if epoch not in cache:
-        table = _sorted_permutation(size, seed, epoch) if size < SMALL else _Feistel(size, seed, epoch)
+        table = _drawn_permutation(size, seed, epoch) if size < SMALL else _Feistel(size, seed, epoch)
         cache.clear()
         cache[epoch] = table
     found: Int64Array | _Feistel = cache[epoch]
     return found
 
 
-def _sorted_permutation(size: int, seed: int, epoch: int) -> Int64Array:
-    """Sort [0, size) by 44 random bits; ties, of 1 pair in 2**44, keep their order.
-
-    The bits are a numpy bit generator's raw stream, which numpy keeps the same in all versions (NEP 19).
-    """
-    low = np.uint64(SMALL - 1)
-    words: UInt64Array = np.random.PCG64DXSM(derive_seed("shuffle", seed, epoch)).random_raw(size)
-    numbers = np.arange(min(size, _BLOCK), dtype=np.uint64)
-    for start in range(0, size, _BLOCK):
-        block = words[start : start + _BLOCK]
-        block &= ~low
-        block |= numbers[: len(block)]
-        numbers += np.uint64(_BLOCK)
-    words.sort()
-    words &= low
-    return words.view(np.int64)
+def _drawn_permutation(size: int, seed: int, epoch: int) -> Int64Array:
+    """Draw a permutation (Fisher and Yates) by numpy's RandomState, whose streams are frozen for good (NEP 19)."""
+    drawn = np.random.RandomState(np.random.PCG64DXSM(derive_seed("shuffle", seed, epoch))).permutation(size)
+    return drawn.astype(np.int64, copy=False)
 
 
 class _Feistel:

@@ -1,5 +1,6 @@
 """Randomness that belongs to a sample: seeds from keys, and generators that are left as they were."""
 
+import functools
 import hashlib
 import os
 import random
@@ -20,9 +21,15 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 _GOLDEN = 0x9E3779B97F4A7C15
+_GAMMA, _LAST_SHIFT = np.uint64(_GOLDEN), np.uint64(31)
+_MIX = (
+    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
+    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
+)
 _BLOCK = 1 << 14  # words at a time: the temporaries stay in a core's cache
 
 
+@functools.lru_cache(maxsize=256, typed=True)
 def derive_seed(*keys: int | str) -> int:
     """Hash keys to a seed in [0, 2**63), the same on every machine and in every version.
 
@@ -48,13 +55,13 @@ def hash_positions(positions: Int64Array, *keys: int | str) -> UInt64Array:
 def _mix64(words: UInt64Array, start: np.uint64) -> None:
     """Scramble words in place, one to one."""
     shifted = np.empty_like(words)
-    words *= np.uint64(_GOLDEN)
+    words *= _GAMMA
     words += start
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        np.right_shift(words, np.uint64(shift), out=shifted)
+    for shift, factor in _MIX:
+        np.right_shift(words, shift, out=shifted)
         words ^= shifted
-        words *= np.uint64(factor)
-    np.right_shift(words, np.uint64(31), out=shifted)
+        words *= factor
+    np.right_shift(words, _LAST_SHIFT, out=shifted)
     words ^= shifted
 
 

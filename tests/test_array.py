@@ -1,6 +1,7 @@
 """Columns in memory: a batch is what the default collate makes of its samples, by one gather per column."""
 
 import pickle
+import tracemalloc
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -165,3 +166,38 @@ def test_a_transform_draws_the_samples_own_numbers() -> None:
         again = list(lk.Loader(moved, shuffle=True, **settings))
         assert all(torch.equal(torch.cat([batch[column] for batch in again]), whole[column]) for column in (0, 1))
     assert not torch.equal(whole[0], columns[0][whole[1]])
+
+
+@pytest.mark.parametrize("width", [1, 100, 200])
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_rows_of_any_length_are_the_same_by_torch_and_by_numpy(
+    width: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short rows and large batches are copied by numpy, what is between by torch."""
+    monkeypatch.setattr("loaderkit.datasets.gather._LARGE_BATCH", 200 * 8 * 64)
+    tensor = torch.randn(50, width, dtype=torch.float64)
+    rows = np.random.default_rng(size).integers(0, 50, size)
+    batch = lk.ArrayDataset(tensor).read_batch(rows)
+    assert batch.is_contiguous()
+    assert torch.equal(batch, tensor[torch.from_numpy(rows)])
+    batch += 1  # it is a copy
+    assert not torch.equal(batch, lk.ArrayDataset(tensor).read_batch(rows))
+
+
+def test_a_strided_column_is_not_copied_as_a_whole() -> None:
+    """As numpy does in `take`, for each batch."""
+    data = lk.ArrayDataset(np.zeros((20_000, 64))[:, ::2])
+    tracemalloc.start()
+    data.read_batch(np.arange(4))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000
+
+
+def test_a_column_may_be_moved_to_shared_memory() -> None:
+    """So does torch when a row leaves a worker; a view of numpy's kept from before would read freed memory."""
+    tensor = torch.arange(50)
+    data = lk.ArrayDataset(tensor)
+    tensor.share_memory_()
+    torch.full((1000,), -1)
+    assert data.read_batch(np.array([3, 49])).tolist() == [3, 49]

@@ -61,7 +61,7 @@ def test_zip_is_side_by_side() -> None:
 
 
 def test_subset_is_some_of_the_samples() -> None:
-    for dataset in (ARRAY, ARRAY._columns.tolist()):
+    for dataset in (ARRAY, [0, 10, 20, 30, 40]):
         data = SubsetDataset(dataset, [3, 3, 0])
         assert [int(data[index]) for index in range(len(data))] == [30, 30, 0]
         assert [int(sample) for sample in data.__getitems__([2, 0])] == [0, 30]

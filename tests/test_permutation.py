@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from loaderkit import Cursor, Shuffled
-from loaderkit.permutation import SMALL, _Feistel, _sorted_permutation, permute
+from loaderkit.permutation import SMALL, _drawn_permutation, _Feistel, permute
 from loaderkit.plan import BatchPlan
 from loaderkit.seeding import Int64Array
 
@@ -24,7 +24,7 @@ def feistel(size: int, seed: int, epoch: int = 0, rounds: int | None = None) -> 
 
 
 def small(size: int, seed: int, epoch: int = 0) -> Int64Array:
-    return _sorted_permutation(size, seed, epoch)
+    return _drawn_permutation(size, seed, epoch)
 
 
 def excess(counts: Int64Array) -> float:
@@ -126,12 +126,12 @@ def test_any_position_can_be_asked_for_in_any_order(size: int) -> None:
 
 def test_golden_orders() -> None:
     """The order is a public contract: another one needs a new version in the orders' keys."""
-    assert Shuffled(10, seed=0).key(0) == "shuffled-1(seed=0)"
+    assert Shuffled(10, seed=0).key(0) == "shuffled-2(seed=0)"
     assert Shuffled(10, seed=0).indices(0, 0, 10).tolist() == GOLDEN_SMALL
     assert Shuffled(10**9, seed=42).indices(3, 10**8, 10**8 + 6).tolist() == GOLDEN_FEISTEL
 
 
-GOLDEN_SMALL = [0, 7, 6, 1, 9, 3, 8, 2, 4, 5]
+GOLDEN_SMALL = [8, 1, 6, 7, 2, 5, 4, 9, 3, 0]
 GOLDEN_FEISTEL = [33496890, 619441538, 464726173, 836064877, 894796941, 940182108]
 
 
