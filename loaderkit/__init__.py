@@ -3,7 +3,6 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.collate import Pad, PadCollate
 from loaderkit.config import LoaderConfig
 from loaderkit.cursor import Cursor
 from loaderkit.datasets import ArrayDataset
@@ -13,13 +12,14 @@ from loaderkit.plan import Plan
 from loaderkit.sampling import Mixture, Weighted
 from loaderkit.seeding import derive_seed, sample_rng, seed_worker
 from loaderkit.shard_order import ShardOrder
-from loaderkit.stream import StreamDataset, StreamLoader, from_start
 from loaderkit.transfer import to_device
 from loaderkit.world import World
 
 if TYPE_CHECKING:
     import loaderkit.testing as testing
     from loaderkit.callbacks import SeedSteps as SeedSteps
+    from loaderkit.collate import Pad as Pad
+    from loaderkit.collate import PadCollate as PadCollate
     from loaderkit.datamodules import DataModule as DataModule
     from loaderkit.datasets import CsvDataset as CsvDataset
     from loaderkit.datasets import HFDataset as HFDataset
@@ -31,10 +31,13 @@ if TYPE_CHECKING:
     from loaderkit.datasets import ShardError as ShardError
     from loaderkit.datasets import TarDataset as TarDataset
     from loaderkit.datasets import TokenDataset as TokenDataset
+    from loaderkit.stream import StreamDataset as StreamDataset
+    from loaderkit.stream import StreamLoader as StreamLoader
+    from loaderkit.stream import from_start as from_start
 
 __version__ = "0.1.0"
 
-# Loaded when they are used: `import loaderkit` does not import lightning, nor adapters.
+# Loaded when they are used: `import loaderkit` does not import lightning, and takes little time.
 _LAZY = {
     "CsvDataset": "loaderkit.datasets",
     "DataModule": "loaderkit.datamodules",
@@ -42,12 +45,17 @@ _LAZY = {
     "ImageFolder": "loaderkit.datasets",
     "JsonlDataset": "loaderkit.datasets",
     "NpyDataset": "loaderkit.datasets",
+    "Pad": "loaderkit.collate",
+    "PadCollate": "loaderkit.collate",
     "ParquetDataset": "loaderkit.datasets",
     "RecordDataset": "loaderkit.datasets",
     "SeedSteps": "loaderkit.callbacks",
     "ShardError": "loaderkit.datasets",
+    "StreamDataset": "loaderkit.stream",
+    "StreamLoader": "loaderkit.stream",
     "TarDataset": "loaderkit.datasets",
     "TokenDataset": "loaderkit.datasets",
+    "from_start": "loaderkit.stream",
     "testing": "loaderkit.testing",
 }
 
