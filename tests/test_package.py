@@ -22,6 +22,7 @@ LAYERS = [
     "cursor",
     "seeding",
     "world",
+    "retry",
     "permutation",
     "order",
     "sampling",
