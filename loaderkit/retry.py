@@ -137,7 +137,7 @@ def _is_transient(error: BaseException) -> bool:
     return isinstance(error, dropped) or (isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNO)
 
 
-def _of(module: str, *names: str) -> tuple[type, ...]:
+def _of(module: str, *names: str) -> tuple[type[Any], ...]:
     """Return classes of a module that is loaded: else no error is one of them."""
     found = sys.modules.get(module)
     return tuple(getattr(found, name) for name in names if hasattr(found, name))
