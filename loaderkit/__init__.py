@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from loaderkit.collate import PadCollate as PadCollate
     from loaderkit.datamodules import DataModule as DataModule
     from loaderkit.datasets import CsvDataset as CsvDataset
+    from loaderkit.datasets import DocumentDataset as DocumentDataset
     from loaderkit.datasets import HFDataset as HFDataset
     from loaderkit.datasets import ImageFolder as ImageFolder
     from loaderkit.datasets import JsonlDataset as JsonlDataset
     from loaderkit.datasets import NpyDataset as NpyDataset
     from loaderkit.datasets import ParquetDataset as ParquetDataset
+    from loaderkit.datasets import Ragged as Ragged
     from loaderkit.datasets import RecordDataset as RecordDataset
     from loaderkit.datasets import ShardError as ShardError
     from loaderkit.datasets import TarDataset as TarDataset
@@ -41,6 +43,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "CsvDataset": "loaderkit.datasets",
     "DataModule": "loaderkit.datamodules",
+    "DocumentDataset": "loaderkit.datasets",
     "HFDataset": "loaderkit.datasets",
     "ImageFolder": "loaderkit.datasets",
     "JsonlDataset": "loaderkit.datasets",
@@ -48,6 +51,7 @@ _LAZY = {
     "Pad": "loaderkit.collate",
     "PadCollate": "loaderkit.collate",
     "ParquetDataset": "loaderkit.datasets",
+    "Ragged": "loaderkit.datasets",
     "RecordDataset": "loaderkit.datasets",
     "SeedSteps": "loaderkit.callbacks",
     "ShardError": "loaderkit.datasets",
@@ -64,6 +68,7 @@ __all__ = [
     "CsvDataset",
     "Cursor",
     "DataModule",
+    "DocumentDataset",
     "HFDataset",
     "ImageFolder",
     "JsonlDataset",
@@ -76,6 +81,7 @@ __all__ = [
     "PadCollate",
     "ParquetDataset",
     "Plan",
+    "Ragged",
     "RecordDataset",
     "SeedSteps",
     "Sequential",

@@ -8,9 +8,12 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
+from drawing import equal
 from shards import SIZES, check_laws, with_draws
 
 import loaderkit as lk
+from loaderkit.collate.stack import stack
+from loaderkit.datasets.base import reads_batches
 
 KINDS = ["parquet", "arrow", "stream", "feather"]
 
@@ -26,7 +29,7 @@ def table(start: int, size: int) -> pa.Table:
             "fixed": pa.array([[i, i + 0.5] for i in ids], pa.list_(pa.float32(), 2)),
             "nested": [[{"a": [i]}] for i in ids],
             "words": pa.array([["a", "b"][: i % 3] for i in ids], pa.list_(pa.string())),
-            "kind": pa.array([f"k{i % 2}" for i in ids]).dictionary_encode(),
+            "kind": pa.array([f"k{i % 2}" for i in ids], pa.string()).dictionary_encode(),
         }
     )
 
@@ -214,3 +217,110 @@ def test_settings_that_cannot_be() -> None:
         lk.ParquetDataset("x", cached_groups=0)
     with pytest.raises(ValueError, match="columns 'id'; wanted"):
         lk.ParquetDataset("x", "id")
+
+
+PLAIN = ["id", "fixed", "kind", "number", "flag", "bytes"]
+
+
+def plain_table(start: int, size: int) -> pa.Table:
+    """Of what makes default batches."""
+    ids = list(range(start, start + size))
+    more = {
+        "number": pa.array([i / 3 for i in ids], pa.float32()),
+        "flag": pa.array([i % 3 == 0 for i in ids], pa.bool_()),
+        "bytes": pa.array([bytes([i % 256]) for i in ids], pa.binary()),
+        "small": pa.array([i % 100 for i in ids], pa.uint8()),
+        "tokens": pa.array([list(range(i, i + i % 4)) for i in ids], pa.large_list(pa.uint16())),
+    }
+    made = table(start, size).select(["id", "fixed", "kind"])
+    for name, column in more.items():
+        made = made.append_column(name, column)
+    return made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("group", [1, 4, 100])
+def test_a_batch_at_once_is_the_collated_samples(sizes: list[int], kind: str, group: int, tmp_path: Path) -> None:
+    for shard, size in enumerate(sizes):
+        path = tmp_path / f"{shard:03}.{'arrow' if kind == 'stream' else kind}"
+        write_table(path, plain_table(sum(sizes[:shard]), size), kind, group)
+    names = [*PLAIN, "small"]
+    data = lk.ParquetDataset(tmp_path, names, max_open=2, cached_groups=3)
+    ragged = lk.ParquetDataset(tmp_path, ["tokens", "id"], ragged=True)
+    size = sum(sizes)
+    for indices in (np.arange(size), np.arange(size)[::-1], np.array([0, size - 1, 0])):
+        samples = data.__getitems__(indices.tolist())
+        assert list(samples[0]) == names
+        assert equal(data.read_batch(indices), stack(samples))
+        batch = ragged.read_batch(indices)
+        lists = [sample["tokens"] for sample in ragged.__getitems__(indices.tolist())]
+        assert equal(
+            [row.numpy() for row in batch["tokens"].values.split(batch["tokens"].offsets.diff().tolist())], lists
+        )
+        assert batch["id"].tolist() == indices.tolist()
+
+
+def test_batches_at_once_where_types_allow_them(tmp_path: Path) -> None:
+    write(tmp_path, [12])
+    assert reads_batches(lk.ParquetDataset(tmp_path, ["id", "text", "kind", "fixed"]))
+    assert reads_batches(lk.ParquetDataset(tmp_path, ["tokens"], ragged=True))
+    for columns in (["id", "tokens"], ["nested"], ["words"]):
+        assert not reads_batches(lk.ParquetDataset(tmp_path, columns))
+    assert not reads_batches(lk.ParquetDataset(tmp_path, ["words"], ragged=True))
+    assert not reads_batches(lk.ParquetDataset(tmp_path, ["id"], transform=dict))
+
+
+def test_nulls_make_no_batch_and_others_near_them_do(tmp_path: Path) -> None:
+    columns = {
+        "number": pa.array([1, None, 3]),
+        "text": pa.array(["a", None, "c"]),
+        "list": pa.array([[1], None, [3, 4]], pa.list_(pa.int16())),
+        "inner": pa.array([[1, 2], [None], [3]], pa.list_(pa.int16())),
+        "fixed": pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int16(), 2)),
+        "holes": pa.array([[1, 2], [None, 5], [3, 4]], pa.list_(pa.int16(), 2)),
+    }
+    for name, column in columns.items():
+        path = tmp_path / f"{name}.parquet"
+        pq.write_table(pa.table({name: column}), path)
+        data = lk.ParquetDataset(path, ragged=True)
+        with pytest.raises(ValueError, match=f"column '{name}' has "):
+            data.read_batch(np.array([2, 1]))
+        found = data.read_batch(np.array([2, 0]))[name]
+        wanted = [column[2].as_py(), column[0].as_py()]
+        split = found.values.split(found.offsets.diff().tolist()) if isinstance(found, lk.Ragged) else found
+        assert [row.tolist() if hasattr(row, "tolist") else row for row in split] == wanted
+
+
+def test_a_shard_of_another_type_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "0.parquet")
+    pq.write_table(pa.table({"a": ["x"]}), tmp_path / "1.parquet")
+    data = lk.ParquetDataset(tmp_path)
+    with pytest.raises(ValueError, match=r"column 'a' makes .*objects.* here and .*numbers.* in the first shard"):
+        data.read_batch(np.array([0, 1]))
+
+
+def test_row_groups_are_kept_over_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no more than so many, whatever the number of files; none travels to a worker."""
+    import pickle
+
+    from loaderkit.datasets import parquet
+
+    write(tmp_path, [4, 4, 4], group=2)
+    decoded: list[tuple[str, int]] = []
+    decode = parquet._Table._decode
+
+    def watched(self: Any, group: int) -> Any:
+        decoded.append((Path(self.shard).name[:3], group))
+        return decode(self, group)
+
+    monkeypatch.setattr(parquet._Table, "_decode", watched)
+    data = lk.ParquetDataset(tmp_path, ["id"], cached_groups=4)
+    for _ in range(3):
+        assert data.read_batch(np.array([0, 2, 4, 8]))["id"].tolist() == [0, 2, 4, 8]
+    assert decoded == [("000", 0), ("000", 1), ("001", 0), ("002", 0)]
+    assert data.read_batch(np.array([10]))["id"].tolist() == [10]
+    assert len(data._groups._kept) == 4
+    assert not pickle.loads(pickle.dumps(data))._groups._kept
+    data.close()
+    assert not data._groups._kept

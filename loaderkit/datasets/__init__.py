@@ -8,12 +8,14 @@ from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset,
 
 if TYPE_CHECKING:
     from loaderkit.datasets.csv import CsvDataset as CsvDataset
+    from loaderkit.datasets.documents import DocumentDataset as DocumentDataset
     from loaderkit.datasets.hf import HFDataset as HFDataset
     from loaderkit.datasets.images import ImageFolder as ImageFolder
     from loaderkit.datasets.index import ShardError as ShardError
     from loaderkit.datasets.jsonl import JsonlDataset as JsonlDataset
     from loaderkit.datasets.npy import NpyDataset as NpyDataset
     from loaderkit.datasets.parquet import ParquetDataset as ParquetDataset
+    from loaderkit.datasets.ragged import Ragged as Ragged
     from loaderkit.datasets.records import RecordDataset as RecordDataset
     from loaderkit.datasets.tar import DECODERS as DECODERS
     from loaderkit.datasets.tar import TarDataset as TarDataset
@@ -22,11 +24,13 @@ if TYPE_CHECKING:
 _LAZY = {
     "CsvDataset": "csv",
     "DECODERS": "tar",
+    "DocumentDataset": "documents",
     "HFDataset": "hf",
     "ImageFolder": "images",
     "JsonlDataset": "jsonl",
     "NpyDataset": "npy",
     "ParquetDataset": "parquet",
+    "Ragged": "ragged",
     "RecordDataset": "records",
     "ShardError": "index",
     "TarDataset": "tar",
@@ -38,12 +42,14 @@ __all__ = [
     "ArrayDataset",
     "ConcatDataset",
     "CsvDataset",
+    "DocumentDataset",
     "HFDataset",
     "ImageFolder",
     "JsonlDataset",
     "MapDataset",
     "NpyDataset",
     "ParquetDataset",
+    "Ragged",
     "RecordDataset",
     "ShardError",
     "SubsetDataset",

@@ -20,7 +20,8 @@ def reads_batches(dataset: Any) -> bool:
     """Say whether `dataset.read_batch(indices)` makes a collated batch at once.
 
     It takes the indices (B,) int64 and returns what the default collate would
-    make of those samples. It must not draw random numbers.
+    make of those samples, and a `Ragged` where these have several lengths. It must
+    not draw random numbers.
     """
     return callable(getattr(dataset, "read_batch", None))
 

@@ -1,5 +1,6 @@
 """Samples in indexed shards: any sample is (shard, row), so that all of a Loader's laws hold."""
 
+import bisect
 import os
 import warnings
 from abc import ABC, abstractmethod
@@ -63,6 +64,7 @@ class ShardedDataset(ABC):
                 stacklevel=2,
             )
         self._ends = np.cumsum([index.count for index in self._indexes], dtype=np.int64)
+        self._end_list = self._ends.tolist()  # where one is looked up: numpy takes longer for that
         self._open: OrderedDict[int, Any] = OrderedDict()
         self._owner = os.getpid()
 
@@ -100,7 +102,7 @@ class ShardedDataset(ABC):
         return index
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return int(self._end_list[-1])
 
     def __getitem__(self, index: int) -> Any:
         if not -len(self) <= index < len(self):
@@ -120,9 +122,16 @@ class ShardedDataset(ABC):
             IndexError: If an index is not in the dataset.
         """
         wanted = np.asarray(indices, dtype=np.int64)
-        outside = wanted[(wanted < 0) | (wanted >= len(self))]
-        if outside.size:
-            raise IndexError(f"{type(self).__name__}: index {outside[0]} in a dataset of {len(self):,} samples.")
+        if not wanted.size:
+            return
+        low, high = int(wanted.min()), int(wanted.max())
+        if low < 0 or high >= len(self):
+            outside = low if low < 0 else high
+            raise IndexError(f"{type(self).__name__}: index {outside} in a dataset of {len(self):,} samples.")
+        part = bisect.bisect_right(self._end_list, low)
+        if high < self._end_list[part]:  # as most batches of a ShardOrder with large shards
+            yield part, np.arange(len(wanted)), wanted - (self._end_list[part] - self._indexes[part].count)
+            return
         parts = np.searchsorted(self._ends, wanted, side="right")
         places = np.argsort(parts, kind="stable")
         numbers, starts = np.unique(parts[places], return_index=True)

@@ -1,0 +1,136 @@
+"""Documents in token files: what slicing between the ends gives, one by one and in batches."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from drawing import equal
+from shards import SIZES, check_laws, check_reads, with_draws
+
+import loaderkit as lk
+from loaderkit.datasets.base import reads_batches
+
+
+def write(folder: Path, sizes: list[int], dtype: str = "uint16") -> list[Any]:
+    """Shards of so many documents of 0 to 5 tokens; a document of n tokens begins with its number."""
+    documents: list[Any] = []
+    for shard, size in enumerate(sizes):
+        mine = [np.array([number] * (number * 7 % 6), dtype) for number in range(len(documents), len(documents) + size)]
+        np.concatenate([np.empty(0, dtype), *mine]).astype(dtype).tofile(folder / f"{shard:03}.ds")
+        np.cumsum([len(document) for document in mine]).astype("<u8").tofile(folder / f"{shard:03}.ds.index")
+        documents += [document.astype(np.dtype(dtype).newbyteorder("=")) for document in mine]
+    return documents
+
+
+def split(batch: lk.Ragged) -> list[Any]:
+    return [piece.numpy() for piece in batch.values.split(batch.offsets.diff().tolist())]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", "uint32", "int64", ">u2"])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_the_samples_are_the_documents(sizes: list[int], dtype: str, tmp_path: Path) -> None:
+    wanted = write(tmp_path, sizes, dtype)
+    data = lk.DocumentDataset(tmp_path, dtype=dtype, max_open=2)
+    check_reads(data, wanted)
+    assert data.shard_sizes.tolist() == sizes
+    assert data.lengths().tolist() == [len(document) for document in wanted]
+    for indices in (np.arange(len(wanted)), np.arange(len(wanted))[::-1], np.array([0, len(wanted) - 1, 0])):
+        batch = data.read_batch(indices)
+        assert equal(split(batch), [wanted[index] for index in indices])
+        assert batch.offsets.dtype == torch.int64
+        batch.values.zero_()  # a copy, and writable
+    check_reads(data, wanted)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_reads_them_in_batches(workers: int, tmp_path: Path) -> None:
+    wanted = write(tmp_path, [40, 23])
+    data = lk.DocumentDataset(tmp_path)
+    loader = lk.Loader(data, 8, shuffle=True, num_workers=workers)
+    batches = list(loader)
+    assert all(isinstance(batch, lk.Ragged) for batch in batches)
+    for number, batch in enumerate(batches):
+        assert equal(split(batch), [wanted[index] for index in loader.indices(0, number)])
+    nested = torch.nested.nested_tensor_from_jagged(*batches[0])
+    assert equal([row.numpy() for row in nested.unbind()], split(batches[0]))
+
+
+def test_the_laws(tmp_path: Path) -> None:
+    """Of samples: with a transform, of documents that say their number."""
+    wanted = write(tmp_path, [5, 0, 9])
+    places = {int(document[0]): index for index, document in enumerate(wanted) if len(document)}
+    empty = [index for index, document in enumerate(wanted) if not len(document)]
+    assert len(places) + len(empty) == len(wanted)
+    (tmp_path / "full").mkdir()
+    full = [document for document in wanted if len(document)]
+    for shard, mine in enumerate((full[:4], full[4:])):
+        np.concatenate(mine).tofile(tmp_path / "full" / f"{shard}.ds")
+        np.cumsum([len(document) for document in mine]).astype("<u8").tofile(tmp_path / "full" / f"{shard}.ds.index")
+    numbers = [int(document[0]) for document in full]
+    check_laws(
+        lambda: lk.DocumentDataset(tmp_path / "full", transform=with_draws),
+        lambda document: numbers.index(int(document[0])),
+    )
+
+
+def test_a_transform_takes_documents_one_by_one(tmp_path: Path) -> None:
+    wanted = write(tmp_path, [12])
+    data = lk.DocumentDataset(tmp_path, transform=len)
+    assert not reads_batches(data)
+    assert next(iter(lk.Loader(data, 12))).tolist() == [len(document) for document in wanted]
+    assert reads_batches(lk.DocumentDataset(tmp_path))
+
+
+def test_the_fingerprint_knows_the_tokens(tmp_path: Path) -> None:
+    write(tmp_path, [12])
+    one = lk.DocumentDataset(tmp_path).fingerprint()
+    assert lk.DocumentDataset(tmp_path).fingerprint() == one
+    assert lk.DocumentDataset(tmp_path, dtype="int16").fingerprint() != one
+
+
+def test_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    write(tmp_path, [12])
+    tokens, ends = (tmp_path / name for name in ("000.ds", "000.ds.index"))
+    content, places = tokens.read_bytes(), ends.read_bytes()
+    with pytest.raises(ValueError, match="dtype is float32, wanted integers"):
+        lk.DocumentDataset(tmp_path, dtype="float32")
+    with pytest.raises(lk.ShardError, match=r"000\.ds: has .* tokens of uint8, its last document ends at"):
+        lk.DocumentDataset(tmp_path, dtype="uint8")
+    for cut in range(len(content)):
+        tokens.write_bytes(content[:cut])
+        with pytest.raises(lk.ShardError, match=r"000\.ds: (cut, |has )"):
+            lk.DocumentDataset(tmp_path)
+    tokens.write_bytes(content)
+    for cut in range(len(places)):
+        ends.write_bytes(places[:cut])
+        if cut % 8 or np.frombuffer(places[:cut], "<u8").max(initial=0) * 2 != len(content):
+            with pytest.raises(lk.ShardError, match=r"000\.ds"):
+                lk.DocumentDataset(tmp_path)
+    ends.unlink()
+    with pytest.raises(lk.ShardError, match=r"000\.ds: has no 000\.ds\.index"):
+        lk.DocumentDataset(tmp_path)
+
+
+@pytest.mark.parametrize("bad", [2**63 + 5, 10**6])
+def test_damaged_ends_are_named_and_read_nothing_else(bad: int, tmp_path: Path) -> None:
+    write(tmp_path, [12])
+    path = tmp_path / "000.ds.index"
+    ends = np.fromfile(path, "<u8")
+    ends[3] = bad
+    ends.tofile(path)
+    data = lk.DocumentDataset(tmp_path)
+    for row in (3, 4):
+        with pytest.raises(lk.ShardError, match=rf"000\.ds: document {row} is from token"):
+            data[row]
+        with pytest.raises(lk.ShardError, match=rf"document {row} is from"):
+            data.read_batch(np.array([0, row]))
+
+
+def test_a_shard_that_changes_in_use_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path, [12])
+    data = lk.DocumentDataset(tmp_path)
+    write(tmp_path, [13])
+    with pytest.raises(lk.ShardError, match=r"000\.ds: has .* tokens in 13 documents, had .* in 12"):
+        data[0]
