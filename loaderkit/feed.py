@@ -69,10 +69,10 @@ class Feed:
                 seeds.enter_batch()
                 samples = list(self.dataset.__getitems__(indices))
             else:
-                samples = []
+                samples, dataset, enter = [], self.dataset, seeds.enter
                 for row, index in enumerate(indices):
-                    seeds.enter(row)
-                    samples.append(self.dataset[index])
+                    enter(row)
+                    samples.append(dataset[index])
         except Exception as error:
             which = f"samples {_shorten(indices)}" if seeds.row is None else f"sample {indices[seeds.row]}"
             position = key.positions[seeds.row or 0]

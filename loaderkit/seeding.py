@@ -127,7 +127,13 @@ class SampleSeeds:
     def enter(self, row: int) -> None:
         """Make the randomness that of sample number `row` of those being read."""
         self.row = row = self._rows[row]
-        self._seed(self._words[row] ^ self._stream)
+        self._word = word = self._words[row] ^ self._stream
+        self._rng = None
+        # As in _seed, without another call: this runs for each sample.
+        _seed_torch(word)
+        _seed_numpy(word & 0xFFFFFFFF)
+        _seed_random(word)
+        _random.gauss_next = None
 
     def enter_batch(self) -> None:
         """Make the randomness that of the batch as a whole, for its collate and for reads of many at once."""
