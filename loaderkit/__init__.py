@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from loaderkit.datasets import TarDataset as TarDataset
     from loaderkit.datasets import TokenDataset as TokenDataset
     from loaderkit.stream import StreamDataset as StreamDataset
-    from loaderkit.stream import StreamLoader as StreamLoader
     from loaderkit.stream import from_start as from_start
 
 __version__ = "0.1.0"
@@ -56,7 +55,6 @@ _LAZY = {
     "SeedSteps": "loaderkit.callbacks",
     "ShardError": "loaderkit.datasets",
     "StreamDataset": "loaderkit.stream",
-    "StreamLoader": "loaderkit.stream",
     "TarDataset": "loaderkit.datasets",
     "TokenDataset": "loaderkit.datasets",
     "from_start": "loaderkit.stream",
@@ -89,7 +87,6 @@ __all__ = [
     "ShardOrder",
     "Shuffled",
     "StreamDataset",
-    "StreamLoader",
     "Subset",
     "TarDataset",
     "TokenDataset",

@@ -7,6 +7,8 @@ from typing import Any, Literal, get_args
 from loaderkit.plan import Plan, Tail
 from loaderkit.world import World
 
+Stop = Literal["shortest", "repeat", "each"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderConfig:
@@ -37,6 +39,10 @@ class LoaderConfig:
     multiprocessing_context: Any = None
     worker_init_fn: Callable[[int], None] | None = None
     timeout: float = 0
+    steps: int | None = None
+    stop: Stop | None = None
+    store: Any = None
+    meet_timeout_s: float = 60
 
     def __post_init__(self) -> None:
         size = self.batch_size
@@ -65,6 +71,16 @@ class LoaderConfig:
                 raise ValueError(f"loader: {name} is for workers, and num_workers is 0. Leave it out, or use workers.")
         if self.pin_memory not in (True, False, "auto"):
             raise ValueError(f"loader: pin_memory is {self.pin_memory!r}, wanted True, False or 'auto'.")
+
+        steps, stop = self.steps, self.stop
+        if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
+            raise ValueError(f"loader: steps is {steps!r}, wanted an integer of at least 1.")
+        if stop is not None and stop not in get_args(Stop):
+            raise ValueError(
+                f"loader: stop is {stop!r}, wanted one of {', '.join(map(repr, get_args(Stop)))}, or None."
+            )
+        if steps is not None and stop is not None:
+            raise ValueError(f"loader: steps={steps} and stop={stop!r} contradict each other. Give one of them.")
 
     @property
     def tail_policy(self) -> Tail:

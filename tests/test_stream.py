@@ -64,7 +64,7 @@ def make_loader(sizes: list[int], batch_size: int | None = 4, *, world: lk.World
     of_loader = {"num_workers", "steps", "stop", "drop_last", "multiprocessing_context", "store", "collate_fn"}
     mine = {name: settings.pop(name) for name in set(settings) & of_loader}
     mine = {"collate_fn": drawing_collate, **mine}
-    return lk.StreamLoader(make_stream(sizes, **settings), batch_size, world=world or lk.World(), **mine)
+    return lk.Loader(make_stream(sizes, **settings), batch_size, world=world or lk.World(), **mine)
 
 
 def ids(batches: list[Any]) -> Counter[int]:
@@ -79,14 +79,14 @@ def test_an_epoch_has_each_sample_once(sizes: list[int], lanes: int, shuffle: bo
     first, second = list(loader), list(loader)
     assert len(first) > 1
     assert ids(first) == ids(second) == expected(sizes)
-    assert loader.epoch == 2
+    assert loader.cursor.epoch == 2
     assert all(len(batch[0]) <= 4 for batch in first)
     assert len(first) <= sum(expected(sizes).values()) / 4 + lanes
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
-@pytest.mark.filterwarnings("ignore:StreamLoader. an epoch without more batches")
+@pytest.mark.filterwarnings("ignore:Loader. an epoch without more batches")
 def test_ranks_share_an_epoch(sizes: list[int], ranks: int) -> None:
     got = [make_loader(sizes, world=lk.World(rank, ranks), stop="each", lanes=5) for rank in range(ranks)]
     assert sum((ids(list(loader)) for loader in got), Counter()) == expected(sizes)
@@ -128,7 +128,7 @@ def test_epochs_of_steps_go_on_through_the_data(sizes: list[int]) -> None:
                 cycles, open_cycle = cycles + 1, Counter[int]()
             assert open_cycle.total() < wanted.total()
     assert cycles > 5
-    assert loader.epoch == 60
+    assert loader.cursor.epoch == 60
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
@@ -159,14 +159,14 @@ def test_a_run_resumes_on_other_workers(stop: int) -> None:
     first.close()
     then = make_loader(sizes, num_workers=(stop + 1) % 3)
     then.load_state_dict(state)
-    rest = [] if then.epoch else list(then)
+    rest = [] if then.cursor.epoch else list(then)
     assert equal(head + rest, whole)
 
 
 @pytest.mark.parametrize("ranks", [(1, 2), (2, 1), (2, 3), (4, 2), (3, 4)])
 @pytest.mark.parametrize("stop", [0, 1, 2, 3])
 @pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.filterwarnings("ignore:StreamLoader. an epoch without more batches")
+@pytest.mark.filterwarnings("ignore:Loader. an epoch without more batches")
 def test_a_run_resumes_on_other_ranks(ranks: tuple[int, int], stop: int, shuffle: bool) -> None:
     """Each sample once over the epoch; with another batch size and number of workers too."""
     sizes = [20, 8, 18, 25, 17, 19, 16, 9, 11, 40, 12, 8, 0]
@@ -182,7 +182,7 @@ def test_a_run_resumes_on_other_ranks(ranks: tuple[int, int], stop: int, shuffle
         loader = make_loader(sizes, 3, world=lk.World(rank, new), stop="each", shuffle=shuffle, lanes=6)
         loader.load_state_dict(state)
         batches += list(loader)
-        assert loader.epoch == 1
+        assert loader.cursor.epoch == 1
     assert ids(batches) == expected(sizes)
 
 
@@ -191,7 +191,7 @@ def test_draws_in_the_reader_resume_exactly() -> None:
 
     def make(shuffle: bool) -> Any:
         stream = lk.StreamDataset(names([7, 4, 9]), DrawnInRead(), lanes=2, window=4, shuffle=shuffle)
-        return lk.StreamLoader(stream, 3, collate_fn=drawing_collate, world=lk.World())
+        return lk.Loader(stream, 3, collate_fn=drawing_collate, world=lk.World())
 
     for shuffle in (False, True):
         assert_resumable(lambda shuffle=shuffle: make(shuffle), consumers=["loop"], epochs=1)  # type: ignore[misc]
@@ -210,7 +210,7 @@ def test_streams_keep_the_laws_of_loaders() -> None:
 def test_shuffling_stays_within_windows_and_mixes_shards() -> None:
     sizes = [10] * 8
     stream = make_stream(sizes, lanes=2, window=20, transform=None)
-    batches = [batch.tolist() for batch in lk.StreamLoader(stream, 10, world=lk.World())]
+    batches = [batch.tolist() for batch in lk.Loader(stream, 10, world=lk.World())]
     for lane in (0, 1):
         mine = batches[lane::2]
         for window in (mine[:2], mine[2:]):
@@ -221,7 +221,7 @@ def test_shuffling_stays_within_windows_and_mixes_shards() -> None:
 
 def test_without_shuffling_a_lane_is_as_it_lies() -> None:
     stream = make_stream([3, 2, 4], lanes=1, shuffle=False, transform=None)
-    batches = [batch.tolist() for batch in lk.StreamLoader(stream, 4, world=lk.World())]
+    batches = [batch.tolist() for batch in lk.Loader(stream, 4, world=lk.World())]
     assert batches == [[0, 1, 2, 1000], [1001, 2000, 2001, 2002], [2003]]
 
 
@@ -229,7 +229,7 @@ def test_the_order_is_the_one_of_version_1() -> None:
     """Golden: a saved state means this order."""
     stream = make_stream([5, 2, 6], lanes=2, window=4, transform=None)
     assert stream.order() == "stream-1 in 2 lanes, shuffled by 4"
-    batches = [batch.tolist() for batch in lk.StreamLoader(stream, 3, world=lk.World())]
+    batches = [batch.tolist() for batch in lk.Loader(stream, 3, world=lk.World())]
     assert batches == [[1000, 0, 1001], [2001, 2002, 2000], [1, 4, 3], [2003, 2005, 2004], [2]]
 
 
@@ -252,7 +252,7 @@ def test_a_resume_reads_at_most_a_window_again() -> None:
             yield row
 
     def make() -> Any:
-        return lk.StreamLoader(lk.StreamDataset(["a"], read, lanes=1, window=10, shuffle=True), 4, world=lk.World())
+        return lk.Loader(lk.StreamDataset(["a"], read, lanes=1, window=10, shuffle=True), 4, world=lk.World())
 
     loader = make()
     iterator = iter(loader)

@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
     pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.rank_zero.LightningDeprecationWarning"),
     pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
-    pytest.mark.filterwarnings("ignore:.*StreamLoader. That resumes"),
+    pytest.mark.filterwarnings("ignore:.*a Loader of a stream that was"),
     pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__`"),
     pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended"),
     pytest.mark.filterwarnings("ignore:Checkpoint directory"),
@@ -113,7 +113,7 @@ def test_an_epochs_end_without_a_datamodule_is_refused(tmp_path: Path, steps: in
     fit(make_loader(SIZES, steps=steps), tmp_path / "whole", **ENDS)
     checkpoint = min((tmp_path / "whole").iterdir(), key=lambda path: path.stat().st_mtime_ns)
     with pytest.raises(
-        RuntimeError, match=r"it begins epoch 1, the stream stands in epoch 0.*Keep loader.state_dict\(\)"
+        RuntimeError, match=r"it begins epoch 1, the stream stands in epoch 0.*in a loaderkit.DataModule"
     ):
         fit(make_loader(SIZES, steps=steps), tmp_path / "end", resume=str(checkpoint), **ENDS)
 
@@ -126,9 +126,11 @@ def list_epochs(count: int) -> list[list[tuple[int, list[int]]]]:
 def test_a_trainer_is_told_what_its_checkpoints_count() -> None:
     loader = make_loader(SIZES)
     loader.batch_sampler.sampler.set_epoch(2)
-    assert loader.epoch == 2
+    assert loader.cursor.epoch == 2
     loader.batch_sampler.sampler.set_epoch(1)
-    assert loader.epoch == 2
-    with pytest.warns(UserWarning, match=r"counts batches that were not learnt. Without a length .* Give steps="):
+    assert loader.cursor.epoch == 2
+    with pytest.warns(
+        UserWarning, match=r"counts batches that were not learnt, and without a length .*Use loaderkit.DataModule"
+    ):
         loader.state_dict()
-    assert isinstance(loader, lk.StreamLoader)
+    assert isinstance(loader, lk.Loader)

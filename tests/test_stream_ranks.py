@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
-from drawing import equal
-from test_stream import expected, ids, make_loader
+from drawing import drawing_collate, equal
+from test_stream import expected, ids, make_loader, make_stream
 
 import loaderkit as lk
 from loaderkit.stream import merge_states
@@ -65,7 +65,7 @@ def test_each_rank_saves_the_state_of_all_and_resumes_exactly(ranks: int, stop: 
     def resumed(rank: int, store: Any) -> Any:
         loader = rank_loader(rank, ranks, store, steps=4, collate_fn=None)
         loader.load_state_dict(states[rank])
-        rest = [value for _ in range(4 - loader.epoch) for value in values(list(loader))]
+        rest = [value for _ in range(4 - loader.cursor.epoch) for value in values(list(loader))]
         return rest, loader.state_dict()
 
     wanted = on_ranks(ranks, whole)
@@ -123,7 +123,7 @@ def test_a_shortest_epoch_resumes_exactly(stop: int) -> None:
 def test_a_rank_without_data_ends_a_shortest_epoch_at_once() -> None:
     def work(rank: int, store: Any) -> Any:
         loader = make_loader([5], 2, world=lk.World(rank, 2), store=store, stop="shortest")
-        return len(list(loader)), loader.epoch
+        return len(list(loader)), loader.cursor.epoch
 
     with pytest.warns(UserWarning, match="rank 1 of 2 found no samples in its part of 1 shards"):
         assert on_ranks(2, work) == [(0, 1), (0, 1)]
@@ -131,7 +131,7 @@ def test_a_rank_without_data_ends_a_shortest_epoch_at_once() -> None:
 
 def test_a_state_that_misses_a_rank_says_so_and_is_refused() -> None:
     loader = rank_loader(0, 3, dist.HashStore(), steps=4)
-    loader._meeting._timeout_s = 0.1
+    loader._walk._meeting._timeout_s = 0.1
     with pytest.warns(UserWarning, match=r"rank 1, 2 did not give its state at batch 0 of epoch 0 in time"):
         state = loader.state_dict()
     assert state["missing"] == [1, 2]
@@ -141,7 +141,7 @@ def test_a_state_that_misses_a_rank_says_so_and_is_refused() -> None:
 
 def test_a_silent_rank_is_named() -> None:
     loader = make_loader(SIZES, world=lk.World(0, 2), store=dist.HashStore(), stop="shortest")
-    loader._meeting._timeout_s = 0.1
+    loader._walk._meeting._timeout_s = 0.1
     with pytest.raises(
         RuntimeError, match="rank 1 did not say in time whether it has another batch after 0 of epoch 0"
     ):
@@ -206,7 +206,7 @@ def test_two_loaders_over_shards_of_the_same_names_do_not_mix_up_their_values() 
         lengths = []
         for sizes in (SIZES, [2 * size for size in SIZES]):
             stream = lk.StreamDataset(list("abcdefgh"), Sized(sizes), lanes=4)
-            loader = lk.StreamLoader(stream, 1, world=lk.World(rank, 2), store=store, stop="shortest")
+            loader = lk.Loader(stream, 1, world=lk.World(rank, 2), store=store, stop="shortest")
             lengths.append(len(list(loader)))
         return lengths
 
@@ -246,8 +246,7 @@ def test_left_epochs_of_steps_do_not_mix_up_their_states() -> None:
 
 def meet_through_gloo(rank: int, port: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    loader = make_loader(SIZES, stop="shortest", num_workers=1)
-    loader.config = lk.LoaderConfig(**{**vars(loader.config), "world": None})
+    loader = lk.Loader(make_stream(SIZES), 4, stop="shortest", num_workers=1, collate_fn=drawing_collate)
     batches = list(loader)
     iterator = iter(loader)
     next(iterator)

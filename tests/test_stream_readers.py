@@ -112,7 +112,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[list[str], A
 def test_a_real_source_comes_once_and_resumes_exactly(source: tuple[list[str], Any], shuffle: bool) -> None:
     def make(num_workers: int = 0) -> Any:
         stream = lk.StreamDataset(*source, lanes=2, window=8, shuffle=shuffle)
-        return lk.StreamLoader(stream, 6, world=lk.World(), num_workers=num_workers)
+        return lk.Loader(stream, 6, world=lk.World(), num_workers=num_workers)
 
     whole = list(make())
     wanted = Counter(value for number in range(5) for value in generate(str(number), 0))
@@ -170,19 +170,19 @@ def test_a_stream_and_its_loader_pickle_where_they_stand() -> None:
 
 def test_single_samples_come_without_batches() -> None:
     stream = make_stream([3, 2], lanes=2, shuffle=False, transform=None)
-    assert list(lk.StreamLoader(stream, None, world=lk.World())) == [0, 1000, 1, 1001, 2]
+    assert list(lk.Loader(stream, None, world=lk.World())) == [0, 1000, 1, 1001, 2]
 
 
 def test_drop_last_leaves_a_lanes_last_batch_out() -> None:
     loader = make_loader([7, 4, 3], lanes=3, shuffle=False, drop_last=True)
     assert [batch[0].tolist() for batch in loader] == [[0, 1, 2, 3], [1000, 1001, 1002, 1003]]
-    assert loader.epoch == 1
+    assert loader.cursor.epoch == 1
 
 
 def test_leaving_an_epoch_early_goes_to_the_next() -> None:
     loader = make_loader([9, 9])
     next(iter(loader))
-    assert (loader.epoch, loader.batches) == (0, 1)
+    assert (loader.cursor.epoch, loader.cursor.batches) == (0, 1)
     second = list(loader)
     assert sum(len(batch[0]) for batch in second) == 18
     fresh = make_loader([9, 9])
@@ -211,7 +211,7 @@ def fail_at_3(shard: str, start: int) -> Iterator[int]:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_error_names_the_shard_and_the_sample(workers: int) -> None:
-    loader = lk.StreamLoader(lk.StreamDataset(["a"], fail_at_3, lanes=1), 2, num_workers=workers, world=lk.World())
+    loader = lk.Loader(lk.StreamDataset(["a"], fail_at_3, lanes=1), 2, num_workers=workers, world=lk.World())
     iterator = iter(loader)
     with pytest.raises(OSError, match="connection reset") as caught:
         list(iterator)
@@ -268,7 +268,7 @@ def test_no_data_is_said_once() -> None:
         UserWarning, match="an epoch without more batches: rank 0 of 1 found no samples in its part of 2 shards"
     ):
         assert list(loader) == []
-    assert (list(loader), loader.epoch) == ([], 2)
+    assert (list(loader), loader.cursor.epoch) == ([], 2)
     with pytest.warns(
         UserWarning, match="2 workers for 1 shards in 4 lanes of this rank: some of the workers will be idle"
     ):
@@ -291,7 +291,7 @@ def test_a_state_of_another_stream_is_refused() -> None:
             other.load_state_dict(state)
     with pytest.raises(ValueError, match="version 99, this loaderkit reads version 1"):
         make_loader([9, 9]).load_state_dict({**state, "version": 99})
-    with pytest.raises(ValueError, match="not the state of a StreamLoader"):
+    with pytest.raises(ValueError, match="not the state of a Loader of a stream"):
         make_loader([9, 9]).load_state_dict(lk.Loader([1, 2]).state_dict())
 
 
@@ -301,7 +301,7 @@ def test_a_shard_that_has_become_shorter_is_told() -> None:
             return iter(range(size))
 
         stream = lk.StreamDataset(["a"], lk.from_start(read), lanes=1, window=8, shuffle=shuffle)
-        return lk.StreamLoader(stream, 3, world=lk.World())
+        return lk.Loader(stream, 3, world=lk.World())
 
     for shuffle, message in ((False, "shard 'a' has 2 samples, 6 of it"), (True, "6 samples were read from sample 0")):
         loader = loader_of(9, shuffle)
@@ -319,9 +319,7 @@ class Ordinary(torch_data.IterableDataset[int]):
 
 
 def test_an_ordinary_iterable_is_told_the_ways_out() -> None:
-    with pytest.raises(TypeError, match=r"Ordinary is not a StreamDataset.*lk.StreamDataset\(names, read\)"):
-        lk.StreamLoader(Ordinary(), 2)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"Ordinary is an IterableDataset.*lk.StreamLoader\(lk.StreamDataset"):
+    with pytest.raises(TypeError, match=r"Ordinary is an IterableDataset.*lk.StreamDataset\(names, read\)"):
         lk.Loader(Ordinary(), 2)
 
 
@@ -346,17 +344,45 @@ def test_a_wrong_setting_of_a_stream_is_refused(settings: dict[str, Any], messag
     ("settings", "message"),
     [
         ({"steps": 0}, "steps is 0, wanted an integer of at least 1"),
-        ({"stop": "repeat"}, "stop is 'repeat', wanted 'shortest', 'each' or None"),
+        ({"stop": "last"}, "stop is 'last', wanted one of 'shortest', 'repeat', 'each', or None"),
         ({"steps": 2, "stop": "each"}, "steps=2 and stop='each' contradict each other"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"prefetch_factor": 2}, "prefetch_factor is for workers"),
+        ({"shuffle": True}, r"shuffle=True is for data with an index.*StreamDataset\(shuffle=True\)"),
+        ({"order": lk.Sequential(3)}, "order=.* is for data with an index"),
+        ({"tail": "pad"}, "tail='pad' is for data with an index"),
+        ({"seed": 6}, "seed=6, and the stream has seed=5"),
     ],
     ids=str,
 )
-def test_a_wrong_setting_of_a_stream_loader_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_a_setting_that_is_wrong_for_a_stream_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        lk.StreamLoader(make_stream([3]), **settings)
+        lk.Loader(make_stream([3]), **settings)
     with pytest.raises(TypeError, match=r"no length.*steps="):
         len(make_loader([3], collate_fn=drawing_collate))
     with pytest.raises(ValueError, match="seek to epoch -1"):
         make_loader([3]).seek(epoch=-1)
+
+
+def test_what_only_data_with_an_index_has_is_refused() -> None:
+    loader = lk.Loader(make_stream([3]), 2)
+    with pytest.raises(TypeError, match=r"indices\(\) is for data with an index"):
+        loader.indices(0, 0)
+    with pytest.raises(TypeError, match=r"seek\(samples=4\) is for data with an index"):
+        loader.seek(epoch=0, samples=4)
+    with pytest.raises(ValueError, match="seek to epoch -1"):
+        loader.seek(epoch=-1)
+    with pytest.raises(TypeError, match=r"has no length.*Give it steps="):
+        len(loader)
+
+
+@pytest.mark.parametrize("settings", [{"steps": 3}, {"stop": "each"}, {"store": object()}], ids=str)
+def test_what_only_streams_have_is_refused_for_other_data(settings: dict[str, Any]) -> None:
+    name = next(iter(settings))
+    with pytest.raises(ValueError, match=f"{name}=.* is for streams, and range has an index"):
+        lk.Loader(range(9), 2, **settings)
+
+
+def test_a_config_makes_a_loader_of_a_stream() -> None:
+    config = lk.LoaderConfig(batch_size=4, steps=3)
+    assert [len(batch) for batch in lk.Loader.from_config(make_stream([12], transform=None), config)] == [4, 4, 4]

@@ -9,7 +9,6 @@ import lightning.pytorch as pl
 from typing_extensions import override
 
 from loaderkit.config import LoaderConfig
-from loaderkit.cursor import Cursor
 from loaderkit.datamodules.loaders import EvalLoader, TrainLoader
 from loaderkit.datamodules.progress import TrainProgress, epoch_batches, learnt, set_batches, set_epoch_over
 from loaderkit.loader import Loader
@@ -60,8 +59,7 @@ class DataModule(pl.LightningDataModule):
         self._eval_config = eval_loader
         self._loaders: list[TrainLoader] = []
         self._restored: dict[str, Any] | None = None
-        self._origins: list[Cursor] = []  # of the loaders, at the batch self._first of the Trainer's epoch
-        self._first = 0
+        self._first = 0  # where the loaders are marked, in batches of the Trainer's epoch
         self._waiting = True  # no batch has begun since then
 
     @property
@@ -70,7 +68,14 @@ class DataModule(pl.LightningDataModule):
         if self._eval_config is not None:
             return self._eval_config
         return dataclasses.replace(
-            self.loader_config, shuffle=False, order=None, plan=None, drop_last=False, tail="keep"
+            self.loader_config,
+            shuffle=False,
+            order=None,
+            plan=None,
+            drop_last=False,
+            tail="keep",
+            steps=None,
+            stop=None,
         )
 
     @property
@@ -94,20 +99,18 @@ class DataModule(pl.LightningDataModule):
 
     @override
     def train_dataloader(self) -> Any:
-        before = self._loaders
-        old = [loader.upcoming for loader in before]
-        self._loaders = []
+        before, self._loaders = self._loaders, []
         loaders = self._make("train", self._make_train)
         if self._restored is not None:
             self._restore()
         else:
             # A second fit goes on counting epochs, and a reload in a run goes on where the last loaders stopped.
             epoch = self.trainer.current_epoch if self.trainer is not None else 0
-            starts = old if len(old) == len(self._loaders) else [Cursor(epoch=epoch)] * len(self._loaders)
-            for loader, start in zip(self._loaders, starts, strict=True):
-                loader.seek(epoch=start.epoch, samples=start.samples)
-            for loader, last in zip(self._loaders, before, strict=False):
-                loader.follow(last)
+            for row, loader in enumerate(self._loaders):
+                if len(before) == len(self._loaders):
+                    loader.follow(before[row])
+                else:
+                    loader.seek(epoch=epoch)
             self._stand(0)
         return loaders
 
@@ -129,9 +132,9 @@ class DataModule(pl.LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         if not self._loaders:
             return self._restored or {"train": [], "batches": 0, "epoch_over": False}
-        batches, cursors, over = self._learnt()
-        states = [loader.state_at(cursor) for loader, cursor in zip(self._loaders, cursors, strict=True)]
-        return {"train": states, "batches": batches, "epoch_over": over}
+        batches, over = self._learnt()
+        states = [loader.state_after(batches - self._first, over=over) for loader in self._loaders]
+        return {"train": states, "batches": 0 if over else batches, "epoch_over": over}
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -163,6 +166,7 @@ class DataModule(pl.LightningDataModule):
             shuffle = False  # the same batches each epoch
         loader = self._make_loader(TrainLoader, dataset, config, shuffle)
         loader.saved = functools.partial(self._saved_state, len(self._loaders))
+        loader.loaded = self._stand_where_the_trainer_does
         self._loaders.append(loader)
         return loader
 
@@ -182,34 +186,36 @@ class DataModule(pl.LightningDataModule):
         state: dict[str, Any] = self.state_dict()["train"][row]
         return state
 
-    def _learnt(self) -> tuple[int, list[Cursor], bool]:
-        """Return how many of the epoch's batches are learnt, where that is in each loader, and whether it is over."""
+    def _learnt(self) -> tuple[int, bool]:
+        """Return how many of the epoch's batches are learnt, and whether it is over."""
         if self._waiting or self.trainer is None:
-            return self._first, self._origins, False
+            return self._first, False
         batches, over = learnt(self.trainer)
-        batches = max(batches, self._first)
-        cursors = [
-            loader.advance(origin, batches - self._first)
-            for loader, origin in zip(self._loaders, self._origins, strict=True)
-        ]
-        if over:
-            return 0, [cursor.next_epoch() if cursor.samples else cursor for cursor in cursors], True
-        return batches, cursors, False
+        return max(batches, self._first), over
 
     @property
     def _resumes_before_a_first_batch(self) -> bool:
         return self._restored is not None and self._first == 0
 
     def _begin_epoch(self) -> None:
-        self._stand(0)
+        if not self._waiting or self._first:
+            self._stand(0)
 
     def _begin_batch(self) -> None:
         self._waiting = False
         self._restored = None  # done: loaders that are made later go on where these stop
+        batches, _ = self._learnt()
+        for loader in self._loaders:
+            loader.begin_batch(batches - self._first)
 
     def _stand(self, first: int) -> None:
-        self._origins = [loader.upcoming for loader in self._loaders]
+        for loader in self._loaders:
+            loader.mark()
         self._first, self._waiting = first, True
+
+    def _stand_where_the_trainer_does(self) -> None:
+        if self.trainer is not None:
+            self._stand(learnt(self.trainer)[0])
 
     def _restore(self) -> None:
         """Put the loaders where the loaded state says."""
@@ -231,9 +237,10 @@ class DataModule(pl.LightningDataModule):
 
     def _translate(self, state: Mapping[str, Any]) -> int:
         """Return how many batches of the epoch are done, counted in batches of the present world and batch size."""
-        old = [saved["step"] for saved in state["train"]]
-        new = [loader.state_at(loader.cursor)["step"] for loader in self._loaders]
-        if not old or old == new:
+        old = [saved.get("step") for saved in state["train"]]
+        new = [loader.step for loader in self._loaders]
+        fewer_steps = new == [None] and state["batches"] and not self._loaders[0].cursor.batches
+        if not old or (old == new and not fewer_steps):
             return int(state["batches"])
         if len(new) > 1:
             raise ValueError(
@@ -242,9 +249,11 @@ class DataModule(pl.LightningDataModule):
             )
         loader = self._loaders[0]
         done = loader.cursor.batches
-        if self.trainer is not None and 0 < epoch_batches(self.trainer, len(loader)) <= done:
-            # In the new unit the Trainer's limit is reached already.
-            loader.seek(epoch=loader.cursor.epoch + 1)
+        at_limit = self.trainer is not None and 0 < epoch_batches(self.trainer, len(loader)) <= done
+        if fewer_steps or at_limit:
+            # In the new unit the epoch is over already.
+            if at_limit:
+                loader.seek(epoch=loader.cursor.epoch + 1)
             self._restored = {**state, "epoch_over": True}
             return 0
         return done

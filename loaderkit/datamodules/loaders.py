@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch.utils.data as torch_data
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 
 from loaderkit.loader import Loader
@@ -12,7 +13,42 @@ class TrainLoader(Loader):
     """A training loader whose state is what was learnt, as its DataModule knows it."""
 
     saved: Callable[[], dict[str, Any]] | None = None  # the state that the DataModule would save
+    loaded: Callable[[], None] | None = None  # tells the DataModule that Lightning has moved the loader
     restored = False  # whether the DataModule has put it in its place
+    _waiting = False  # no batch has begun since the mark
+    _learnt = 0  # batches since the mark, when the last one began
+
+    @property
+    def step(self) -> int | None:
+        """Samples of a full step of all ranks, the unit in which batches are counted."""
+        return self._walk.step
+
+    def mark(self) -> None:
+        """Begin to count where the next `iter()` begins."""
+        self._walk.mark()
+        self._waiting, self._learnt = True, 0
+
+    def begin_batch(self, learnt: int) -> None:
+        """Take note that a batch begins, after so many learnt since the mark."""
+        self._walk.forget(self._learnt)  # of the last one: another rank may be saved one step behind
+        self._waiting, self._learnt = False, learnt
+
+    def state_after(self, batches: int, *, over: bool) -> dict[str, Any]:
+        """Return the state so many batches after the mark, or of the epoch's end if it is over there."""
+        return self._walk.state_after(batches, over=over)
+
+    def follow(self, before: "TrainLoader") -> None:
+        """Go on where the next `iter()` of another loader would begin, which is closed."""
+        if before._waiting:
+            before._walk.rewind()
+        self._walk.follow(before._walk)
+        before.close()
+
+    def __iter__(self) -> Iterator[Any]:
+        # Lightning fetches from a loader without a length before an epoch begins, and then calls iter() anew.
+        if self._waiting:
+            self._walk.rewind()
+        return super().__iter__()
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() if self.saved is None else self.saved()
@@ -21,6 +57,8 @@ class TrainLoader(Loader):
         # Lightning comes with its own copy later; a checkpoint made without a DataModule has only that.
         if not self.restored:
             super().load_state_dict(state)
+            if self.loaded is not None:
+                self.loaded()
 
     @property
     def batch_sampler(self) -> Any:
@@ -37,8 +75,13 @@ class EvalLoader(Loader):
 
     @property
     def batch_sampler(self) -> Any:
-        """What Lightning's prediction writers ask for the indices of each batch."""
-        return _SeenIndices(self)
+        """What Lightning's prediction writers ask for the indices of each batch; those of a stream have none."""
+        return None if is_stream(self.dataset) else _SeenIndices(self)
+
+
+def is_stream(dataset: Any) -> bool:
+    """Say whether data has no index."""
+    return isinstance(dataset, torch_data.IterableDataset)
 
 
 class _SeenIndices(_IndexBatchSamplerWrapper):

@@ -25,7 +25,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
     samples, which are read again when a run resumes within one. The shards must
     give the same samples whenever they are read in an epoch.
 
-    `StreamLoader` makes batches of it that resume exactly. In a bare
+    `Loader` makes batches of it that resume exactly. In a bare
     `torch.utils.data.DataLoader` it gives single samples, each once over ranks
     and workers; call `set_epoch` before each epoch there.
 
@@ -98,7 +98,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         return [self.shards[number] for number in self._order[1][lane :: self.lanes]]
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next `iter()` in a bare DataLoader gives; a StreamLoader counts by itself."""
+        """Say which epoch the next `iter()` in a bare DataLoader gives; a Loader counts by itself."""
         self._epoch.fill_(epoch)
 
     def __iter__(self) -> Iterator[Any]:

@@ -1,6 +1,7 @@
 """Where the ranks meet: each leaves a value in a store, and waits for the others no longer than it was told."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ class Meeting:
 
     def __init__(self, store: Any, timeout_s: float) -> None:
         self._given, self._timeout_s = store, timeout_s
-        self._last: str | None = None
+        self._left: set[str] = set()  # what others may still read
         self._number: int | None = None  # tells apart meetings of the same name
 
     @property
@@ -28,7 +29,9 @@ class Meeting:
         """Whether there is a store."""
         return self._given is not None or self._is_initialized()
 
-    def exchange(self, name: str, point: str, world: World, value: str) -> list[str | None]:
+    def exchange(
+        self, name: str, point: str, world: World, value: str, others: Mapping[str, str] | None = None
+    ) -> list[str | None]:
         """Leave this rank's value, and return those of all ranks; None of those that did not come in time.
 
         Args:
@@ -37,28 +40,34 @@ class Meeting:
             point: Where in a run the values belong; they are a function of it.
             world: This rank and the number of ranks.
             value: This rank's.
+            others: Its values at other points, for ranks that stand there.
         """
         store = self._store()
         if self._number is None:
             self._number = store.add(f"loaderkit/{name}/{world.rank}", 1)
-        key = f"{name}/{self._number}/{point}"
-        own = f"loaderkit/{key}/{world.rank}"
-        store.set(own, value)
+        own = {
+            f"loaderkit/{name}/{self._number}/{at}/{world.rank}": left
+            for at, left in {**(others or {}), point: value}.items()
+        }
+        for key, left in own.items():
+            store.set(key, left)
         values: list[str | None] = [None] * world.size
         values[world.rank] = value
         deadline, wait_s = time.monotonic() + self._timeout_s, _SHORTEST_WAIT_S
         while True:
             for rank in (rank for rank, found in enumerate(values) if found is None):
-                left = f"loaderkit/{key}/{rank}"
-                if store.check([left]):
-                    values[rank] = store.get(left).decode()
+                key = f"loaderkit/{name}/{self._number}/{point}/{rank}"
+                if store.check([key]):
+                    values[rank] = store.get(key).decode()
             if None not in values or time.monotonic() > deadline:
                 break
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-        if None not in values and self._last not in (None, own):
-            store.delete_key(self._last)  # whoever is here has read it
-        self._last = own
+        if None not in values:  # whoever is here has read what was left before
+            for key in self._left - set(own):
+                store.delete_key(key)
+            self._left = set()
+        self._left |= set(own)
         return values
 
     def _store(self) -> Any:
@@ -71,4 +80,4 @@ class Meeting:
         return torch.distributed.is_available() and torch.distributed.is_initialized()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_given": None, "_last": None, "_number": None}
+        return self.__dict__ | {"_given": None, "_left": set(), "_number": None}

@@ -46,18 +46,25 @@ class RankReader:
             self._end_cycle()
         return True
 
-    def take(self) -> Any:
-        """Return the batch that is ready, and stand behind it.
+    @property
+    def cycle(self) -> int:
+        """The cycle that is read."""
+        return self._cycle
+
+    @property
+    def batch(self) -> Any:
+        """The batch that is ready.
 
         Raises:
-            RuntimeError: If none is ready.
+            RuntimeError: If none is.
         """
-        item, self._ahead = self._ahead, None
-        if item is None:
-            raise RuntimeError("stream loader: no batch is ready.")
+        return self._ready().batch
+
+    def go_on(self) -> None:
+        """Stand behind the batch that is ready."""
+        item, self._ahead = self._ready(), None
         self._note(item)
         self.turn = (item.row + 1) % len(self._lanes)
-        return item.batch
 
     def end_if_over(self) -> bool:
         """Say whether the cycle's last batch was taken, and if so go to the next cycle's start."""
@@ -69,6 +76,11 @@ class RankReader:
     def close(self) -> None:
         """Stop the workers and drop what was read ahead: the next batch is read again."""
         self._run = self._ahead = None
+
+    def _ready(self) -> Item:
+        if self._ahead is None:
+            raise RuntimeError("loader: no batch is ready.")
+        return self._ahead
 
     def _has_more(self) -> bool:
         """Say whether a lane is known to have another batch."""
@@ -102,7 +114,7 @@ class RankReader:
     def _check_end(self) -> None:
         early = [self._lanes[row] for row, place in enumerate(self.places) if place.cycle == self._cycle]
         if early:  # it would end the epoch without a word
-            raise RuntimeError(f"stream loader: lanes {early} stopped before their end. A worker has ended by itself.")
+            raise RuntimeError(f"loader: lanes {early} stopped before their end. A worker has ended by itself.")
 
     def _end_cycle(self) -> None:
         self._run, self.turn = None, 0

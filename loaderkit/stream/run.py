@@ -81,10 +81,11 @@ class LaneRun(torch_data.IterableDataset[Any]):
     def _item(self, row: int, reader: LaneReader) -> Item:
         size = self.config.batch_size or 1
         taken = reader.take(size)
-        if not taken or (self.config.drop_last and len(taken) < size):
+        drops = self.config.tail_policy == "drop"
+        if not taken or (drops and len(taken) < size):
             return Item(row, Place(cycle=self.cycle + 1), 0, None)
         # The end is found out with the last batch: whoever holds that one knows that it is.
-        more = reader.fill(size if self.config.drop_last else 1)
+        more = reader.fill(size if drops else 1)
         batch = prepared(reader, taken, self._finish)
         return Item(row, reader.place if more else Place(cycle=self.cycle + 1), len(taken), batch)
 

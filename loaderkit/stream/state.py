@@ -1,8 +1,10 @@
 """The state of a stream: where each lane stands, over all ranks."""
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from loaderkit.stream.lane import Place
 
@@ -30,6 +32,46 @@ class Position:
     def missing(self) -> list[int]:
         """The ranks of which nothing is known."""
         return [rank for rank, turn in enumerate(self.turns) if turn is None]
+
+
+class Standing(NamedTuple):
+    """Where one rank stands, between two batches."""
+
+    origin: Position  # where all ranks stood when they were put somewhere last
+    since: int  # batches that this rank has yielded from there
+    epoch: int
+    batches: int
+    turn: int
+    places: tuple[Place, ...]  # of the rank's lanes
+
+    @property
+    def point(self) -> str:
+        """Name the point of the run, the same on all ranks."""
+        origin = json.dumps(pack_position(self.origin, {}))
+        digest = hashlib.blake2b(origin.encode(), digest_size=12).hexdigest()
+        return f"{digest}/{self.since}/{self.epoch}/{self.batches}"
+
+    @property
+    def value(self) -> str:
+        """Tell the other ranks what they don't know."""
+        return json.dumps({"turn": self.turn, "lanes": self.places})
+
+
+def position_of(standing: Standing, values: Sequence[str | None], count: int) -> Position:
+    """Put together where all ranks stand.
+
+    Args:
+        standing: Of one rank.
+        values: Of all of them; None where one could not be asked.
+        count: Of lanes.
+    """
+    lanes: list[Place | None] = [None] * count
+    turns: list[int | None] = [None] * len(values)
+    for rank, value in enumerate(values):
+        if value is not None:
+            part = json.loads(value)
+            turns[rank], lanes[rank :: len(values)] = part["turn"], [Place(*place) for place in part["lanes"]]
+    return Position(epoch=standing.epoch, batches=standing.batches, turns=turns, lanes=lanes)
 
 
 def start_of(epoch: int, ranks: int, lanes: int) -> Position:
@@ -69,7 +111,7 @@ def unpack_position(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Po
         names = ", ".join(map(str, state["missing"]))
         raise ValueError(
             f"cannot resume: the state misses rank {names} of {len(state['turns'])}. All ranks have to call state_dict() "
-            "at the same batch, and to reach each other through torch.distributed or StreamLoader(store=...). "
+            "at the same batch, and to reach each other through torch.distributed or Loader(store=...). "
             "Merge the states that each rank saved by loaderkit.stream.merge_states, or start a new epoch: "
             f"loader.seek(epoch={cursor['epoch'] + 1})."
         )
@@ -115,7 +157,7 @@ def _check_form(state: Mapping[str, Any]) -> None:
     if not isinstance(state, Mapping) or not set(state) >= _KEYS:
         found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
         raise ValueError(
-            f"cannot resume: this is not the state of a StreamLoader (found {found}, wanted the keys {sorted(_KEYS)}). "
+            f"cannot resume: this is not the state of a Loader of a stream (found {found}, wanted the keys {sorted(_KEYS)}). "
             "Pass what loader.state_dict() returned."
         )
     if state["version"] != STREAM_STATE_VERSION:

@@ -1,0 +1,220 @@
+"""A walk through data with an index: a plan run over an engine."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from loaderkit.config import LoaderConfig
+from loaderkit.cursor import Cursor, Identity, fingerprint, pack_state, saved_order, unpack_state
+from loaderkit.engine import Engine, make_engine
+from loaderkit.feed import Feed
+from loaderkit.order import Sequential
+from loaderkit.plan import BatchPlan, Plan
+from loaderkit.sampling import SamplerOrder, as_order
+from loaderkit.seeding import Int64Array
+from loaderkit.shard_order import ShardOrder, shuffled_order
+from loaderkit.walk import Walk
+
+
+class IndexedWalk(Walk):
+    """Goes along a plan: its place is a cursor, and any other place can be computed.
+
+    Raises:
+        TypeError: If the dataset has no length or index.
+        ValueError: If the settings are not for such data.
+    """
+
+    def __init__(self, dataset: Any, config: LoaderConfig) -> None:
+        super().__init__(dataset, config)
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise TypeError(
+                f"loader: {type(dataset).__name__} has no __len__ or no __getitem__, wanted a dataset with both."
+            )
+        for name in ("steps", "stop", "store"):
+            if (value := getattr(config, name)) is not None:
+                raise ValueError(
+                    f"loader: {name}={value!r} is for streams, and {type(dataset).__name__} has an index: its epochs have "
+                    "the length of the data, the same on every rank. Leave it out; a Trainer shortens them by "
+                    "limit_train_batches."
+                )
+        self._size = len(dataset)
+        self._plan = self._make_plan()
+        self._engine: Engine | None = None
+        self._origin = Cursor()  # where the current pass began, or will begin
+        self._yielded = 0  # batches since then
+        self._left = 0  # batches of the pass
+        self._begun = False  # whether a pass has started at the origin
+        self._mark = Cursor()
+        self._trained_by_epochs = False
+        self._loaded_step: int | None = None  # of the run that wrote the loaded state
+
+    @property
+    def cursor(self) -> Cursor:
+        return self._after(self._origin, self._yielded)
+
+    @property
+    def step(self) -> int:
+        return self._bound_plan().step
+
+    def length(self) -> int:
+        return self._bound_plan().batches(self.cursor.epoch)
+
+    def begin(self) -> Iterator[Any]:
+        cursor = self._upcoming()
+        self._stand_at(cursor)
+        self._begun = True
+        self._check_sampler(cursor.epoch)
+        plan, workers = self._bound_plan(), self.config.num_workers
+        self._left = plan.remaining(cursor)
+        if self._left == 0:
+            self.say(
+                f"Loader: no batches in epoch {cursor.epoch}: {self._size:,} samples, batch size "
+                f"{self.config.batch_size}, {self.world.size} ranks, tail={self.config.tail_policy!r}."
+            )
+            return iter(())
+        if self._left < workers and not cursor.samples:
+            self.say(
+                f"Loader: {workers} workers for {self._left} batches an epoch: {workers - self._left} of them will be idle."
+            )
+        if self._engine is None:
+            batched = self.config.batch_size is not None
+            feed = Feed(self.dataset, self.config.collate_fn, self.config.seed, batched=batched)
+            self._engine = make_engine(feed, self.config)
+        return self._engine.run(plan.keys(cursor))
+
+    def count(self) -> bool:
+        self._yielded += 1
+        self._left -= 1
+        return self._left == 0
+
+    def check_end(self) -> None:
+        if self._left:  # it would end the epoch without a word
+            raise RuntimeError(f"loader: the data ended {self._left} batches too early, by StopIteration.")
+
+    def indices(self, epoch: int, batch: int) -> Int64Array:
+        return self._bound_plan().batch(Cursor(epoch=epoch), batch).indices
+
+    def seek(self, epoch: int, samples: int) -> None:
+        cursor = Cursor(epoch=epoch, samples=samples)
+        size = self._plan.order.size(epoch) if samples and isinstance(self._plan, BatchPlan) else samples
+        if samples > size:
+            raise ValueError(f"loader: seek to sample {samples:,}, wanted at most the epoch's {size:,}.")
+        self._stand_at(cursor)
+
+    def state(self) -> dict[str, Any]:
+        if self._trained_by_epochs:
+            self.say(
+                "A Trainer saves the state of a Loader that was handed to it directly. That resumes exactly after a "
+                "kill, but a checkpoint saved by an exception, by a signal or within a gradient accumulation counts "
+                "batches that were not learnt, and `trainer.estimated_stepping_batches` makes Lightning drop the "
+                "state. Use loaderkit.DataModule, which is exact in all these cases."
+            )
+        return self._pack(self.cursor)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        before = self._plan
+        self._plan = self._plan_of(saved_order(state))
+        try:
+            self._stand_at(unpack_state(state, self._identity))
+        except ValueError:
+            self._plan = before
+            raise
+        self._loaded_step = state.get("step")
+
+    def follow(self, before: Walk) -> None:
+        start = before._upcoming() if isinstance(before, IndexedWalk) else Cursor(epoch=before.cursor.epoch)
+        self.seek(start.epoch, start.samples)
+        if isinstance(before, IndexedWalk) and isinstance(getattr(before._plan, "order", None), ShardOrder):
+            self._plan = self._plan_of(before._plan.key(0))  # it may be another order for the batch size alone
+
+    def mark(self) -> None:
+        self._mark = self._upcoming()
+
+    def rewind(self) -> None:
+        self._stand_at(self._mark)
+
+    def state_after(self, batches: int, *, over: bool) -> dict[str, Any]:
+        cursor = self._after(self._mark, batches)
+        return self._pack(cursor.next_epoch() if over and cursor.samples else cursor)
+
+    def begin_epoch(self, epoch: int) -> None:
+        # Lightning loads no loader state from a checkpoint at an epoch's end; this puts the loader there.
+        self._trained_by_epochs = True
+        step = self._bound_plan().step
+        if self._loaded_step not in (None, step):
+            raise RuntimeError(
+                f"cannot resume under this Trainer: it counts batches, and the checkpoint's steps had "
+                f"{self._loaded_step} samples over all ranks, now they have {step}. Hand the data over in a "
+                "loaderkit.DataModule, which puts the Trainer's counts right, or keep the world and the batch size."
+            )
+        if self.cursor.epoch < epoch:
+            self._stand_at(Cursor(epoch=epoch))
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+            self.turn += 1
+
+    def _upcoming(self) -> Cursor:
+        """Return where the next pass begins."""
+        cursor = self.cursor
+        return cursor.next_epoch() if self._begun and cursor.samples else cursor
+
+    def _after(self, cursor: Cursor, batches: int) -> Cursor:
+        plan = self._bound_plan()
+        return plan.placed(plan.advance(cursor, batches))
+
+    def _stand_at(self, cursor: Cursor) -> None:
+        self._origin, self._yielded, self._begun = cursor, 0, False
+        self.turn += 1
+
+    def _pack(self, cursor: Cursor) -> dict[str, Any]:
+        return pack_state(cursor, self._identity(cursor.epoch), self.step)
+
+    def _identity(self, epoch: int) -> Identity:
+        dataset = fingerprint(self.dataset, self._size)
+        return Identity(dataset=dataset, order=self._plan.key(epoch), seed=self.config.seed)
+
+    def _make_plan(self) -> Plan:
+        config = self.config
+        if config.plan is not None:
+            return config.plan
+        if config.order is not None:
+            order = as_order(config.order, seed=config.seed)
+        elif config.shuffle:
+            order = shuffled_order(self.dataset, self._size, seed=config.seed, batch_size=config.batch_size)
+        else:
+            order = Sequential(self._size)
+        if order.reach > self._size:
+            raise ValueError(
+                f"loader: the order has indices up to {order.reach - 1:,}, the dataset {self._size:,} samples. "
+                "Make the order for this dataset."
+            )
+        return BatchPlan(order=order, batch_size=config.batch_size, tail=config.tail_policy)
+
+    def _plan_of(self, key: str) -> Plan:
+        """Return the plan with which a run continues in the order that a state names, under another batch size too."""
+        plan = self._plan
+        if self.config.shuffle and isinstance(plan, BatchPlan) and isinstance(plan.order, ShardOrder):
+            return dataclasses.replace(plan, order=plan.order.with_block_of(key))
+        return plan
+
+    def _bound_plan(self) -> Plan:
+        world = self.world
+        if self._plan.world != world:
+            self._plan = self._plan.with_world(world)
+        return self._plan
+
+    def _check_sampler(self, epoch: int) -> None:
+        order = getattr(self._plan, "order", None)
+        if isinstance(order, SamplerOrder) and "sampler" not in self._said:
+            self._said.add("sampler")
+            if not order.is_repeatable(epoch):
+                self.say(
+                    "Loader: the sampler gives another order each time it is asked for the same epoch, so that "
+                    "a resume in a new process cannot be exact (it will be refused). Let it draw from torch's, numpy's "
+                    "or random's global generator, which are seeded here for each epoch."
+                )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_engine": None}

@@ -1,0 +1,353 @@
+"""A walk through a stream: the rank's lanes, and where all ranks stand in theirs."""
+
+import dataclasses
+import hashlib
+import json
+import warnings
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from loaderkit.config import LoaderConfig
+from loaderkit.cursor import Cursor
+from loaderkit.seeding import Int64Array
+from loaderkit.stream.dataset import StreamDataset
+from loaderkit.stream.lane import Place
+from loaderkit.stream.meeting import Meeting
+from loaderkit.stream.rank import RankReader
+from loaderkit.stream.state import Position, Standing, pack_position, position_of, start_of, unpack_position
+from loaderkit.walk import Walk
+
+
+class LaneWalk(Walk):
+    """Goes along this rank's lanes; its place is known where it has been, not computed.
+
+    Raises:
+        ValueError: If the settings are not for a stream.
+    """
+
+    def __init__(self, stream: StreamDataset, config: LoaderConfig) -> None:
+        super().__init__(stream, config)
+        _check_settings(stream, config)
+        self._meeting = Meeting(config.store, config.meet_timeout_s)
+        self._trained_by_epochs = False
+        self._reader: RankReader | None = None  # the rank's lanes, once it is known which those are
+        self._kept: deque[Standing] | None = None  # where it stood since the mark
+        self._forgotten = 0  # batches since the mark that are no longer kept
+        self._begun = False  # whether a pass has started
+        self._stand_at(self._start_of(0))
+
+    @property
+    def cursor(self) -> Cursor:
+        return Cursor(epoch=self._epoch, batches=self._batches)
+
+    @property
+    def step(self) -> None:
+        return None
+
+    def length(self) -> int:
+        if self.config.steps is None:
+            raise TypeError("a Loader of a stream has no length: nobody knows how long its data is. Give it steps=.")
+        return self.config.steps
+
+    def begin(self) -> Iterator[Any]:
+        if self._begun and self._batches:  # left before its end
+            self._roll_over()
+        self._begun = True
+        self.turn += 1
+        reader, shards = self._bind(), len(self.dataset.shards)
+        lanes = len(reader.places)
+        if self.config.num_workers > min(lanes, shards):
+            self.say(
+                f"Loader: {self.config.num_workers} workers for {shards} shards in {lanes} lanes of this rank: "
+                "some of the workers will be idle."
+            )
+        has_batch = self._has_batch(reader)
+        if not has_batch:
+            self.say(f"Loader: an epoch without more batches: {self._no_data()}.")
+        if not (all(self._ask("begin", has_batch)) if self.config.stop == "shortest" else has_batch):
+            self._roll_over()
+            return iter(())
+        return self._rest(reader)
+
+    def count(self) -> bool:
+        before = self._now()
+        try:
+            over = self._count()
+        except BaseException:
+            self._return_to(before)  # the batch is not handed on
+            raise
+        if self._kept is not None:
+            self._kept.append(self._now())
+        return over
+
+    def fail(self) -> None:
+        self.close()
+
+    def indices(self, epoch: int, batch: int) -> Int64Array:
+        raise TypeError(
+            "loader: indices() is for data with an index: nobody knows which samples of a stream are in a batch before "
+            "it is read."
+        )
+
+    def seek(self, epoch: int, samples: int) -> None:
+        if samples:
+            raise TypeError(
+                f"loader: seek(samples={samples}) is for data with an index: a stream has no place for a number of "
+                "samples over all ranks. Seek to an epoch, or load a state."
+            )
+        if epoch < 0:
+            raise ValueError(f"loader: seek to epoch {epoch}, wanted at least 0.")
+        self._stand_at(self._start_of(epoch))
+
+    def state(self) -> dict[str, Any]:
+        if self._trained_by_epochs:
+            self.say(
+                "A Trainer saves the state of a Loader of a stream that was handed to it directly. That resumes exactly "
+                "where it saves between batches; a checkpoint saved by an exception, by a signal or within a gradient "
+                "accumulation counts batches that were not learnt"
+                + (
+                    "."
+                    if self.config.steps
+                    else ", and without a length Lightning fetches one batch ahead and counts it."
+                )
+                + " Use loaderkit.DataModule, which is exact in all these cases."
+            )
+        return self._pack(self._now())
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        position = unpack_position(state, self._identity())
+        if self.config.steps and position.batches >= self.config.steps:  # of a run with more steps an epoch
+            position = dataclasses.replace(position, epoch=position.epoch + 1, batches=0)
+        self._stand_at(position)
+
+    def follow(self, before: Walk) -> None:
+        if not isinstance(before, LaneWalk):
+            self.seek(before.cursor.epoch, 0)
+        elif before._identity() == self._identity():
+            self._return_to(before._upcoming())
+        else:
+            self.seek(before._upcoming().epoch, 0)
+
+    def mark(self) -> None:
+        self._kept, self._forgotten = deque([self._upcoming()]), 0
+
+    def rewind(self) -> None:
+        if self._kept is not None:
+            self._return_to(self._kept[0])
+            self.mark()
+
+    def state_after(self, batches: int, *, over: bool) -> dict[str, Any]:
+        kept = self._kept or deque([self._now()])
+        if batches < self._forgotten:
+            raise RuntimeError(
+                f"loader: asked for the state after {batches} batches, and those before {self._forgotten} are forgotten."
+            )
+        # Where several datasets are read side by side, one may have ended before the others.
+        standing = kept[min(batches - self._forgotten, len(kept) - 1)]
+        return self._pack(self._ended(standing) if over else standing)
+
+    def forget(self, batches: int) -> None:
+        while self._kept is not None and self._forgotten < batches and len(self._kept) > 1:
+            self._kept.popleft()
+            self._forgotten += 1
+
+    def begin_epoch(self, epoch: int) -> None:
+        # Lightning loads no loader state from a checkpoint at an epoch's end; this puts the loader there.
+        self._trained_by_epochs = True
+        if self._epoch >= epoch:
+            return
+        if self.config.steps or self._begun:
+            raise RuntimeError(
+                f"cannot resume under this Trainer: it begins epoch {epoch}, the stream stands in epoch {self._epoch}, and "
+                "Lightning restored no loader state (it does not at an epoch's end). Hand the stream over in a "
+                "loaderkit.DataModule, which keeps it."
+            )
+        self.seek(epoch, 0)
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+        self.turn += 1
+
+    def _identity(self) -> dict[str, Any]:
+        stream = self.dataset
+        return {
+            "shards": stream.fingerprint(),
+            "order": stream.order(),
+            "seed": stream.seed,
+            "epochs": "of steps" if self.config.steps else "of the stream",
+        }
+
+    def _start_of(self, epoch: int) -> Position:
+        return start_of(epoch, 1, self.dataset.lanes)
+
+    def _stand_at(self, position: Position) -> None:
+        self.close()
+        self._origin, self._since = position, 0
+        self._epoch, self._batches = position.epoch, position.batches
+        self._reader, self._begun = None, False
+
+    def _return_to(self, standing: Standing) -> None:
+        """Stand where this rank, or the one in whose place it comes, stood before."""
+        reader = self._reader
+        self._origin, self._since, self._epoch, self._batches, turn, places = standing
+        self._begun = False
+        self.turn += 1
+        if reader is None or (reader.turn, tuple(reader.places)) != (turn, places):
+            self.close()
+            self._reader = self._make_reader(places, turn)
+
+    def _make_reader(self, places: Sequence[Place], turn: int) -> RankReader:
+        world = self.world
+        own = range(world.rank, self.dataset.lanes, world.size)
+        return RankReader(self.dataset, self.config, own, places, turn)
+
+    def _bind(self) -> RankReader:
+        """Take this rank's lanes, where they stand."""
+        if self._reader is not None:
+            return self._reader
+        world, origin, lanes, config = self.world, self._origin, self.dataset.lanes, self.config
+        if world.size > lanes:
+            raise ValueError(
+                f"loader: {lanes} lanes for {world.size} ranks, wanted at least one for each. "
+                f"Give StreamDataset lanes={world.size} or a multiple of it."
+            )
+        if world.size > 1 and config.steps is None and config.stop is None:
+            raise ValueError(
+                f"loader: {world.size} ranks read data of unknown length, and would have unequal numbers of "
+                "batches. Say when an epoch ends: steps=..., stop='shortest', stop='repeat', or stop='each'."
+            )
+        places = [origin.lanes[lane] or Place() for lane in range(world.rank, lanes, world.size)]
+        turn = origin.turns[world.rank] if len(origin.turns) == world.size else 0
+        self._reader = self._make_reader(places, turn or 0)
+        return self._reader
+
+    def _now(self) -> Standing:
+        reader = self._bind()
+        return Standing(self._origin, self._since, self._epoch, self._batches, reader.turn, tuple(reader.places))
+
+    def _upcoming(self) -> Standing:
+        """Return where the next pass begins."""
+        return self._ended(self._now()) if self._begun else self._now()
+
+    def _ended(self, standing: Standing) -> Standing:
+        """Return the next epoch's start, if one is left in its middle."""
+        if not standing.batches:
+            return standing
+        epoch = standing.epoch + 1
+        if self.config.steps:  # the data goes on from here
+            return standing._replace(epoch=epoch, batches=0)
+        origin = self._start_of(epoch)
+        places = tuple(Place(cycle=epoch) for _ in standing.places)
+        return Standing(origin, 0, epoch, 0, 0, places)
+
+    def _roll_over(self) -> None:
+        self._return_to(self._ended(self._now()._replace(batches=1)))
+
+    def _rest(self, reader: RankReader) -> Iterator[Any]:
+        while self._has_batch(reader):
+            yield reader.batch
+
+    def _count(self) -> bool:
+        reader, config = self._bind(), self.config
+        reader.go_on()
+        self._batches += 1
+        self._since += 1
+        # A rank that repeats its data is in a later cycle.
+        over = reader.end_if_over() or (config.steps is None and reader.cycle > self._epoch)
+        if config.steps:
+            over = self._batches >= config.steps
+        elif config.stop == "shortest":
+            over = not all(self._ask("go on", not over))
+        elif config.stop == "repeat":
+            over = not any(self._ask("go on", not over))
+        if over:
+            self._roll_over()
+        return over
+
+    def _has_batch(self, reader: RankReader) -> bool:
+        again = self.config.steps is not None or self.config.stop == "repeat"
+        if not again and reader.cycle > self._epoch:  # of a run that repeated its data
+            return False
+        has_batch = reader.look_ahead(again=again)
+        if again and not has_batch:
+            raise RuntimeError(
+                f"loader: {self._no_data()}, wanted {self.config.steps or 'one or more'} batches an epoch."
+            )
+        return has_batch
+
+    def _no_data(self) -> str:
+        world, shards = self.world, len(self.dataset.shards)
+        return f"rank {world.rank} of {world.size} found no samples in its part of {shards} shards"
+
+    def _ask(self, when: str, going_on: bool) -> list[bool]:
+        """Ask all ranks whether they have another batch.
+
+        Raises:
+            RuntimeError: If a rank does not answer.
+        """
+        world = self.world
+        if world.size == 1:
+            return [going_on]
+        if not self._meeting.is_possible:
+            raise RuntimeError(
+                f"loader: stop={self.config.stop!r} on {world.size} ranks needs torch.distributed or store=, where they "
+                "meet. Initialise the process group, or use steps=."
+            )
+        answers = self._exchange(when, [(self._now(), str(int(going_on)))])
+        silent = [rank for rank, answer in enumerate(answers) if answer is None]
+        if silent:
+            raise RuntimeError(
+                f"loader: rank {', '.join(map(str, silent))} did not say in time whether it has another batch after "
+                f"{self._batches} of epoch {self._epoch}. It has failed or is slow: see its log, or raise meet_timeout_s."
+            )
+        return [answer == "1" for answer in answers]
+
+    def _pack(self, standing: Standing) -> dict[str, Any]:
+        """Make a state of where this rank and, if they can be asked, the others stand there."""
+        world, lanes = self.world, self.dataset.lanes
+        values: list[str | None] = [None] * world.size
+        values[world.rank] = standing.value
+        if world.size > 1 and self.config.stop != "each" and self._meeting.is_possible:
+            # A signal may find another rank one step before or behind this one: leave what it would ask for.
+            kept = [(each, each.value) for each in self._kept or ()]
+            values = self._exchange("state", [(standing, standing.value), *kept])
+            if missing := ", ".join(str(rank) for rank, value in enumerate(values) if value is None):
+                warnings.warn(
+                    f"Loader: rank {missing} did not give its state at batch {standing.batches} of epoch "
+                    f"{standing.epoch} in time: no run can resume from this state. Call state_dict() on all ranks.",
+                    UserWarning,
+                    stacklevel=4,
+                )
+        return pack_position(position_of(standing, values, lanes), self._identity())
+
+    def _exchange(self, what: str, values: Sequence[tuple[Standing, str]]) -> list[str | None]:
+        """Ask all ranks for what they have at this point of the run; leave them this rank's values."""
+        run = json.dumps([self._identity(), self.config.steps, self.config.stop])
+        name = hashlib.blake2b(run.encode(), digest_size=8).hexdigest()
+        (point, value), *others = [(f"{what}/{standing.point}", value) for standing, value in values]
+        return self._meeting.exchange(name, point, self.world, value, dict(others))
+
+
+def _check_settings(stream: StreamDataset, config: LoaderConfig) -> None:
+    for name, means in (
+        ("shuffle", "it says so itself: StreamDataset(shuffle=True)"),
+        ("order", "its order is made of its shards, lanes and windows"),
+        ("plan", "its batches are made of its lanes"),
+    ):
+        if getattr(config, name):
+            raise ValueError(
+                f"loader: {name}={getattr(config, name)!r} is for data with an index, and the data is a stream: {means}. "
+                "Leave it out."
+            )
+    if config.tail == "pad":
+        raise ValueError(
+            "loader: tail='pad' is for data with an index: nobody knows how much a stream lacks. Give steps=, or "
+            "stop='repeat', so that all ranks have as many batches."
+        )
+    if config.seed not in (0, stream.seed):
+        raise ValueError(
+            f"loader: seed={config.seed}, and the stream has seed={stream.seed}: a stream's order and draws come from its "
+            "own. Give StreamDataset that seed, or leave the loader's out."
+        )

@@ -1,0 +1,127 @@
+"""A walk through data: what each kind of data brings to the Loader."""
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from loaderkit.config import LoaderConfig
+from loaderkit.cursor import Cursor
+from loaderkit.seeding import Int64Array
+from loaderkit.world import World
+
+
+class Walk(ABC):
+    """Where a loader stands in its data, and how it goes on from there.
+
+    Between `begin` and `begin` the loader takes batches from the iterator that it
+    was given, and calls `count` for each that it yields: one place counts, outside
+    all prefetching.
+
+    For a Trainer, which learns later than it fetches, a walk remembers where it
+    stood since `mark`, until that is forgotten.
+    """
+
+    def __init__(self, dataset: Any, config: LoaderConfig) -> None:
+        self.dataset, self.config = dataset, config
+        self.turn = 0  # an iterator of an earlier turn is over
+        self._said: set[str] = set()
+
+    @property
+    def world(self) -> World:
+        """Who shares the data, as found out now."""
+        return self.config.world or World.detect()
+
+    @property
+    @abstractmethod
+    def cursor(self) -> Cursor:
+        """Where it stands: behind the last batch that was counted."""
+
+    @abstractmethod
+    def length(self) -> int:
+        """Return the batches of the epoch that it stands in.
+
+        Raises:
+            TypeError: If nobody knows.
+        """
+
+    @property
+    @abstractmethod
+    def step(self) -> int | None:
+        """Samples of a full step of all ranks, the unit of `cursor.batches`; None if that has no unit in samples."""
+
+    @abstractmethod
+    def begin(self) -> Iterator[Any]:
+        """Start a pass: at the place that was set, or at the start of the next epoch. Return its batches."""
+
+    @abstractmethod
+    def count(self) -> bool:
+        """Stand behind the batch that was taken last, and say whether it was the epoch's last.
+
+        Where it was, stand at the next epoch's start: Lightning stops at `len()` and never asks for more.
+        """
+
+    def check_end(self) -> None:  # noqa: B027 - most need no check
+        """Say that the batches ended before the epoch did, if so.
+
+        Raises:
+            RuntimeError: If they did.
+        """
+
+    def fail(self) -> None:
+        """Take note that a batch could not be made: what works ahead may be beyond it."""
+        self.turn += 1
+
+    @abstractmethod
+    def indices(self, epoch: int, batch: int) -> Int64Array:
+        """Return which samples (B,) are in a batch of this rank.
+
+        Raises:
+            IndexError: If the epoch has no such batch.
+            TypeError: If the data has no index.
+        """
+
+    @abstractmethod
+    def seek(self, epoch: int, samples: int) -> None:
+        """Stand in an epoch, behind so many samples of all ranks."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Return where it stands as a state."""
+
+    @abstractmethod
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Stand where a state says."""
+
+    @abstractmethod
+    def follow(self, before: "Walk") -> None:
+        """Stand where the next pass of another walk would begin, in whose place this one comes."""
+
+    @abstractmethod
+    def mark(self) -> None:
+        """Begin to remember, where the next pass begins."""
+
+    @abstractmethod
+    def rewind(self) -> None:
+        """Stand at the mark."""
+
+    @abstractmethod
+    def state_after(self, batches: int, *, over: bool) -> dict[str, Any]:
+        """Return the state so many batches after the mark, or that of the epoch's end if it is over there."""
+
+    def forget(self, batches: int) -> None:  # noqa: B027 - nothing to forget where it is computed
+        """Forget what comes before so many batches after the mark."""
+
+    @abstractmethod
+    def begin_epoch(self, epoch: int) -> None:
+        """Follow a Trainer that begins an epoch and keeps the loader's state by itself."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop the workers; a later pass starts them again."""
+
+    def say(self, message: str) -> None:
+        """Warn once."""
+        if message not in self._said:
+            self._said.add(message)
+            warnings.warn(message, UserWarning, stacklevel=4)
