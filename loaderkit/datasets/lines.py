@@ -1,6 +1,8 @@
 """Lines in a shard: where each lies, and many of them read at once."""
 
+import os
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import BinaryIO
 
 import numpy as np
@@ -22,6 +24,10 @@ class LineFile:
     def __init__(self, shard: str) -> None:
         self.shard = shard
         self._file: BinaryIO = open_file(shard)
+        try:
+            self._number: int | None = self._file.fileno()
+        except OSError:
+            self._number = None  # not a file of the system's
 
     def close(self) -> None:
         """Close the file."""
@@ -36,22 +42,19 @@ class LineFile:
             ShardError: If the file ends before.
         """
         found = [b""] * len(spans)
-        order = np.argsort(spans[:, 0], kind="stable").tolist()
-        pairs = spans.tolist()
-        at = 0
-        while at < len(order):
-            start, stop = pairs[order[at]]
-            after = at + 1
-            while after < len(order):
-                begin, end = pairs[order[after]]
-                if begin - stop > _GAP or end - start > _RUN:
-                    break
-                stop, after = max(stop, end), after + 1
-            content = self._read(start, stop)
-            for place in order[at:after]:
-                begin, end = pairs[place]
-                found[place] = content[begin - start : end - start]
-            at = after
+        order = np.argsort(spans[:, 0], kind="stable")
+        begins, reached = spans[order, 0], np.maximum.accumulate(spans[order, 1])
+        breaks = np.flatnonzero(begins[1:] - reached[:-1] > _GAP) + 1
+        places, starts, ends = order.tolist(), spans[:, 0].tolist(), spans[:, 1].tolist()
+        for first, last in pairwise([0, *breaks.tolist(), len(places)]):
+            while first < last:
+                start, after = int(begins[first]), last
+                if int(reached[last - 1]) - start > _RUN:
+                    after = first + max(1, int(np.searchsorted(reached[first:last], start + _RUN, side="right")))
+                content = self._read(start, int(reached[after - 1]))
+                for place in places[first:after]:
+                    found[place] = content[starts[place] - start : ends[place] - start]
+                first = after
         return found
 
     def place(self, start: int) -> str:
@@ -64,8 +67,11 @@ class LineFile:
         return f"{self.shard}: line {lines} (byte {start})"
 
     def _read(self, start: int, stop: int) -> bytes:
-        self._file.seek(start)
-        content = self._file.read(stop - start)
+        if self._number is not None:
+            content = os.pread(self._number, stop - start, start)
+        else:
+            self._file.seek(start)
+            content = self._file.read(stop - start)
         if len(content) < stop - start:
             raise ShardError(
                 f"{self.shard}: ends at byte {self._file.seek(0, 2)}, the index has samples up to {stop} at least. "

@@ -87,24 +87,32 @@ class TarDataset(ShardedDataset):
 
     def read(self, handle: "_OpenTar", rows: Int64Array, index: ShardIndex) -> list[dict[str, Any]]:
         """Read samples in the order in which they lie, those near each other at once; and decode them."""
-        found = [handle.table.sample(row) for row in rows.tolist()]
-        spans = [(offset, offset + size) for _, files in found for _, offset, size in files]
-        contents = iter(handle.file.read(np.array(spans, dtype=np.int64).reshape(-1, 2)))
-        return [
-            {"__key__": key}
-            | {name: self._decoded(handle, key, name, offset, next(contents)) for name, offset, _ in files}
-            for key, files in found
-        ]
+        keys, counts, members = handle.table.samples(rows)
+        spans = members[:, :2].copy()
+        spans[:, 1] += spans[:, 0]
+        contents = handle.file.read(spans)
+        numbers = members[:, 2].tolist()
+        names, decoders = handle.table.extensions, self._decoders(handle)
+        samples: list[dict[str, Any]] = []
+        at = 0
+        for key, count in zip(keys, counts, strict=True):
+            sample: dict[str, Any] = {"__key__": key}
+            for at in range(at, at + count):  # noqa: B020 - goes on behind the last sample's
+                number = numbers[at]
+                decode = decoders[number]
+                try:
+                    sample[names[number]] = contents[at] if decode is None else decode(contents[at])
+                except Exception as error:
+                    what = f"{key}.{names[number]} can't be decoded, {type(error).__name__}: {error}"
+                    raise ShardError(f"{handle.shard}, offset {int(spans[at, 0]):,}: {what}") from error
+            at += 1
+            samples.append(sample)
+        return samples
 
-    def _decoded(self, handle: "_OpenTar", key: str, extension: str, offset: int, content: bytes) -> Any:
-        decode = self._decode.get(extension) or self._decode.get(extension.rpartition(".")[2])
-        if decode is None:
-            return content
-        try:
-            return decode(content)
-        except Exception as error:
-            what = f"{key}.{extension} can't be decoded, {type(error).__name__}: {error}"
-            raise ShardError(f"{handle.shard}, offset {offset:,}: {what}") from error
+    def _decoders(self, handle: "_OpenTar") -> list[Decoder | None]:
+        """Return the decoder of each of a shard's extensions."""
+        names = handle.table.extensions
+        return [self._decode.get(name) or self._decode.get(name.rpartition(".")[2]) for name in names]
 
 
 class _OpenTar:

@@ -33,10 +33,19 @@ class TarTable:
 
     def sample(self, row: int) -> tuple[str, list[tuple[str, int, int]]]:
         """Return a sample's key, and the extension, offset and size of each of its files."""
-        first, start = self.ends[row - 1].tolist() if row else (0, 0)
-        last, end = self.ends[row].tolist()
-        files = [(self.extensions[number], offset, size) for offset, size, number in self.members[first:last].tolist()]
-        return bytes(self.keys[start:end]).decode(errors="surrogateescape"), files
+        (key,), _, members = self.samples(np.array([row]))
+        return key, [(self.extensions[number], offset, size) for offset, size, number in members.tolist()]
+
+    def samples(self, rows: Int64Array) -> tuple[list[str], list[int], Int64Array]:
+        """Return the samples' keys (B,), how many files each has, and all these files' rows of `members`, end to end."""
+        ends = np.take(self.ends, rows, axis=0)
+        starts = np.take(self.ends, rows - 1, axis=0, mode="wrap") * (rows > 0)[:, None]
+        (counts, _), before = (ends - starts).T, np.cumsum(ends[:, 0] - starts[:, 0])
+        places = np.arange(before[-1] if len(before) else 0) + np.repeat(ends[:, 0] - before, counts)
+        keys = self.keys
+        spans = zip(starts[:, 1].tolist(), ends[:, 1].tolist(), strict=True)
+        found = [bytes(keys[start:end]).decode(errors="surrogateescape") for start, end in spans]
+        return found, counts.tolist(), np.take(self.members, places, axis=0)
 
     def pack(self) -> Int64Array:
         """Return all of it as 64-bit words (W,), as an index file keeps them."""
