@@ -35,6 +35,11 @@ if TYPE_CHECKING:
     from loaderkit.datasets import TokenDataset as TokenDataset
     from loaderkit.stream import StreamDataset as StreamDataset
     from loaderkit.stream import from_start as from_start
+    from loaderkit.writing import ParquetFormat as ParquetFormat
+    from loaderkit.writing import TarFormat as TarFormat
+    from loaderkit.writing import TokenFormat as TokenFormat
+    from loaderkit.writing import WriteError as WriteError
+    from loaderkit.writing import write_shards as write_shards
 
 __version__ = "0.1.0"
 
@@ -50,15 +55,20 @@ _LAZY = {
     "Pad": "loaderkit.collate",
     "PadCollate": "loaderkit.collate",
     "ParquetDataset": "loaderkit.datasets",
+    "ParquetFormat": "loaderkit.writing",
     "Ragged": "loaderkit.datasets",
     "RecordDataset": "loaderkit.datasets",
     "SeedSteps": "loaderkit.callbacks",
     "ShardError": "loaderkit.datasets",
     "StreamDataset": "loaderkit.stream",
     "TarDataset": "loaderkit.datasets",
+    "TarFormat": "loaderkit.writing",
     "TokenDataset": "loaderkit.datasets",
+    "TokenFormat": "loaderkit.writing",
+    "WriteError": "loaderkit.writing",
     "from_start": "loaderkit.stream",
     "testing": "loaderkit.testing",
+    "write_shards": "loaderkit.writing",
 }
 
 __all__ = [
@@ -78,6 +88,7 @@ __all__ = [
     "Pad",
     "PadCollate",
     "ParquetDataset",
+    "ParquetFormat",
     "Plan",
     "Ragged",
     "RecordDataset",
@@ -89,15 +100,19 @@ __all__ = [
     "StreamDataset",
     "Subset",
     "TarDataset",
+    "TarFormat",
     "TokenDataset",
+    "TokenFormat",
     "Weighted",
     "World",
+    "WriteError",
     "derive_seed",
     "from_start",
     "sample_rng",
     "seed_worker",
     "testing",
     "to_device",
+    "write_shards",
 ]
 
 

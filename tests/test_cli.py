@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 from loaderkit.cli import main
-from loaderkit.cli.pool import map_in_processes
 from loaderkit.datasets.formats import find_formats, format_named, format_of
 from loaderkit.datasets.index import ShardIndex
 from loaderkit.datasets.jsonl import JsonlDataset
 from loaderkit.datasets.urls import INDEX_SUFFIX as SUFFIX
+from loaderkit.pool import map_in_processes
 
 COMMAND = Path(sys.executable).parent / "loaderkit"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYTHONWARNINGS": "error", "TERM": "xterm"}

@@ -3,9 +3,9 @@
 import argparse
 from collections.abc import Sequence
 
-from loaderkit.cli import index
+from loaderkit.cli import index, shard, verify
 
-COMMANDS = (index,)
+COMMANDS = (index, shard, verify)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

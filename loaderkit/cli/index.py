@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-import json
 import re
 import time
 import warnings
@@ -14,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loaderkit.cli.pool import map_in_processes, usable_cpus
+from loaderkit.cli.arguments import count, option
 from loaderkit.cli.report import complain, say, with_progress
 from loaderkit.datasets.formats import format_named, format_of, formats_of, known_suffixes
 from loaderkit.datasets.index import ShardError, ShardIndex, content_checksum, index_path, save_index
 from loaderkit.datasets.sharded import ShardedDataset
 from loaderkit.datasets.urls import expand, is_remote, stat
+from loaderkit.pool import map_in_processes, usable_cpus
 
 _PART = re.compile(r"[.][0-9a-f]{32}[.]part$")
 _LEFT_AFTER_S = 3600  # a part of an index file that is older than this belongs to a run that was killed
@@ -56,7 +56,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a file, folder, glob or URL")
     parser.add_argument("--format", help="as jsonl or tar, or MODULE:CLASS of your own; by suffix if not given")
     parser.add_argument("--index-dir", metavar="DIR", help="where index files lie; beside local shards if not given")
-    parser.add_argument("--jobs", type=_count, default=usable_cpus(), help="parallel processes (%(default)s)")
+    parser.add_argument("--jobs", type=count, default=usable_cpus(), help="parallel processes (%(default)s)")
     parser.add_argument("--check", action="store_true", help="only say which index files are fresh")
     parser.add_argument(
         "--checksum",
@@ -66,7 +66,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--quiet", action="store_true", help="name only the shards that failed")
     parser.add_argument(
         "--option",
-        type=_option,
+        type=option,
         action="append",
         default=[],
         metavar="NAME=VALUE",
@@ -139,8 +139,8 @@ def _make(shard: str, kind: type[ShardedDataset], job: Job) -> Outcome:
     if content and path.exists():
         index = ShardIndex.from_bytes(path.read_bytes(), path)
         save_index(shard, dataclasses.replace(index, content=content), job.index_dir)
-    count = int(dataset.shard_sizes[0])
-    return Outcome("fresh" if _identity(path) == before else "made", count)
+    samples = int(dataset.shard_sizes[0])
+    return Outcome("fresh" if _identity(path) == before else "made", samples)
 
 
 def _check(shard: str, kind: type[ShardedDataset], job: Job) -> Outcome:
@@ -188,20 +188,3 @@ def _line(shard: str, outcome: Outcome) -> str:
         return f"{outcome.status:<8}{shard}  {outcome.count:,} samples"
     named = outcome.detail.startswith(shard)  # as errors of shards do
     return f"{outcome.status:<8}{outcome.detail}" if named else f"{outcome.status:<8}{shard}: {outcome.detail}"
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value}, wanted at least 1")
-    return value
-
-
-def _option(text: str) -> tuple[str, Any]:
-    name, sign, value = text.partition("=")
-    if not name.isidentifier() or not sign:
-        raise argparse.ArgumentTypeError(f"{text!r}, wanted NAME=VALUE")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value

@@ -297,23 +297,31 @@ def _whole(column: Any) -> Any:
 
 
 def _to_python(column: Any) -> list[Any]:
-    """Return a column's values; a list of numbers without nulls is an array."""
+    """Return a column's values; a list of numbers, or of fixed-size lists of them, without nulls is an array."""
     import pyarrow.types as kinds
 
     array = _whole(column)
     kind = array.type
     of_lists = kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind)
-    if not of_lists or not (kinds.is_integer(kind.value_type) or kinds.is_floating(kind.value_type)):
+    element, shape = kind.value_type if of_lists else kind, []
+    while of_lists and kinds.is_fixed_size_list(element) and element.list_size:
+        shape.append(element.list_size)
+        element = element.value_type
+    if not of_lists or not (kinds.is_integer(element) or kinds.is_floating(element)):
         values: list[Any] = array.to_pylist()
         return values
-    flat = array.flatten()
-    if array.null_count or flat.null_count:
-        return [
-            None if value is None else value if None in value else _as_array(value, kind) for value in array.to_pylist()
-        ]
-    numbers = np.array(flat)
+    flat, nulls = array.flatten(), array.null_count
+    for _ in shape:
+        nulls += flat.null_count
+        flat = flat.flatten()
+    if nulls or flat.null_count:
+        values = array.to_pylist()
+        if shape:
+            return values
+        return [None if value is None else value if None in value else _as_array(value, kind) for value in values]
+    numbers = np.array(flat).reshape(-1, *shape)
     if kinds.is_fixed_size_list(kind):
-        return list(numbers.reshape(len(array), kind.list_size))
+        return list(numbers.reshape(len(array), kind.list_size, *shape))
     ends = np.cumsum(array.value_lengths()).tolist()
     return [numbers[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 

@@ -70,3 +70,43 @@ def _decode_with_pillow(data: bytes) -> Tensor:
             raise ValueError(f"its pixels go from {pixels.min()} to {pixels.max()}, wanted 8 or 16 bits a channel")
         pixels = np.repeat((pixels >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
     return torch.from_numpy(pixels).permute(2, 0, 1)  # channels last in memory, as torchvision's
+
+
+def is_picture(value: Any) -> bool:
+    """Say whether a value is a Pillow picture, without importing Pillow."""
+    return any(kind.__module__ == "PIL.Image" for kind in type(value).__mro__)
+
+
+def encode_picture(value: Any, kind: str, quality: int) -> bytes:
+    """Encode a Pillow picture, or pixels: uint8 (3, H, W), (H, W, 3) or (H, W).
+
+    Args:
+        value: The picture.
+        kind: "png" or "jpeg".
+        quality: Of a JPEG.
+
+    Raises:
+        ValueError: If it is no picture.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError("to encode a picture needs Pillow: pip install 'loaderkit[images]'.") from error
+    picture = value
+    if not is_picture(value):
+        pixels = np.asarray(value)
+        if pixels.ndim == 3 and pixels.shape[0] == 3:
+            pixels = pixels.transpose(1, 2, 0)
+        if pixels.dtype != np.uint8 or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 3)):
+            raise ValueError(
+                f"{pixels.dtype} of shape {tuple(np.shape(value))} is no picture, wanted uint8 (3, H, W), (H, W, 3) or (H, W)"
+            )
+        if not pixels.size:
+            raise ValueError(f"a picture of shape {tuple(np.shape(value))} has no pixels")
+        picture = Image.fromarray(np.ascontiguousarray(pixels))
+    file = io.BytesIO()
+    try:
+        picture.save(file, kind, quality=quality) if kind == "jpeg" else picture.save(file, kind)
+    except OSError as error:
+        raise ValueError(f"can't be encoded as {kind}: {error}") from error
+    return file.getvalue()

@@ -4,14 +4,16 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+_function: Callable[[Any], Any]
 
 
 def usable_cpus() -> int:
@@ -20,25 +22,28 @@ def usable_cpus() -> int:
 
 
 def map_in_processes(
-    function: Callable[[T], R], tasks: Sequence[T], *, jobs: int, fork: bool
-) -> Iterator[tuple[T, R | Exception]]:
+    function: Callable[[T], R], tasks: Sequence[T], *, jobs: int, fork: bool, inline: bool = True
+) -> Generator[tuple[T, R | Exception], None, None]:
     """Yield each task with its result or its exception, as they come.
 
     Args:
-        function: Of a module, so that it pickles.
+        function: Of a module, so that it pickles; it is sent once to each process, not with each task.
         tasks: What it is called with.
         jobs: Processes; with one, the work is done in this process.
         fork: Whether processes may be forked, which starts them at once.
+        inline: Whether a single task may be done in this process when there are several jobs.
     """
-    if jobs == 1 or len(tasks) <= 1:
+    if jobs == 1 or len(tasks) <= inline:
         for task in tasks:
             yield task, _result(function, task)
         return
     methods = multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("fork" if fork and "fork" in methods else "spawn")
-    pool = ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context, initializer=_end_with_parent)
+    pool = ProcessPoolExecutor(
+        min(jobs, len(tasks)), mp_context=context, initializer=_begin_worker, initargs=(function,)
+    )
     try:
-        futures: dict[Future[R | Exception], T] = {pool.submit(_result, function, task): task for task in tasks}
+        futures: dict[Future[R | Exception], T] = {pool.submit(_work, task): task for task in tasks}
         for future in as_completed(futures):
             try:
                 yield futures[future], future.result()
@@ -68,7 +73,14 @@ def _portable(error: Exception) -> Exception:
     return RuntimeError(f"{name}{error}{notes}")
 
 
-def _end_with_parent() -> None:
+def _work(task: Any) -> Any:
+    return _result(_function, task)
+
+
+def _begin_worker(function: Callable[[Any], Any]) -> None:
+    """Keep the function, which may hold a dataset, and end with the parent."""
+    global _function
+    _function = function
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends us
     parent = multiprocessing.parent_process()
     if parent is not None:

@@ -1,0 +1,52 @@
+"""What several commands take as arguments."""
+
+import argparse
+import importlib
+import json
+import re
+from typing import Any
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def count(text: str) -> int:
+    """Parse a number of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value}, wanted at least 1")
+    return value
+
+
+def size(text: str) -> int:
+    """Parse a number of bytes, such as 256M."""
+    found = re.fullmatch(r"([0-9]+)([KMGT]?)(iB|B)?", text)
+    if found is None or not int(found[1]):
+        raise argparse.ArgumentTypeError(f"{text!r}, wanted a number of bytes such as 256M")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def option(text: str) -> tuple[str, Any]:
+    """Parse NAME=VALUE; the value as JSON, or as it stands."""
+    name, sign, value = text.partition("=")
+    if not name.isidentifier() or not sign:
+        raise argparse.ArgumentTypeError(f"{text!r}, wanted NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def named(text: str) -> Any:
+    """Return what MODULE:NAME names.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    module, _, names = text.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for name in names.split("."):
+            found = getattr(found, name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{text!r} can't be loaded: {error}.") from error
+    return found

@@ -1,0 +1,62 @@
+"""`loaderkit verify`: read shards through, and compare them with their manifest."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from loaderkit.cli.arguments import count
+from loaderkit.cli.report import complain, say, with_progress
+from loaderkit.pool import map_in_processes, usable_cpus
+from loaderkit.writing.check import Claim, check_shard, claims_of
+from loaderkit.writing.format import WriteError
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to a parser's subcommands."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "verify",
+        help="check shards that `shard` wrote",
+        description="Read shards through and compare them with their manifest: missing and extra files, sizes, checksums, "
+        "numbers of samples; each sample is decoded. The exit code is 1 if something is wrong.",
+    )
+    parser.add_argument(
+        "paths", nargs="+", metavar="PATH", help="a folder that `loaderkit shard` wrote, or its manifest"
+    )
+    parser.add_argument("--jobs", type=count, default=usable_cpus(), help="parallel processes (%(default)s)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check the shards, say what is wrong, then a line for each path; return the exit code."""
+    claims: list[tuple[str, Claim]] = []
+    wrong: dict[str, int] = dict.fromkeys(arguments.paths, 0)
+    for path in wrong:
+        try:
+            mine, extra = claims_of(Path(path))
+        except (WriteError, OSError) as error:
+            complain(f"wrong   {error}")
+            wrong[path] += 1
+            continue
+        for name in extra:
+            complain(f"wrong   {Path(path) / name}: is not in the manifest.")
+        wrong[path] += len(extra)
+        claims += [(path, claim) for claim in mine]
+    samples = dict.fromkeys(wrong, 0)
+    done = map_in_processes(_check, claims, jobs=arguments.jobs, fork=True)
+    for (path, claim), result in with_progress(done, len(claims), "verifying"):
+        if isinstance(result, Exception):
+            name = str(claim.folder / claim.record.file.name)
+            complain(f"wrong   {result}" if name in str(result) else f"wrong   {name}: {result}")
+            wrong[path] += 1
+        else:
+            samples[path] += result
+    shards = {path: sum(place == path for place, _ in claims) for path in wrong}
+    width = max(map(len, wrong))
+    for path, number in wrong.items():
+        said = f"{number:,} wrong" if number else "all right"
+        say(f"{path:<{width}}  {shards[path]:>8,} shards  {samples[path]:>12,} samples  {said}")
+    return 1 if any(wrong.values()) else 0
+
+
+def _check(task: tuple[str, Claim]) -> int:
+    return check_shard(task[1])

@@ -1,0 +1,116 @@
+"""Whether shards are what their manifest says: each file's size and checksum, each sample read and decoded."""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loaderkit.datasets.documents import DocumentDataset
+from loaderkit.datasets.index import ShardError, ShardIndex, content_checksum, load_index
+from loaderkit.datasets.parquet import ParquetDataset
+from loaderkit.datasets.sharded import ShardedDataset
+from loaderkit.datasets.tar import TarDataset
+from loaderkit.writing.format import WriteError
+from loaderkit.writing.manifest import MANIFEST, Piece, Plan, Record, is_ours, read_plan, read_records
+
+_READ = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A shard, and what its manifest says of it."""
+
+    folder: Path
+    plan: Plan
+    record: Record
+
+
+def claims_of(path: Path) -> tuple[list[Claim], list[str]]:
+    """Return what a manifest claims, and the files that lie there without an entry in it.
+
+    Args:
+        path: The manifest, or its folder.
+
+    Raises:
+        WriteError: If there is no manifest, it can't be read, or contradicts itself.
+    """
+    folder = path.parent if path.name == MANIFEST else path
+    manifest = folder / MANIFEST
+    if not manifest.is_file():
+        raise WriteError(
+            f"{folder}: has no {MANIFEST}: not written by `loaderkit shard`, or not to the end. Run it again."
+        )
+    plan, records = read_plan(manifest), read_records(manifest)
+    samples = sum(record.counts["samples"] for record in records)
+    if len(records) != plan.shards or samples != plan.source["samples"]:
+        raise WriteError(
+            f"{manifest}: names {len(records):,} shards with {samples:,} samples, wanted {plan.shards:,} "
+            f"with {plan.source['samples']:,}."
+        )
+    names = {piece.name for record in records for piece in (record.file, *record.sides)}
+    extra = sorted(file.name for file in folder.iterdir() if file.name not in names and not is_ours(file.name))
+    return [Claim(folder, plan, record) for record in records], extra
+
+
+def check_shard(claim: Claim) -> int:
+    """Read a shard through and return its number of samples.
+
+    Raises:
+        ShardError: If it is not what its manifest says.
+    """
+    for piece in (claim.record.file, *claim.record.sides):
+        _check_piece(claim.folder / piece.name, piece)
+    shard = str(claim.folder / claim.record.file.name)
+    wanted = claim.record.counts["samples"]
+    found = _read_tokens(claim) if claim.plan.format == "tokens" else _read_samples(shard, claim.plan.format)
+    if found != wanted:
+        raise ShardError(f"{shard}: has {found:,} samples, wanted {wanted:,}.")
+    return found
+
+
+def _check_piece(path: Path, piece: Piece) -> None:
+    if not path.is_file():
+        raise ShardError(f"{path}: is missing.")
+    size_bytes = path.stat().st_size
+    if size_bytes != piece.size_bytes:
+        raise ShardError(f"{path}: has {size_bytes:,} bytes, wanted {piece.size_bytes:,}.")
+    found = content_checksum(str(path))
+    if found != piece.blake2b:
+        raise ShardError(f"{path}: has the checksum {found}, wanted {piece.blake2b}.")
+
+
+def _read_samples(shard: str, form: str) -> int:
+    kinds: dict[str, type[ShardedDataset]] = {"tar": TarDataset, "parquet": ParquetDataset}
+    if form not in kinds:
+        raise ShardError(f"{shard}: of format {form!r}, wanted one of tar, parquet, tokens.")
+    with tempfile.TemporaryDirectory() as folder:  # indexed anew, whatever lies beside it
+        data = kinds[form](shard, index_dir=folder)
+        _check_index(shard, data)
+        for start in range(0, len(data), _READ):
+            data.__getitems__(range(start, min(start + _READ, len(data))))
+        data.close()
+    return len(data)
+
+
+def _check_index(shard: str, data: ShardedDataset) -> None:
+    kept = load_index(shard, data.kind, None)
+    if kept is None or not kept.fits(shard):
+        return  # readers make a new one
+    count, offsets = data.scan(shard)
+    if kept.count != count or not np.array_equal(_offsets(kept), np.asarray(offsets)):
+        raise ShardError(f"{shard}: its index is another shard's. Make it again: delete it, then loaderkit index.")
+
+
+def _offsets(index: ShardIndex) -> Any:
+    return np.empty(0) if index.offsets is None else index.offsets
+
+
+def _read_tokens(claim: Claim) -> int:
+    path = claim.folder / claim.record.file.name
+    data = DocumentDataset(str(path), dtype=claim.plan.settings["dtype"])
+    for start in range(0, len(data), _READ):
+        data.read_batch(np.arange(start, min(start + _READ, len(data))))
+    data.close()
+    return len(data)

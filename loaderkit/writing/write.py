@@ -1,0 +1,288 @@
+"""From a dataset to shards: what is finished stays, what is visible is whole."""
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import os
+import uuid
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, cast
+
+import numpy as np
+
+from loaderkit.cursor import fingerprint
+from loaderkit.datasets.base import MapStyle, read_many
+from loaderkit.datasets.index import save_index
+from loaderkit.datasets.urls import is_remote
+from loaderkit.order import Order, Sequential, Shuffled
+from loaderkit.pool import map_in_processes
+from loaderkit.seeding import SampleSeeds, hash_positions
+from loaderkit.writing.format import Format, Sample, WriteError
+from loaderkit.writing.manifest import Folder, Piece, Plan, Record, sync_folder
+from loaderkit.writing.parquet import ParquetFormat
+from loaderkit.writing.tar import TarFormat
+from loaderkit.writing.tokens import TokenFormat
+
+FORMATS: dict[str, Callable[[], Format]] = {"tar": TarFormat, "parquet": ParquetFormat, "tokens": TokenFormat}
+DEFAULT_SHARD_BYTES = 256 << 20
+
+_PROBED = 64  # samples that say how large they are, and what they hold
+_READ = 64  # samples read at once
+_SEED = "writing"
+
+
+def write_shards(
+    dataset: MapStyle,
+    dest: str | os.PathLike[str],
+    *,
+    format: str | Format = "tar",  # noqa: A002 - the field's name
+    samples_per_shard: int | None = None,
+    shard_bytes: int | None = None,
+    shuffle: bool = False,
+    seed: int = 0,
+    jobs: int = 1,
+    multiprocessing_context: Literal["fork", "spawn"] = "fork",
+    on_shard: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Write a dataset to shards in a local folder; what an earlier call has finished there is left as it is.
+
+    The bytes are a function of the dataset and the settings, whatever `jobs` is. A sample's random
+    numbers are its own, as under a Loader. Shards appear when they are whole, a
+    manifest of all when the last one is. Check them later: `loaderkit verify`.
+
+    Args:
+        dataset: Anything with a length and an index.
+        dest: A folder: new, empty, or of an earlier call with the same dataset and settings.
+        format: "tar", "parquet" or "tokens", or a TarFormat, ParquetFormat or TokenFormat.
+        samples_per_shard: Samples in each shard but the last.
+        shard_bytes: Instead of that, a shard's size: about, as it is computed from some samples; 256 MiB by default.
+        shuffle: Whether samples are written in random order; do that to sorted data.
+        seed: Of that order.
+        jobs: Processes that write.
+        multiprocessing_context: How they are started: "spawn" for datasets that don't survive a fork.
+        on_shard: Called with the number of shards that are finished and the number of all.
+
+    Returns:
+        The path of the manifest.
+
+    Raises:
+        WriteError: If the dataset is empty, a sample can't be read or does not fit, dest holds other
+            shards, or can't be written to.
+    """
+    writing = Writing(dataset, dest, format, samples_per_shard, shard_bytes, shuffle, seed)
+    for done, total in writing.run(jobs, multiprocessing_context):
+        if on_shard is not None:
+            on_shard(done, total)
+    return writing.manifest
+
+
+class Writing:
+    """The writing of one dataset: its settings, checked, and what runs it."""
+
+    def __init__(
+        self,
+        dataset: MapStyle,
+        dest: str | os.PathLike[str],
+        format: str | Format = "tar",  # noqa: A002
+        samples_per_shard: int | None = None,
+        shard_bytes: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+    ) -> None:
+        if isinstance(format, str) and format not in FORMATS:
+            raise ValueError(f"format is {format!r}, wanted one of {', '.join(FORMATS)}.")
+        if samples_per_shard is not None and shard_bytes is not None:
+            raise ValueError("both samples_per_shard and shard_bytes are given, wanted one of them.")
+        for name, value in (("samples_per_shard", samples_per_shard), ("shard_bytes", shard_bytes)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}, wanted at least 1.")
+        if is_remote(os.fspath(dest)):
+            raise WriteError(
+                f"{dest}: shards are written to a local folder, and not to a URL. Write them there, then copy them: "
+                "they are as they are, and the manifest names their checksums."
+            )
+        self.dataset, self.folder = dataset, Folder(Path(dest))
+        self.format = FORMATS[format]() if isinstance(format, str) else format
+        self.samples_per_shard = samples_per_shard
+        self.shard_bytes = shard_bytes or (None if samples_per_shard else DEFAULT_SHARD_BYTES)
+        self.shuffle, self.seed = shuffle, seed
+        self.size = len(dataset)
+        if not self.size:
+            raise WriteError("the dataset has no samples, wanted one at least.")
+        self.manifest = Path()
+        self.total = 0
+
+    def run(self, jobs: int, multiprocessing_context: str = "fork") -> Generator[tuple[int, int], None, None]:
+        """Write what is not finished; yield how many shards are, and of how many.
+
+        Raises:
+            WriteError: As `write_shards`.
+        """
+        if jobs < 1 or multiprocessing_context not in ("fork", "spawn"):
+            raise ValueError(f"jobs is {jobs}, multiprocessing_context {multiprocessing_context!r}; wanted 1, 'fork'.")
+        fork = multiprocessing_context == "fork"
+        try:
+            with self.folder.locked():
+                plan, job = self._plan(jobs, fork)
+                self.total = plan.shards
+                records = self.folder.begin(plan)
+                yield len(records), plan.shards
+                missing = [number for number in range(plan.shards) if number not in records]
+                results = map_in_processes(job.write, missing, jobs=jobs, fork=fork)
+                with contextlib.closing(results):  # at an error, end the processes before the folder is left
+                    for number, result in results:
+                        if isinstance(result, Exception):
+                            raise WriteError(str(result)) from result
+                        records[number] = result
+                        yield len(records), plan.shards
+                classes = getattr(self.dataset, "classes", None)
+                more = {"classes": list(classes)} if classes is not None else {}
+                self.manifest = self.folder.finish(plan, records, more)
+        except OSError as error:
+            raise WriteError(_said(error, self.folder.path)) from error
+
+    def _plan(self, jobs: int, fork: bool) -> tuple[Plan, "Job"]:
+        order: Order = Shuffled(self.size, seed=self.seed) if self.shuffle else Sequential(self.size)
+        job = Job(self.dataset, self.folder, self.format, order, 0, None)
+        places = sorted({row * (self.size - 1) // max(1, _PROBED - 1) for row in range(_PROBED)})
+        # In another process, if the others are forked: a dataset that has files open must not be.
+        [(_, probe)] = map_in_processes(job.probe, [places], jobs=jobs, fork=fork, inline=not fork or self.size == 1)
+        if isinstance(probe, Exception):
+            raise WriteError(str(probe)) from probe
+        per_shard = self.samples_per_shard
+        if per_shard is None:
+            per_shard = max(1, (self.shard_bytes or 1) * len(places) // max(1, probe.size_bytes))
+        settings = {"samples_per_shard": self.samples_per_shard, "shard_bytes": self.shard_bytes}
+        settings |= {"shuffle": self.shuffle, "seed": self.seed if self.shuffle else None}
+        plan = Plan(
+            format=self.format.name,
+            source={"fingerprint": fingerprint(self.dataset, self.size), "samples": self.size, "probe": probe.digest},
+            settings=settings | self.format.settings(),
+            shards=-(-self.size // per_shard),
+            learned=probe.learned,
+        )
+        return plan, dataclasses.replace(job, per_shard=per_shard, learned=probe.learned)
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    learned: Any
+    digest: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a process needs to write any of the shards."""
+
+    dataset: Any
+    folder: Folder
+    format: Format
+    order: Order
+    per_shard: int
+    learned: Any
+
+    def probe(self, places: list[int]) -> _Probe:
+        """Read some samples: what they have in common, what they are, and how much they take."""
+        indices = [int(self.order.indices(0, place, place + 1)[0]) for place in places]
+        samples = list(zip(indices, self._read(indices), strict=True))
+        learned = self.format.learn(samples)
+        file = io.BytesIO()
+        written = self.format.write(file, samples, learned)
+        content = file.getvalue()
+        digest = hashlib.blake2b(content + b"".join(written.sides.values()), digest_size=16).hexdigest()
+        return _Probe(learned, digest, len(content))
+
+    def write(self, number: int) -> Record:
+        """Write a shard: hidden while it is written, then recorded, then visible."""
+        name = f"shard-{number:06d}{self.format.suffix}"
+        folder, token = self.folder.path, uuid.uuid4().hex
+        part = self.folder.part(token)
+        try:
+            with part.open("xb") as file:
+                hashed = _Hashed(file)
+                written = self.format.write(cast("BinaryIO", hashed), self._samples(number), self.learned)
+                file.flush()
+                os.fsync(file.fileno())
+            piece = Piece(name=name, size_bytes=part.stat().st_size, blake2b=hashed.digest())
+            index = self.format.index(part, written)
+            if index is not None:
+                if index.count != written.counts["samples"]:
+                    raise WriteError(f"has {index.count:,} samples, wanted {written.counts['samples']:,}.")
+                save_index(str(folder / name), dataclasses.replace(index, content=piece.blake2b), None)
+            sides = [self._side(name + suffix, content) for suffix, content in written.sides.items()]
+            record = Record(file=piece, sides=sides, counts=written.counts)
+            self.folder.keep(number, record)
+            part.replace(folder / name)
+            sync_folder(folder)
+        except OSError as error:
+            raise WriteError(_said(error, folder / name)) from error
+        finally:
+            part.unlink(missing_ok=True)
+        return record
+
+    def _side(self, name: str, content: bytes) -> Piece:
+        part = self.folder.part(uuid.uuid4().hex)
+        try:
+            with part.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(self.folder.path / name)
+        finally:
+            part.unlink(missing_ok=True)
+        digest = hashlib.blake2b(content, digest_size=16).hexdigest()
+        return Piece(name=name, size_bytes=len(content), blake2b=digest)
+
+    def _samples(self, number: int) -> Iterator[Sample]:
+        start, stop = number * self.per_shard, min((number + 1) * self.per_shard, self.order.size(0))
+        for begin in range(start, stop, _READ):
+            indices = self.order.indices(0, begin, min(begin + _READ, stop)).tolist()
+            yield from zip(indices, self._read(indices), strict=True)
+
+    def _read(self, indices: list[int]) -> list[Any]:
+        words = hash_positions(np.array(indices, dtype=np.int64), _SEED, 0)
+        try:
+            with SampleSeeds(words) as seeds:
+                seeds.enter_batch()
+                return read_many(self.dataset, indices)
+        except Exception as error:
+            if len(indices) == 1:
+                raise WriteError(
+                    f"sample {indices[0]} of the source can't be read: {type(error).__name__}: {error}"
+                ) from error
+            for index in indices:  # which of them is it?
+                self._read([index])
+            raise WriteError(
+                f"samples {min(indices)} to {max(indices)} of the source can't be read at once: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+
+class _Hashed(io.RawIOBase):
+    """A file whose content is digested as it is written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def write(self, data: Any) -> int:
+        self._hash.update(data)
+        return self._file.write(data)
+
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+
+def _said(error: OSError, path: Path) -> str:
+    what = error.strerror or str(error)
+    return f"{path}: can't be written: {what}. What was finished stays; make room or fix it, and run it again."
