@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from loaderkit.collate import Pad as Pad
     from loaderkit.collate import PadCollate as PadCollate
     from loaderkit.datamodules import DataModule as DataModule
+    from loaderkit.datamodules import ImageDataModule as ImageDataModule
+    from loaderkit.datamodules import ShardDataModule as ShardDataModule
+    from loaderkit.datamodules import TableDataModule as TableDataModule
     from loaderkit.datasets import CsvDataset as CsvDataset
     from loaderkit.datasets import DocumentDataset as DocumentDataset
     from loaderkit.datasets import HFDataset as HFDataset
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from loaderkit.datasets import Ragged as Ragged
     from loaderkit.datasets import RecordDataset as RecordDataset
     from loaderkit.datasets import ShardError as ShardError
+    from loaderkit.datasets import TableColumns as TableColumns
     from loaderkit.datasets import TarDataset as TarDataset
     from loaderkit.datasets import TokenDataset as TokenDataset
     from loaderkit.stream import StreamDataset as StreamDataset
@@ -49,6 +53,7 @@ _LAZY = {
     "DataModule": "loaderkit.datamodules",
     "DocumentDataset": "loaderkit.datasets",
     "HFDataset": "loaderkit.datasets",
+    "ImageDataModule": "loaderkit.datamodules",
     "ImageFolder": "loaderkit.datasets",
     "JsonlDataset": "loaderkit.datasets",
     "NpyDataset": "loaderkit.datasets",
@@ -59,8 +64,11 @@ _LAZY = {
     "Ragged": "loaderkit.datasets",
     "RecordDataset": "loaderkit.datasets",
     "SeedSteps": "loaderkit.callbacks",
+    "ShardDataModule": "loaderkit.datamodules",
     "ShardError": "loaderkit.datasets",
     "StreamDataset": "loaderkit.stream",
+    "TableColumns": "loaderkit.datasets",
+    "TableDataModule": "loaderkit.datamodules",
     "TarDataset": "loaderkit.datasets",
     "TarFormat": "loaderkit.writing",
     "TokenDataset": "loaderkit.datasets",
@@ -78,6 +86,7 @@ __all__ = [
     "DataModule",
     "DocumentDataset",
     "HFDataset",
+    "ImageDataModule",
     "ImageFolder",
     "JsonlDataset",
     "Loader",
@@ -94,11 +103,14 @@ __all__ = [
     "RecordDataset",
     "SeedSteps",
     "Sequential",
+    "ShardDataModule",
     "ShardError",
     "ShardOrder",
     "Shuffled",
     "StreamDataset",
     "Subset",
+    "TableColumns",
+    "TableDataModule",
     "TarDataset",
     "TarFormat",
     "TokenDataset",

@@ -1,12 +1,10 @@
-"""What a command says: lines as they come, and a progress bar where someone looks."""
+"""What a command says: lines as they come."""
 
 import sys
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
 
-from loaderkit.world import World
+from loaderkit.datasets.progress import with_progress
 
-T = TypeVar("T")
+__all__ = ["complain", "say", "with_progress"]
 
 
 def say(line: str) -> None:
@@ -19,23 +17,3 @@ def complain(line: str) -> None:
     """Write a line to standard error."""
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
-
-
-def with_progress(items: Iterable[T], total: int, what: str) -> Iterator[T]:
-    """Yield the items under a progress bar: on a terminal, by rank 0, and if rich is installed."""
-    if not sys.stderr.isatty() or World.detect().rank:
-        yield from items
-        return
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    except ImportError:
-        yield from items
-        return
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    piped = not sys.stdout.isatty()  # then its lines must not go to the bar's console
-    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=not piped) as bar:
-        task = bar.add_task(what, total=total)
-        for item in items:
-            yield item
-            bar.advance(task)

@@ -1,5 +1,8 @@
 """LightningDataModules whose training resumes exactly."""
 
 from loaderkit.datamodules.base import DataModule
+from loaderkit.datamodules.images import ImageDataModule
+from loaderkit.datamodules.shards import ShardDataModule
+from loaderkit.datamodules.table import TableDataModule
 
-__all__ = ["DataModule"]
+__all__ = ["DataModule", "ImageDataModule", "ShardDataModule", "TableDataModule"]

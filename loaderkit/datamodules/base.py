@@ -16,6 +16,7 @@ from loaderkit.world import World
 
 L = TypeVar("L", bound=Loader)
 Data = Any  # a dataset, a zero-argument factory of one, or a dict or list of those
+_STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}
 
 
 class DataModule(pl.LightningDataModule):
@@ -89,9 +90,9 @@ class DataModule(pl.LightningDataModule):
 
     @override
     def setup(self, stage: str) -> None:
-        for name, data in self._given.items():
-            if name not in self._made:
-                self._made[name] = _map_data(name, data, lambda item: item if hasattr(item, "__getitem__") else item())
+        for name in self._given:
+            if name in _STAGES[stage]:
+                self._data(name)
         if stage == "fit":
             self._loaders, self._restored = [], None
             if self.trainer is not None and not any(isinstance(c, TrainProgress) for c in _callbacks(self.trainer)):
@@ -150,8 +151,15 @@ class DataModule(pl.LightningDataModule):
             for loader in self._loaders:
                 loader.close()
 
+    def _data(self, name: str) -> Data:
+        """Return the datasets of that name; factories are called the first time."""
+        if name not in self._made:
+            given = self._given[name]
+            self._made[name] = _map_data(name, given, lambda item: item if hasattr(item, "__getitem__") else item())
+        return self._made[name]
+
     def _make(self, name: str, make: Callable[[Any], Loader]) -> Any:
-        data = self._made.get(name, self._given[name])
+        data = self._data(name)
         if data is None:
             raise ValueError(
                 f"DataModule: the Trainer asks for {name} data, and none was given. Pass DataModule({name}=...)."

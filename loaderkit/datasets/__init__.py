@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from loaderkit.datasets.parquet import ParquetDataset as ParquetDataset
     from loaderkit.datasets.ragged import Ragged as Ragged
     from loaderkit.datasets.records import RecordDataset as RecordDataset
+    from loaderkit.datasets.table import TableColumns as TableColumns
     from loaderkit.datasets.tar import DECODERS as DECODERS
     from loaderkit.datasets.tar import TarDataset as TarDataset
     from loaderkit.datasets.tokens import TokenDataset as TokenDataset
@@ -33,6 +34,7 @@ _LAZY = {
     "Ragged": "ragged",
     "RecordDataset": "records",
     "ShardError": "index",
+    "TableColumns": "table",
     "TarDataset": "tar",
     "TokenDataset": "tokens",
 }
@@ -53,6 +55,7 @@ __all__ = [
     "RecordDataset",
     "ShardError",
     "SubsetDataset",
+    "TableColumns",
     "TarDataset",
     "TokenDataset",
     "ZipDataset",

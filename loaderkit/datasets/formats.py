@@ -10,6 +10,8 @@ from types import ModuleType
 import loaderkit.datasets as package
 from loaderkit.datasets.sharded import ShardedDataset
 
+_ALSO = {"tokens": "token", "arrow": "parquet", "feather": "parquet"}
+
 
 def format_named(name: str) -> type[ShardedDataset]:
     """Return the adapter of a format.
@@ -23,6 +25,7 @@ def format_named(name: str) -> type[ShardedDataset]:
     if ":" in name:
         return _own(name)
     formats, missing = find_formats()
+    name = _ALSO.get(name, name)
     if name in formats:
         return formats[name]
     known = f"wanted one of {', '.join(sorted(formats))}, or MODULE:CLASS"

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+# Lists first: a command line takes the first type that fits, and makes a string of anything.
+Urls = Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
 
 INDEX_SUFFIX = ".lkindex"  # of the files beside the shards that are none
 

@@ -1,0 +1,127 @@
+"""A DataModule for data in shards: formats by suffix, indexes made once a node."""
+
+import functools
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from typing_extensions import override
+
+from loaderkit.config import LoaderConfig
+from loaderkit.datamodules.base import DataModule
+from loaderkit.datasets.formats import format_named, formats_of, known_suffixes
+from loaderkit.datasets.progress import with_progress
+from loaderkit.datasets.sharded import ShardedDataset
+from loaderkit.datasets.urls import Urls, expand
+
+Transform = Callable[[Any], Any]
+
+
+class ShardDataModule(DataModule):
+    """Trains on shards, found by path, folder, glob or URL.
+
+    Each part is one dataset over all its shards. `prepare_data` indexes those that have
+    no index, once a node; for many large shards `loaderkit index` does it in parallel.
+
+    Args:
+        train: A path, folder, glob or URL, or a list of them.
+        val: The same, as are the others.
+        test: The same.
+        predict: The same.
+        format: Name of the format, such as "tar", "parquet", "csv" or "tokens", or MODULE:CLASS of one's own; by
+            default the suffix says it.
+        options: The dataset's other settings, such as {"length": 1025, "dtype": "uint16"} for tokens.
+        train_transform: From a training sample to what is collated; its random numbers are the sample's own.
+        eval_transform: The same for val, test and predict.
+        index_dir: Where index files lie; beside local shards by default. Nodes that don't share the shards' folder
+            index on their own.
+        loader: The loaders' settings.
+        eval_loader: Those for val, test and predict.
+
+    Raises:
+        FileNotFoundError: In `prepare_data` and `setup`, if there are no shards.
+        ValueError: If a format is not known, or not clear from the suffix.
+        ShardError: If a shard is not what it should be.
+    """
+
+    def __init__(
+        self,
+        train: Urls | None = None,
+        val: Urls | None = None,
+        test: Urls | None = None,
+        predict: Urls | None = None,
+        *,
+        format: str | None = None,  # noqa: A002 - the field's name for it
+        options: Mapping[str, Any] | None = None,
+        train_transform: Transform | None = None,
+        eval_transform: Transform | None = None,
+        index_dir: str | os.PathLike[str] | None = None,
+        loader: LoaderConfig | None = None,
+        eval_loader: LoaderConfig | None = None,
+    ) -> None:
+        given = {"train": train, "val": val, "test": test, "predict": predict}
+        opened = {
+            name: functools.partial(
+                open_shards,
+                urls,
+                format=format,
+                transform=train_transform if name == "train" else eval_transform,
+                index_dir=index_dir,
+                **dict(options or {}),
+            )
+            for name, urls in given.items()
+            if urls is not None
+        }
+        super().__init__(**opened, loader=loader, eval_loader=eval_loader)
+        self._urls = {name: urls for name, urls in given.items() if urls is not None}
+        self._format, self._options, self._index_dir = format, dict(options or {}), index_dir
+
+    @override
+    def prepare_data(self) -> None:
+        found = {name: shards_at(urls, self._format) for name, urls in self._urls.items()}
+        todo = {shard: kind for kind, shards in found.values() if kind.keeps_index for shard in shards}
+        index_shards(todo, index_dir=self._index_dir, **self._options)
+
+
+def open_shards(urls: Urls, *, format: str | None = None, **settings: Any) -> ShardedDataset:  # noqa: A002
+    """Open shards as a dataset.
+
+    Raises:
+        FileNotFoundError: If there are none.
+        ValueError: If their format is not known, not clear, or not one.
+        TypeError: If the format has no such setting.
+    """
+    kind, shards = shards_at(urls, format)
+    if not kind.keeps_index:
+        settings.pop("index_dir", None)
+    return kind(shards, **settings)
+
+
+def shards_at(urls: Urls, format: str | None) -> tuple[type[ShardedDataset], list[str]]:  # noqa: A002
+    """Return what reads the shards, and their paths."""
+    if format is not None:
+        kind = format_named(format)
+        return kind, expand(urls, kind.suffixes)
+    shards = expand(urls, known_suffixes())
+    found = {name: kind for shard in shards for name, kind in formats_of(shard).items()}
+    if len(found) > 1:
+        raise ValueError(f"{shards[0]}: {len(shards)} shards may be {' or '.join(sorted(found))}. Say which: format=.")
+    return next(iter(found.values())), shards
+
+
+def index_shards(shards: Mapping[str, type[ShardedDataset]], **settings: Any) -> None:
+    """Index each shard that has no fresh index, under a progress bar; say once what has changed."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for shard in with_progress(shards, len(shards), "indexing"):
+            shards[shard](shard, **settings)
+    changed = [warning for warning in caught if "changed since they were" in str(warning.message)]
+    for warning in caught:
+        if warning not in changed:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    if changed:
+        warnings.warn(
+            f"{len(changed)} of {len(shards)} shards had changed since they were indexed: {changed[0].message}",
+            stacklevel=2,
+        )

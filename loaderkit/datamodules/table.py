@@ -1,0 +1,172 @@
+"""A DataModule for tables: columns to numbers by statistics of the training data, which go with the checkpoint."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from typing_extensions import override
+
+from loaderkit.config import LoaderConfig
+from loaderkit.datamodules.base import DataModule
+from loaderkit.datasets.array import ArrayDataset
+from loaderkit.datasets.table import Table, TableColumns, TableStatistics, Value, fit_table
+from loaderkit.datasets.tablefile import read_table
+from loaderkit.datasets.urls import Urls
+from loaderkit.loader import Loader
+
+TableData = Mapping[str, Any] | Urls
+
+
+class TableDataModule(DataModule):
+    """Trains on tables: CSV, Parquet or Arrow files, or columns in memory.
+
+    A batch is a dict: "numeric" (B, columns) float32, standardised; "categorical" (B, columns)
+    int64, codes with 0 for unknown categories; "target" (B,), int64 classes or float32. Each
+    is there where there is such a column. Tables are kept in memory, in this form.
+
+    Means, deviations, categories and classes are fitted to the training data, when they are
+    first asked for, and are part of the checkpoint; those of a checkpoint that was loaded take
+    their place for good. They are plain values, at most `max_categories` for a column.
+    To predict, none of the training data is read: pass `ckpt_path=` to the Trainer, or use
+    `TableDataModule.load_from_checkpoint(path, predict=...)`.
+    Lightning files them under the class's name: load a checkpoint with the class that saved it.
+
+    Args:
+        train: A path, folder, glob or URL, a list of them, or columns (N,) by name (also a DataFrame).
+        val: The same, as are the others.
+        test: The same.
+        predict: The same; it needs no target.
+        columns: What the columns are for.
+        missing_values: What stands for a missing value in a CSV file.
+        delimiter: Between the fields of a CSV file.
+        loader: The loaders' settings.
+        eval_loader: Those for val, test and predict.
+
+    Raises:
+        FileNotFoundError: When the data is read, if there are no files.
+        ValueError: When the data is read, if it is not what the columns say.
+    """
+
+    def __init__(
+        self,
+        train: TableData | None = None,
+        val: TableData | None = None,
+        test: TableData | None = None,
+        predict: TableData | None = None,
+        *,
+        columns: TableColumns | None = None,
+        missing_values: Sequence[str] = ("",),
+        delimiter: str = ",",
+        loader: LoaderConfig | None = None,
+        eval_loader: LoaderConfig | None = None,
+    ) -> None:
+        given = {"train": train, "val": val, "test": test, "predict": predict}
+        factories = {name: functools.partial(_RawTable, name, data) for name, data in given.items() if data is not None}
+        super().__init__(**factories, loader=loader, eval_loader=eval_loader)
+        self.columns = columns or TableColumns()
+        self._missing_values, self._delimiter = tuple(missing_values), delimiter
+        self._statistics: TableStatistics | None = None
+        self._encoded: dict[str, ArrayDataset] = {}
+
+    @property
+    def statistics(self) -> TableStatistics:
+        """The statistics of a checkpoint, else of the training data, which is read for them.
+
+        Raises:
+            ValueError: If there is neither.
+        """
+        if self._statistics is None:
+            raw = self._data("train")
+            if raw is None:
+                raise ValueError(
+                    f"{type(self).__name__}: no statistics: there is no training data, and no checkpoint of this class was "
+                    "loaded. Pass train=, or ckpt_path= with a checkpoint that a DataModule of the same class name saved."
+                )
+            table = self._read(raw)
+            self._statistics = fit_table(table, self.columns, "train")
+            self._keep("train", table)  # so that it is not read again
+        return self._statistics
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes.
+
+        Raises:
+            ValueError: If the task is no classification.
+        """
+        return len(self.classes)
+
+    @property
+    def classes(self) -> list[Value]:
+        """The target's values, each at the place of its code.
+
+        Raises:
+            ValueError: If the task is no classification.
+        """
+        if self.statistics.classes is None:
+            raise ValueError(
+                f"{type(self).__name__}: no classes: the target is {self.statistics.target!r}, a regression. "
+                "For a classification: TableColumns(target=..., task='classification')."
+            )
+        return self.statistics.classes
+
+    @property
+    def num_numeric(self) -> int:
+        """Number of numeric columns."""
+        return len(self.statistics.numeric)
+
+    @property
+    def cardinalities(self) -> list[int]:
+        """For each categorical column the number of its codes, the one for unknown categories included."""
+        return self.statistics.cardinalities
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        return state if self._statistics is None else {**state, "statistics": self._statistics.to_state()}
+
+    @override
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        if "statistics" in state_dict:
+            self._statistics = TableStatistics.from_state(state_dict["statistics"])
+            self._encoded.clear()
+        super().load_state_dict(state_dict)
+
+    @override
+    def _make(self, name: str, make: Callable[[Any], Loader]) -> Any:
+        # Only now: Lightning loads a checkpoint between setup and the first loader.
+        return super()._make(name, lambda raw: make(self._encode(raw)))
+
+    def _encode(self, raw: "_RawTable") -> ArrayDataset:
+        if raw.name not in self._encoded:
+            self.statistics  # noqa: B018 - fitted now, if no checkpoint has brought them
+        if raw.name not in self._encoded:
+            self._keep(raw.name, self._read(raw))
+        return self._encoded[raw.name]
+
+    def _keep(self, name: str, table: Table) -> None:
+        arrays = self.statistics.encode(table, name, with_target=name != "predict")
+        self._encoded[name] = ArrayDataset(arrays)
+
+    def _read(self, raw: "_RawTable") -> Table:
+        text = {*self.columns.categorical}
+        if (fitted := self._statistics) is not None:
+            values = {**fitted.categorical, **({fitted.target: fitted.classes or []} if fitted.target else {})}
+            text |= {name for name, found in values.items() if any(isinstance(value, str) for value in found)}
+        return read_table(
+            raw.data,
+            raw.name,
+            text=text,
+            ignore=self.columns.ignore,
+            missing_values=self._missing_values,
+            delimiter=self._delimiter,
+        )
+
+
+@dataclass(frozen=True)
+class _RawTable:
+    """Where a table is to be read from."""
+
+    name: str
+    data: TableData

@@ -1,0 +1,103 @@
+"""What torchvision brings: its datasets by name, and pictures of one size."""
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class LabelledPictures:
+    """A dataset of `(picture, label)` with its pictures as uint8 RGB tensors (3, H, W).
+
+    Args:
+        dataset: Its pictures are tensors, or Pillow's.
+        transform: From the tensor to what takes its place.
+    """
+
+    def __init__(self, dataset: Any, transform: Callable[[Any], Any] | None = None) -> None:
+        self.dataset = dataset
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        picture, label = self.dataset[index]
+        if not isinstance(picture, Tensor):
+            pixels = np.array(picture.convert("RGB"))  # Pillow's own method
+            picture = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+        return picture if self.transform is None else self.transform(picture), label
+
+    def fingerprint(self) -> str:
+        """Tell datasets apart by their names and sizes, as far as torchvision says."""
+        return f"{type(self.dataset).__name__} {len(self.dataset)}"
+
+
+@dataclass(frozen=True)
+class ToSize:
+    """Scale a picture (*, H, W) until it just covers a size, and cut out its middle.
+
+    Args:
+        size: Of the result, (height, width).
+        then: What follows, such as random augmentations.
+    """
+
+    size: tuple[int, int]
+    then: Callable[[Any], Any] | None = None
+
+    def __call__(self, picture: Tensor) -> Any:
+        from torchvision.transforms.v2 import functional
+
+        height, width = picture.shape[-2:]
+        factor = max(self.size[0] / height, self.size[1] / width)
+        covering = [max(self.size[0], round(height * factor)), max(self.size[1], round(width * factor))]
+        fitted = functional.center_crop(functional.resize(picture, covering, antialias=True), list(self.size))
+        return fitted if self.then is None else self.then(fitted)
+
+
+def torchvision_kind(name: str) -> Any:
+    """Return one of torchvision's dataset classes.
+
+    Raises:
+        ValueError: If there is none of that name.
+    """
+    from torchvision import datasets
+
+    kind = getattr(datasets, name, None) if name in datasets.__all__ else None
+    if not inspect.isclass(kind):
+        known = ", ".join(sorted(datasets.__all__))
+        raise ValueError(f"torchvision has no dataset {name!r}, it has {known}.")
+    return kind
+
+
+def default_splits(kind: Any) -> dict[str, Any]:
+    """Return a torchvision dataset's parts and how its class is asked for each: by `train=`, by `split=`, or not at all."""
+    settings = inspect.signature(kind).parameters
+    if "train" in settings:
+        return {"train": True, "test": False}
+    return {"train": "train", "test": "test"} if "split" in settings else {"train": None}
+
+
+def open_torchvision(
+    kind: Any, split: Any, root: str | os.PathLike[str], *, download: bool, options: Mapping[str, Any]
+) -> Any:
+    """Open a split of a torchvision dataset.
+
+    Raises:
+        FileNotFoundError: If it is not there and may not be downloaded.
+    """
+    settings = inspect.signature(kind).parameters
+    given = {"root": os.fspath(root), "download": download, "train": split, "split": split}
+    known = {key: value for key, value in given.items() if key in settings}
+    try:
+        return kind(**{**known, **options})
+    except RuntimeError as error:
+        raise FileNotFoundError(
+            f"torchvision's {kind.__name__} is not in {os.fspath(root)!r}: {error}"
+            f"{'' if download else ' With ImageDataModule: download=True, or another root=.'}"
+        ) from error
