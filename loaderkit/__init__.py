@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from loaderkit.datasets import TableColumns as TableColumns
     from loaderkit.datasets import TarDataset as TarDataset
     from loaderkit.datasets import TokenDataset as TokenDataset
+    from loaderkit.length_plans import LengthBuckets as LengthBuckets
+    from loaderkit.length_plans import TokenBudget as TokenBudget
     from loaderkit.stream import StreamDataset as StreamDataset
     from loaderkit.stream import from_start as from_start
     from loaderkit.writing import ParquetFormat as ParquetFormat
@@ -56,6 +58,7 @@ _LAZY = {
     "ImageDataModule": "loaderkit.datamodules",
     "ImageFolder": "loaderkit.datasets",
     "JsonlDataset": "loaderkit.datasets",
+    "LengthBuckets": "loaderkit.length_plans",
     "NpyDataset": "loaderkit.datasets",
     "Pad": "loaderkit.collate",
     "PadCollate": "loaderkit.collate",
@@ -72,6 +75,7 @@ _LAZY = {
     "TarDataset": "loaderkit.datasets",
     "TarFormat": "loaderkit.writing",
     "TokenDataset": "loaderkit.datasets",
+    "TokenBudget": "loaderkit.length_plans",
     "TokenFormat": "loaderkit.writing",
     "WriteError": "loaderkit.writing",
     "from_start": "loaderkit.stream",
@@ -89,6 +93,7 @@ __all__ = [
     "ImageDataModule",
     "ImageFolder",
     "JsonlDataset",
+    "LengthBuckets",
     "Loader",
     "LoaderConfig",
     "Mixture",
@@ -112,6 +117,7 @@ __all__ = [
     "TableColumns",
     "TableDataModule",
     "TarDataset",
+    "TokenBudget",
     "TarFormat",
     "TokenDataset",
     "TokenFormat",

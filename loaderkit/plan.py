@@ -24,6 +24,7 @@ class BatchKey:
     epoch: int
     positions: Int64Array  # (B,), in the order; seeds come from these
     indices: Int64Array  # (B,), in the dataset
+    rows: Int64Array | None = None  # (R + 1,), where a batch's rows begin, if each holds several samples
 
 
 class Plan(ABC):

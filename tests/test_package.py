@@ -29,6 +29,8 @@ LAYERS = [
     "sampling",
     "shard_order",
     "plan",
+    "windows",
+    "length_plans",
     "config",
     "datasets",
     "collate",

@@ -1,0 +1,351 @@
+"""Plans that arrange samples by their lengths: the order is cut into windows, each window into steps of like lengths."""
+
+import copy
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderkit.cursor import Cursor
+from loaderkit.order import Order, Sequential, Shuffled, digest
+from loaderkit.plan import BatchKey, Plan
+from loaderkit.seeding import Int64Array, hash_positions
+from loaderkit.world import World
+
+WINDOW = 8192
+_KEPT = 4  # segments; a loader asks for the one it reads, and for where it began
+Geometry = tuple[int, ...]
+
+
+class Cut(NamedTuple):
+    """Samples arranged in batches, steps x ranks of them, those of a step next to each other.
+
+    places (N,) are rows of the samples' lengths, batch after batch; bounds (batches + 1,) say where each batch begins.
+    Where a batch has rows of several samples, rows (R + 1,) say where each of these begins, and all bounds are among them.
+    """
+
+    places: Int64Array
+    bounds: Int64Array
+    rows: Int64Array | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Segment:
+    """Samples that are arranged together: a window, or what was left of one where a run went on with another geometry."""
+
+    start: int  # samples consumed before it, over all ranks
+    end: int  # and after it
+    positions: Int64Array  # (N,) in the order, ascending
+    indices: Int64Array  # (N,) in the dataset
+    cut: Cut
+    ranks: int
+    turns: Int64Array  # (S,) in which order the cut's steps come
+    ends: Int64Array  # (S,) samples consumed after each of these
+    origin: tuple[int, ...]  # what a cursor within it has to say, so that it can be made again
+
+    def done(self, samples: int) -> int:
+        """Return how many steps end at or before so many consumed samples.
+
+        Raises:
+            ValueError: If one ends behind them.
+        """
+        if samples == self.start:
+            return 0
+        step = int(np.searchsorted(self.ends, samples))
+        if step == len(self.ends) or self.ends[step] != samples:
+            raise ValueError(
+                f"plan: sample {samples:,} is in the middle of a step, wanted a cursor that this plan gave. "
+                "To jump there: loader.seek(epoch=..., samples=...)."
+            )
+        return step + 1
+
+    def left(self, samples: int) -> Int64Array:
+        """Return the positions (M,), ascending, that do not belong to the steps that are done."""
+        taken = np.zeros(len(self.positions), dtype=bool)
+        for step in self.turns[: self.done(samples)].tolist():
+            taken[self.cut.places[slice(*self.cut.bounds[[step * self.ranks, (step + 1) * self.ranks]])]] = True
+        return self.positions[~taken]
+
+
+class WindowPlan(Plan):
+    """Steps made of windows of an order; which samples share a step depends on their lengths.
+
+    A window's steps come in shuffled order. A cursor within a window names the geometry (ranks, batch size) that the
+    window was cut with: a run that goes on with another one then knows what is left, and cuts that anew.
+
+    Args:
+        lengths: Of each sample of the dataset, (N,) integers of at least 0.
+        window: How many samples are arranged together. It shapes the order, and bounds the memory.
+        shuffle: Whether samples, and the steps of a window, come in a new order each epoch.
+        seed: Of that.
+        order: Another order of the samples, in place of `shuffle`; the steps of a window are shuffled then.
+
+    Raises:
+        ValueError: If a number is out of range, or the order does not fit the lengths.
+    """
+
+    def __init__(self, lengths: npt.ArrayLike, *, window: int, shuffle: bool, seed: int, order: Order | None) -> None:
+        name = type(self).__name__
+        self.lengths = as_lengths(lengths, name)
+        check_count(window, name, "window")
+        self.order = order or (Shuffled(len(self.lengths), seed=seed) if shuffle else Sequential(len(self.lengths)))
+        if self.order.reach > len(self.lengths):
+            raise ValueError(
+                f"{name}: the order has indices up to {self.order.reach - 1:,}, there are {len(self.lengths):,} lengths. "
+                "Give the length of each sample of the dataset."
+            )
+        self.window, self.seed, self._mixed = window, seed, shuffle or order is not None
+        self.world = World()
+        self._digest = digest(self.lengths)
+        self._segments: dict[Any, Segment | None] = {}
+        self._chains: dict[Any, tuple[Int64Array, Int64Array]] = {}
+
+    @property
+    @abstractmethod
+    def geometry(self) -> Geometry:
+        """Return what a cut depends on beside the lengths, the ranks first; as many ints for all plans of the class."""
+
+    @abstractmethod
+    def cut(self, lengths: Int64Array, geometry: Geometry, *, last: bool) -> Cut | None:
+        """Arrange samples of lengths (N,); None if they are too few for a batch on each rank.
+
+        Args:
+            lengths: In the order's order.
+            geometry: Of this plan, or of the run that began the window.
+            last: Whether nothing comes after them: then the tail policy decides what can't be spread evenly.
+        """
+
+    def steps_of(self, samples: int, *, last: bool) -> int | None:
+        """Return the steps of a window, where these don't depend on the lengths."""
+        return None
+
+    def with_world(self, world: World) -> Self:
+        changed = copy.copy(self)
+        changed.world, changed._segments, changed._chains = world, {}, {}
+        return changed
+
+    def key(self, epoch: int) -> str:
+        how = "mixed" if self._mixed else "in order"
+        name = type(self).__name__.lower()
+        return f"{name}-1({self.order.key(epoch)}, {how} by {self.window}, seed={self.seed}, lengths={self._digest})"
+
+    def remaining(self, cursor: Cursor) -> int:
+        segment = self._segment(cursor)
+        if segment is None:
+            return 0
+        return len(segment.turns) - segment.done(cursor.samples) + self._steps_from(cursor.epoch, segment.end)
+
+    def placed(self, cursor: Cursor) -> Cursor:
+        # A window that was cut a second time may have more steps than it would have had.
+        done = max(0, self.batches(cursor.epoch) - self.remaining(cursor))
+        return Cursor(epoch=cursor.epoch, samples=cursor.samples, batches=done, plan=cursor.plan)
+
+    def advance(self, cursor: Cursor, batches: int = 1) -> Cursor:
+        while (left := self.remaining(cursor)) <= batches:
+            if left == 0 and cursor.samples == 0:
+                return cursor  # an epoch without batches: nowhere to go
+            batches -= left
+            cursor = cursor.next_epoch()
+        done = cursor.batches + batches
+        while batches:
+            segment = self._segment(cursor)
+            if segment is None:
+                raise RuntimeError("plan: an epoch ended before its last batch.")
+            first = segment.done(cursor.samples)
+            if first + batches < len(segment.turns):
+                samples = int(segment.ends[first + batches - 1])
+                return Cursor(epoch=cursor.epoch, samples=samples, batches=done, plan=segment.origin)
+            batches -= len(segment.turns) - first
+            samples, batches = self._skip(cursor.epoch, segment.end, batches)
+            cursor = Cursor(epoch=cursor.epoch, samples=samples, batches=done)
+        return cursor
+
+    def keys(self, cursor: Cursor) -> Iterator[BatchKey]:
+        while (segment := self._segment(cursor)) is not None:
+            cut = segment.cut
+            for step in segment.turns[segment.done(cursor.samples) :].tolist():
+                batch = step * self.world.size + self.world.rank
+                first, last = cut.bounds[batch], cut.bounds[batch + 1]
+                places = cut.places[first:last]
+                rows = None
+                if cut.rows is not None:
+                    rows = cut.rows[slice(*np.searchsorted(cut.rows, [first, last + 1]))] - first
+                yield BatchKey(cursor.epoch, segment.positions[places], segment.indices[places], rows)
+            cursor = Cursor(epoch=cursor.epoch, samples=segment.end)
+
+    def segments(self, epoch: int) -> Iterator[Segment]:
+        """Yield an epoch's segments, as a run without interruption has them."""
+        cursor = Cursor(epoch=epoch)
+        while (segment := self._segment(cursor)) is not None:
+            yield segment
+            cursor = Cursor(epoch=epoch, samples=segment.end)
+
+    def _segment(self, cursor: Cursor) -> Segment | None:
+        """Return what a run at the cursor reads from, None at the epoch's end."""
+        known = cursor.plan[-len(self.geometry) :] == self.geometry
+        where = (cursor.epoch, cursor.plan, 0 if known else cursor.samples)
+        if where not in self._segments:
+            if not cursor.plan:
+                segment = self._fresh(cursor.epoch, cursor.samples)
+            else:
+                segment = self._restored(cursor)
+                if segment is not None and not known:
+                    left = segment.left(cursor.samples)
+                    start, end, origin = cursor.samples, segment.end, segment.origin
+                    segment = self._arranged(cursor.epoch, start, end, left, self.geometry, origin)
+            while len(self._segments) >= _KEPT:
+                self._segments.pop(next(iter(self._segments)))
+            self._segments[where] = segment
+        return self._segments[where]
+
+    def _fresh(self, epoch: int, start: int) -> Segment | None:
+        end = self._end_of_window(epoch, start)
+        positions = np.arange(start, end, dtype=np.int64)
+        return self._arranged(epoch, start, end, positions, self.geometry, ()) if end > start else None
+
+    def _restored(self, cursor: Cursor) -> Segment | None:
+        """Make the segment again that a cursor names: the geometries that followed each other in a window."""
+        width = 2 + len(self.geometry)
+        if len(cursor.plan) % width:
+            raise ValueError(
+                f"cannot resume: the cursor's plan has {len(cursor.plan)} numbers, wanted a multiple of {width} for "
+                f"{type(self).__name__}. The state is damaged, or of another plan."
+            )
+        segment: Segment | None = None
+        for place in range(0, len(cursor.plan), width):
+            start, end, *geometry = cursor.plan[place : place + width]
+            positions = np.arange(start, end, dtype=np.int64)
+            if segment is not None:
+                positions = np.concatenate([segment.left(start), np.arange(segment.end, end, dtype=np.int64)])
+            origin = cursor.plan[:place]
+            segment = self._arranged(cursor.epoch, start, end, positions, tuple(geometry), origin)
+        return segment
+
+    def _arranged(
+        self, epoch: int, start: int, end: int, positions: Int64Array, geometry: Geometry, origin: tuple[int, ...]
+    ) -> Segment | None:
+        """Cut samples, together with those of the next windows if they are too few by themselves."""
+        size = self._size(epoch)
+        while True:
+            whole = len(positions) == end - positions[0] if len(positions) else False
+            found = self.order.indices(epoch, int(positions[0]), end) if whole else self.order.at(epoch, positions)
+            cut = self.cut(self.lengths[found], geometry, last=end == size)
+            if cut is not None:
+                break
+            if end == size:
+                return None
+            more = self._end_of_window(epoch, end)
+            positions, end = np.concatenate([positions, np.arange(end, more, dtype=np.int64)]), more
+        ranks = geometry[0]
+        steps = (len(cut.bounds) - 1) // ranks
+        turns = np.arange(steps, dtype=np.int64)
+        if self._mixed:
+            turns = np.argsort(hash_positions(turns, "steps", self.seed, epoch, start), kind="stable")
+        counts = np.diff(_new_before(cut.places, len(positions))[cut.bounds[::ranks]])
+        ends = start + np.cumsum(counts[turns])
+        ends[-1:] = end  # what the tail policy or the longest allowed length leaves out counts as consumed
+        return Segment(
+            start=start,
+            end=end,
+            positions=positions,
+            indices=found,
+            cut=cut,
+            ranks=ranks,
+            turns=turns,
+            ends=ends,
+            origin=(*origin, start, end, *geometry),
+        )
+
+    def _end_of_window(self, epoch: int, start: int) -> int:
+        size = self._size(epoch)
+        windows = max(1, size // self.window)  # the last one has what is left too
+        number = start // self.window
+        return size if number >= windows - 1 else (number + 1) * self.window
+
+    def _steps_from(self, epoch: int, start: int) -> int:
+        """Return the steps of the windows from one on."""
+        full, last = self._regular(epoch, start)
+        if full is not None:
+            return full[0] * full[1] + last
+        starts, before = self._chain(epoch, start)
+        return int(before[-1] - before[np.searchsorted(starts, start)])
+
+    def _skip(self, epoch: int, start: int, steps: int) -> tuple[int, int]:
+        """Return where the window begins that has the step so many steps after a window's start, and how far in it is."""
+        full, _ = self._regular(epoch, start)
+        if full is not None:
+            count, each = full
+            windows = min(count, steps // each) if each else 0
+            return start + windows * self.window, steps - windows * each
+        starts, before = self._chain(epoch, start)
+        steps += int(before[np.searchsorted(starts, start)])
+        place = min(int(np.searchsorted(before, steps, side="right")) - 1, len(starts) - 1)
+        return int(starts[place]), steps - int(before[place])
+
+    def _regular(self, epoch: int, start: int) -> tuple[tuple[int, int] | None, int]:
+        """Return how many full windows follow and the steps of each, and those of the last, if lengths don't matter."""
+        size = self._size(epoch)
+        each = self.steps_of(self.window, last=False)
+        if each is None:
+            return None, 0
+        count = max(0, max(1, size // self.window) - 1 - start // self.window) if start < size else 0
+        left = size - start - count * self.window
+        last = self.steps_of(left, last=True) if left > 0 else 0
+        return (count, each), last or 0
+
+    def _chain(self, epoch: int, start: int) -> tuple[Int64Array, Int64Array]:
+        """Return where an epoch's windows begin (W,), and how many steps come before each and in all (W + 1,)."""
+        for first in (0, start):
+            if (epoch, first) not in self._chains:
+                starts, counts, at = [], [], first
+                while (segment := self._fresh(epoch, at)) is not None:
+                    starts.append(at)
+                    counts.append(len(segment.turns))
+                    at = segment.end
+                chain = np.array([*starts, self._size(epoch)], dtype=np.int64), np.cumsum([0, *counts], dtype=np.int64)
+                self._chains = {key: value for key, value in self._chains.items() if key[0] == epoch}
+                self._chains[epoch, first] = chain
+            starts_found, before = self._chains[epoch, first]
+            if starts_found[np.searchsorted(starts_found, start)] == start:
+                break
+        return starts_found, before
+
+    def _size(self, epoch: int) -> int:
+        return int(self.order.size(epoch))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_segments": {}, "_chains": {}}
+
+
+def _new_before(places: Int64Array, size: int) -> Int64Array:
+    """Return how many different places come before each (N + 1,): in padded batches some come again."""
+    numbers = np.arange(len(places), dtype=np.int64)
+    first = np.empty(size, dtype=np.int64)
+    first[places[::-1]] = numbers[::-1]
+    return np.concatenate([[0], np.cumsum(first[places] == numbers)])
+
+
+def as_lengths(lengths: npt.ArrayLike, name: str) -> Int64Array:
+    """Check lengths (N,).
+
+    Raises:
+        ValueError: If they are not integers of at least 0 on one axis, or there are none.
+    """
+    found = np.asarray(lengths)
+    if found.ndim != 1 or not found.size or found.dtype.kind not in "iu":
+        raise ValueError(
+            f"{name}: lengths have shape {found.shape} and dtype {found.dtype}, wanted one axis of integers, the length of "
+            "each sample."
+        )
+    if found.min() < 0:
+        raise ValueError(f"{name}: sample {int(found.argmin()):,} has length {found.min()}, wanted at least 0.")
+    return found.astype(np.int64)
+
+
+def check_count(value: Any, name: str, what: str) -> None:
+    """Raise ValueError unless a setting is an integer of at least 1."""
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name}: {what} is {value!r}, wanted an integer of at least 1.")

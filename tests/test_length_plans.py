@@ -1,0 +1,266 @@
+"""The laws of plans by length, over grids of lengths, windows, budgets, ranks, stop points and changes of geometry."""
+
+import contextlib
+import itertools
+import pickle
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import loaderkit as lk
+from loaderkit import Cursor, LengthBuckets, TokenBudget, World
+from loaderkit.plan import BatchKey
+from loaderkit.windows import WindowPlan
+
+BUDGET = 40
+
+
+def lengths_of(kind: str, size: int) -> np.ndarray:
+    random = np.random.default_rng(size)
+    return {
+        "constant": np.full(size, 7),
+        "lognormal": np.minimum(random.lognormal(2, 0.8, size).astype(int), BUDGET),
+        "one giant": np.where(np.arange(size) == size // 2, BUDGET, 2),
+        "all ones": np.ones(size, int),
+        "zeros": np.where(np.arange(size) % 3, 0, 5),
+        "over half": np.full(size, BUDGET // 2 + 1),
+    }[kind]
+
+
+KINDS = ["constant", "lognormal", "one giant", "all ones", "zeros", "over half"]
+PLANS: dict[str, Any] = {
+    "buckets": lambda lengths, batch=3, **more: LengthBuckets(lengths, batch, **more),
+    "buckets of one": lambda lengths, batch=1, **more: LengthBuckets(lengths, 1, **more),
+    "budget": lambda lengths, batch=3, **more: TokenBudget(lengths, BUDGET + batch, **more),
+    "budget of real tokens": lambda lengths, batch=3, **more: TokenBudget(
+        lengths, BUDGET + batch, padded=False, max_samples=5, **more
+    ),
+    "budget, multiples": lambda lengths, batch=3, **more: TokenBudget(
+        lengths, BUDGET + 4 * batch, multiple_of=8, **more
+    ),
+}
+
+
+def steps(plan: WindowPlan, cursor: Cursor) -> list[list[BatchKey]]:
+    """The epoch's remaining batches, of all ranks, by step."""
+    ranks = [list(plan.with_world(World(rank, plan.world.size)).keys(cursor)) for rank in range(plan.world.size)]
+    return [list(step) for step in zip(*ranks, strict=True)]  # strict: every rank gets the same number
+
+
+def steps_if_shared(plan: WindowPlan, cursor: Cursor) -> list[list[BatchKey]] | None:
+    """As `steps`; None if the plan says that the ranks can't share the end of the epoch."""
+    with contextlib.suppress(ValueError):
+        return steps(plan, cursor)
+    with pytest.raises(ValueError, match="can't be shared evenly"):
+        steps(plan, cursor)
+    return None
+
+
+def positions(found: list[list[BatchKey]]) -> list[int]:
+    return [position for step in found for key in step for position in key.positions.tolist()]
+
+
+def check_batches(plan: WindowPlan, found: list[list[BatchKey]]) -> None:
+    for step in found:
+        for key in step:
+            sizes = plan.lengths[key.indices]
+            assert sizes.size
+            if isinstance(plan, LengthBuckets):
+                assert sizes.size <= max(plan.batch_size, 2 if plan.batch_size == 1 else 0)
+            elif isinstance(plan, TokenBudget) and plan.padded:
+                padded = -(-int(sizes.max()) // plan.multiple_of) * plan.multiple_of * sizes.size
+                assert padded <= plan.max_tokens
+            elif isinstance(plan, TokenBudget):
+                assert sizes.sum() <= plan.max_tokens
+                assert sizes.size <= (plan.max_samples or sizes.size)
+        edges = sorted((int(plan.lengths[key.indices].min()), int(plan.lengths[key.indices].max())) for key in step)
+        assert all(low[1] <= high[0] for low, high in itertools.pairwise(edges)), "lengths of a step don't follow"
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_epoch_has_each_sample_once_within_the_budget(name: str, kind: str) -> None:
+    cases = 0
+    for size, window, world, shuffle in itertools.product((1, 7, 30, 61), (4, 8, 25, 100), (1, 2, 3, 4), (True, False)):
+        plan = PLANS[name](lengths_of(kind, size), window=window, seed=3, shuffle=shuffle).with_world(World(0, world))
+        found = steps_if_shared(plan, Cursor(epoch=1))
+        if found is None:
+            assert size < world or kind in ("over half", "one giant", "constant", "lognormal")
+            continue
+        assert sorted(positions(found)) == list(range(size))
+        assert plan.batches(1) == len(found)
+        check_batches(plan, found)
+        cases += 1
+    assert cases > 20
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("tail", ["drop", "pad"])
+def test_tails_give_full_steps(name: str, tail: str) -> None:
+    for size, window, world in itertools.product((1, 7, 30, 61), (4, 25, 100), (1, 2, 3, 4)):
+        for kind in ("over half", "lognormal"):
+            plan = PLANS[name](lengths_of(kind, size), window=window, tail=tail).with_world(World(0, world))
+            found = steps(plan, Cursor())
+            counts = Counter(positions(found))
+            left_out = size - len(counts)
+            again = counts.total() - len(counts)
+            assert left_out == 0 if tail == "pad" else again == 0
+            assert max(left_out, again) < world * 3 or (tail == "pad" and size < world)
+            if not isinstance(plan, LengthBuckets):
+                assert left_out < world * 2
+            check_batches(plan, found)
+            assert len(found) == plan.batches(0)
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_length_advance_and_keys_agree_at_every_stop(name: str, world: int) -> None:
+    walked = 0
+    for kind, window, tail in itertools.product(
+        ("lognormal", "one giant", "zeros"), (8, 17, 50), ("keep", "pad", "drop")
+    ):
+        plan = PLANS[name](lengths_of(kind, 50), window=window, seed=1, tail=tail).with_world(World(0, world))
+        whole = steps(plan, Cursor(epoch=1))
+        cursor = Cursor(epoch=1)
+        for done, step in enumerate(whole):
+            fresh = pickle.loads(pickle.dumps(plan))  # another process: nothing is cached
+            assert fresh.remaining(cursor) == len(whole) - done
+            assert fresh.placed(cursor).batches == done == cursor.batches
+            assert cursor == plan.advance(Cursor(epoch=1), done)
+            rest = steps(fresh, cursor)
+            assert [key.positions.tolist() for key in rest[0]] == [key.positions.tolist() for key in step]
+            assert positions(rest) == positions(whole[done:])
+            cursor = plan.advance(cursor)
+            walked += 1
+        assert cursor == Cursor(epoch=2)
+        assert plan.advance(Cursor(epoch=0), plan.batches(0) + len(whole)) == Cursor(epoch=2)
+    assert walked > 60
+
+
+@st.composite
+def journeys(draw: st.DrawFn) -> tuple[str, str, int, int, list[tuple[int, int, int]]]:
+    legs = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(0, 9))
+    return (
+        draw(st.sampled_from(list(PLANS))),
+        draw(st.sampled_from(KINDS)),
+        draw(st.integers(5, 90)),
+        draw(st.integers(4, 60)),
+        draw(st.lists(legs, min_size=2, max_size=5)),
+    )
+
+
+@settings(max_examples=400, deadline=None)
+@given(journeys())
+def test_resumes_in_a_row_on_other_ranks_and_batch_sizes_deliver_each_sample_once(journey: Any) -> None:
+    name, kind, size, window, legs = journey
+    cursor, delivered, told = Cursor(epoch=2), [], 0
+    for leg, (batch, world, count) in enumerate(legs):
+        plan = PLANS[name](lengths_of(kind, size), batch, window=window, seed=5).with_world(World(0, world))
+        rest = steps_if_shared(plan, cursor)
+        if rest is None:  # the ends of epochs, on more ranks than can share them
+            told += 1
+            continue
+        assert plan.remaining(cursor) == len(rest)
+        check_batches(plan, rest)
+        if leg == len(legs) - 1 or count >= len(rest):
+            delivered += positions(rest)
+            cursor = Cursor(epoch=3)
+            break
+        delivered += positions(rest[:count])
+        after = plan.advance(cursor, count)
+        assert plan.remaining(after) == len(rest) - count
+        cursor = Cursor(epoch=after.epoch, samples=after.samples, plan=after.plan)
+    if cursor.epoch == 3:
+        assert sorted(delivered) == list(range(size))
+    else:
+        assert told
+        assert len(set(delivered)) == len(delivered) == cursor.samples
+
+
+def test_steps_come_in_another_order_each_epoch_and_short_ones_not_first() -> None:
+    plan = LengthBuckets(lengths_of("lognormal", 1000), 10, window=500)
+    means = [[plan.lengths[key.indices].mean() for key in plan.keys(Cursor(epoch=epoch))] for epoch in range(2)]
+    assert means[0] != means[1]
+    for found in means:
+        assert abs(np.corrcoef(np.arange(50), found[:50])[0, 1]) < 0.5
+    in_order = LengthBuckets(lengths_of("lognormal", 1000), 10, window=500, shuffle=False)
+    assert sorted(next(iter(in_order.keys(Cursor()))).positions) != list(range(10))
+
+
+def test_little_is_padded() -> None:
+    """The design's measurements: buckets over a hundred batches 1.05, a token budget over 6,400 samples 1.02."""
+    lengths = np.random.default_rng(0).lognormal(5, 0.6, 20_000).astype(int) + 1
+    most = int(lengths.max())
+
+    def padded(plan: WindowPlan) -> float:
+        found = [plan.lengths[key.indices] for key in plan.keys(Cursor())]
+        assert sum(map(len, found)) == 20_000
+        return sum(int(sizes.max()) * len(sizes) for sizes in found) / int(lengths.sum())
+
+    assert padded(LengthBuckets(lengths, 64)) < 1.06
+    assert padded(TokenBudget(lengths, max(64 * 170, most))) < 1.03
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", ["buckets", "budget"])
+def test_a_loader_resumes_at_every_batch_with_any_workers(name: str, workers: int) -> None:
+    lengths = lengths_of("lognormal", 40)
+    data = [np.arange(length) + 100 * number for number, length in enumerate(lengths)]
+
+    def make(state: Any = None, **settings: Any) -> lk.Loader:
+        loader = lk.Loader(data, plan=PLANS[name](lengths, window=16), collate_fn=list, **settings)
+        if state is not None:
+            loader.load_state_dict(state)
+        return loader
+
+    def plain(batches: Any) -> list[Any]:
+        return [[sample.tolist() for sample in batch] for batch in batches]
+
+    whole = plain(make())
+    assert sorted(map(str, itertools.chain(*whole))) == sorted(str(sample.tolist()) for sample in data)
+    loader = make(num_workers=workers)
+    assert plain(loader) == whole
+    loader.seek(epoch=0)
+    states = [loader.state_dict()] + [loader.state_dict() for _ in loader]
+    for done in range(0, len(whole), 1 if not workers else 5):
+        again = make(states[done], num_workers=2 - workers)
+        assert len(again) == len(whole)
+        assert plain(again) == whole[done:]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LengthBuckets([[1]], 2), r"lengths have shape \(1, 1\)"),
+        (lambda: LengthBuckets([1.5], 2), "wanted one axis of integers"),
+        (lambda: LengthBuckets([], 2), "the length of each sample"),
+        (lambda: LengthBuckets([3, -1], 2), "sample 1 has length -1"),
+        (lambda: LengthBuckets([3], 0), "batch_size is 0"),
+        (lambda: LengthBuckets([3], 1, window=0), "window is 0"),
+        (lambda: LengthBuckets([3], 1, tail="keeep"), "tail is 'keeep'"),  # type: ignore[arg-type]
+        (lambda: LengthBuckets([3], 1, order=lk.Shuffled(2)), "indices up to 1, there are 1 lengths"),
+        (lambda: TokenBudget([3, 9, 8], 7), "sample 1 counts 9, over max_tokens=7 .2 samples are."),
+        (lambda: TokenBudget([7], 7, multiple_of=4), "sample 0 counts 8"),
+        (lambda: TokenBudget([7], 7, too_long="cut"), "too_long is 'cut'"),  # type: ignore[arg-type]
+        (lambda: TokenBudget([7], 0), "max_tokens is 0"),
+    ],
+)
+def test_bad_settings_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_long_samples_are_left_out_or_stand_alone() -> None:
+    lengths = np.array([5, 50, 6, 70, 3, 2, 9, 60])
+    dropped = TokenBudget(lengths, 20, too_long="drop", window=4)
+    found = steps(dropped, Cursor())
+    assert sorted(lengths[[int(i) for step in found for key in step for i in key.indices]]) == [2, 3, 5, 6, 9]
+    assert dropped.advance(Cursor(), len(found)) == Cursor(epoch=1)
+    alone = TokenBudget(lengths, 20, too_long="alone", window=4)
+    batches = [lengths[key.indices].tolist() for step in steps(alone, Cursor()) for key in step]
+    assert sorted(itertools.chain(*batches)) == sorted(lengths)
+    assert all(len(batch) == 1 for batch in batches if max(batch) > 20)
