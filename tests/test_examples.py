@@ -112,6 +112,39 @@ def test_the_command_line_trains_resumes_and_validates(tmp_path: Path) -> None:
     assert torch.load(tmp_path / "runs" / "cli" / "last.ckpt", weights_only=True)["global_step"] == 90
 
 
+def test_pictures_in_tar_shards_after_a_kill_give_the_weights_of_an_uninterrupted_run(tmp_path: Path) -> None:
+    script = EXAMPLES / "pictures_from_tar.py"
+    killed = run(tmp_path, script, "--kill-after", "70", code=-signal.SIGKILL)
+    assert "killed in epoch 1, before batch 23" in killed
+    resumed = run(tmp_path, script, "--workers", "0")
+    whole = run(tmp_path, script, "--workers", "0", "--folder", "whole")
+    assert re.findall("94 steps, accuracy 0.*", resumed) == re.findall("94 steps, accuracy 0.*", whole) != []
+    assert re.findall("final weights: .*", resumed) == re.findall("final weights: .*", whole) != []
+
+
+def test_a_killed_language_model_goes_on_with_the_losses_of_an_uninterrupted_run(tmp_path: Path) -> None:
+    script = EXAMPLES / "language_model.py"
+    killed = run(tmp_path, script, "--steps", "60", "--kill-after", "45", code=-signal.SIGKILL)
+    assert "killed in epoch 0, before batch 45" in killed
+    resumed = run(tmp_path, script, "--steps", "60", "--workers", "1")
+    whole = run(tmp_path, script, "--steps", "60", "--folder", "whole")
+    losses = [re.findall(r"step +(\d+): (\S+) nats", text) for text in (resumed, whole)]
+    assert [step for step, _ in losses[0]] == ["40"]
+    assert losses[0] == losses[1][-1:]
+    weights = [
+        torch.load(tmp_path / name / "weights.pt", weights_only=True) for name in ("runs/language_model", "whole")
+    ]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_a_tables_checkpoint_predicts_without_the_training_data(tmp_path: Path) -> None:
+    text = run(tmp_path, EXAMPLES / "table_csv.py", "--epochs", "8")
+    right = re.search(r"(\d+) of 45 wines right, from the checkpoint alone", text)
+    assert right
+    assert int(right[1]) > 40
+    assert not (tmp_path / "runs" / "table" / "wines.csv").exists()
+
+
 @pytest.mark.parametrize("script", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: path.name)
 def test_each_example_says_what_it_shows_and_how_to_run_it(script: Path) -> None:
     text = script.read_text()
