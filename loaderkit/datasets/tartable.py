@@ -12,6 +12,7 @@ from loaderkit.datasets.index import ShardError
 from loaderkit.datasets.tarwalk import File
 from loaderkit.seeding import Int64Array
 
+_SLASH = ord("/")
 _METADATA = re.compile(rb"__[^/]*__(/|$)")  # webdataset's rule
 
 
@@ -90,10 +91,12 @@ def group(chunks: Iterable[list[File]], shard: str) -> TarTable:
     length = 0
     stray: tuple[bytes, int] | None = None
     for name, offset, size in (file for chunk in chunks for file in chunk):
-        _check_name(name, offset, shard)
-        dot = name.find(b".", name.rfind(b"/") + 1)
+        if b".." in name or b"\0" in name or not name or name[0] == _SLASH:
+            _check_name(name, offset, shard)
+        base = name.rfind(b"/") + 1
+        dot = name.find(b".", base)
         key, extension = name[:dot], name[dot + 1 :]
-        if dot <= name.rfind(b"/") + 1 or not extension or _METADATA.match(name):
+        if dot <= base or not extension or (name[:2] == b"__" and _METADATA.match(name)):
             stray = stray or (name, offset)
             continue
         number = numbers.get(extension)

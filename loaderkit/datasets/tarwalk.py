@@ -1,5 +1,6 @@
 """Where the files of a tar archive lie: its headers, walked once, and none believed before its checksum."""
 
+import io
 import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
@@ -8,13 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderkit.datasets.index import ShardError
+from loaderkit.seeding import Int64Array
 
 File = tuple[bytes, int, int]  # name, and offset and size of the content
 
 _BLOCK = 512
 _ZEROS = bytes(_BLOCK)
 _CHUNK = 2048  # headers whose checksums are verified at once
+_FEW = 32  # headers that are walked over one by one before a run of them is looked for
 _WINDOW = 4096  # bytes read at once: a small file's header with the next one
+_BULK = 1 << 21  # bytes read at once where files are small
+_SMALL = 1 << 15  # bytes from one header to the next, up to which all between is read as well
 _MOST_EXTENDED = 1 << 20  # bytes of an extended header
 _FILES = b"0\x007"
 _DIRECTORY, _LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL, _VOLUME = b"5LKxgV"
@@ -34,6 +39,7 @@ _PACKED = {
     b"\x28\xb5\x2f\xfd": "zstd",
     b"\x04\x22\x4d\x18": "lz4",
 }
+_OCTAL = 8 ** np.arange(10, -1, -1, dtype=np.int64)
 _PAX_RECORD = re.compile(rb"([1-9][0-9]{0,8}) ")
 
 
@@ -54,6 +60,10 @@ def walk(file: BinaryIO, size_bytes: int, shard: str) -> Iterator[list[File]]:
     _refuse_what_is_not_tar(raw, shard)
     walker = _Walker(raw, size_bytes, shard)
     while not walker.ended:
+        if walker.advance_by_run():
+            yield walker.files
+            walker.files = []
+            continue
         try:
             walker.advance()
         except ShardError:
@@ -75,10 +85,39 @@ class _Walker:
         self._name: bytes | None = None  # what an extended header says of the next file
         self._size: int | None = None
         self._window, self._start = b"", 0
+        self._apart = 0  # mean bytes from one header to the next in the last chunk; 0 where runs don't pay
+        self._buffer: npt.NDArray[np.uint8] | None = None
+
+    def advance_by_run(self) -> bool:
+        """Walk over ordinary headers that follow each other, all at once; False where there are none, or few."""
+        if not 0 < self._apart <= _SMALL or self._name is not None or self._size is not None:
+            return False
+        if not isinstance(self.file, io.FileIO):  # elsewhere all these bytes would have to be fetched
+            return False
+        if self._buffer is None:
+            self._buffer = np.empty(_BULK, dtype=np.uint8)
+        self.file.seek(self.offset)
+        length = self.file.readinto(self._buffer.data) or 0
+        names, offsets, sizes = _find_run(self._buffer[: length // _BLOCK * _BLOCK].reshape(-1, _BLOCK))
+        ends = offsets + (self.offset + _BLOCK) + sizes
+        whole = len(ends) if not len(ends) or ends[-1] <= self.size_bytes else len(ends) - 1  # the other is an error
+        if whole < _FEW:
+            self._apart = 0
+            return False
+        places = (offsets[:whole] + (self.offset + _BLOCK)).tolist()
+        found = zip(names[:whole], places, sizes[:whole].tolist(), strict=True)
+        self.files = [file for file in found if not file[0].endswith(b"/")]
+        self.offset = int(ends[whole - 1] + -ends[whole - 1] % _BLOCK)
+        return True
 
     def advance(self) -> None:
         """Walk over a chunk of headers."""
-        for _ in range(_CHUNK):
+        begin, count = self.offset, _CHUNK if self.offset else _FEW
+        self._walk_chunk(count)
+        self._apart = (self.offset - begin) // count
+
+    def _walk_chunk(self, count: int) -> None:
+        for _ in range(count):
             offset = self.offset
             block = self._near(offset, _BLOCK)
             if len(block) < _BLOCK:
@@ -234,11 +273,56 @@ def _name(block: bytes) -> bytes:
     return name
 
 
+def _find_run(blocks: npt.NDArray[np.uint8]) -> tuple[list[bytes], Int64Array, Int64Array]:
+    """Return the ordinary headers at the start of blocks (B, 512), each where the one before it says.
+
+    Ordinary are files of the ustar and GNU formats with octal sizes, whose names stand in one field, and
+    whose checksums are right. What looks like a header within a file is passed over, as
+    the file's own header leads past it.
+
+    Returns:
+        Their names, offsets in bytes (N,) and sizes (N,).
+    """
+    found = np.flatnonzero(blocks[:, 257] == ord("u"))
+    headers = blocks[found]
+    digits = headers[:, 124:135].astype(np.int64) - ord("0")
+    ordinary = ((digits >= 0) & (digits < 8)).all(axis=1) & (headers[:, 135] & ~np.uint8(32) == 0)
+    ordinary &= (headers[:, 156] == ord("0")) | (headers[:, 156] == 0)
+    ordinary &= (headers[:, 257:262] == np.frombuffer(b"ustar", dtype=np.uint8)).all(axis=1) & (headers[:, 345] == 0)
+    ordinary &= _checks(headers)
+    sizes = digits @ _OCTAL
+    after = found + 1 + (sizes + _BLOCK - 1) // _BLOCK
+    hops = np.searchsorted(found, after)
+    hops[after != np.append(found, -1)[hops]] = len(found)  # nothing is known there
+    hops[~ordinary] = -1
+    taken = _follow(hops, starts=len(found) > 0 and found[0] == 0)
+    names = headers[taken, :100].reshape(-1).view("S100").tolist()
+    if b"\0" in b"".join(names):
+        names = [name.partition(b"\0")[0] for name in names]
+    return names, found[taken] * _BLOCK, sizes[taken]
+
+
+def _follow(hops: Int64Array, *, starts: bool) -> Int64Array:
+    """Return the places (N,) that hops lead through from the first on, up to one of -1 or beyond the end."""
+    if not starts:
+        return np.empty(0, dtype=np.int64)
+    step = hops == np.arange(1, len(hops) + 1)
+    if step.all():
+        return np.arange(len(hops))
+    taken, at, table = [], 0, hops.tolist()
+    while at < len(table) and table[at] >= 0:
+        taken.append(at)
+        at = table[at]
+    return np.array(taken, dtype=np.int64)
+
+
 def _checks(blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
     """Say which headers (N, 512) have the checksum that they name."""
     words = blocks.view(np.uint64)
+    used = np.flatnonzero(np.bitwise_or.reduce(words, axis=0)) if len(words) else np.empty(0, dtype=np.int64)
+    words = np.ascontiguousarray(words[:, used].T)  # most of a header is zeros
     low = np.uint64(0x00FF00FF00FF00FF)
-    lanes = ((words & low) + ((words >> np.uint64(8)) & low)).sum(axis=1)  # four of 16 bits, each at most 32,640
+    lanes = ((words & low) + ((words >> np.uint64(8)) & low)).sum(axis=0)  # four of 16 bits, each at most 32,640
     found = lanes.view(np.uint16).reshape(-1, 4).sum(axis=1, dtype=np.int64)
     field = blocks[:, 148:156].astype(np.int64)
     found += 8 * ord(" ") - field.sum(axis=1)  # the field itself counts as spaces
