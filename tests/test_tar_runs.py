@@ -46,8 +46,8 @@ def test_runs_are_what_tarfile_finds(kind: str, bulk: int, tmp_path: Path, monke
     monkeypatch.setattr(tarwalk, "_FEW", 4)
     monkeypatch.setattr(tarwalk, "_CHUNK", 8)  # after what breaks a run, soon look for the next
     runs = []
-    real = tarwalk._find_run
-    monkeypatch.setattr(tarwalk, "_find_run", lambda blocks: runs.append(real(blocks)) or runs[-1])
+    real = tarwalk.find_run
+    monkeypatch.setattr(tarwalk, "find_run", lambda blocks: runs.append(real(blocks)) or runs[-1])
     draw = random.Random(bulk)
     inner = archive(draw, tarfile.GNU_FORMAT, 2, b"")
     for number in range(12):

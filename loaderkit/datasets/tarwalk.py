@@ -9,12 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderkit.datasets.index import ShardError
-from loaderkit.seeding import Int64Array
+from loaderkit.datasets.tarheaders import BLOCK, find_run, have_checksums
 
 File = tuple[bytes, int, int]  # name, and offset and size of the content
 
-_BLOCK = 512
-_ZEROS = bytes(_BLOCK)
+_ZEROS = bytes(BLOCK)
 _CHUNK = 2048  # headers whose checksums are verified at once
 _FEW = 32  # headers that are walked over one by one before a run of them is looked for
 _WINDOW = 4096  # bytes read at once: a small file's header with the next one
@@ -39,7 +38,6 @@ _PACKED = {
     b"\x28\xb5\x2f\xfd": "zstd",
     b"\x04\x22\x4d\x18": "lz4",
 }
-_OCTAL = 8 ** np.arange(10, -1, -1, dtype=np.int64)
 _PAX_RECORD = re.compile(rb"([1-9][0-9]{0,8}) ")
 
 
@@ -98,16 +96,16 @@ class _Walker:
             self._buffer = np.empty(_BULK, dtype=np.uint8)
         self.file.seek(self.offset)
         length = self.file.readinto(self._buffer.data) or 0
-        names, offsets, sizes = _find_run(self._buffer[: length // _BLOCK * _BLOCK].reshape(-1, _BLOCK))
-        ends = offsets + (self.offset + _BLOCK) + sizes
+        names, offsets, sizes = find_run(self._buffer[: length // BLOCK * BLOCK].reshape(-1, BLOCK))
+        ends = offsets + (self.offset + BLOCK) + sizes
         whole = len(ends) if not len(ends) or ends[-1] <= self.size_bytes else len(ends) - 1  # the other is an error
         if whole < _FEW:
             self._apart = 0
             return False
-        places = (offsets[:whole] + (self.offset + _BLOCK)).tolist()
+        places = (offsets[:whole] + (self.offset + BLOCK)).tolist()
         found = zip(names[:whole], places, sizes[:whole].tolist(), strict=True)
         self.files = [file for file in found if not file[0].endswith(b"/")]
-        self.offset = int(ends[whole - 1] + -ends[whole - 1] % _BLOCK)
+        self.offset = int(ends[whole - 1] + -ends[whole - 1] % BLOCK)
         return True
 
     def advance(self) -> None:
@@ -119,8 +117,8 @@ class _Walker:
     def _walk_chunk(self, count: int) -> None:
         for _ in range(count):
             offset = self.offset
-            block = self._near(offset, _BLOCK)
-            if len(block) < _BLOCK:
+            block = self._near(offset, BLOCK)
+            if len(block) < BLOCK:
                 raise self._error(offset, "the archive ends without its end mark: it is cut, or still being written")
             if block == _ZEROS:
                 self._end()
@@ -135,26 +133,26 @@ class _Walker:
                 name = _name(block) if self._name is None else self._name
                 self._name = self._size = None
                 if not name.endswith(b"/"):  # else it is an old archive's directory
-                    self.files.append((name, offset + _BLOCK, size))
+                    self.files.append((name, offset + BLOCK, size))
             elif kind in (_DIRECTORY, _VOLUME):
                 self._name = self._size = None
                 size = 0  # what it names, if anything, is not there
             else:
                 self._extended(kind, size, block)
-            self.offset = offset + _BLOCK + (size + _BLOCK - 1) // _BLOCK * _BLOCK
-            if offset + _BLOCK + size > self.size_bytes:
+            self.offset = offset + BLOCK + (size + BLOCK - 1) // BLOCK * BLOCK
+            if offset + BLOCK + size > self.size_bytes:
                 shown = _name(block).decode(errors="replace")
                 raise self._error(
                     offset,
-                    f"{shown!r} has {size:,} bytes, the archive ends after {self.size_bytes - offset - _BLOCK:,}",
+                    f"{shown!r} has {size:,} bytes, the archive ends after {self.size_bytes - offset - BLOCK:,}",
                 )
 
     def verify(self) -> None:
         """Compare the checksums of the headers that were not verified yet."""
         if not self._headers:
             return
-        blocks = np.frombuffer(b"".join(self._headers), dtype=np.uint8).reshape(-1, _BLOCK)
-        for row in np.flatnonzero(~_checks(blocks)).tolist():
+        blocks = np.frombuffer(b"".join(self._headers), dtype=np.uint8).reshape(-1, BLOCK)
+        for row in np.flatnonzero(~have_checksums(blocks)).tolist():
             place = self._places[row]
             raise self._error(
                 place,
@@ -168,7 +166,7 @@ class _Walker:
         if kind not in (_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL):
             what = _REFUSED.get(kind, f"of type {bytes([kind])!r}, wanted files and directories")
             raise self._error(offset, f"{_name(block).decode(errors='replace')!r} is {what}")
-        content = self._near(offset + _BLOCK, size) if size <= _MOST_EXTENDED else b""
+        content = self._near(offset + BLOCK, size) if size <= _MOST_EXTENDED else b""
         if len(content) < size:
             raise self._error(offset, f"an extended header of {size:,} bytes is cut, or above {_MOST_EXTENDED:,}")
         if kind == _LONG_NAME:
@@ -255,7 +253,7 @@ class _Walker:
 
 def _refuse_what_is_not_tar(file: Any, shard: str) -> None:
     file.seek(0)
-    start = file.read(_BLOCK)
+    start = file.read(BLOCK)
     if not start:
         raise ShardError(f"{shard}, offset 0: the file is empty, wanted a tar archive (one without members has zeros).")
     for magic, packer in _PACKED.items():
@@ -271,64 +269,3 @@ def _name(block: bytes) -> bytes:
     if block[345] and block[257:263] == b"ustar\0":  # GNU's own format has other things there
         return block[345:500].partition(b"\0")[0] + b"/" + name
     return name
-
-
-def _find_run(blocks: npt.NDArray[np.uint8]) -> tuple[list[bytes], Int64Array, Int64Array]:
-    """Return the ordinary headers at the start of blocks (B, 512), each where the one before it says.
-
-    Ordinary are files of the ustar and GNU formats with octal sizes, whose names stand in one field, and
-    whose checksums are right. What looks like a header within a file is passed over, as
-    the file's own header leads past it.
-
-    Returns:
-        Their names, offsets in bytes (N,) and sizes (N,).
-    """
-    found = np.flatnonzero(blocks[:, 257] == ord("u"))
-    headers = blocks[found]
-    digits = headers[:, 124:135].astype(np.int64) - ord("0")
-    ordinary = ((digits >= 0) & (digits < 8)).all(axis=1) & (headers[:, 135] & ~np.uint8(32) == 0)
-    ordinary &= (headers[:, 156] == ord("0")) | (headers[:, 156] == 0)
-    ordinary &= (headers[:, 257:262] == np.frombuffer(b"ustar", dtype=np.uint8)).all(axis=1) & (headers[:, 345] == 0)
-    ordinary &= _checks(headers)
-    sizes = digits @ _OCTAL
-    after = found + 1 + (sizes + _BLOCK - 1) // _BLOCK
-    hops = np.searchsorted(found, after)
-    hops[after != np.append(found, -1)[hops]] = len(found)  # nothing is known there
-    hops[~ordinary] = -1
-    taken = _follow(hops, starts=len(found) > 0 and found[0] == 0)
-    names = headers[taken, :100].reshape(-1).view("S100").tolist()
-    if b"\0" in b"".join(names):
-        names = [name.partition(b"\0")[0] for name in names]
-    return names, found[taken] * _BLOCK, sizes[taken]
-
-
-def _follow(hops: Int64Array, *, starts: bool) -> Int64Array:
-    """Return the places (N,) that hops lead through from the first on, up to one of -1 or beyond the end."""
-    if not starts:
-        return np.empty(0, dtype=np.int64)
-    step = hops == np.arange(1, len(hops) + 1)
-    if step.all():
-        return np.arange(len(hops))
-    taken, at, table = [], 0, hops.tolist()
-    while at < len(table) and table[at] >= 0:
-        taken.append(at)
-        at = table[at]
-    return np.array(taken, dtype=np.int64)
-
-
-def _checks(blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    """Say which headers (N, 512) have the checksum that they name."""
-    words = blocks.view(np.uint64)
-    used = np.flatnonzero(np.bitwise_or.reduce(words, axis=0)) if len(words) else np.empty(0, dtype=np.int64)
-    words = np.ascontiguousarray(words[:, used].T)  # most of a header is zeros
-    low = np.uint64(0x00FF00FF00FF00FF)
-    lanes = ((words & low) + ((words >> np.uint64(8)) & low)).sum(axis=0)  # four of 16 bits, each at most 32,640
-    found = lanes.view(np.uint16).reshape(-1, 4).sum(axis=1, dtype=np.int64)
-    field = blocks[:, 148:156].astype(np.int64)
-    found += 8 * ord(" ") - field.sum(axis=1)  # the field itself counts as spaces
-    named, digits = np.zeros(len(blocks), dtype=np.int64), np.zeros(len(blocks), dtype=np.int64)
-    for column in field.T:
-        digit = (column >= ord("0")) & (column < ord("8"))
-        named = np.where(digit, named * 8 + column - ord("0"), named)
-        digits += digit
-    return np.asarray((named == found) & (digits > 0))
