@@ -32,9 +32,15 @@ class Loader:
     another batch size, each sample still comes once. `indices`, and `seek` to a
     sample, are for data with an index.
 
+    An ordinary IterableDataset splits itself over ranks and workers, and is told
+    the epoch by `set_epoch` where it has that. It resumes exactly on as many ranks and
+    workers (others are refused), if it gives the same samples again: by reading
+    again what was read, or from its own `state_dict()` where it has one. What it
+    draws belongs to (seed, epoch, rank, worker, number of the sample).
+
     Args:
         dataset: Anything with `__len__` and `__getitem__` (`__getitems__` is used
-            where there is one), or a StreamDataset.
+            where there is one), a StreamDataset, or an IterableDataset.
         batch_size: Samples a batch and rank. None: each sample as it is.
         shuffle: A new order each epoch, a function of (seed, epoch) alone: Shuffled,
             or a ShardOrder with a block of one batch where the dataset has `shard_sizes`.
@@ -267,12 +273,6 @@ class _BatchSampler:
 def _make_walk(dataset: Any, config: LoaderConfig) -> Walk:
     if not isinstance(dataset, torch_data.IterableDataset):
         return IndexedWalk(dataset, config)
-    from loaderkit.stream import LaneWalk, StreamDataset  # few need it, and its import takes time
+    from loaderkit.stream import IterableWalk, LaneWalk, StreamDataset  # few need it, and its import takes time
 
-    if isinstance(dataset, StreamDataset):
-        return LaneWalk(dataset, config)
-    raise TypeError(
-        f"loader: {type(dataset).__name__} is an IterableDataset, wanted data with __len__ and __getitem__, or a "
-        "StreamDataset: it has no place to resume at. Wrap what it reads: lk.StreamDataset(names, read), where "
-        "read(name, start) yields samples from number start on (lk.from_start makes one of a plain generator function)."
-    )
+    return LaneWalk(dataset, config) if isinstance(dataset, StreamDataset) else IterableWalk(dataset, config)

@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import signal
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.forkserver import set_forkserver_preload  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,28 @@ class Samples:
     def __getitem__(self, index: int) -> dict[str, Any]:
         noise = torch.rand(8) + float(np.random.rand()) + float(lk.sample_rng().random())
         return {"id": index + self.offset, "x": noise + index % 7, "y": torch.tensor([index % 5.0])}
+
+
+class Shards:
+    """Reads shards "number:size" whose samples are those of Samples, from an id on."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.starts = [sum(sizes[:number]) for number in range(len(sizes))]
+
+    def __call__(self, shard: str, start: int) -> Iterator[int]:
+        number, size = map(int, shard.split(":"))
+        return iter(range(self.starts[number] + start, self.starts[number] + size))
+
+
+def augmented(index: int) -> dict[str, Any]:
+    return Samples()[index]
+
+
+def make_stream(shards: list[int], **settings: Any) -> Any:
+    """Return a stream of the samples 0, 1, ... in shards of these sizes."""
+    names = [f"{number}:{size}" for number, size in enumerate(shards)]
+    settings = {"lanes": 4, "window": 5, "seed": 5, **settings}
+    return lk.StreamDataset(names, Shards(shards), transform=augmented, **settings)
 
 
 class Model(pl.LightningModule):
@@ -134,6 +156,8 @@ def make_trainer(job: dict[str, Any], **settings: Any) -> pl.Trainer:
 def make_data(job: dict[str, Any]) -> lk.DataModule:
     settings = {"batch_size": BATCH, "seed": 5, **job.get("loader", {})}
     train: Any = Samples(job.get("size", SIZE))
+    if job.get("shards"):
+        train = make_stream(job["shards"], shuffle=True, **job.get("stream", {}))
     if job.get("sizes"):
         train = {name: Samples(size, offset=1000 * row) for row, (name, size) in enumerate(job["sizes"].items())}
     config = lk.LoaderConfig(**settings)

@@ -313,16 +313,6 @@ def test_a_shard_that_has_become_shorter_is_told() -> None:
             list(again)
 
 
-class Ordinary(torch_data.IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
-
-
-def test_an_ordinary_iterable_is_told_the_ways_out() -> None:
-    with pytest.raises(TypeError, match=r"Ordinary is an IterableDataset.*lk.StreamDataset\(names, read\)"):
-        lk.Loader(Ordinary(), 2)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -187,7 +187,7 @@ def test_batches_for_cuda_are_pinned_and_arrive_equal(make: Any, workers: int) -
 def test_torchs_pin_thread_pins_by_our_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's own pass over dataclasses, and take a PackedSequence apart."""
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor + 100)
-    hidden = torch_engine._Batch([Item(torch.ones(1)), Custom(torch.ones(1))])
+    hidden = torch_engine.Hidden([Item(torch.ones(1)), Custom(torch.ones(1))])
     item, custom = torch_pin_memory(hidden).content
     assert item.image.item() == 101
     assert custom.calls == ["pinned"]

@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 from typing_extensions import override
 
 from loaderkit.config import LoaderConfig
-from loaderkit.datamodules.loaders import EvalLoader, TrainLoader
+from loaderkit.datamodules.loaders import EvalLoader, TrainLoader, check_equal_ranks, is_stream
 from loaderkit.datamodules.progress import TrainProgress, epoch_batches, learnt, set_batches, set_epoch_over
 from loaderkit.loader import Loader
 from loaderkit.world import World
@@ -27,17 +27,20 @@ class DataModule(pl.LightningDataModule):
     number of ranks and workers, or with another batch size.
 
     Evaluation gives each sample once, over all ranks, the same way each time.
+    With streams the ranks may have unequal numbers of batches there, which is
+    refused where the strategy talks at each batch; give an `eval_loader` with
+    `steps` or `stop` then.
 
     Args:
-        train: A dataset; or a dict of datasets, which Lightning draws from side
+        train: A dataset or a stream; or a dict of datasets, which Lightning draws from side
             by side (CombinedLoader, "max_size_cycle"; for "min_size" override
             `train_dataloader` and wrap what it returns).
-        val: A dataset, or a list of them.
-        test: A dataset, or a list of them.
-        predict: A dataset, or a list of them.
+        val: A dataset or a stream, or a list of them.
+        test: The same.
+        predict: The same.
         loader: The loaders' settings. `shuffle=None` means: training yes.
         eval_loader: Those for val, test and predict; by default the same without
-            shuffling and dropping.
+            shuffling and dropping, and for streams in whole passes.
 
     In place of a dataset a zero-argument factory may be given, which `setup`
     calls in each process.
@@ -169,17 +172,31 @@ class DataModule(pl.LightningDataModule):
     def _make_train(self, dataset: Any) -> TrainLoader:
         config = self.loader_config
         shuffle = config.order is None and config.plan is None if config.shuffle is None else config.shuffle
+        if is_stream(dataset):
+            shuffle = bool(config.shuffle)  # the stream says so itself
         if self.trainer is not None and self.trainer.overfit_batches:  # type: ignore[attr-defined]
+            if is_stream(dataset):
+                raise ValueError(
+                    "DataModule: overfit_batches trains on the same batches each epoch, and the training data is a stream, "
+                    "which goes on. Give a dataset with an index, such as lk.ArrayDataset of some of its samples."
+                )
             config = dataclasses.replace(config, order=None, plan=None, shuffle=None)
             shuffle = False  # the same batches each epoch
         loader = self._make_loader(TrainLoader, dataset, config, shuffle)
+        check_equal_ranks(self.trainer, loader, "train")
         loader.saved = functools.partial(self._saved_state, len(self._loaders))
         loader.loaded = self._stand_where_the_trainer_does
         self._loaders.append(loader)
         return loader
 
     def _make_eval(self, dataset: Any) -> EvalLoader:
-        return self._make_loader(EvalLoader, dataset, self.eval_config, bool(self.eval_config.shuffle))
+        config = self.eval_config
+        if self._eval_config is None:
+            # Each sample once; what only streams have is nothing to other data.
+            config = dataclasses.replace(config, **({"stop": "each"} if is_stream(dataset) else {"store": None}))
+        loader = self._make_loader(EvalLoader, dataset, config, bool(config.shuffle))
+        check_equal_ranks(self.trainer, loader, "evaluation")
+        return loader
 
     def _make_loader(self, kind: type[L], dataset: Any, config: LoaderConfig, shuffle: bool) -> L:
         changes: dict[str, Any] = {"shuffle": shuffle}

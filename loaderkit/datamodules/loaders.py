@@ -3,8 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import lightning.pytorch as pl
 import torch.utils.data as torch_data
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
+from lightning.pytorch.strategies import DDPStrategy
 
 from loaderkit.loader import Loader
 
@@ -82,6 +84,31 @@ class EvalLoader(Loader):
 def is_stream(dataset: Any) -> bool:
     """Say whether data has no index."""
     return isinstance(dataset, torch_data.IterableDataset)
+
+
+def check_equal_ranks(trainer: pl.Trainer | None, loader: Loader, data: str) -> None:
+    """Refuse data with unequal numbers of batches where ranks wait for each other at each batch.
+
+    Raises:
+        ValueError: If the loader's ranks each stop by themselves, and the strategy does not allow that.
+    """
+    if trainer is None or loader.config.stop != "each" or loader.world.size == 1:
+        return
+    if data == "train":
+        why = "the gradients are averaged at each step"
+    elif not isinstance(trainer.strategy, DDPStrategy):
+        why = f"{type(trainer.strategy).__name__} may talk at each batch"
+    else:
+        buffers = [name for name, _ in trainer.lightning_module.named_buffers()]
+        if not buffers or not trainer.strategy._ddp_kwargs.get("broadcast_buffers", True):
+            return
+        why = f"DDP sends the model's buffers ({', '.join(buffers[:3])}) around at each batch"
+    raise ValueError(
+        f"DataModule: with stop='each' the {loader.world.size} ranks have unequal numbers of batches of the {data} stream, "
+        f"and would wait for each other for ever: {why}. Give "
+        + ("LoaderConfig" if data == "train" else "DDPStrategy(broadcast_buffers=False), or eval_loader=LoaderConfig")
+        + "(...) with steps=, stop='shortest' or stop='repeat'."
+    )
 
 
 class _SeenIndices(_IndexBatchSamplerWrapper):

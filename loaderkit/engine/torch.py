@@ -27,16 +27,16 @@ class _Keys(torch_data.Sampler[Any]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
+class Hidden:
     """Hides a batch from torch, which would pin its parts by its own rules: those pass over dataclasses."""
 
     content: Any
 
-    def pin_memory(self) -> "_Batch":
-        return _Batch(pin(self.content))
+    def pin_memory(self) -> "Hidden":
+        return Hidden(pin(self.content))
 
 
-class _Batches:
+class Batches:
     """A run's batches. An error lets the workers go at once.
 
     The error that torch raises again and its traceback hold each other, and the
@@ -44,7 +44,7 @@ class _Batches:
     Where the error arose is in its message.
     """
 
-    def __init__(self, batches: Iterator[_Batch]) -> None:
+    def __init__(self, batches: Iterator[Hidden]) -> None:
         self._batches = batches
 
     def __iter__(self) -> Iterator[Any]:
@@ -59,7 +59,7 @@ class _Batches:
 
 
 @dataclass(frozen=True)
-class _StartWorker:
+class StartWorker:
     """Starts a worker: it ends with its parent, and then the user's `worker_init_fn` is called."""
 
     init: Callable[[int], None] | None
@@ -100,7 +100,7 @@ class TorchEngine:
             "prefetch_factor": prefetch_factor,
             "persistent_workers": persistent_workers,
             "multiprocessing_context": multiprocessing_context,
-            "worker_init_fn": _StartWorker(worker_init_fn),
+            "worker_init_fn": StartWorker(worker_init_fn),
             "timeout": timeout,
         }
         self._feed = feed
@@ -113,11 +113,11 @@ class TorchEngine:
             generator = torch.Generator().manual_seed(self._feed.seed)
             dataset: Any = self._feed
             self._loader = torch_data.DataLoader(
-                dataset, batch_sampler=self._keys, collate_fn=_Batch, generator=generator, **self._settings
+                dataset, batch_sampler=self._keys, collate_fn=Hidden, generator=generator, **self._settings
             )
         self._keys.now = keys
-        batches: Iterator[_Batch] = iter(self._loader)
-        return _Batches(batches) if self._settings["num_workers"] else (batch.content for batch in batches)
+        batches: Iterator[Hidden] = iter(self._loader)
+        return Batches(batches) if self._settings["num_workers"] else (batch.content for batch in batches)
 
     def close(self) -> None:
         self._loader = None  # its workers end with it

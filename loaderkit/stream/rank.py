@@ -1,12 +1,9 @@
 """A rank's lanes, read batch by batch, and where they stand behind the last batch that was handed on."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from loaderkit.config import LoaderConfig
-from loaderkit.stream.dataset import StreamDataset
-from loaderkit.stream.lane import Place
-from loaderkit.stream.run import Item, LaneRun, run_lanes
+from loaderkit.stream.run import Item
 
 _EMPTY_CYCLES = 100  # in a row, before a rank gives up
 
@@ -15,20 +12,23 @@ class RankReader:
     """Hands on batches of the rank's lanes, those that were read least often first.
 
     Args:
-        stream: The data.
-        config: The loader's settings.
+        make_run: Called with places, a cycle and a turn; yields that cycle's items from there on.
         lanes: The rank's, by number.
         places: Where they stand.
         turn: Which of them comes next.
     """
 
     def __init__(
-        self, stream: StreamDataset, config: LoaderConfig, lanes: Sequence[int], places: Sequence[Place], turn: int
+        self,
+        make_run: Callable[[Sequence[Any], int, int], Iterator[Item]],
+        lanes: Sequence[int],
+        places: Sequence[Any],
+        turn: int,
     ) -> None:
         self.places, self.turn = list(places), turn
-        self._stream, self._config, self._lanes = stream, config, lanes
+        self._make_run, self._lanes = make_run, lanes
         self._run: Iterator[Item] | None = None
-        self._cycle = min(place.cycle for place in places)  # the one that is read
+        self._cycle: int = min(place.cycle for place in places)  # the one that is read
         self._unheard: set[int] = set()  # lanes of the run that may have no data at all
         self._ahead: Item | None = None
 
@@ -91,16 +91,10 @@ class RankReader:
         """Read on to the cycle's next batch; say whether there is one."""
         if self._ahead is None and self._run is None:
             self._unheard = {row for row, place in enumerate(self.places) if place.cycle == self._cycle}
-            run = LaneRun(
-                stream=self._stream,
-                config=self._config,
-                lanes=self._lanes,
-                places=tuple(self.places),
-                cycle=self._cycle,
-                turn=self.turn,
-            )
-            self._run = run_lanes(run, self._config)
+            self._run = self._make_run(tuple(self.places), self._cycle, self.turn)
         while self._ahead is None and self._run is not None:
+            if all(place.cycle != self._cycle for place in self.places):
+                return False
             item = next(self._run, None)
             if item is None:
                 self._check_end()

@@ -7,16 +7,17 @@ items from the workers in turn, so they arrive in the order of the slots whateve
 W is, and a worker that has ended has only empty slots left.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.utils.data as torch_data
 
 from loaderkit.collate.stack import stack
 from loaderkit.config import LoaderConfig
-from loaderkit.engine.torch import _Batch, _Batches
+from loaderkit.engine.torch import Batches, Hidden, StartWorker
 from loaderkit.seeding import SampleSeeds
 from loaderkit.stream.dataset import StreamDataset
 from loaderkit.stream.lane import LaneReader, Place, prepared
@@ -27,7 +28,7 @@ class Item(NamedTuple):
     """What a slot gives: where its lane stands afterwards, and a batch if there is one."""
 
     row: int  # of the lane, among the rank's
-    place: Place
+    place: Any
     samples: int  # 0 where there is no batch
     batch: Any
 
@@ -52,9 +53,9 @@ class LaneRun(torch_data.IterableDataset[Any]):
     cycle: int
     turn: int
 
-    def __iter__(self) -> Iterator[_Batch]:
+    def __iter__(self) -> Iterator[Hidden]:
         info = torch_data.get_worker_info()
-        return map(_Batch, self.items(info.id, info.num_workers) if info else self.items(0, 1))
+        return map(Hidden, self.items(info.id, info.num_workers) if info else self.items(0, 1))
 
     def items(self, worker: int, workers: int) -> Iterator[Item | None]:
         """Yield what a worker's slots give, in turn; None from those with nothing to say."""
@@ -86,36 +87,46 @@ class LaneRun(torch_data.IterableDataset[Any]):
             return Item(row, Place(cycle=self.cycle + 1), 0, None)
         # The end is found out with the last batch: whoever holds that one knows that it is.
         more = reader.fill(size if drops else 1)
-        batch = prepared(reader, taken, self._finish)
+        batch = prepared(reader, taken, functools.partial(collated, self.config))
         return Item(row, reader.place if more else Place(cycle=self.cycle + 1), len(taken), batch)
 
-    def _finish(self, samples: list[Any], seeds: SampleSeeds) -> Any:
-        collate = self.config.collate_fn
-        if self.config.batch_size is None:
-            return samples[0] if collate is None else collate(samples[0])
-        if collate is None:
-            return stack(samples)
-        seeds.enter_batch()  # stacking draws nothing
-        return collate(samples)
+
+def collated(config: LoaderConfig, samples: list[Any], seeds: SampleSeeds) -> Any:
+    """Make a batch of samples, within their seeds."""
+    collate = config.collate_fn
+    if config.batch_size is None:
+        return samples[0] if collate is None else collate(samples[0])
+    if collate is None:
+        return stack(samples)
+    seeds.enter_batch()  # stacking draws nothing
+    return collate(samples)
 
 
-def run_lanes(run: LaneRun, config: LoaderConfig) -> Iterator[Item]:
+class Run(Protocol):
+    """What workers run, or this process."""
+
+    def items(self, worker: int, workers: int) -> Iterator[Item | None]:
+        """Yield what a worker has in each of its turns; None where it has nothing to say."""
+        ...
+
+
+def run_lanes(run: Run, config: LoaderConfig, seed: int) -> Iterator[Item]:
     """Yield a run's items, made by the settings' workers."""
     device = None if config.device is None else torch.device(config.device)
     pinned = should_pin(config.pin_memory, device)
     items: Iterator[Item | None]
     if config.num_workers:
-        items = _from_workers(run, config, pinned)
+        items = _from_workers(run, config, seed, pinned)
     else:
         items = run.items(0, 1)
         items = map(pin, items) if pinned else items
     return (item for item in items if item is not None)
 
 
-def _from_workers(run: LaneRun, config: LoaderConfig, pinned: bool) -> Iterator[Item | None]:
+def _from_workers(run: Any, config: LoaderConfig, seed: int, pinned: bool) -> Iterator[Item | None]:
     # With a generator of its own the DataLoader leaves the global one alone.
-    generator = torch.Generator().manual_seed(run.stream.seed)
-    return _Batches(
+    generator = torch.Generator().manual_seed(seed)
+    return Batches(
         iter(
             torch_data.DataLoader(
                 run,
@@ -126,7 +137,7 @@ def _from_workers(run: LaneRun, config: LoaderConfig, pinned: bool) -> Iterator[
                 pin_memory=pinned,
                 prefetch_factor=config.prefetch_factor,
                 multiprocessing_context=config.multiprocessing_context,
-                worker_init_fn=config.worker_init_fn,
+                worker_init_fn=StartWorker(config.worker_init_fn),
                 timeout=config.timeout,
             )
         )

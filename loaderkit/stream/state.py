@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ class Position:
     epoch: int = 0
     batches: int = 0
     turns: Sequence[int | None] = field(default=(0,))
-    lanes: Sequence[Place | None] = ()
+    lanes: Sequence[Any] = ()
 
     @property
     def missing(self) -> list[int]:
@@ -42,7 +42,7 @@ class Standing(NamedTuple):
     epoch: int
     batches: int
     turn: int
-    places: tuple[Place, ...]  # of the rank's lanes
+    places: tuple[Any, ...]  # of the rank's lanes
 
     @property
     def point(self) -> str:
@@ -57,20 +57,23 @@ class Standing(NamedTuple):
         return json.dumps({"turn": self.turn, "lanes": self.places})
 
 
-def position_of(standing: Standing, values: Sequence[str | None], count: int) -> Position:
+def position_of(
+    standing: Standing, values: Sequence[str | None], count: int, place: Callable[..., Any] = Place
+) -> Position:
     """Put together where all ranks stand.
 
     Args:
         standing: Of one rank.
         values: Of all of them; None where one could not be asked.
         count: Of lanes.
+        place: Makes one of its parts.
     """
-    lanes: list[Place | None] = [None] * count
+    lanes: list[Any] = [None] * count
     turns: list[int | None] = [None] * len(values)
     for rank, value in enumerate(values):
         if value is not None:
             part = json.loads(value)
-            turns[rank], lanes[rank :: len(values)] = part["turn"], [Place(*place) for place in part["lanes"]]
+            turns[rank], lanes[rank :: len(values)] = part["turn"], [place(*parts) for parts in part["lanes"]]
     return Position(epoch=standing.epoch, batches=standing.batches, turns=turns, lanes=lanes)
 
 
@@ -91,7 +94,9 @@ def pack_position(position: Position, identity: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def unpack_position(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Position:
+def unpack_position(
+    state: Mapping[str, Any], identity: Mapping[str, Any], place: Callable[..., Any] = Place
+) -> Position:
     """Check that a state is whole and belongs to this stream, and return its position.
 
     Raises:
@@ -115,7 +120,7 @@ def unpack_position(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Po
             "Merge the states that each rank saved by loaderkit.stream.merge_states, or start a new epoch: "
             f"loader.seek(epoch={cursor['epoch'] + 1})."
         )
-    return _position(state)
+    return _position(state, place)
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -128,7 +133,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         raise ValueError("stream: no states to merge, wanted those of all ranks.")
     for state in states:
         _check_form(state)
-    positions = [_position(state) for state in states]
+    positions = [_position(state, _plain) for state in states]
     first = positions[0]
     turns, lanes = list(first.turns), list(first.lanes)
     for state, position in zip(states, positions, strict=True):
@@ -147,9 +152,13 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return pack_position(whole, states[0]["stream"])
 
 
-def _position(state: Mapping[str, Any]) -> Position:
+def _plain(*parts: Any) -> Any:
+    return parts
+
+
+def _position(state: Mapping[str, Any], place: Callable[..., Any]) -> Position:
     cursor = state["cursor"]
-    lanes = [None if place is None else Place(*place) for place in state["lanes"]]
+    lanes = [None if parts is None else place(*parts) for parts in state["lanes"]]
     return Position(epoch=cursor["epoch"], batches=cursor["batches"], turns=list(state["turns"]), lanes=lanes)
 
 

@@ -6,29 +6,31 @@ import json
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from loaderkit.config import LoaderConfig
 from loaderkit.cursor import Cursor
 from loaderkit.seeding import Int64Array
-from loaderkit.stream.dataset import StreamDataset
 from loaderkit.stream.lane import Place
 from loaderkit.stream.meeting import Meeting
 from loaderkit.stream.rank import RankReader
+from loaderkit.stream.run import Item, LaneRun, run_lanes
 from loaderkit.stream.state import Position, Standing, pack_position, position_of, start_of, unpack_position
 from loaderkit.walk import Walk
 
 
 class LaneWalk(Walk):
-    """Goes along this rank's lanes; its place is known where it has been, not computed.
+    """Goes along this rank's lanes of a StreamDataset; its place is known where it has been, not computed.
 
     Raises:
         ValueError: If the settings are not for a stream.
     """
 
-    def __init__(self, stream: StreamDataset, config: LoaderConfig) -> None:
-        super().__init__(stream, config)
-        _check_settings(stream, config)
+    _place: ClassVar[Any] = Place  # where a lane stands
+
+    def __init__(self, dataset: Any, config: LoaderConfig) -> None:
+        super().__init__(dataset, config)
+        self._check_settings()
         self._meeting = Meeting(config.store, config.meet_timeout_s)
         self._trained_by_epochs = False
         self._reader: RankReader | None = None  # the rank's lanes, once it is known which those are
@@ -55,13 +57,8 @@ class LaneWalk(Walk):
             self._roll_over()
         self._begun = True
         self.turn += 1
-        reader, shards = self._bind(), len(self.dataset.shards)
-        lanes = len(reader.places)
-        if self.config.num_workers > min(lanes, shards):
-            self.say(
-                f"Loader: {self.config.num_workers} workers for {shards} shards in {lanes} lanes of this rank: "
-                "some of the workers will be idle."
-            )
+        reader = self._bind()
+        self._check_workers(len(reader.places))
         has_batch = self._has_batch(reader)
         if not has_batch:
             self.say(f"Loader: an epoch without more batches: {self._no_data()}.")
@@ -116,7 +113,7 @@ class LaneWalk(Walk):
         return self._pack(self._now())
 
     def load(self, state: Mapping[str, Any]) -> None:
-        position = unpack_position(state, self._identity())
+        position = unpack_position(state, self._identity(), self._place)
         if self.config.steps and position.batches >= self.config.steps:  # of a run with more steps an epoch
             position = dataclasses.replace(position, epoch=position.epoch + 1, batches=0)
         self._stand_at(position)
@@ -179,8 +176,12 @@ class LaneWalk(Walk):
             "epochs": "of steps" if self.config.steps else "of the stream",
         }
 
+    def _lanes(self) -> int:
+        lanes: int = self.dataset.lanes
+        return lanes
+
     def _start_of(self, epoch: int) -> Position:
-        return start_of(epoch, 1, self.dataset.lanes)
+        return start_of(epoch, 1, self._lanes())
 
     def _stand_at(self, position: Position) -> None:
         self.close()
@@ -196,18 +197,23 @@ class LaneWalk(Walk):
         self.turn += 1
         if reader is None or (reader.turn, tuple(reader.places)) != (turn, places):
             self.close()
-            self._reader = self._make_reader(places, turn)
+            self._reader = RankReader(self._run, self._own(), places, turn)
 
-    def _make_reader(self, places: Sequence[Place], turn: int) -> RankReader:
-        world = self.world
-        own = range(world.rank, self.dataset.lanes, world.size)
-        return RankReader(self.dataset, self.config, own, places, turn)
+    def _own(self) -> range:
+        """Return the numbers of this rank's lanes."""
+        return range(self.world.rank, self._lanes(), self.world.size)
+
+    def _run(self, places: Sequence[Any], cycle: int, turn: int) -> Iterator[Item]:
+        """Read a cycle of this rank's lanes from there on."""
+        stream, config = self.dataset, self.config
+        run = LaneRun(stream=stream, config=config, lanes=self._own(), places=places, cycle=cycle, turn=turn)
+        return run_lanes(run, config, stream.seed)
 
     def _bind(self) -> RankReader:
         """Take this rank's lanes, where they stand."""
         if self._reader is not None:
             return self._reader
-        world, origin, lanes, config = self.world, self._origin, self.dataset.lanes, self.config
+        world, origin, lanes, config = self.world, self._origin, self._lanes(), self.config
         if world.size > lanes:
             raise ValueError(
                 f"loader: {lanes} lanes for {world.size} ranks, wanted at least one for each. "
@@ -218,9 +224,9 @@ class LaneWalk(Walk):
                 f"loader: {world.size} ranks read data of unknown length, and would have unequal numbers of "
                 "batches. Say when an epoch ends: steps=..., stop='shortest', stop='repeat', or stop='each'."
             )
-        places = [origin.lanes[lane] or Place() for lane in range(world.rank, lanes, world.size)]
+        places = [origin.lanes[lane] if origin.lanes else self._place(cycle=origin.epoch) for lane in self._own()]
         turn = origin.turns[world.rank] if len(origin.turns) == world.size else 0
-        self._reader = self._make_reader(places, turn or 0)
+        self._reader = RankReader(self._run, self._own(), places, turn or 0)
         return self._reader
 
     def _now(self) -> Standing:
@@ -239,7 +245,7 @@ class LaneWalk(Walk):
         if self.config.steps:  # the data goes on from here
             return standing._replace(epoch=epoch, batches=0)
         origin = self._start_of(epoch)
-        places = tuple(Place(cycle=epoch) for _ in standing.places)
+        places = tuple(self._place(cycle=epoch) for _ in standing.places)
         return Standing(origin, 0, epoch, 0, 0, places)
 
     def _roll_over(self) -> None:
@@ -306,7 +312,7 @@ class LaneWalk(Walk):
 
     def _pack(self, standing: Standing) -> dict[str, Any]:
         """Make a state of where this rank and, if they can be asked, the others stand there."""
-        world, lanes = self.world, self.dataset.lanes
+        world = self.world
         values: list[str | None] = [None] * world.size
         values[world.rank] = standing.value
         if world.size > 1 and self.config.stop != "each" and self._meeting.is_possible:
@@ -320,7 +326,7 @@ class LaneWalk(Walk):
                     UserWarning,
                     stacklevel=4,
                 )
-        return pack_position(position_of(standing, values, lanes), self._identity())
+        return pack_position(position_of(standing, values, self._lanes(), self._place), self._identity())
 
     def _exchange(self, what: str, values: Sequence[tuple[Standing, str]]) -> list[str | None]:
         """Ask all ranks for what they have at this point of the run; leave them this rank's values."""
@@ -329,25 +335,32 @@ class LaneWalk(Walk):
         (point, value), *others = [(f"{what}/{standing.point}", value) for standing, value in values]
         return self._meeting.exchange(name, point, self.world, value, dict(others))
 
-
-def _check_settings(stream: StreamDataset, config: LoaderConfig) -> None:
-    for name, means in (
-        ("shuffle", "it says so itself: StreamDataset(shuffle=True)"),
-        ("order", "its order is made of its shards, lanes and windows"),
-        ("plan", "its batches are made of its lanes"),
-    ):
-        if getattr(config, name):
-            raise ValueError(
-                f"loader: {name}={getattr(config, name)!r} is for data with an index, and the data is a stream: {means}. "
-                "Leave it out."
+    def _check_workers(self, lanes: int) -> None:
+        workers, shards = self.config.num_workers, len(self.dataset.shards)
+        if workers > min(lanes, shards):
+            self.say(
+                f"Loader: {workers} workers for {shards} shards in {lanes} lanes of this rank: some of the workers will be "
+                "idle."
             )
-    if config.tail == "pad":
-        raise ValueError(
-            "loader: tail='pad' is for data with an index: nobody knows how much a stream lacks. Give steps=, or "
-            "stop='repeat', so that all ranks have as many batches."
-        )
-    if config.seed not in (0, stream.seed):
-        raise ValueError(
-            f"loader: seed={config.seed}, and the stream has seed={stream.seed}: a stream's order and draws come from its "
-            "own. Give StreamDataset that seed, or leave the loader's out."
-        )
+
+    def _check_settings(self) -> None:
+        self._check_unindexed("it says so itself: StreamDataset(shuffle=True)")
+        stream, seed = self.dataset, self.config.seed
+        if seed not in (0, stream.seed):
+            raise ValueError(
+                f"loader: seed={seed}, and the stream has seed={stream.seed}: a stream's order and draws come from its "
+                "own. Give StreamDataset that seed, or leave the loader's out."
+            )
+
+    def _check_unindexed(self, order: str) -> None:
+        for name in ("shuffle", "order", "plan"):
+            if value := getattr(self.config, name):
+                raise ValueError(
+                    f"loader: {name}={value!r} is for data with an index, and {type(self.dataset).__name__} is a stream: "
+                    f"{order}. Leave it out."
+                )
+        if self.config.tail == "pad":
+            raise ValueError(
+                "loader: tail='pad' is for data with an index: nobody knows how much a stream lacks. Give steps=, or "
+                "stop='repeat', so that all ranks have as many batches."
+            )
