@@ -42,7 +42,8 @@ class Classifier(pl.LightningModule):
         return nn.functional.cross_entropy(self(batch), batch["target"])
 
     def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        return self(batch).argmax(1)
+        found: Tensor = self(batch).argmax(1)
+        return found
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
