@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from loaderkit.datasets import TokenDataset as TokenDataset
     from loaderkit.length_plans import LengthBuckets as LengthBuckets
     from loaderkit.length_plans import TokenBudget as TokenBudget
+    from loaderkit.packing import PackPlan as PackPlan
     from loaderkit.stream import StreamDataset as StreamDataset
     from loaderkit.stream import from_start as from_start
     from loaderkit.writing import ParquetFormat as ParquetFormat
@@ -60,6 +61,7 @@ _LAZY = {
     "JsonlDataset": "loaderkit.datasets",
     "LengthBuckets": "loaderkit.length_plans",
     "NpyDataset": "loaderkit.datasets",
+    "PackPlan": "loaderkit.packing",
     "Pad": "loaderkit.collate",
     "PadCollate": "loaderkit.collate",
     "ParquetDataset": "loaderkit.datasets",
@@ -99,6 +101,7 @@ __all__ = [
     "Mixture",
     "NpyDataset",
     "Order",
+    "PackPlan",
     "Pad",
     "PadCollate",
     "ParquetDataset",

@@ -12,7 +12,7 @@ from loaderkit.seeding import Int64Array
 from loaderkit.windows import WINDOW, Cut, Geometry, WindowPlan, check_count
 
 TooLong = Literal["error", "drop", "alone"]
-_TAILS = get_args(Tail)
+TAILS = get_args(Tail)
 
 
 class LengthBuckets(WindowPlan):
@@ -55,7 +55,7 @@ class LengthBuckets(WindowPlan):
 
     @property
     def geometry(self) -> Geometry:
-        return self.world.size, self.batch_size, _TAILS.index(self.tail)
+        return self.world.size, self.batch_size, TAILS.index(self.tail)
 
     def steps_of(self, samples: int, *, last: bool) -> int | None:
         return _steps(samples, self.geometry, last=last)
@@ -68,7 +68,7 @@ class LengthBuckets(WindowPlan):
                 raise too_few(len(lengths), ranks)
             return None
         wanted = len(lengths)
-        if last and _TAILS[tail] != "keep":
+        if last and TAILS[tail] != "keep":
             wanted = steps * ranks * batch_size
         rows = np.arange(wanted, dtype=np.int64) % len(lengths)  # those that come first in the order
         places = rows[by_length(lengths[rows])]
@@ -126,7 +126,9 @@ class TokenBudget(WindowPlan):
         self.max_tokens, self.max_samples, self.multiple_of = int(max_tokens), max_samples, int(multiple_of)
         self.padded, self.too_long = padded, check_too_long(too_long, "TokenBudget")
         self.tail = check_tail(tail, "TokenBudget")
-        check_longest(self._costs(self.lengths, multiple_of), max_tokens, too_long, "TokenBudget", "max_tokens")
+        if too_long == "error":
+            way_out = "or say what to do with such samples: too_long='drop' or 'alone'"
+            check_longest(self._costs(self.lengths, multiple_of), max_tokens, "TokenBudget", "max_tokens", way_out)
 
     @property
     def step(self) -> int:
@@ -134,12 +136,12 @@ class TokenBudget(WindowPlan):
 
     @property
     def geometry(self) -> Geometry:
-        choices = 9 * int(self.padded) + 3 * get_args(TooLong).index(self.too_long) + _TAILS.index(self.tail)
+        choices = 9 * int(self.padded) + 3 * get_args(TooLong).index(self.too_long) + TAILS.index(self.tail)
         return self.world.size, self.max_tokens, self.max_samples or 0, self.multiple_of, choices
 
     def cut(self, lengths: Int64Array, geometry: Geometry, *, last: bool) -> Cut | None:
         ranks, budget, most, multiple, choices = geometry
-        padded, too_long, tail = choices // 9, get_args(TooLong)[choices // 3 % 3], _TAILS[choices % 3]
+        padded, too_long, tail = choices // 9, get_args(TooLong)[choices // 3 % 3], TAILS[choices % 3]
         places = by_length(lengths)[::-1]
         costs = self._costs(lengths[places], multiple)
         if too_long == "drop":
@@ -204,8 +206,8 @@ def too_few(samples: int, ranks: int) -> ValueError:
 
 def check_tail(tail: str, name: str) -> Tail:
     """Return the tail policy, or raise ValueError."""
-    if tail not in _TAILS:
-        raise ValueError(f"{name}: tail is {tail!r}, wanted one of {', '.join(map(repr, _TAILS))}.")
+    if tail not in TAILS:
+        raise ValueError(f"{name}: tail is {tail!r}, wanted one of {', '.join(map(repr, TAILS))}.")
     return tail  # type: ignore[return-value]  # it is one
 
 
@@ -216,22 +218,22 @@ def check_too_long(too_long: str, name: str) -> TooLong:
     return too_long  # type: ignore[return-value]  # it is one
 
 
-def check_longest(costs: Int64Array, limit: int, too_long: str, name: str, what: str) -> None:
-    """Raise ValueError if a sample is longer than allowed and that is an error."""
-    if too_long == "error" and costs.max() > limit:
+def check_longest(costs: Int64Array, limit: int, name: str, what: str, way_out: str) -> None:
+    """Raise ValueError if a sample is longer than allowed."""
+    if costs.max() > limit:
         longest, count = int(costs.argmax()), int(np.count_nonzero(costs > limit))
         raise ValueError(
             f"{name}: sample {longest:,} counts {costs[longest]:,}, over {what}={limit:,} ({count:,} samples are). Raise "
-            "the limit, or say what to do with them: too_long='drop' or 'alone'."
+            f"the limit, {way_out}."
         )
 
 
 def _steps(samples: int, geometry: Geometry, *, last: bool) -> int | None:
     ranks, batch_size, tail = geometry
     full, rest = divmod(samples, ranks * batch_size)
-    if last and _TAILS[tail] == "drop":
+    if last and TAILS[tail] == "drop":
         return full
-    if rest == 0 or (last and _TAILS[tail] == "pad"):
+    if rest == 0 or (last and TAILS[tail] == "pad"):
         return full + (rest > 0)
     steps = full + 1
     if samples >= steps * ranks:

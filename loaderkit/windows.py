@@ -297,21 +297,18 @@ class WindowPlan(Plan):
         return (count, each), last or 0
 
     def _chain(self, epoch: int, start: int) -> tuple[Int64Array, Int64Array]:
-        """Return where an epoch's windows begin (W,), and how many steps come before each and in all (W + 1,)."""
-        for first in (0, start):
-            if (epoch, first) not in self._chains:
-                starts, counts, at = [], [], first
-                while (segment := self._fresh(epoch, at)) is not None:
-                    starts.append(at)
-                    counts.append(len(segment.turns))
-                    at = segment.end
-                chain = np.array([*starts, self._size(epoch)], dtype=np.int64), np.cumsum([0, *counts], dtype=np.int64)
-                self._chains = {key: value for key, value in self._chains.items() if key[0] == epoch}
-                self._chains[epoch, first] = chain
-            starts_found, before = self._chains[epoch, first]
-            if starts_found[np.searchsorted(starts_found, start)] == start:
-                break
-        return starts_found, before
+        """Return where windows begin (W + 1,), one of them at `start`, and how many steps of them come before each."""
+        for (planned, _), (starts, before) in self._chains.items():
+            if planned == epoch and starts[np.searchsorted(starts, start)] == start:
+                return starts, before
+        found, counts, at = [start], [0], start
+        while (segment := self._fresh(epoch, at)) is not None:
+            at = segment.end
+            found.append(at)
+            counts.append(len(segment.turns))
+        chain = np.array(found, dtype=np.int64), np.cumsum(counts, dtype=np.int64)
+        self._chains = {key: value for key, value in self._chains.items() if key[0] == epoch} | {(epoch, start): chain}
+        return chain
 
     def _size(self, epoch: int) -> int:
         return int(self.order.size(epoch))

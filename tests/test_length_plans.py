@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import loaderkit as lk
-from loaderkit import Cursor, LengthBuckets, TokenBudget, World
+from loaderkit import Cursor, LengthBuckets, PackPlan, TokenBudget, World
+from loaderkit.packing import pack
 from loaderkit.plan import BatchKey
 from loaderkit.windows import WindowPlan
 
@@ -39,6 +40,8 @@ PLANS: dict[str, Any] = {
     "budget of real tokens": lambda lengths, batch=3, **more: TokenBudget(
         lengths, BUDGET + batch, padded=False, max_samples=5, **more
     ),
+    "packed": lambda lengths, batch=3, **more: PackPlan(lengths, BUDGET, batch, **more),
+    "packed, a row a batch": lambda lengths, batch=3, **more: PackPlan(lengths, BUDGET, 1, **more),
     "budget, multiples": lambda lengths, batch=3, **more: TokenBudget(
         lengths, BUDGET + 4 * batch, multiple_of=8, **more
     ),
@@ -69,6 +72,15 @@ def check_batches(plan: WindowPlan, found: list[list[BatchKey]]) -> None:
         for key in step:
             sizes = plan.lengths[key.indices]
             assert sizes.size
+            if isinstance(plan, PackPlan):
+                rows = key.rows
+                assert rows is not None
+                assert rows[0] == 0
+                assert rows[-1] == len(sizes)
+                assert 0 < len(rows) - 1 <= plan.batch_size
+                assert all(row.size and row.sum() <= plan.row_length for row in np.split(sizes, rows[1:-1]))
+                continue
+            assert key.rows is None
             if isinstance(plan, LengthBuckets):
                 assert sizes.size <= max(plan.batch_size, 2 if plan.batch_size == 1 else 0)
             elif isinstance(plan, TokenBudget) and plan.padded:
@@ -77,6 +89,8 @@ def check_batches(plan: WindowPlan, found: list[list[BatchKey]]) -> None:
             elif isinstance(plan, TokenBudget):
                 assert sizes.sum() <= plan.max_tokens
                 assert sizes.size <= (plan.max_samples or sizes.size)
+        if isinstance(plan, PackPlan):
+            continue
         edges = sorted((int(plan.lengths[key.indices].min()), int(plan.lengths[key.indices].max())) for key in step)
         assert all(low[1] <= high[0] for low, high in itertools.pairwise(edges)), "lengths of a step don't follow"
 
@@ -109,8 +123,9 @@ def test_tails_give_full_steps(name: str, tail: str) -> None:
             left_out = size - len(counts)
             again = counts.total() - len(counts)
             assert left_out == 0 if tail == "pad" else again == 0
-            assert max(left_out, again) < world * 3 or (tail == "pad" and size < world)
-            if not isinstance(plan, LengthBuckets):
+            if isinstance(plan, LengthBuckets):
+                assert max(left_out, again) < world * 3 or (tail == "pad" and size < world)
+            elif isinstance(plan, TokenBudget):
                 assert left_out < world * 2
             check_batches(plan, found)
             assert len(found) == plan.batches(0)
@@ -125,6 +140,9 @@ def test_length_advance_and_keys_agree_at_every_stop(name: str, world: int) -> N
     ):
         plan = PLANS[name](lengths_of(kind, 50), window=window, seed=1, tail=tail).with_world(World(0, world))
         whole = steps(plan, Cursor(epoch=1))
+        if not whole:  # too few for a full step
+            assert tail == "drop"
+            continue
         cursor = Cursor(epoch=1)
         for done, step in enumerate(whole):
             fresh = pickle.loads(pickle.dumps(plan))  # another process: nothing is cached
@@ -252,6 +270,37 @@ def test_a_loader_resumes_at_every_batch_with_any_workers(name: str, workers: in
 def test_bad_settings_are_refused(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_rows_are_packed_tightly() -> None:
+    """The design's measurement: best fit decreasing leaves 0.5 % of 1,000 samples' rows empty, 0.15 % of 10,000's."""
+    lengths = np.minimum(np.random.default_rng(0).lognormal(5, 0.6, 20_000).astype(int) + 1, 2048)
+    for window, most in ((1000, 1.008), (10_000, 1.003)):
+        plan = PackPlan(lengths, 2048, 4, window=window)
+        found = list(plan.keys(Cursor()))
+        assert sum(len(key.indices) for key in found) == 20_000
+        rows = sum(len(key.rows) - 1 for key in found if key.rows is not None)
+        assert rows * 2048 < most * lengths.sum()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 30), max_size=60), st.integers(5, 30))
+def test_a_sample_goes_where_it_leaves_the_least_room(lengths: list[int], row_length: int) -> None:
+    """Against best fit decreasing as one would write it down."""
+    numbers, rows = pack(np.array(lengths, dtype=np.int64), row_length)
+    room: list[int] = []
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        size = max(lengths[place], 1)
+        if size > row_length:
+            assert numbers[place] == -1
+            continue
+        fitting = [left for left in room if left >= size]
+        if not fitting:
+            room.append(row_length - size)
+        else:
+            room[room.index(min(fitting))] -= size
+    held = [sum(max(lengths[place], 1) for place in np.flatnonzero(numbers == row)) for row in range(rows)]
+    assert sorted(held) == sorted(row_length - left for left in room)
 
 
 def test_long_samples_are_left_out_or_stand_alone() -> None:

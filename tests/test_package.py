@@ -31,6 +31,7 @@ LAYERS = [
     "plan",
     "windows",
     "length_plans",
+    "packing",
     "config",
     "datasets",
     "collate",

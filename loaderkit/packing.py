@@ -1,0 +1,137 @@
+"""Rows of a fixed length, each filled with several samples."""
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderkit.length_plans import TAILS, check_longest, check_tail, too_few
+from loaderkit.order import Order
+from loaderkit.plan import Tail
+from loaderkit.seeding import Int64Array, hash_positions
+from loaderkit.windows import WINDOW, Cut, Geometry, WindowPlan, check_count
+
+
+class PackPlan(WindowPlan):
+    """Batches of rows that samples are packed into, by best fit decreasing within each window.
+
+    The collate is called with a list of rows, each a list of samples: see `loaderkit.PackCollate`. Over 1,000 samples
+    about 0.5 % of a row stays empty, over 10,000 about 0.15 %. A row has the same cost as any other, so that ranks are in
+    step whatever they hold. `len()` plans the whole epoch.
+
+    Args:
+        lengths: Of each sample of the dataset, in tokens (N,).
+        row_length: Tokens of a row.
+        batch_size: Rows a batch and rank, at most.
+        window: How many samples are packed together.
+        drop_too_long: Leave samples that are longer than a row out of each epoch, rather than refuse them.
+        shuffle: Whether samples and steps come in a new order each epoch.
+        seed: Of that.
+        order: Another order of the samples, in place of `shuffle`.
+        tail: At an epoch's end, as for a Loader, counted in rows.
+
+    Raises:
+        ValueError: If a number is out of range, a sample is too long, or the order does not fit the lengths.
+    """
+
+    def __init__(
+        self,
+        lengths: npt.ArrayLike,
+        row_length: int,
+        batch_size: int = 1,
+        *,
+        window: int = WINDOW,
+        drop_too_long: bool = False,
+        shuffle: bool = True,
+        seed: int = 0,
+        order: Order | None = None,
+        tail: Tail = "keep",
+    ) -> None:
+        super().__init__(lengths, window=window, shuffle=shuffle, seed=seed, order=order)
+        check_count(row_length, "PackPlan", "row_length")
+        check_count(batch_size, "PackPlan", "batch_size")
+        self.row_length, self.batch_size, self.drop_too_long = int(row_length), int(batch_size), drop_too_long
+        self.tail = check_tail(tail, "PackPlan")
+        if not drop_too_long:
+            way_out = "or leave such samples out: drop_too_long=True"
+            check_longest(self.lengths, self.row_length, "PackPlan", "row_length", way_out)
+
+    @property
+    def step(self) -> int:
+        return self.world.size * self.batch_size
+
+    @property
+    def geometry(self) -> Geometry:
+        return self.world.size, self.batch_size, TAILS.index(self.tail), self.row_length
+
+    def cut(self, lengths: Int64Array, geometry: Geometry, *, last: bool) -> Cut | None:
+        ranks, batch_size, tail, row_length = geometry
+        policy = TAILS[tail] if last else "keep"
+        numbers, rows = pack(lengths, row_length)
+        full, rest = divmod(rows, ranks * batch_size)
+        steps = full + (rest > 0 and policy != "drop")
+        if policy == "keep":
+            rows = _split_rows(numbers, rows, steps * ranks)
+            if rows < steps * ranks and last:
+                raise too_few(len(lengths), ranks)
+            if rows < max(1, steps * ranks):
+                return None if not last else Cut(np.empty(0, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64))
+        # Decreasing lengths fill the first rows with few long samples: mixed, the batches are alike.
+        wanted = np.argsort(hash_positions(np.arange(rows, dtype=np.int64), "rows"), kind="stable")
+        if policy != "keep":
+            wanted = wanted[np.arange(steps * ranks * batch_size) % max(1, rows)]
+        sizes = np.bincount(numbers[numbers >= 0], minlength=rows)
+        members = np.split(np.argsort(numbers, kind="stable")[len(lengths) - int(sizes.sum()) :], np.cumsum(sizes)[:-1])
+        places = np.concatenate([members[row] for row in wanted.tolist()] or [np.empty(0, np.int64)])
+        ends = np.concatenate([[0], np.cumsum(sizes[wanted])])
+        batches = steps * ranks
+        return Cut(places, ends[np.arange(batches + 1) * len(wanted) // max(1, batches)], ends)
+
+
+def pack(lengths: Int64Array, row_length: int) -> tuple[npt.NDArray[np.int64], int]:
+    """Put samples into rows by best fit decreasing: the longest first, each where it leaves the least room.
+
+    Johnson, "Near-optimal bin packing algorithms" (MIT, 1973). Which room is the smallest that suffices is read off the
+    bits of one integer.
+
+    Args:
+        lengths: Of samples (N,).
+        row_length: Tokens of a row.
+
+    Returns:
+        The row of each sample (N,), -1 where it is longer than a row; and the number of rows.
+    """
+    numbers = np.full(len(lengths), -1, dtype=np.int64)
+    rooms: list[list[int]] = [[] for _ in range(row_length + 1)]  # rows by the room that they have left
+    some, rows = 0, 0  # bit r: there are rows with room r
+    chosen: list[int] = []
+    order = np.argsort(-lengths, kind="stable")
+    order = order[lengths[order] <= row_length]
+    for length in np.maximum(lengths[order], 1).tolist():
+        above = some >> length
+        if above:
+            room = length + (above & -above).bit_length() - 1
+            row = rooms[room].pop()
+            if not rooms[room]:
+                some ^= 1 << room
+        else:
+            room, row = row_length, rows
+            rows += 1
+        room -= length
+        if room:
+            if not rooms[room]:
+                some |= 1 << room
+            rooms[room].append(row)
+        chosen.append(row)
+    numbers[order] = chosen
+    return numbers, rows
+
+
+def _split_rows(numbers: Int64Array, rows: int, wanted: int) -> int:
+    """Halve the rows with most samples, in place, until there are so many; return how many there are in the end."""
+    while rows < wanted:
+        sizes = np.bincount(numbers[numbers >= 0], minlength=rows)
+        if not sizes.size or sizes.max() < 2:
+            break
+        members = np.flatnonzero(numbers == int(sizes.argmax()))
+        numbers[members[len(members) // 2 :]] = rows
+        rows += 1
+    return rows
