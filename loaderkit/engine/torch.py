@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pickle
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 import torch.utils.data as torch_data
 
+from loaderkit.engine.message import dump
 from loaderkit.feed import Feed
 from loaderkit.plan import BatchKey
 from loaderkit.transfer import pin
@@ -34,6 +36,13 @@ class Hidden:
 
     def pin_memory(self) -> "Hidden":
         return Hidden(pin(self.content))
+
+    def __reduce__(self) -> Any:
+        return _load_batch, (dump(self.content),)
+
+
+def _load_batch(content: bytes) -> _Batch:
+    return _Batch(pickle.loads(content))
 
 
 class Batches:

@@ -1,0 +1,99 @@
+"""Talk to peers, each in its own environment (see benchmarks/README.md)."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PEERS = {
+    "loaderkit": "with_loaderkit",
+    "litdata": "with_litdata",
+    "mosaicml": "with_mosaicml",
+    "webdataset": "with_webdataset",
+    "hf": "with_hf",
+    "energon": "with_energon",
+    "torch": "with_torch",
+}
+Answers = list[dict[str, Any]]  # one for each rank
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--peers", default=",".join(PEERS), help="which, with commas between")
+    parser.add_argument(
+        "--python",
+        action="append",
+        default=[],
+        metavar="PEER=PATH",
+        help="the interpreter of a peer's environment, where it is not this one",
+    )
+
+
+def interpreters(given: argparse.Namespace) -> dict[str, str]:
+    """Return the interpreter of each peer that was asked for."""
+    own = dict(text.split("=", 1) for text in given.python)
+    names = given.peers.split(",")
+    unknown = [name for name in [*names, *own] if name not in PEERS]
+    if unknown:
+        raise SystemExit(f"peers: {unknown} not known, wanted some of {', '.join(PEERS)}.")
+    return {name: own.get(name, sys.executable) for name in names}
+
+
+class Peer:
+    """A peer's process, that forks for each rank of each job."""
+
+    def __init__(self, module: str, python: str, log: Path) -> None:
+        self._log = log.open("ab")
+        paths = [str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")]
+        self._process = subprocess.Popen(
+            [python, str(HERE / "serve.py"), module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"},
+        )
+        found = self._read()
+        self.name, self.version = found["name"], found["version"]
+
+    def call(self, function: str, *, world: int = 1, limit_s: float = 60, **arguments: Any) -> Answers:
+        job = {"call": function, "world": world, "limit_s": limit_s, "arguments": arguments}
+        if self._process.stdin is None:
+            raise RuntimeError("the peer has no input.")
+        print(json.dumps(job), file=self._process.stdin, flush=True)
+        answers: Answers = self._read()
+        return answers
+
+    def close(self) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait(30)
+        self._log.close()
+
+    def _read(self) -> Any:
+        line = self._process.stdout.readline() if self._process.stdout is not None else ""
+        if not line:
+            raise RuntimeError(f"ended with {self._process.wait(30)}, see {self._log.name}.")
+        return json.loads(line)
+
+
+@contextmanager
+def started(pythons: Mapping[str, str], folder: Path) -> Iterator[dict[str, Peer]]:
+    """Start the peers; those that can't be imported are said and left out."""
+    peers: dict[str, Peer] = {}
+    try:
+        for name, python in pythons.items():
+            try:
+                peers[name] = Peer(PEERS[name], python, folder / f"{name}.log")
+            except (RuntimeError, OSError) as error:
+                text = (folder / f"{name}.log").read_text(errors="replace").strip().split("\n")[-1]
+                print(f"{name}: not run: {error} {text}", file=sys.stderr)
+        yield peers
+    finally:
+        for peer in peers.values():
+            peer.close()

@@ -1,0 +1,198 @@
+"""Stop in the middle of an epoch and resume in a fresh process: what each peer delivers.
+
+1,013 samples in 11 shards, batches of 8, two workers unless the row says otherwise. A run is stopped after 41
+of its 127 batches (21 on two ranks, and where it is resumed twice); its state goes to a fresh process, that runs to the epoch's end. `dup`
+counts samples delivered again, `skip` those never delivered, over both processes and all ranks. "exact" is
+neither; in the rows of the same setting it also means that the batches are those of the uninterrupted run.
+A peer that gives a state for each rank gets them back by rank, a new rank the last one's.
+"""
+
+import argparse
+import csv
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from common import BATCH, SAMPLES
+from driver import Answers, Peer, add_options, interpreters, started
+
+RESULTS = Path(__file__).parent.parent / "results"
+STOP, STOP_EARLY = 41, 21  # odd, so that they are no whole number of rounds or of larger batches
+MANY = 400  # batches: more than any epoch has
+Setting = dict[str, Any]
+
+
+class FailedError(Exception):
+    """A peer's own error."""
+
+
+def run(peer: Peer, folder: str, setting: Setting, *, take: int = MANY, state: list[str] | None = None) -> Answers:
+    base = {"shuffle": False, "workers": 2, "batch": BATCH, **setting}
+    world = base.pop("world", 1)
+    answers = peer.call("resume", world=world, folder=folder, take=take, state=state, **base)
+    for answer in answers:
+        if "error" in answer:
+            text = answer["message"]
+            text = f'"{text[:60]}"' if text else "without a message" if answer["error"].endswith("Error") else ""
+            raise FailedError(f"{answer['error']} {text}".strip())
+    return answers
+
+
+def states(answers: Answers) -> list[str]:
+    return [answer["state"] for answer in answers]
+
+
+def ids_of(*runs: Answers) -> list[int]:
+    return [number for answers in runs for answer in answers for batch in answer["ids"] for number in batch]
+
+
+def count(ids: list[int]) -> str:
+    """Say what came twice and what never."""
+    found = Counter(ids)
+    dup, skip = sum(found.values()) - len(found), SAMPLES - len(found)
+    return " / ".join(f"{number} {what}" for number, what in ((dup, "dup"), (skip, "skip")) if number) or "exact"
+
+
+def same(peer: Peer, folder: str, shuffle: bool) -> str:
+    setting = {"shuffle": shuffle}
+    whole = run(peer, folder, setting)
+    first = run(peer, folder, setting, take=STOP)
+    rest = run(peer, folder, setting, state=states(first))
+    said = count(ids_of(first, rest))
+    if first[0]["ids"] + rest[0]["ids"] == whole[0]["ids"]:
+        return said
+    return f"other batches ({said})" if said == "exact" else said
+
+
+def changed(peer: Peer, folder: str, before: Setting, *after: Setting) -> str:
+    """Run, and resume under each of some other settings in turn."""
+    parts = [run(peer, folder, before, take=STOP if before.get("world", 1) == 1 else STOP_EARLY)]
+    for number, setting in enumerate(after):
+        last = number == len(after) - 1
+        parts.append(run(peer, folder, setting, take=MANY if last else STOP_EARLY, state=states(parts[-1])))
+    return count(ids_of(*parts))
+
+
+def augmented(peer: Peer, folder: str) -> str:
+    whole = run(peer, folder, {})
+    first = run(peer, folder, {}, take=STOP)
+    rest = run(peer, folder, {}, state=states(first))
+    wanted, found = whole[0]["draws"][STOP:], rest[0]["draws"]
+    return "equal" if wanted == found and wanted else "different"
+
+
+def uneven(peer: Peer, folder: str) -> str:
+    """Two ranks that 1,013 samples can't be shared by evenly."""
+    found = run(peer, folder, {"world": 2})
+    batches = [len(answer["ids"]) for answer in found]
+    return f"{count(ids_of(found))}; {' / '.join(map(str, batches))} batches"
+
+
+def state_size(peer: Peer, folder: str) -> str:
+    found = [run(peer, folder, {"shuffle": shuffle}, take=STOP)[0]["state_bytes"] for shuffle in (False, True)]
+    return f"{found[0]:,} B" if found[0] == found[1] else f"{found[0]:,} / {found[1]:,} B"
+
+
+def cut(peer: Peer, folder: str, shards: list[str]) -> str:
+    """Cut a shard in the middle of the data to 60 % of its bytes."""
+    if not shards:
+        return "-"
+    path = Path(shards[len(shards) // 2])
+    content = path.read_bytes()
+    try:
+        path.write_bytes(content[: len(content) * 6 // 10])
+        return f"{count(ids_of(run(peer, folder, {})))}, no error"
+    except FailedError as error:
+        return f"error: {error}"
+    finally:
+        path.write_bytes(content)
+
+
+def rows(quick: bool) -> dict[str, Callable[[Peer, str, list[str]], str]]:
+    two, one = {"world": 2}, {"world": 1}
+    few: dict[str, Callable[[Peer, str, list[str]], str]] = {
+        "same setting, in order": lambda peer, folder, _: same(peer, folder, False),
+        "same setting, shuffled": lambda peer, folder, _: same(peer, folder, True),
+    }
+    if quick:
+        return few
+    return few | {
+        "2 workers, then 3": lambda peer, folder, _: changed(peer, folder, {}, {"workers": 3}),
+        "2 workers, then 0": lambda peer, folder, _: changed(peer, folder, {}, {"workers": 0}),
+        "resumed twice": lambda peer, folder, _: changed(peer, folder, {}, {}, {}),
+        "2 workers, then 3, then 2": lambda peer, folder, _: changed(peer, folder, {}, {"workers": 3}, {}),
+        "2 workers, then 3, then 2, shuffled": lambda peer, folder, _: changed(
+            peer, folder, {"shuffle": True}, {"shuffle": True, "workers": 3}, {"shuffle": True}
+        ),
+        "batch 8, then 16": lambda peer, folder, _: changed(peer, folder, {}, {"batch": 16}),
+        "2 ranks, then 1": lambda peer, folder, _: changed(peer, folder, two, one),
+        "1 rank, then 2": lambda peer, folder, _: changed(peer, folder, one, two),
+        "2 ranks, then 1, then 2, shuffled": lambda peer, folder, _: changed(
+            peer, folder, two | {"shuffle": True}, one | {"shuffle": True}, two | {"shuffle": True}
+        ),
+        "random augmentation after the resume": lambda peer, folder, _: augmented(peer, folder),
+        "state, in order / shuffled": lambda peer, folder, _: state_size(peer, folder),
+        "uneven data on 2 ranks": lambda peer, folder, _: uneven(peer, folder),
+        "a shard cut to 60 %": cut,
+    }
+
+
+def measure(peer: Peer, folder: str, quick: bool) -> dict[str, str]:
+    written = peer.call("write", folder=folder)[0]
+    if "error" in written:
+        raise SystemExit(f"{peer.name}: can't write its data: {written}")
+    found = {}
+    for name, row in rows(quick).items():
+        try:
+            found[name] = row(peer, folder, written["shards"])
+        except FailedError as error:
+            found[name] = str(error)
+        print(f"{peer.name}: {name}: {found[name]}", file=sys.stderr, flush=True)
+    return found
+
+
+def table(names: list[str], found: dict[str, dict[str, str]], quick: bool) -> str:
+    lines = [f"| | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for row in rows(quick):
+        cells = [found[name][row] for name in names]
+        cells = [f"**{cell}**" if cell == "exact" else cell.replace("|", "/") for cell in cells]
+        lines.append(f"| {row} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two rows; prints, writes nothing")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where results go")
+    parser.add_argument("--logs", type=Path, help="a folder for what the peers print")
+    add_options(parser)
+    given = parser.parse_args()
+    found: dict[str, dict[str, str]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        logs = given.logs or Path(folder)
+        logs.mkdir(parents=True, exist_ok=True)
+        with started(interpreters(given), logs) as peers:
+            for key, peer in peers.items():
+                data = Path(folder) / key
+                data.mkdir()
+                found[f"{peer.name} {peer.version}"] = measure(peer, str(data), given.quick)
+    names = list(found)
+    text = table(names, found, given.quick)
+    print(text)
+    if given.quick:
+        return
+    given.out.mkdir(parents=True, exist_ok=True)
+    head = "<!-- written by benchmarks/peers/peers_resume.py -->\n\n# Stop in the middle of an epoch, resume in a fresh process"
+    about = "\n\n".join((__doc__ or "").strip().split("\n\n")[1:])
+    (given.out / "peers_resume.md").write_text(f"{head}\n\n{about}\n\n{text}\n")
+    with (given.out / "peers_resume.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["case", *names])
+        writer.writerows([row, *(found[name][row] for name in names)] for row in rows(given.quick))
+
+
+if __name__ == "__main__":
+    main()

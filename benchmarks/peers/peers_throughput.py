@@ -1,0 +1,242 @@
+"""Samples a second from the same data on local disk, in the page cache: loaderkit beside the peers and the bare loop.
+
+Tokens: 200,000 sequences of 16 to 512 uint16 tokens in ten shards. Pictures: 5,000 JPEGs of 96 x 96 with a class, in
+ten shards. Batches of 64, in order and shuffled, 0 and 2 workers. All decode with the same function, and
+collate alike: tokens end to end with offsets, pictures stacked. A contender's run is a fresh process; the clock
+goes from its first batch to the epoch's end, or for a few seconds where an epoch takes longer. Contenders take turns in an
+order drawn anew each round, and speeds are compared within a round.
+
+The bare loop reads sample by sample: slices of a memory-map, without a collate; or reads, decodes and stacks.
+"""
+
+import argparse
+import csv
+import io
+import pickle
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from driver import Peer, add_options, interpreters, started
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from harness import DATA, LIMIT, OURS, RESULTS, TORCH, Row, machine
+
+BARE = "bare loop"
+CONTENDERS = {
+    "torch": {"tokens": "memory-map + DataLoader", "pictures": "file + DataLoader"},
+    "loaderkit": {"tokens": "loaderkit, documents", "parquet": "loaderkit, Parquet", "pictures": "loaderkit, tar"},
+    "litdata": {"tokens": "litdata", "pictures": "litdata"},
+    "mosaicml": {"tokens": "mosaicml-streaming", "pictures": "mosaicml-streaming"},
+    "webdataset": {"tokens": "webdataset", "pictures": "webdataset"},
+    "hf": {"tokens": "Hugging Face datasets", "pictures": "Hugging Face datasets"},
+}
+WORKLOADS = {"tokens": ("tokens", "parquet"), "pictures": ("pictures",)}
+BATCH = 64
+
+
+def write_sources(folder: Path, sequences: int, pictures: int) -> None:
+    draw = np.random.default_rng(0)
+    lengths = draw.integers(16, 513, sequences)
+    np.save(folder / "ends.npy", np.cumsum(lengths))
+    np.save(folder / "tokens.npy", draw.integers(0, 50_000, lengths.sum()).astype(np.uint16))
+    (folder / "pictures.pkl").write_bytes(pickle.dumps(jpegs(pictures)))
+
+
+def jpegs(count: int) -> list[tuple[bytes, int]]:
+    """Crop scikit-learn's two sample pictures."""
+    from PIL import Image
+    from sklearn.datasets import load_sample_images
+
+    sources = [Image.fromarray(picture) for picture in load_sample_images().images]
+    draw, found = random.Random(0), []
+    for number in range(count):
+        picture, file = sources[number % len(sources)], io.BytesIO()
+        left, top = draw.randrange(picture.width - 96), draw.randrange(picture.height - 96)
+        picture.crop((left, top, left + 96, top + 96)).save(file, "JPEG", quality=90)
+        found.append((file.getvalue(), number % 2))
+    return found
+
+
+def prepare(peers: dict[str, Peer], folder: str) -> dict[tuple[str, str], str]:
+    """Let each peer write its data; return the contenders' names by peer and kind."""
+    found = {}
+    for key, peer in peers.items():
+        for kind, name in CONTENDERS[key].items():
+            begun = time.perf_counter()
+            answer = peer.call("write_data", folder=folder, kind=kind, limit_s=600)[0]
+            if "error" in answer:
+                print(f"{name}: not run: its data can't be written: {answer}", file=sys.stderr)
+                continue
+            print(f"{name}: {kind} written in {time.perf_counter() - begun:.1f} s", file=sys.stderr)
+            found[key, kind] = name
+    return found
+
+
+def speeds(
+    peers: dict[str, Peer], names: dict[tuple[str, str], str], folder: str, rounds: int, seconds: float
+) -> list[Row]:
+    """Measure every contender in every setting, once a round."""
+    draw = random.Random(0)
+    settings = [(kind, shuffle, workers) for kind in WORKLOADS for shuffle in (False, True) for workers in (0, 2)]
+    found: dict[tuple[Any, ...], list[float | None]] = {}
+    for number in range(rounds):
+        for workload, shuffle, workers in settings:
+            jobs = [(key, kind, "throughput") for key, kind in names if kind in WORKLOADS[workload]]
+            jobs += [("torch", workload, "throughput_bare")] if workers == 0 and ("torch", workload) in names else []
+            draw.shuffle(jobs)
+            for key, kind, call in jobs:
+                arguments: dict[str, Any] = {
+                    "folder": folder,
+                    "kind": kind,
+                    "shuffle": shuffle,
+                    "workers": workers,
+                    "seconds": seconds,
+                }
+                answer = peers[key].call(call, **arguments)[0]
+                name = BARE if call == "throughput_bare" else names[key, kind]
+                where = found.setdefault((workload, shuffle, workers, name), [])
+                if "error" in answer:
+                    print(f"{name}: {arguments}: {answer}", file=sys.stderr)
+                where.append(None if "error" in answer else answer["samples"] / answer["seconds"])
+            print(f"round {number + 1}: {workload}, shuffle={shuffle}, {workers} workers", file=sys.stderr, flush=True)
+    return [row_of(setting, values, found) for setting, values in found.items() if any(values)]
+
+
+def row_of(
+    setting: tuple[Any, ...], values: list[float | None], found: dict[tuple[Any, ...], list[float | None]]
+) -> Row:
+    workload, shuffle, workers, name = setting
+    bare = found.get((workload, shuffle, 0, BARE), [])
+    mapped = found.get((workload, shuffle, workers, CONTENDERS["torch"][workload]), [])
+    return {
+        "workload": workload,
+        "order": "shuffled" if shuffle else "in order",
+        "workers": workers,
+        "contender": name,
+        "samples_per_s": statistics.median(value for value in values if value),
+        "over_bare_loop": over(values, bare),
+        "over_dataloader": over(values, mapped),
+        "repeats": sum(value is not None for value in values),
+    }
+
+
+def over(values: list[float | None], others: list[float | None]) -> float:
+    """Return the median over the rounds of one speed over another."""
+    pairs = [value / other for value, other in zip(values, others, strict=False) if value and other]
+    return statistics.median(pairs) if pairs else float("nan")
+
+
+def costs(peers: dict[str, Peer], names: dict[tuple[str, str], str], folder: str, quick: bool) -> list[Row]:
+    """Measure memory, the state and a resume at 90 % of a shuffled epoch (in order for webdataset)."""
+    rows: list[Row] = []
+    for (key, kind), name in names.items():
+        size = len(np.load(Path(folder) / "ends.npy")) if kind != "pictures" else load_size(folder)
+        batches = int(size * 0.9) // BATCH
+        row: Row = {"workload": "pictures" if kind == "pictures" else "tokens", "contender": name}
+        for workers in (0, 2):
+            arguments: dict[str, Any] = {"folder": folder, "kind": kind, "shuffle": True, "workers": workers}
+            answer = peers[key].call("memory", **arguments, seconds=0.5 if quick else 5)[0]
+            row[f"memory_mb_{workers}_workers"] = answer.get("memory_mb", float("nan"))
+        answer = peers[key].call("save_state", folder=folder, kind=kind, batches=batches, limit_s=180)[0]
+        row["state_bytes"] = answer.get("state_bytes", answer.get("error"))
+        times = []
+        for _ in range(1 if quick else 5):
+            found = peers[key].call("resume_from_state", folder=folder, kind=kind, limit_s=180)[0]
+            times.append(found.get("first_batch_s", float("nan")))
+        row["resume_at_90_percent_ms"] = statistics.median(times) * 1e3
+        rows.append(row)
+        print(row, file=sys.stderr, flush=True)
+    return rows
+
+
+def load_size(folder: str) -> int:
+    return len(pickle.loads((Path(folder) / "pictures.pkl").read_bytes()))
+
+
+def write_csv(path: Path, rows: list[Row]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*rows[0], "machine"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({key: short(value) for key, value in row.items()} | {"machine": machine()} for row in rows)
+
+
+def short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def show(rows: list[Row]) -> None:
+    for row in rows:
+        print("  ".join(f"{key}={short(value)}" for key, value in row.items()))
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    figure = plt.figure(figsize=(13, 11), layout="constrained")
+    panels = figure.subplots(4, 2)
+    for column, workload in enumerate(WORKLOADS):
+        settings = [(order, workers) for order in ("in order", "shuffled") for workers in (0, 2)]
+        for axes, (order, workers) in zip(panels[:, column], settings, strict=True):
+            wanted = (workload, order, workers)
+            mine = [row for row in rows if (row["workload"], row["order"], row["workers"]) == wanted]
+            mine.sort(key=lambda row: row["samples_per_s"])
+            colours = [colour_of(row["contender"]) for row in mine]
+            bars = axes.barh([row["contender"] for row in mine], [row["samples_per_s"] for row in mine], color=colours)
+            axes.bar_label(bars, [f" {row['samples_per_s']:,.0f}" for row in mine], fontsize=8)
+            axes.margins(x=0.2)
+            axes.set_title(f"{workload}, {order}, {workers} workers: samples a second", loc="left", fontsize=10)
+            axes.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel(machine(), fontsize=7, color="#6e7781")
+    figure.savefig(path, dpi=110)
+
+
+def colour_of(name: str) -> str:
+    if name == BARE:
+        return LIMIT
+    return OURS if name.startswith("loaderkit") else TORCH if "DataLoader" in name else DATA
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small data, one round; prints, writes nothing")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of a run, where an epoch takes longer")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where results go")
+    parser.add_argument("--skip", choices=["speeds", "costs"], help="a part that is not measured again")
+    parser.add_argument("--logs", type=Path, help="a folder for what the peers print")
+    add_options(parser)
+    given = parser.parse_args()
+    rounds, seconds = (1, 0.3) if given.quick else (given.rounds, given.seconds)
+    pythons = {name: python for name, python in interpreters(given).items() if name in CONTENDERS}
+    folder = Path(tempfile.mkdtemp())
+    try:
+        write_sources(folder, *((3_000, 300) if given.quick else (200_000, 5_000)))
+        logs = given.logs or folder
+        logs.mkdir(parents=True, exist_ok=True)
+        with started(pythons, logs) as peers:
+            names = prepare(peers, str(folder))
+            found = [] if given.skip == "speeds" else speeds(peers, names, str(folder), rounds, seconds)
+            spent = [] if given.skip == "costs" else costs(peers, names, str(folder), given.quick)
+    finally:
+        shutil.rmtree(folder)
+    show(found)
+    show(spent)
+    if given.quick:
+        return
+    given.out.mkdir(parents=True, exist_ok=True)
+    if found:
+        write_csv(given.out / "peers_throughput.csv", found)
+        draw(found, given.out / "peers_throughput.png")
+    if spent:
+        write_csv(given.out / "peers_costs.csv", spent)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Megatron-Energon on tar shards."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import SEED, Setting, resume_job
+from megatron import energon
+from megatron.energon.epathlib import EPath
+from megatron.energon.flavors import BaseWebdatasetFactory
+from with_webdataset import write as write_tar
+
+NAME, VERSION = "Megatron-Energon", getattr(energon, "__version__", "7.4")
+KIND = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+
+
+@dataclass
+class Number(energon.Sample):  # type: ignore[misc]
+    id: int
+    draw: float
+
+
+@energon.stateless  # type: ignore[untyped-decorator]
+def cook(sample: dict[str, Any]) -> Number:
+    return Number(**energon.basic_sample_keys(sample), id=int(sample["id"]), draw=0.0)
+
+
+class Encoder(energon.DefaultTaskEncoder):  # type: ignore[misc]
+    cookers = [energon.Cooker(cook)]  # noqa: RUF012 - as its documentation has it
+
+    @energon.stateless(restore_seeds=True)  # type: ignore[untyped-decorator]
+    def encode_sample(self, sample: Any) -> Any:
+        sample.draw = float(torch.rand(()))
+        return sample
+
+    @energon.stateless  # type: ignore[untyped-decorator]
+    def batch(self, samples: Sequence[Any]) -> Any:
+        return {"id": [sample.id for sample in samples], "draw": [sample.draw for sample in samples]}
+
+
+def write(folder: str) -> dict[str, Any]:
+    found = write_tar(folder)
+    path = Path(folder) / "tar"
+    names = [Path(shard).name for shard in found["shards"]]
+    BaseWebdatasetFactory.prepare_dataset(
+        EPath(str(path)), names, split_parts_ratio=[("train", 1.0)], shuffle_seed=None, workers=1
+    )
+    (path / ".nv-meta" / "dataset.yaml").write_text(KIND)
+    return found
+
+
+def make(setting: Setting) -> Any:
+    workers = energon.WorkerConfig(
+        rank=setting.rank, world_size=setting.world, num_workers=setting.workers, seed_offset=SEED
+    )
+    data = energon.get_train_dataset(
+        str(setting.folder / "tar"),
+        worker_config=workers,
+        batch_size=setting.batch,
+        shuffle_buffer_size=100 if setting.shuffle else None,
+        max_samples_per_sequence=100 if setting.shuffle else None,
+        shuffle_over_epochs_multiplier=1 if setting.shuffle else None,
+        parallel_shard_iters=None if setting.shuffle else 1,
+        task_encoder=Encoder(),
+        repeat=False,
+    )
+    return energon.get_savable_loader(data)
+
+
+resume = resume_job(
+    make,
+    save=lambda loader: loader.save_state_rank(),
+    load=lambda loader, state: loader.restore_state_rank(state),
+)

@@ -1,0 +1,141 @@
+"""What the peers' scripts share for the throughput: the data, the collate, and a timed job."""
+
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torchvision.io  # noqa: F401 - has the decoder; else each worker would import it while the clock runs
+from torch import Tensor
+
+from loaderkit.datasets.pictures import decode_picture
+
+BATCH = 64
+SHARDS = 10
+SEED = 3
+Loader = Any
+
+
+def load_tokens(folder: str) -> tuple[Any, Any]:
+    """Return all tokens (T,) uint16 and where each of the sequences ends (N,)."""
+    return np.load(Path(folder) / "tokens.npy", mmap_mode="r"), np.load(Path(folder) / "ends.npy")
+
+
+def sequences(folder: str) -> Iterator[Any]:
+    tokens, ends = load_tokens(folder)
+    for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
+        yield np.array(tokens[start:end])
+
+
+def load_pictures(folder: str) -> list[tuple[bytes, int]]:
+    """Return JPEG files and their classes."""
+    found: list[tuple[bytes, int]] = pickle.loads((Path(folder) / "pictures.pkl").read_bytes())
+    return found
+
+
+def shards_of(size: int) -> list[range]:
+    return [range(size * shard // SHARDS, size * (shard + 1) // SHARDS) for shard in range(SHARDS)]
+
+
+def pack(samples: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    """Collate arrays of tokens end to end, with offsets: the cheapest that keeps all."""
+    arrays = [sample["tokens"] if isinstance(sample, dict) else sample for sample in samples]
+    offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
+    np.cumsum([len(array) for array in arrays], out=offsets[1:])
+    return torch.from_numpy(np.concatenate(arrays)), torch.from_numpy(offsets)
+
+
+def decode(entry: dict[str, Any]) -> tuple[Tensor, int]:
+    """The decoder of all."""
+    return decode_picture(entry["jpg"]), int(entry["cls"])
+
+
+def size_of(batch: Any) -> int:
+    """Count the samples in a batch of `pack`, or of pictures."""
+    if isinstance(batch, dict):
+        return len(batch["jpg"])
+    first, second = batch
+    return len(second) - 1 if first.ndim == 1 else len(first)
+
+
+def timed_job(
+    make: Callable[[str, str, bool, int], Loader], size: Callable[[Any], int] = size_of
+) -> Callable[..., Any]:
+    """Return the function that times a loader, from its first batch to the epoch's end or for so many seconds."""
+
+    def run(*, folder: str, kind: str, shuffle: bool, workers: int, seconds: float) -> dict[str, Any]:
+        started = time.perf_counter()
+        batches = iter(make(folder, kind, shuffle, workers))
+        next(batches)
+        begun = time.perf_counter()
+        samples = 0
+        now = begun
+        for batch in batches:
+            samples += size(batch)
+            now = time.perf_counter()
+            if now - begun > seconds:
+                break
+        else:
+            now = time.perf_counter()
+        return {"first_batch_s": begun - started, "samples": samples, "seconds": now - begun}
+
+    return run
+
+
+def memory_job(make: Callable[[str, str, bool, int], Loader]) -> Callable[..., Any]:
+    """Return the function that runs a loader for some seconds and says how much memory it adds, workers included."""
+
+    def run(*, folder: str, kind: str, shuffle: bool, workers: int, seconds: float) -> dict[str, Any]:
+        before = private_bytes(os.getpid())
+        most, begun = 0, time.perf_counter()
+        for number, _ in enumerate(make(folder, kind, shuffle, workers)):
+            if number % 16 == 0:
+                found = [private_bytes(process) - before for process in (os.getpid(), *children())]
+                most = max(most, sum(found))
+            if time.perf_counter() - begun > seconds:
+                break
+        return {"memory_mb": most / 2**20}
+
+    return run
+
+
+def private_bytes(process: int) -> int:
+    """Anonymous and shared memory; not the files that are mapped, which are the page cache's."""
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    except OSError:
+        return 0  # it has ended
+    fields = {line.split(":")[0]: line.split()[1] for line in lines if line.startswith(("RssAnon", "RssShmem"))}
+    return sum(map(int, fields.values())) * 1024
+
+
+def children() -> list[int]:
+    text = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text()
+    return [int(number) for number in text.split()]
+
+
+def resume_jobs(make: Callable[[str, str, bool, int], Loader]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return two functions: one runs a loader for some batches and saves its state, one times the way back to there."""
+
+    def save(*, folder: str, kind: str, batches: int) -> dict[str, Any]:
+        loader = make(folder, kind, True, 0)
+        for number, _ in enumerate(loader, 1):
+            if number == batches:
+                state = pickle.dumps(loader.state_dict())
+                (Path(folder) / f"state-{kind}.pkl").write_bytes(state)
+                return {"state_bytes": len(state)}
+        return {"error": "TooFewBatches", "message": f"the epoch has less than {batches}"}
+
+    def load(*, folder: str, kind: str) -> dict[str, Any]:
+        state = pickle.loads((Path(folder) / f"state-{kind}.pkl").read_bytes())
+        started = time.perf_counter()
+        loader = make(folder, kind, True, 0)
+        loader.load_state_dict(state)
+        next(iter(loader))
+        return {"first_batch_s": time.perf_counter() - started}
+
+    return save, load

@@ -1,0 +1,72 @@
+"""Batches on their way from a worker: what arrives is what was sent."""
+
+import multiprocessing
+import pickle
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from drawing import equal
+
+import loaderkit as lk
+from loaderkit.engine.message import SMALL, dump
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+def leaves() -> list[Any]:
+    """Tensors of all kinds, around the limit too, and what is none."""
+    kinds = [torch.bool, torch.uint8, torch.int16, torch.uint16, torch.bfloat16, torch.float64, torch.complex64]
+    found: list[Any] = [torch.arange(6).reshape(2, 3).to(kind) for kind in kinds]
+    found += [torch.tensor(3), torch.empty(0), torch.empty(2, 0, 3, dtype=torch.int8), torch.ones(4, 6).t()]
+    found += [torch.arange(size, dtype=torch.uint8) for size in (SMALL - 1, SMALL, SMALL + 1)]
+    found += [torch.zeros(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)]
+    found += [torch.ones(3, dtype=torch.complex64).conj(), torch.ones(3, dtype=torch.complex64).conj().imag]
+    return [*found, np.arange(3), "text", None, {"deep": [Pair(torch.ones(2), (torch.zeros(1), 5))]}]
+
+
+class Leaves(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return len(leaves())
+
+    def __getitem__(self, index: int) -> Any:
+        return leaves()[index]
+
+
+def first(samples: list[Any]) -> Any:
+    return samples[0]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_hands_over_what_was_made(method: str) -> None:
+    loader = lk.Loader(Leaves(), 1, num_workers=1, collate_fn=first, multiprocessing_context=method)
+    found, wanted = list(loader), leaves()
+    assert equal(found, wanted)
+    for one, other in zip(found, wanted, strict=True):
+        assert type(one) is type(other)
+        if isinstance(one, torch.Tensor):
+            assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+            if one.numel():
+                one.clone().zero_()
+                one[...] = 0  # writable
+
+
+def test_small_tensors_need_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that is there twice is one again."""
+    opened: list[Any] = []
+    monkeypatch.setattr(multiprocessing.reduction, "DupFd", opened.append)
+    one = torch.ones(5)
+    again = pickle.loads(dump([one, one, torch.zeros(SMALL // 4)]))
+    assert again[0] is again[1]
+    assert not opened
+    dump(torch.zeros(SMALL // 4 + 1))
+    assert len(opened) == 1
+
+
+def test_what_is_more_than_a_tensor_goes_its_own_way() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    assert isinstance(pickle.loads(dump(parameter)), torch.nn.Parameter)
