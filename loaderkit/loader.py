@@ -273,6 +273,6 @@ class _BatchSampler:
 def _make_walk(dataset: Any, config: LoaderConfig) -> Walk:
     if not isinstance(dataset, torch_data.IterableDataset):
         return IndexedWalk(dataset, config)
-    from loaderkit.stream import IterableWalk, LaneWalk, StreamDataset  # few need it, and its import takes time
+    from loaderkit.stream import IterableWalk, StreamDataset, StreamWalk  # few need it, and its import takes time
 
-    return LaneWalk(dataset, config) if isinstance(dataset, StreamDataset) else IterableWalk(dataset, config)
+    return StreamWalk(dataset, config) if isinstance(dataset, StreamDataset) else IterableWalk(dataset, config)

@@ -173,7 +173,7 @@ def test_what_several_ranks_need_is_asked_for() -> None:
         next(iter(make_loader(SIZES, world=lk.World(0, 2))))
     with pytest.raises(ValueError, match=r"4 lanes for 5 ranks.*lanes=5"):
         next(iter(make_loader(SIZES, world=lk.World(0, 5), steps=2)))
-    with pytest.raises(RuntimeError, match=r"stop='shortest' on 2 ranks needs torch.distributed or store="):
+    with pytest.raises(RuntimeError, match=r"end an epoch together 2 ranks need torch.distributed or store="):
         next(iter(make_loader(SIZES, world=lk.World(0, 2), stop="shortest")))
     with pytest.raises(RuntimeError, match=r"rank 1 of 2 found no samples in its part of 1 shards, wanted 4 batches"):
         next(iter(make_loader([9], world=lk.World(1, 2), steps=4)))
@@ -266,3 +266,33 @@ def test_ranks_meet_through_the_process_group(tmp_path: Path) -> None:
     assert not set(first["ids"]) & set(second["ids"])
     assert first["state"] == second["state"]
     assert first["state"]["missing"] == []
+
+
+@pytest.mark.parametrize("stop", ["steps", "repeat"])
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_ranks_that_a_signal_finds_a_step_apart_each_save_a_whole_state(ahead: int, stop: str) -> None:
+    """Rank 0 has learnt 3 batches, rank 1 has learnt 4; both hold the states around."""
+    settings: dict[str, Any] = {"steps": 5} if stop == "steps" else {"stop": stop}
+
+    def apart(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, 2, store, collate_fn=None, **settings)
+        walk = loader._walk
+        walk.mark()
+        iterator = iter(loader)
+        for _ in range(4 + ahead):
+            next(iterator)
+        walk.forget(2)
+        return walk.state_after(3 + rank, over=False)
+
+    def resumed(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, 2, store, collate_fn=None, **settings)
+        loader.load_state_dict(states[0])
+        return values([next(iter(loader))])
+
+    def whole(rank: int, store: Any) -> Any:
+        return values(list(rank_loader(rank, 2, store, collate_fn=None, **settings)))
+
+    states = on_ranks(2, apart)
+    assert [state["missing"] for state in states] == [[], []]
+    assert [state["cursor"]["batches"] for state in states] == [3, 4]
+    assert on_ranks(2, resumed) == [part[3:4] for part in on_ranks(2, whole)]

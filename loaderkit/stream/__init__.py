@@ -2,7 +2,7 @@
 
 from loaderkit.stream.dataset import StreamDataset, from_start
 from loaderkit.stream.iterable import IterableWalk
+from loaderkit.stream.sharded import StreamWalk
 from loaderkit.stream.state import merge_states
-from loaderkit.stream.walk import LaneWalk
 
-__all__ = ["IterableWalk", "LaneWalk", "StreamDataset", "from_start", "merge_states"]
+__all__ = ["IterableWalk", "StreamDataset", "StreamWalk", "from_start", "merge_states"]

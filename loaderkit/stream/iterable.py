@@ -18,7 +18,8 @@ from loaderkit.config import LoaderConfig
 from loaderkit.engine.torch import Hidden
 from loaderkit.seeding import SampleSeeds, hash_positions
 from loaderkit.stream.run import Item, collated, run_lanes
-from loaderkit.stream.state import Position, Standing
+from loaderkit.stream.sharded import check_unindexed
+from loaderkit.stream.state import Standing
 from loaderkit.stream.walk import LaneWalk
 
 
@@ -59,9 +60,6 @@ class IterableWalk(LaneWalk):
             "epochs": "of steps" if self.config.steps else "of the stream",
         }
 
-    def _start_of(self, epoch: int) -> Position:
-        return Position(epoch=epoch)
-
     def _ended(self, standing: Standing) -> Standing:
         ended = super()._ended(standing)
         if self.config.steps or ended is standing:
@@ -86,10 +84,7 @@ class IterableWalk(LaneWalk):
         return run_lanes(run, self.config, self.config.seed)
 
     def _check_settings(self) -> None:
-        self._check_unindexed("it orders itself")
-
-    def _check_workers(self, lanes: int) -> None:
-        pass  # only the dataset knows how many parts it has
+        check_unindexed(self.dataset, self.config, "it orders itself")
 
     def _no_data(self) -> str:
         return f"rank {self.world.rank} of {self.world.size} found no samples in {type(self.dataset).__name__}"

@@ -1,11 +1,13 @@
 """Where the ranks meet: each leaves a value in a store, and waits for the others no longer than it was told."""
 
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
+from loaderkit.stream.state import Standing
 from loaderkit.world import World
 
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.0002, 0.05
@@ -28,6 +30,50 @@ class Meeting:
     def is_possible(self) -> bool:
         """Whether there is a store."""
         return self._given is not None or self._is_initialized()
+
+    def ask(self, name: str, standing: Standing, world: World, has_batch: bool) -> list[bool]:
+        """Return which ranks have another batch.
+
+        Raises:
+            RuntimeError: If one does not answer in time, or there is no store.
+        """
+        if world.size == 1:
+            return [has_batch]
+        if not self.is_possible:
+            raise RuntimeError(
+                f"loader: to end an epoch together {world.size} ranks need torch.distributed or store=, where they meet. "
+                "Initialise the process group, or use steps=."
+            )
+        answers = self.exchange(name, standing.point, world, str(int(has_batch)))
+        if silent := ", ".join(str(rank) for rank, answer in enumerate(answers) if answer is None):
+            raise RuntimeError(
+                f"loader: rank {silent} did not say in time whether it has another batch after {standing.batches} of epoch "
+                f"{standing.epoch}. It has failed or is slow: see its log, or raise meet_timeout_s."
+            )
+        return [answer == "1" for answer in answers]
+
+    def gather(self, name: str, standing: Standing, world: World, kept: Iterable[Standing]) -> list[str | None]:
+        """Return what the ranks tell of where they stand, as far as they can be asked.
+
+        Args:
+            name: Of the meeting.
+            standing: Where this rank stands, or stood at the point that is asked for.
+            world: This rank and the number of ranks.
+            kept: Where it stood before and after. A signal may find another rank one step before or behind
+                this one; it finds here what it asks for.
+        """
+        if not self.is_possible:
+            return [standing.value if rank == world.rank else None for rank in range(world.size)]
+        others = {each.point: each.value for each in kept}
+        values = self.exchange(name, standing.point, world, standing.value, others)
+        if missing := ", ".join(str(rank) for rank, value in enumerate(values) if value is None):
+            warnings.warn(
+                f"Loader: rank {missing} did not give its state at batch {standing.batches} of epoch {standing.epoch} in "
+                "time: no run can resume from this state. Call state_dict() on all ranks.",
+                UserWarning,
+                stacklevel=5,
+            )
+        return values
 
     def exchange(
         self, name: str, point: str, world: World, value: str, others: Mapping[str, str] | None = None

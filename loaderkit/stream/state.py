@@ -20,7 +20,8 @@ class Position:
         epoch: Of the loader.
         batches: Yielded in it, by each rank.
         turns: Of each rank, which of its lanes comes next; rank r has the lanes r, r + ranks, ...
-        lanes: Where each stands; None where its rank could not be asked.
+        lanes: Where each stands; None where its rank could not be asked. None at all: at
+            the epoch's start.
     """
 
     epoch: int = 0
@@ -75,11 +76,6 @@ def position_of(
             part = json.loads(value)
             turns[rank], lanes[rank :: len(values)] = part["turn"], [place(*parts) for parts in part["lanes"]]
     return Position(epoch=standing.epoch, batches=standing.batches, turns=turns, lanes=lanes)
-
-
-def start_of(epoch: int, ranks: int, lanes: int) -> Position:
-    """Return an epoch's start."""
-    return Position(epoch=epoch, turns=[0] * ranks, lanes=[Place(cycle=epoch)] * lanes)
 
 
 def pack_position(position: Position, identity: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""A walk through a stream: the rank's lanes, and where all ranks stand in theirs."""
+"""A walk along lanes: parts of the data that are read one after another, dealt to ranks and workers."""
 
 import dataclasses
 import hashlib
 import json
-import warnings
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -11,22 +11,21 @@ from typing import Any, ClassVar
 from loaderkit.config import LoaderConfig
 from loaderkit.cursor import Cursor
 from loaderkit.seeding import Int64Array
-from loaderkit.stream.lane import Place
 from loaderkit.stream.meeting import Meeting
 from loaderkit.stream.rank import RankReader
-from loaderkit.stream.run import Item, LaneRun, run_lanes
-from loaderkit.stream.state import Position, Standing, pack_position, position_of, start_of, unpack_position
+from loaderkit.stream.run import Item
+from loaderkit.stream.state import Position, Standing, pack_position, position_of, unpack_position
 from loaderkit.walk import Walk
 
 
 class LaneWalk(Walk):
-    """Goes along this rank's lanes of a StreamDataset; its place is known where it has been, not computed.
+    """Goes along this rank's lanes, which take turns; its place is known where it has been, not computed.
 
     Raises:
         ValueError: If the settings are not for a stream.
     """
 
-    _place: ClassVar[Any] = Place  # where a lane stands
+    _place: ClassVar[Any]  # where a lane stands: a NamedTuple with a cycle, how often the lane has been read to its end
 
     def __init__(self, dataset: Any, config: LoaderConfig) -> None:
         super().__init__(dataset, config)
@@ -37,7 +36,7 @@ class LaneWalk(Walk):
         self._kept: deque[Standing] | None = None  # where it stood since the mark
         self._forgotten = 0  # batches since the mark that are no longer kept
         self._begun = False  # whether a pass has started
-        self._stand_at(self._start_of(0))
+        self._stand_at(Position())
 
     @property
     def cursor(self) -> Cursor:
@@ -62,7 +61,7 @@ class LaneWalk(Walk):
         has_batch = self._has_batch(reader)
         if not has_batch:
             self.say(f"Loader: an epoch without more batches: {self._no_data()}.")
-        if not (all(self._ask("begin", has_batch)) if self.config.stop == "shortest" else has_batch):
+        if not (all(self._all_have("begin", has_batch)) if self.config.stop == "shortest" else has_batch):
             self._roll_over()
             return iter(())
         return self._rest(reader)
@@ -95,7 +94,7 @@ class LaneWalk(Walk):
             )
         if epoch < 0:
             raise ValueError(f"loader: seek to epoch {epoch}, wanted at least 0.")
-        self._stand_at(self._start_of(epoch))
+        self._stand_at(Position(epoch=epoch))
 
     def state(self) -> dict[str, Any]:
         if self._trained_by_epochs:
@@ -167,21 +166,32 @@ class LaneWalk(Walk):
             self._reader.close()
         self.turn += 1
 
+    @abstractmethod
+    def _check_settings(self) -> None:
+        """Refuse settings that are not for this data.
+
+        Raises:
+            ValueError: If there are such.
+        """
+
+    def _check_workers(self, lanes: int) -> None:
+        """Say that there are more workers than this rank's lanes can feed, if so."""
+
+    @abstractmethod
     def _identity(self) -> dict[str, Any]:
-        stream = self.dataset
-        return {
-            "shards": stream.fingerprint(),
-            "order": stream.order(),
-            "seed": stream.seed,
-            "epochs": "of steps" if self.config.steps else "of the stream",
-        }
+        """Return what a place counts in: it means nothing elsewhere."""
 
+    @abstractmethod
     def _lanes(self) -> int:
-        lanes: int = self.dataset.lanes
-        return lanes
+        """Return how many lanes all ranks have."""
 
-    def _start_of(self, epoch: int) -> Position:
-        return start_of(epoch, 1, self._lanes())
+    @abstractmethod
+    def _run(self, places: Sequence[Any], cycle: int, turn: int) -> Iterator[Item]:
+        """Read a cycle of this rank's lanes from there on."""
+
+    @abstractmethod
+    def _no_data(self) -> str:
+        """Say that this rank found no samples."""
 
     def _stand_at(self, position: Position) -> None:
         self.close()
@@ -202,12 +212,6 @@ class LaneWalk(Walk):
     def _own(self) -> range:
         """Return the numbers of this rank's lanes."""
         return range(self.world.rank, self._lanes(), self.world.size)
-
-    def _run(self, places: Sequence[Any], cycle: int, turn: int) -> Iterator[Item]:
-        """Read a cycle of this rank's lanes from there on."""
-        stream, config = self.dataset, self.config
-        run = LaneRun(stream=stream, config=config, lanes=self._own(), places=places, cycle=cycle, turn=turn)
-        return run_lanes(run, config, stream.seed)
 
     def _bind(self) -> RankReader:
         """Take this rank's lanes, where they stand."""
@@ -244,9 +248,8 @@ class LaneWalk(Walk):
         epoch = standing.epoch + 1
         if self.config.steps:  # the data goes on from here
             return standing._replace(epoch=epoch, batches=0)
-        origin = self._start_of(epoch)
         places = tuple(self._place(cycle=epoch) for _ in standing.places)
-        return Standing(origin, 0, epoch, 0, 0, places)
+        return Standing(Position(epoch=epoch), 0, epoch, 0, 0, places)
 
     def _roll_over(self) -> None:
         self._return_to(self._ended(self._now()._replace(batches=1)))
@@ -265,9 +268,9 @@ class LaneWalk(Walk):
         if config.steps:
             over = self._batches >= config.steps
         elif config.stop == "shortest":
-            over = not all(self._ask("go on", not over))
+            over = not all(self._all_have("go on", not over))
         elif config.stop == "repeat":
-            over = not any(self._ask("go on", not over))
+            over = not any(self._all_have("go on", not over))
         if over:
             self._roll_over()
         return over
@@ -283,84 +286,20 @@ class LaneWalk(Walk):
             )
         return has_batch
 
-    def _no_data(self) -> str:
-        world, shards = self.world, len(self.dataset.shards)
-        return f"rank {world.rank} of {world.size} found no samples in its part of {shards} shards"
-
-    def _ask(self, when: str, going_on: bool) -> list[bool]:
-        """Ask all ranks whether they have another batch.
-
-        Raises:
-            RuntimeError: If a rank does not answer.
-        """
-        world = self.world
-        if world.size == 1:
-            return [going_on]
-        if not self._meeting.is_possible:
-            raise RuntimeError(
-                f"loader: stop={self.config.stop!r} on {world.size} ranks needs torch.distributed or store=, where they "
-                "meet. Initialise the process group, or use steps=."
-            )
-        answers = self._exchange(when, [(self._now(), str(int(going_on)))])
-        silent = [rank for rank, answer in enumerate(answers) if answer is None]
-        if silent:
-            raise RuntimeError(
-                f"loader: rank {', '.join(map(str, silent))} did not say in time whether it has another batch after "
-                f"{self._batches} of epoch {self._epoch}. It has failed or is slow: see its log, or raise meet_timeout_s."
-            )
-        return [answer == "1" for answer in answers]
+    def _all_have(self, when: str, has_batch: bool) -> list[bool]:
+        """Return which ranks have another batch."""
+        return self._meeting.ask(f"{self._name()}/{when}", self._now(), self.world, has_batch)
 
     def _pack(self, standing: Standing) -> dict[str, Any]:
         """Make a state of where this rank and, if they can be asked, the others stand there."""
         world = self.world
         values: list[str | None] = [None] * world.size
         values[world.rank] = standing.value
-        if world.size > 1 and self.config.stop != "each" and self._meeting.is_possible:
-            # A signal may find another rank one step before or behind this one: leave what it would ask for.
-            kept = [(each, each.value) for each in self._kept or ()]
-            values = self._exchange("state", [(standing, standing.value), *kept])
-            if missing := ", ".join(str(rank) for rank, value in enumerate(values) if value is None):
-                warnings.warn(
-                    f"Loader: rank {missing} did not give its state at batch {standing.batches} of epoch "
-                    f"{standing.epoch} in time: no run can resume from this state. Call state_dict() on all ranks.",
-                    UserWarning,
-                    stacklevel=4,
-                )
+        if world.size > 1 and self.config.stop != "each":  # else they are never at one point
+            values = self._meeting.gather(f"{self._name()}/state", standing, world, self._kept or ())
         return pack_position(position_of(standing, values, self._lanes(), self._place), self._identity())
 
-    def _exchange(self, what: str, values: Sequence[tuple[Standing, str]]) -> list[str | None]:
-        """Ask all ranks for what they have at this point of the run; leave them this rank's values."""
+    def _name(self) -> str:
+        """Tell this data and its epochs from others, for the ranks to meet."""
         run = json.dumps([self._identity(), self.config.steps, self.config.stop])
-        name = hashlib.blake2b(run.encode(), digest_size=8).hexdigest()
-        (point, value), *others = [(f"{what}/{standing.point}", value) for standing, value in values]
-        return self._meeting.exchange(name, point, self.world, value, dict(others))
-
-    def _check_workers(self, lanes: int) -> None:
-        workers, shards = self.config.num_workers, len(self.dataset.shards)
-        if workers > min(lanes, shards):
-            self.say(
-                f"Loader: {workers} workers for {shards} shards in {lanes} lanes of this rank: some of the workers will be "
-                "idle."
-            )
-
-    def _check_settings(self) -> None:
-        self._check_unindexed("it says so itself: StreamDataset(shuffle=True)")
-        stream, seed = self.dataset, self.config.seed
-        if seed not in (0, stream.seed):
-            raise ValueError(
-                f"loader: seed={seed}, and the stream has seed={stream.seed}: a stream's order and draws come from its "
-                "own. Give StreamDataset that seed, or leave the loader's out."
-            )
-
-    def _check_unindexed(self, order: str) -> None:
-        for name in ("shuffle", "order", "plan"):
-            if value := getattr(self.config, name):
-                raise ValueError(
-                    f"loader: {name}={value!r} is for data with an index, and {type(self.dataset).__name__} is a stream: "
-                    f"{order}. Leave it out."
-                )
-        if self.config.tail == "pad":
-            raise ValueError(
-                "loader: tail='pad' is for data with an index: nobody knows how much a stream lacks. Give steps=, or "
-                "stop='repeat', so that all ranks have as many batches."
-            )
+        return hashlib.blake2b(run.encode(), digest_size=8).hexdigest()
