@@ -41,8 +41,8 @@ class Hidden:
         return _load_batch, (dump(self.content),)
 
 
-def _load_batch(content: bytes) -> _Batch:
-    return _Batch(pickle.loads(content))
+def _load_batch(content: bytes) -> Hidden:
+    return Hidden(pickle.loads(content))
 
 
 class Batches:
