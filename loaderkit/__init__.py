@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from loaderkit.length_plans import LengthBuckets as LengthBuckets
     from loaderkit.length_plans import TokenBudget as TokenBudget
     from loaderkit.packing import PackPlan as PackPlan
+    from loaderkit.splits import Split as Split
+    from loaderkit.splits import split as split
     from loaderkit.stream import StreamDataset as StreamDataset
     from loaderkit.stream import from_start as from_start
     from loaderkit.writing import ParquetFormat as ParquetFormat
@@ -71,6 +73,7 @@ _LAZY = {
     "SeedSteps": "loaderkit.callbacks",
     "ShardDataModule": "loaderkit.datamodules",
     "ShardError": "loaderkit.datasets",
+    "Split": "loaderkit.splits",
     "StreamDataset": "loaderkit.stream",
     "TableColumns": "loaderkit.datasets",
     "TableDataModule": "loaderkit.datamodules",
@@ -81,6 +84,7 @@ _LAZY = {
     "TokenFormat": "loaderkit.writing",
     "WriteError": "loaderkit.writing",
     "from_start": "loaderkit.stream",
+    "split": "loaderkit.splits",
     "testing": "loaderkit.testing",
     "write_shards": "loaderkit.writing",
 }
@@ -115,6 +119,7 @@ __all__ = [
     "ShardError",
     "ShardOrder",
     "Shuffled",
+    "Split",
     "StreamDataset",
     "Subset",
     "TableColumns",
@@ -131,6 +136,7 @@ __all__ = [
     "from_start",
     "sample_rng",
     "seed_worker",
+    "split",
     "testing",
     "to_device",
     "write_shards",

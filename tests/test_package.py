@@ -34,6 +34,7 @@ LAYERS = [
     "packing",
     "config",
     "datasets",
+    "splits",
     "collate",
     "transfer",
     "feed",
