@@ -7,7 +7,7 @@ from typing import Any
 import torch.utils.data as torch_data
 
 from loaderkit.collate.stack import CollateError, stack
-from loaderkit.datasets.base import reads_batches, reads_many
+from loaderkit.datasets.base import draws_nothing, reads_batches, reads_many
 from loaderkit.plan import BatchKey
 from loaderkit.seeding import SampleSeeds, hash_positions
 
@@ -52,6 +52,8 @@ class Feed:
         """
         if self._whole:
             return self.dataset.read_batch(key.indices)
+        if self.collate_fn is None and self.batched and draws_nothing(self.dataset):
+            return self._collate(self._read_samples(key, None), key)  # generators need not be ours
         in_worker = torch_data.get_worker_info() is not None
         words = hash_positions(key.positions, "sample", self.seed, key.epoch)
         with SampleSeeds(words, restore=not in_worker) as seeds:
@@ -62,11 +64,12 @@ class Feed:
                 seeds.enter_batch()  # stacking draws nothing
             return self._collate(samples, key)
 
-    def _read_samples(self, key: BatchKey, seeds: SampleSeeds) -> list[Any]:
+    def _read_samples(self, key: BatchKey, seeds: SampleSeeds | None) -> list[Any]:
         indices = key.indices.tolist()
         try:
-            if reads_many(self.dataset):
-                seeds.enter_batch()
+            if seeds is None or reads_many(self.dataset):
+                if seeds is not None:
+                    seeds.enter_batch()
                 samples = list(self.dataset.__getitems__(indices))
             else:
                 samples, dataset, enter = [], self.dataset, seeds.enter
@@ -74,8 +77,9 @@ class Feed:
                     enter(row)
                     samples.append(dataset[index])
         except Exception as error:
-            which = f"samples {_shorten(indices)}" if seeds.row is None else f"sample {indices[seeds.row]}"
-            position = key.positions[seeds.row or 0]
+            alone = None if seeds is None else seeds.row
+            which = f"samples {_shorten(indices)}" if alone is None else f"sample {indices[alone]}"
+            position = key.positions[alone or 0]
             error.add_note(f"loaderkit: raised while reading {which} (epoch {key.epoch}, position {position}).")
             raise
         if len(samples) != len(indices):

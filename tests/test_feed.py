@@ -12,7 +12,10 @@ from drawing import Drawing, DrawingFrom, add_draws, draws, equal, generator_sta
 
 import loaderkit as lk
 from loaderkit.collate import CollateError
+from loaderkit.cursor import Cursor
 from loaderkit.datasets import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
+from loaderkit.feed import Feed
+from loaderkit.plan import BatchPlan
 
 ARRAY = lk.ArrayDataset(torch.arange(12))
 LIST = list(range(12))
@@ -274,3 +277,24 @@ def test_interrupted_reads_leave_the_callers_generators_alone() -> None:
         with pytest.raises(error):
             list(lk.Loader(Broken(error=error), 3))
     assert equal(draws(), wanted)
+
+
+class Quiet(Drawing):
+    """Says that it draws nothing, and does: to see whether it is seeded."""
+
+    draws_nothing = True
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+def test_a_dataset_that_draws_nothing_is_read_without_seeds() -> None:
+    """And a collate of one's own still is seeded, as it may draw."""
+    key = BatchPlan(order=lk.Sequential(8), batch_size=4, world=lk.World(0, 1)).batch(Cursor(), 0)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    Feed(Quiet(8), None, 0).read(key)
+    assert not torch.equal(torch.get_rng_state(), before)
+    before = torch.get_rng_state()
+    Feed(Quiet(8), list, 0).read(key)
+    assert torch.equal(torch.get_rng_state(), before)

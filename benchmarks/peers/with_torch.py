@@ -1,6 +1,7 @@
 """torch's DataLoader and torchdata's StatefulDataLoader over map-style datasets; and the bare loops."""
 
 import os
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torchdata
 from common import SAMPLES, SEED, Setting, augment, resume_job
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, SequentialSampler, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
+from with_webdataset import write_pictures
 from workloads import BATCH, decode, load_pictures, load_tokens, memory_job, pack, resume_jobs, timed_job
 
 NAME, VERSION = "StatefulDataLoader (map)", torchdata.__version__
@@ -48,6 +50,7 @@ def write_data(folder: str, kind: str) -> dict[str, Any]:
         (Path(folder) / "pictures.bin").write_bytes(b"".join(content for content, _ in pictures))
         ends = np.cumsum([len(content) for content, _ in pictures])
         np.save(Path(folder) / "pictures.npy", np.stack([ends, [label for _, label in pictures]]))
+        write_pictures(folder)
     return {}
 
 
@@ -81,6 +84,26 @@ class Pictures(Dataset[Any]):
         return decode({"jpg": os.pread(self._file.fileno(), end - start, start), "cls": self._labels[index]})
 
 
+class TarPictures:
+    """JPEGs and their classes at known places in the tar files, each read by itself."""
+
+    def __init__(self, folder: str) -> None:
+        self._files = [path.open("rb") for path in sorted((Path(folder) / "pictures-tar").glob("*.tar"))]
+        self._places: list[tuple[int, int, int, int, int]] = []
+        for file in self._files:
+            with tarfile.open(fileobj=file) as archive:
+                members = [(member.offset_data, member.size) for member in archive]
+            pairs = zip(members[::2], members[1::2], strict=True)
+            self._places += [(file.fileno(), *label, *picture) for label, picture in pairs]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int) -> Any:
+        file, label_at, label_size, at, size = self._places[index]
+        return decode({"cls": os.pread(file, label_size, label_at), "jpg": os.pread(file, size, at)})
+
+
 def dataset_of(folder: str, kind: str) -> Any:
     return Tokens(folder) if kind == "tokens" else Pictures(folder)
 
@@ -101,7 +124,7 @@ def stateful_loader_of(folder: str, kind: str, shuffle: bool, workers: int) -> A
 
 def bare(folder: str, kind: str, shuffle: bool, workers: int) -> Iterator[Any]:  # noqa: ARG001
     """Read and decode, one after another; for tokens without a collate, pictures are stacked."""
-    data = dataset_of(folder, kind)
+    data = Tokens(folder) if kind == "tokens" else TarPictures(folder)
     order = np.random.permutation(len(data)).tolist() if shuffle else range(len(data))
     if kind == "tokens":
         yield [data[order[0]]]

@@ -50,7 +50,7 @@ def pack(samples: Sequence[Any]) -> tuple[Tensor, Tensor]:
 
 
 def decode(entry: dict[str, Any]) -> tuple[Tensor, int]:
-    """The decoder of all."""
+    """Decode as all do, with loaderkit's decoder."""
     return decode_picture(entry["jpg"]), int(entry["cls"])
 
 

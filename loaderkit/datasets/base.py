@@ -26,6 +26,11 @@ def reads_batches(dataset: Any) -> bool:
     return callable(getattr(dataset, "read_batch", None))
 
 
+def draws_nothing(dataset: Any) -> bool:
+    """Say whether `dataset.__getitems__` surely draws no random numbers: `dataset.draws_nothing` is true."""
+    return getattr(dataset, "draws_nothing", False) is True and reads_many(dataset)
+
+
 def reads_many(dataset: Any) -> bool:
     """Say whether `dataset.__getitems__` is more than a loop that hides the samples from us."""
     if isinstance(dataset, torch_data.Subset) and not reads_many(dataset.dataset):

@@ -85,6 +85,11 @@ class ShardedDataset(ABC):
         """Number of samples (S,) in each shard; a Loader with shuffle=True makes a ShardOrder of them."""
         return np.array([index.count for index in self._indexes], dtype=np.int64)
 
+    @property
+    def draws_nothing(self) -> bool:
+        """Whether reading samples surely draws no random numbers."""
+        return self.transform is None
+
     def index_shard(self, shard: str) -> ShardIndex:
         """Return a shard's index, made and saved now if there is none that fits."""
         index = load_index(shard, self.kind, self._index_dir) if self.keeps_index else None
