@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from loaderkit.datasets import Ragged as Ragged
     from loaderkit.datasets import RecordDataset as RecordDataset
     from loaderkit.datasets import ShardError as ShardError
+    from loaderkit.datasets import Storage as Storage
     from loaderkit.datasets import TableColumns as TableColumns
     from loaderkit.datasets import TarDataset as TarDataset
     from loaderkit.datasets import TokenDataset as TokenDataset
@@ -77,6 +78,7 @@ _LAZY = {
     "StreamDataset": "loaderkit.stream",
     "TableColumns": "loaderkit.datasets",
     "TableDataModule": "loaderkit.datamodules",
+    "Storage": "loaderkit.datasets",
     "TarDataset": "loaderkit.datasets",
     "TarFormat": "loaderkit.writing",
     "TokenDataset": "loaderkit.datasets",
@@ -120,6 +122,7 @@ __all__ = [
     "ShardOrder",
     "Shuffled",
     "Split",
+    "Storage",
     "StreamDataset",
     "Subset",
     "TableColumns",

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import loaderkit as lk
 from loaderkit.datasets.index import ShardIndex, index_path, load_index, save_index
-from loaderkit.datasets.urls import write_atomically
+from loaderkit.datasets.urls import stat, write_atomically
 
 INDEX = ShardIndex(
     kind="toy-1", count=3, size_bytes=7, changed_ns=2**62, offsets=np.array([[0, 1], [1, 2**40], [5, 7]])
@@ -66,13 +66,13 @@ def test_an_index_fits_the_shard_it_was_made_of(tmp_path: Path) -> None:
     found = load_index(str(shard), "toy-1", None)
     assert found is not None
     assert same(found, index)
-    assert found.fits(str(shard))
+    assert found.fits(stat(str(shard)))
     assert load_index(str(shard), "toy-2", None) is None
     shard.write_bytes(b"01234567")
-    assert not found.fits(str(shard))
+    assert not found.fits(stat(str(shard)))
     shard.unlink()
     with pytest.raises(FileNotFoundError, match=r"a\.toy"):
-        found.fits(str(shard))
+        found.fits(stat(str(shard)))
 
 
 def test_shards_of_one_name_have_their_own_place(tmp_path: Path) -> None:

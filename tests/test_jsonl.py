@@ -56,8 +56,7 @@ def test_lines_are_found_wherever_a_block_ends(parts: list[bytes], block: int) -
     content = b"".join(parts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines, "_BLOCK", block)
-        patch.setattr(lines, "open_file", lambda shard: io.BytesIO(content))
-        spans = lines.scan_lines("x.jsonl")
+        spans = lines.scan_lines("x.jsonl", io.BytesIO(content))
     found = [content[start:end].strip(b"\r") for start, end in spans.tolist()]
     body = content.removeprefix(lines.BOM)
     wanted = [line for line in body.split(b"\n") if line.strip(b" \t\r")]

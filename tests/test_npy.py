@@ -108,12 +108,14 @@ def test_a_file_that_changes_in_use_is_an_error(tmp_path: Path) -> None:
         data[5]
 
 
-def test_remote_files_cannot_be_mapped() -> None:
+def test_remote_files_are_mapped_from_the_cache_and_only_from_it(tmp_path: Path) -> None:
     import fsspec
 
     fsspec.filesystem("memory").pipe("/npy/a.npy", GOOD)
+    found = lk.NpyDataset("memory://npy/a.npy", storage=lk.Storage(cache_dir=tmp_path))
+    assert len(found) == len(np.load(io.BytesIO(GOOD))) > 0
     with pytest.raises(lk.ShardError, match="has to be a local file"):
-        lk.NpyDataset("memory://npy/a.npy")
+        lk.NpyDataset("memory://npy/a.npy", storage=lk.Storage(cache_dir=None))
 
 
 def test_the_fingerprint_knows_the_layout(tmp_path: Path) -> None:

@@ -150,6 +150,7 @@ PUBLIC: list[Any] = [
     lk.Pad(value=1),
     lk.PadCollate({"x": lk.Pad()}),
     lk.LoaderConfig(batch_size=2),
+    lk.Storage({"key": "a"}, cache_dir=None),
     lk.Loader(Drawing(5), 2, shuffle=True),
     lk.Loader(Drawing(5), 2, num_workers=2, collate_fn=drawing_collate),
     Feed(ARRAY, None, 0),
@@ -168,7 +169,7 @@ def test_every_public_object_pickles(value: Any) -> None:
         next(iter(value))  # with workers at work
     copy = pickle.loads(pickle.dumps(value))
     assert type(copy) is type(value)
-    if isinstance(value, lk.Cursor | lk.World | lk.LoaderConfig | lk.Pad | lk.PadCollate):
+    if isinstance(value, lk.Cursor | lk.World | lk.LoaderConfig | lk.Storage | lk.Pad | lk.PadCollate):
         assert copy == value
     if isinstance(value, lk.Loader):
         assert copy.state_dict() == value.state_dict()

@@ -199,11 +199,12 @@ def test_a_file_that_changes_in_use_is_an_error(tmp_path: Path) -> None:
 def test_a_remote_file_is_read_alike(tmp_path: Path) -> None:
     import fsspec
 
+    storage = lk.Storage(cache_dir=tmp_path / "cache")
     files = fsspec.filesystem("memory")
     for kind in KINDS:
         write_table(tmp_path / "a", table(0, 9), kind)
         files.pipe(f"/tables/{kind}.parquet", (tmp_path / "a").read_bytes())
-        data = lk.ParquetDataset(f"memory://tables/{kind}.parquet", index_dir=tmp_path / "index")
+        data = lk.ParquetDataset(f"memory://tables/{kind}.parquet", index_dir=tmp_path / "index", storage=storage)
         assert plain(data.__getitems__(range(9))) == table(0, 9).to_pylist()
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from loaderkit.datasets.storage import Storage
 from loaderkit.datasets.urls import expand, is_remote, open_file, stat
 
 NAMES = ["a.x", "b.x", "B.x", "10.x", "9.x", "sub/c.x", "sub/.hidden.x", ".hidden/d.x", "a.x.lkindex", "a.y", "README"]
@@ -77,10 +78,10 @@ def test_a_shard_is_listed_once(tmp_path: Path) -> None:
 def test_files_open_and_tell_their_size(tmp_path: Path, memory: str) -> None:
     fill(tmp_path)
     os.utime(tmp_path / "a.x", ns=(0, 123456789))
-    assert stat(str(tmp_path / "a.x")) == (3, 123456789)
+    assert stat(str(tmp_path / "a.x")) == (3, 123456789, "")
     assert stat(f"{memory}/a.x")[0] == 3
     for shard in (str(tmp_path / "a.x"), f"{memory}/a.x"):
-        with open_file(shard) as file:
+        with open_file(shard, Storage(cache_dir=tmp_path / "cache")) as file:
             file.seek(1)
             assert file.read() == b".x"
     assert is_remote("s3://a")

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loaderkit.cli.arguments import count, option
+from loaderkit.cli.arguments import count, option, size
 from loaderkit.cli.report import complain, say, with_progress
 from loaderkit.datasets.formats import format_named, format_of, formats_of, known_suffixes
 from loaderkit.datasets.index import ShardError, ShardIndex, content_checksum, index_path, save_index
 from loaderkit.datasets.sharded import ShardedDataset
+from loaderkit.datasets.storage import Storage
 from loaderkit.datasets.urls import expand, is_remote, stat
 from loaderkit.pool import map_in_processes, usable_cpus
 
@@ -34,6 +35,7 @@ class Job:
     options: dict[str, Any]
     check: bool
     checksum: bool
+    storage: Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +74,25 @@ def add_to(commands: Any) -> None:
         metavar="NAME=VALUE",
         help="a setting of the format that shapes its index, as its dataset takes it; VALUE as JSON, or as it stands",
     )
+    parser.add_argument(
+        "--storage-option",
+        type=option,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of a remote file system, as fsspec takes it: endpoint_url=http://...",
+    )
+    parser.add_argument("--cache-dir", metavar="DIR", help="where copies of remote shards are kept")
+    parser.add_argument("--cache-bytes", type=size, metavar="BYTES", help="what the copies take at most")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Index the shards, say what came of it, and return the exit code."""
     try:
+        storage = _storage(arguments)
         given = format_named(arguments.format) if arguments.format else None
-        shards = expand(arguments.paths, given.suffixes if given else known_suffixes())
+        shards = expand(arguments.paths, given.suffixes if given else known_suffixes(), storage)
     except (ValueError, OSError, ImportError) as error:
         complain(f"loaderkit index: {error}")
         return 1
@@ -90,6 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
         options=dict(arguments.option),
         check=arguments.check,
         checksum=arguments.checksum,
+        storage=storage,
     )
     if not job.check:
         _sweep({index_path(shard, index_dir).parent for shard in shards})
@@ -109,6 +123,19 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if counts.total() == counts["made"] + counts["fresh"] + counts["without"] else 1
 
 
+def _storage(arguments: argparse.Namespace) -> Storage:
+    options = dict(arguments.storage_option)
+    given = {"cache_bytes": arguments.cache_bytes} if arguments.cache_bytes else {}
+    return (
+        Storage(options, cache_dir=arguments.cache_dir, **given) if arguments.cache_dir else Storage(options, **given)
+    )
+
+
+def _storage_of(shard: str, job: Job) -> dict[str, Any]:
+    """Return it for remote shards only: a format of one's own need not know of it."""
+    return {"storage": job.storage} if is_remote(shard) else {}
+
+
 def _outcomes(shards: list[str], job: Job, jobs: int) -> Iterator[tuple[str, Outcome]]:
     fork = not any(map(is_remote, shards))  # fsspec's threads don't survive a fork
     done = map_in_processes(functools.partial(index_one, job=job), shards, jobs=jobs, fork=fork)
@@ -120,7 +147,7 @@ def index_one(shard: str, job: Job) -> Outcome:
     """Index one shard, or look at the index that it has."""
     kinds = [format_named(job.format)] if job.format else list(formats_of(shard).values())
     if not any(kind.keeps_index for kind in kinds):
-        stat(shard)
+        stat(shard, job.storage)
         return Outcome("without", detail="this format needs no index")
     kind = kinds[0] if job.format else format_of(shard)
     return _check(shard, kind, job) if job.check else _make(shard, kind, job)
@@ -132,10 +159,10 @@ def _make(shard: str, kind: type[ShardedDataset], job: Job) -> Outcome:
         path.unlink(missing_ok=True)
     before = _identity(path)
     # Taken before the scan: a shard that changes meanwhile then differs from it.
-    content = content_checksum(shard) if job.checksum and before is None else ""
+    content = content_checksum(shard, job.storage) if job.checksum and before is None else ""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a shard has changed is why this runs
-        dataset = kind(shard, index_dir=job.index_dir, **job.options)
+        dataset = kind(shard, index_dir=job.index_dir, **_storage_of(shard, job), **job.options)
     if content and path.exists():
         index = ShardIndex.from_bytes(path.read_bytes(), path)
         save_index(shard, dataclasses.replace(index, content=content), job.index_dir)
@@ -145,7 +172,7 @@ def _make(shard: str, kind: type[ShardedDataset], job: Job) -> Outcome:
 
 def _check(shard: str, kind: type[ShardedDataset], job: Job) -> Outcome:
     path = index_path(shard, job.index_dir)
-    size_bytes, changed_ns = stat(shard)
+    found = stat(shard, job.storage)
     try:
         index = ShardIndex.from_bytes(path.read_bytes(), path)
     except FileNotFoundError:
@@ -155,11 +182,11 @@ def _check(shard: str, kind: type[ShardedDataset], job: Job) -> Outcome:
     name = getattr(kind, "kind", None)
     if isinstance(name, str) and name != index.kind:
         return Outcome("stale", detail=f"its index is of kind {index.kind}, wanted {name}")
-    if index.size_bytes != size_bytes:
-        return Outcome("stale", detail=f"has {size_bytes:,} bytes, had {index.size_bytes:,} when it was indexed")
-    if index.changed_ns != changed_ns:
+    if index.size_bytes != found.size_bytes:
+        return Outcome("stale", detail=f"has {found.size_bytes:,} bytes, had {index.size_bytes:,} when it was indexed")
+    if not index.fits(found):
         return Outcome("stale", detail="was changed after it was indexed")
-    if job.checksum and index.content != content_checksum(shard):
+    if job.checksum and index.content != content_checksum(shard, job.storage):
         what = "has other content, of the same size and time, than when it was indexed"
         return Outcome("stale", detail=what if index.content else "its index has no checksum")
     return Outcome("fresh", index.count)

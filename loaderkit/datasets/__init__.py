@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from loaderkit.datasets.parquet import ParquetDataset as ParquetDataset
     from loaderkit.datasets.ragged import Ragged as Ragged
     from loaderkit.datasets.records import RecordDataset as RecordDataset
+    from loaderkit.datasets.storage import Storage as Storage
     from loaderkit.datasets.table import TableColumns as TableColumns
     from loaderkit.datasets.tar import DECODERS as DECODERS
     from loaderkit.datasets.tar import TarDataset as TarDataset
@@ -34,6 +35,7 @@ _LAZY = {
     "Ragged": "ragged",
     "RecordDataset": "records",
     "ShardError": "index",
+    "Storage": "storage",
     "TableColumns": "table",
     "TarDataset": "tar",
     "TokenDataset": "tokens",
@@ -54,6 +56,7 @@ __all__ = [
     "Ragged",
     "RecordDataset",
     "ShardError",
+    "Storage",
     "SubsetDataset",
     "TableColumns",
     "TarDataset",

@@ -11,7 +11,8 @@ import numpy as np
 from loaderkit.datasets.index import ShardError, ShardIndex
 from loaderkit.datasets.lines import BOM, LineFile, check_text, scan_lines
 from loaderkit.datasets.sharded import ShardedDataset
-from loaderkit.datasets.urls import Urls, open_file
+from loaderkit.datasets.storage import Storage
+from loaderkit.datasets.urls import Urls
 from loaderkit.seeding import Int64Array
 
 _BLOCK = 1 << 24
@@ -33,6 +34,7 @@ class CsvDataset(ShardedDataset):
         index_dir: Where index files lie; None means beside local shards, and
             in ~/.cache/loaderkit/index for remote ones.
         max_open: Files kept open in a process.
+        storage: How remote files are reached, and where copies of them are kept.
 
     Raises:
         FileNotFoundError: If there are no shards.
@@ -53,6 +55,7 @@ class CsvDataset(ShardedDataset):
         transform: Callable[[Any], Any] | None = None,
         index_dir: str | os.PathLike[str] | None = None,
         max_open: int = 128,
+        storage: Storage | None = None,
     ) -> None:
         if len(delimiter) != 1 or not delimiter.isascii() or isinstance(columns, str):
             raise ValueError(
@@ -62,7 +65,7 @@ class CsvDataset(ShardedDataset):
         self._header = None if header is None else list(header)
         # What the offsets depend on is part of what the index is.
         self.kind = f"csv-1{'' if delimiter == ',' else f' {delimiter!r}'}{'' if header is None else ' without header'}"
-        super().__init__(urls, transform=transform, index_dir=index_dir, max_open=max_open)
+        super().__init__(urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage)
         self.columns = self._names(self.shards[0]) if columns is None else list(columns)
         self.types = dict(types or {})
         if unknown := sorted(set(self.types) - set(self.columns)):
@@ -70,11 +73,11 @@ class CsvDataset(ShardedDataset):
 
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
         quoted = False
-        with open_file(shard) as file:
+        with self.open_file(shard) as file:
             while not quoted and (block := file.read(_BLOCK)):
                 quoted = b'"' in block
             file.seek(0)
-            spans = self._records(shard, file) if quoted else scan_lines(shard, blank=b"\r\n")
+            spans = self._records(shard, file) if quoted else scan_lines(shard, file, blank=b"\r\n")
         if self._header is None:
             self._names(shard)
             spans = spans[1:]
@@ -84,7 +87,7 @@ class CsvDataset(ShardedDataset):
         names = self._names(shard)
         if missing := [name for name in self.columns if name not in names]:
             raise ShardError(f"{shard}: lacks the columns {missing}, has {names}.")
-        return _Records(shard, names)
+        return _Records(shard, self.open_file(shard), names)
 
     def read(self, handle: "_Records", rows: Int64Array, index: ShardIndex) -> list[Any]:
         if index.offsets is None:
@@ -126,14 +129,14 @@ class CsvDataset(ShardedDataset):
                     spans.append((at, end))
                 at = end
         except csv.Error as error:
-            with closing(LineFile(shard)) as found:
+            with closing(LineFile(shard, self.open_file(shard))) as found:
                 raise ShardError(f"{found.place(at)} begins a record that is not CSV: {error}.") from error
         return np.array(spans, dtype=np.int64).reshape(-1, 2)
 
     def _names(self, shard: str) -> list[str]:
         if self._header is not None:
             return self._header
-        with open_file(shard) as file:
+        with self.open_file(shard) as file:
             start = file.read(len(BOM))
             check_text(shard, start)
             file.seek(len(BOM) if start == BOM else 0)
@@ -161,6 +164,6 @@ class CsvDataset(ShardedDataset):
 
 
 class _Records(LineFile):
-    def __init__(self, shard: str, names: list[str]) -> None:
-        super().__init__(shard)
+    def __init__(self, shard: str, file: BinaryIO, names: list[str]) -> None:
+        super().__init__(shard, file)
         self.names = names

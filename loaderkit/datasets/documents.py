@@ -1,17 +1,17 @@
 """Documents of several lengths in flat files of tokens, each with a file that says where they end."""
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderkit.datasets.index import ShardError, ShardIndex
-from loaderkit.datasets.mapped import Array, require_local
+from loaderkit.datasets.mapped import Array, local_size
 from loaderkit.datasets.ragged import Ragged, Spans, join_parts
 from loaderkit.datasets.sharded import ShardedDataset
-from loaderkit.datasets.urls import Urls, stat
+from loaderkit.datasets.storage import Storage
+from loaderkit.datasets.urls import Urls, is_remote, shard_name
 from loaderkit.seeding import Int64Array
 
 ENDS_SUFFIX = ".index"
@@ -27,10 +27,11 @@ class DocumentDataset(ShardedDataset):
     with a transform, give the Loader a collate that takes several lengths.
 
     Args:
-        urls: A path, folder (its `.ds` files), glob, or a list of them; local files.
+        urls: A path, folder (its `.ds` files), glob or URL, or a list of them; remote ones need a cache.
         dtype: Of the tokens, such as "uint16".
         transform: From a document to a sample; its random numbers are the sample's own.
         max_open: Files kept mapped in a process.
+        storage: How remote files are reached, and where copies of them are kept.
 
     Raises:
         FileNotFoundError: If there are no shards.
@@ -49,12 +50,13 @@ class DocumentDataset(ShardedDataset):
         dtype: npt.DTypeLike = "uint16",
         transform: Callable[[Any], Any] | None = None,
         max_open: int = 1024,
+        storage: Storage | None = None,
     ) -> None:
         self.dtype = np.dtype(dtype)
         if self.dtype.kind not in "iu":
             raise ValueError(f"DocumentDataset: dtype is {self.dtype}, wanted integers such as uint16.")
         self._tokens: dict[str, int] = {}
-        super().__init__(urls, transform=transform, max_open=max_open)
+        super().__init__(urls, transform=transform, max_open=max_open, storage=storage)
         if transform is not None:
             self.read_batch = None  # type: ignore[assignment, method-assign]  # the feed looks for it
 
@@ -75,7 +77,8 @@ class DocumentDataset(ShardedDataset):
                 f"{shard}: has {tokens:,} tokens in {len(ends):,} documents, had {self._tokens[shard]:,} in "
                 f"{index.count:,}. It changed while it was in use: make the dataset anew."
             )
-        flat = np.asarray(np.memmap(shard, dtype=self.dtype, mode="r")) if tokens else np.empty(0, self.dtype)
+        with self.open_file(shard) as file:
+            flat = np.asarray(np.memmap(file, dtype=self.dtype, mode="r")) if tokens else np.empty(0, self.dtype)
         return Spans(flat, ends, shard)
 
     def read(self, handle: Spans, rows: Int64Array, index: ShardIndex) -> list[Any]:
@@ -100,21 +103,27 @@ class DocumentDataset(ShardedDataset):
         return f"{self.dtype} {sum(self._tokens.values())} tokens {super().fingerprint()}"
 
     def _count_tokens(self, shard: str) -> int:
-        require_local(shard)
-        size = stat(shard)[0]
+        with self.open_file(shard) as file:
+            size = local_size(shard, file)
         if size % self.dtype.itemsize:
             raise ShardError(f"{shard}: cut, {size:,} bytes are no whole number of {self.dtype} tokens.")
         return size // self.dtype.itemsize
 
-    @staticmethod
-    def _map_ends(shard: str) -> Array:
-        path = Path(shard + ENDS_SUFFIX)
-        if not path.is_file():
+    def _map_ends(self, shard: str) -> Array:
+        path = shard + ENDS_SUFFIX
+        with self._open_ends(shard, path) as file:
+            size = local_size(path, file)
+            if size % _END.itemsize:
+                raise ShardError(f"{path}: cut, {size:,} bytes are no whole number of uint64 ends.")
+            return np.asarray(np.memmap(file, dtype=_END, mode="r")) if size else np.empty(0, _END)
+
+    def _open_ends(self, shard: str, path: str) -> BinaryIO:
+        try:
+            if is_remote(path) and path not in self._remote:
+                self._remote[path] = self._storage.stat(path)
+            return self.open_file(path)
+        except FileNotFoundError as error:
             raise ShardError(
-                f"{shard}: has no {path.name}, wanted the ends of its documents there (uint64, little-endian). "
+                f"{shard}: has no {shard_name(path)}, wanted the ends of its documents there (uint64, little-endian). "
                 "For tokens without documents use lk.TokenDataset."
-            )
-        size = path.stat().st_size
-        if size % _END.itemsize:
-            raise ShardError(f"{path}: cut, {size:,} bytes are no whole number of uint64 ends.")
-        return np.asarray(np.memmap(path, dtype=_END, mode="r")) if size else np.empty(0, _END)
+            ) from error

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from loaderkit.datasets.urls import INDEX_SUFFIX, is_remote, open_file, stat, write_atomically
+from loaderkit.datasets.storage import Stat, Storage
+from loaderkit.datasets.urls import INDEX_SUFFIX, is_remote, open_file, shard_name, write_atomically
 from loaderkit.seeding import Int64Array, derive_seed
 
 VERSION = 1
@@ -28,6 +29,7 @@ class ShardIndex:
         count: Number of samples.
         size_bytes: Of the shard when it was indexed.
         changed_ns: The shard's time of change then; 0 where unknown.
+        etag: What the server called its content then, if it was remote.
         offsets: What the format needs to find samples, (count, *) int64; None where it needs nothing.
         content: Checksum of the shard (see `content_checksum`), where one was asked for.
     """
@@ -38,20 +40,18 @@ class ShardIndex:
     changed_ns: int
     offsets: Int64Array | None = None
     content: str = ""
+    etag: str = ""
 
-    def fits(self, shard: str) -> bool:
-        """Say whether the shard has the size and the time of change that it had when it was indexed.
-
-        Raises:
-            FileNotFoundError: If the shard does not exist.
-        """
-        return (self.size_bytes, self.changed_ns) == stat(shard)
+    def fits(self, found: Stat) -> bool:
+        """Say whether the shard has the size, the time of change and the name of content that it had when it was indexed."""
+        return (self.size_bytes, self.changed_ns, self.etag) == found
 
     def to_bytes(self) -> bytes:
         """Return the content of the index file: a line of JSON, the offsets, a checksum of both."""
         shape = None if self.offsets is None else list(self.offsets.shape)
         header = {"version": VERSION, "kind": self.kind, "count": self.count, "shape": shape}
         header |= {"size_bytes": self.size_bytes, "changed_ns": self.changed_ns, "content": self.content}
+        header |= {"etag": self.etag} if self.etag else {}
         body = b"" if self.offsets is None else np.ascontiguousarray(self.offsets, dtype="<i8").tobytes()
         content = _MAGIC + json.dumps(header).encode() + b"\n" + body
         return content + zlib.crc32(content).to_bytes(4, "little")
@@ -76,13 +76,13 @@ class ShardIndex:
         shape = header["shape"]
         offsets = None if shape is None else np.frombuffer(body, dtype="<i8").reshape(shape).astype(np.int64)
         fields = {name: header[name] for name in ("kind", "count", "size_bytes", "changed_ns")}
-        return cls(**fields, offsets=offsets, content=header.get("content", ""))
+        return cls(**fields, offsets=offsets, content=header.get("content", ""), etag=header.get("etag", ""))
 
 
-def content_checksum(shard: str) -> str:
+def content_checksum(shard: str, storage: Storage | None = None) -> str:
     """Read a shard through and name its content (BLAKE2b, 32 hexadecimal digits)."""
     found = hashlib.blake2b(digest_size=16)
-    with open_file(shard) as file:
+    with open_file(shard, storage) as file:
         while block := file.read(1 << 20):
             found.update(block)
     return found.hexdigest()
@@ -94,7 +94,7 @@ def index_path(shard: str, folder: str | None) -> Path:
         return Path(shard + INDEX_SUFFIX)
     place = Path(folder) if folder else Path.home() / ".cache" / "loaderkit" / "index"
     name = shard if is_remote(shard) else str(Path(shard).resolve())
-    return place / f"{derive_seed(name):016x}-{Path(shard).name[-200:]}{INDEX_SUFFIX}"
+    return place / f"{derive_seed(name):016x}-{shard_name(shard)[-200:]}{INDEX_SUFFIX}"
 
 
 def load_index(shard: str, kind: str, folder: str | None) -> ShardIndex | None:

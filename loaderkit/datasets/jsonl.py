@@ -22,6 +22,7 @@ class JsonlDataset(ShardedDataset):
         index_dir: Where index files lie; None means beside local shards, and
             in ~/.cache/loaderkit/index for remote ones.
         max_open: Files kept open in a process.
+        storage: How remote files are reached, and where copies of them are kept.
 
     Raises:
         FileNotFoundError: If there are no shards.
@@ -32,11 +33,12 @@ class JsonlDataset(ShardedDataset):
     suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".ndjson", ".jsonlines")
 
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
-        spans = scan_lines(shard)
+        with self.open_file(shard) as file:
+            spans = scan_lines(shard, file)
         return len(spans), spans
 
     def open(self, shard: str, index: ShardIndex) -> LineFile:
-        return LineFile(shard)
+        return LineFile(shard, self.open_file(shard))
 
     def read(self, handle: LineFile, rows: Int64Array, index: ShardIndex) -> list[Any]:
         if index.offsets is None:

@@ -8,7 +8,6 @@ from typing import BinaryIO
 import numpy as np
 
 from loaderkit.datasets.index import ShardError
-from loaderkit.datasets.urls import open_file
 from loaderkit.seeding import Int64Array
 
 BOM = b"\xef\xbb\xbf"
@@ -21,9 +20,9 @@ _RUN = 1 << 23  # bytes read at once at most, if a line is not longer
 class LineFile:
     """An open shard whose samples lie at spans of bytes."""
 
-    def __init__(self, shard: str) -> None:
+    def __init__(self, shard: str, file: BinaryIO) -> None:
         self.shard = shard
-        self._file: BinaryIO = open_file(shard)
+        self._file = file
         try:
             self._number: int | None = self._file.fileno()
         except OSError:
@@ -80,40 +79,40 @@ class LineFile:
         return content
 
 
-def scan_lines(shard: str, *, blank: bytes = b" \t\r\n") -> Int64Array:
+def scan_lines(shard: str, file: BinaryIO, *, blank: bytes = b" \t\r\n") -> Int64Array:
     """Return where the lines (N, 2) of a shard that are not blank start and end, without their line feeds.
 
     Args:
-        shard: A file of text.
+        shard: Its name, for messages.
+        file: Its bytes, from the start.
         blank: Bytes that a blank line may be made of.
 
     Raises:
         ShardError: If the shard is not text.
     """
-    with open_file(shard) as file:
-        ends: list[Int64Array] = []
-        tops: list[Sequence[int] | Int64Array] = []  # each line's largest byte: up to 32 it may be blank
-        size = open_top = 0
-        while block := file.read(_BLOCK):
-            if size == 0:
-                check_text(shard, block)
-            data = np.frombuffer(block, dtype=np.uint8)
-            feeds = np.flatnonzero(data == 10).astype(np.int64)
-            begins = np.concatenate([[0], feeds + 1])
-            largest = np.maximum.reduceat(data, begins[begins < len(data)]).astype(np.int64)
-            largest[0] = max(int(largest[0]), open_top)
-            open_top = int(largest[-1]) if len(largest) > len(feeds) else 0
-            ends.append(feeds + size)
-            tops.append(largest[: len(feeds)])
-            size += len(block)
-        found = np.concatenate([*ends, [size]]).astype(np.int64)
-        top = np.concatenate([*tops, [open_top]]).astype(np.int64)
-        spans = np.stack([np.concatenate([[0], found[:-1] + 1]), found], axis=1)
-        keep = spans[:, 1] > spans[:, 0]
-        for row in np.flatnonzero(keep & (top <= 32)).tolist():
-            file.seek(spans[row, 0])
-            keep[row] = bool(file.read(int(spans[row, 1] - spans[row, 0])).strip(blank))
-        return _without_bom(shard, spans[keep], blank)
+    ends: list[Int64Array] = []
+    tops: list[Sequence[int] | Int64Array] = []  # each line's largest byte: up to 32 it may be blank
+    size = open_top = 0
+    while block := file.read(_BLOCK):
+        if size == 0:
+            check_text(shard, block)
+        data = np.frombuffer(block, dtype=np.uint8)
+        feeds = np.flatnonzero(data == 10).astype(np.int64)
+        begins = np.concatenate([[0], feeds + 1])
+        largest = np.maximum.reduceat(data, begins[begins < len(data)]).astype(np.int64)
+        largest[0] = max(int(largest[0]), open_top)
+        open_top = int(largest[-1]) if len(largest) > len(feeds) else 0
+        ends.append(feeds + size)
+        tops.append(largest[: len(feeds)])
+        size += len(block)
+    found = np.concatenate([*ends, [size]]).astype(np.int64)
+    top = np.concatenate([*tops, [open_top]]).astype(np.int64)
+    spans = np.stack([np.concatenate([[0], found[:-1] + 1]), found], axis=1)
+    keep = spans[:, 1] > spans[:, 0]
+    for row in np.flatnonzero(keep & (top <= 32)).tolist():
+        file.seek(spans[row, 0])
+        keep[row] = bool(file.read(int(spans[row, 1] - spans[row, 0])).strip(blank))
+    return _without_bom(file, spans[keep], blank)
 
 
 def check_text(shard: str, start: bytes) -> None:
@@ -132,11 +131,11 @@ def check_text(shard: str, start: bytes) -> None:
         raise ShardError(f"{shard}: UTF-16 text, wanted UTF-8.")
 
 
-def _without_bom(shard: str, spans: Int64Array, blank: bytes) -> Int64Array:
+def _without_bom(file: BinaryIO, spans: Int64Array, blank: bytes) -> Int64Array:
     if not len(spans) or spans[0, 0]:
         return spans
-    with open_file(shard) as file:
-        if file.read(len(BOM)) != BOM:
-            return spans
-        spans[0, 0] = len(BOM)
-        return spans if file.read(int(spans[0, 1]) - len(BOM)).strip(blank) else spans[1:]
+    file.seek(0)
+    if file.read(len(BOM)) != BOM:
+        return spans
+    spans[0, 0] = len(BOM)
+    return spans if file.read(int(spans[0, 1]) - len(BOM)).strip(blank) else spans[1:]

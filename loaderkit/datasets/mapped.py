@@ -1,10 +1,10 @@
 """Shards that are arrays, memory-mapped: a batch is one gather from each shard that it touches."""
 
 import math
+import os
 import tokenize
 from abc import abstractmethod
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from loaderkit.datasets.index import ShardError, ShardIndex
 from loaderkit.datasets.sharded import ShardedDataset
-from loaderkit.datasets.urls import is_remote, stat
 from loaderkit.seeding import Int64Array
 
 Array = npt.NDArray[Any]
@@ -57,7 +56,7 @@ class MappedDataset(ShardedDataset):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
-def npy_layout(shard: str) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
+def npy_layout(shard: str, file: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
     """Read the header of a `.npy` file, and check that the file is as long as it says.
 
     Returns:
@@ -66,44 +65,48 @@ def npy_layout(shard: str) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
     Raises:
         ShardError: If it is none, is cut, or holds no rows of numbers.
     """
-    require_local(shard)
+    size_bytes = local_size(shard, file)
+    file.seek(0)
     try:
-        with Path(shard).open("rb") as file:
-            version = np.lib.format.read_magic(file)
-            if version == (1, 0):
-                shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-            else:
-                shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
-            start = file.tell()
+        version = np.lib.format.read_magic(file)
+        if version == (1, 0):
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        else:
+            shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
+        start = file.tell()
     except (ValueError, TypeError, KeyError, SyntaxError, tokenize.TokenError) as error:
         raise ShardError(f"{shard}: not a whole .npy file: {error}.") from error
     if dtype.kind not in "biufc":
         raise ShardError(f"{shard}: holds {dtype}, wanted numbers. For text and objects use lk.RecordDataset.")
     if not shape or min(shape) < 0:
         raise ShardError(f"{shard}: has the shape {shape}, wanted at least one axis, of rows.")
-    wanted, found = start + math.prod(shape) * dtype.itemsize, stat(shard)[0]
+    wanted, found = start + math.prod(shape) * dtype.itemsize, size_bytes
     if found < wanted:
         raise ShardError(f"{shard}: cut at byte {found:,}, its header says {wanted:,} bytes (shape {shape}, {dtype}).")
     return dtype, shape, bool(fortran), start
 
 
-def map_npy(shard: str) -> Array:
+def map_npy(shard: str, file: BinaryIO) -> Array:
     """Map a `.npy` file that `npy_layout` accepts; read-only."""
-    dtype, shape, fortran, start = npy_layout(shard)
+    dtype, shape, fortran, start = npy_layout(shard, file)
     if 0 in shape:
         return np.empty(shape, dtype)
-    mapped = np.memmap(shard, dtype=dtype, mode="r", offset=start, shape=shape, order="F" if fortran else "C")
+    mapped = np.memmap(file, dtype=dtype, mode="r", offset=start, shape=shape, order="F" if fortran else "C")
     return np.asarray(mapped)  # indexing a memmap itself is several times slower
 
 
-def require_local(shard: str) -> None:
-    """Refuse what can't be mapped.
+def local_size(shard: str, file: BinaryIO) -> int:
+    """Return the size of a file that is to be mapped.
 
     Raises:
-        ShardError: If the shard is remote.
+        ShardError: If it is remote, and read without a cache.
     """
-    if is_remote(shard):
-        raise ShardError(f"{shard}: to map a shard into memory it has to be a local file. Copy it to a disk.")
+    try:
+        return os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise ShardError(
+            f"{shard}: to map a shard into memory it has to be a local file. Copy it to a disk, or give its Storage a cache_dir."
+        ) from error
 
 
 def take(array: Array, rows: Int64Array) -> Array:

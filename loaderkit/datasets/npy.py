@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from loaderkit.datasets.index import ShardError, ShardIndex
 from loaderkit.datasets.mapped import Array, Layout, MappedDataset, map_npy, npy_layout, take
+from loaderkit.datasets.storage import Storage
 from loaderkit.datasets.urls import Urls
 from loaderkit.seeding import Int64Array
 
@@ -17,9 +18,10 @@ class NpyDataset(MappedDataset):
     that pads.
 
     Args:
-        urls: A path, folder, glob, or a list of them; local files.
+        urls: A path, folder, glob or URL, or a list of them; remote ones need a cache.
         transform: From a row to a sample; its random numbers are the sample's own.
         max_open: Files kept mapped in a process.
+        storage: How remote files are reached, and where copies of them are kept.
 
     Raises:
         FileNotFoundError: If there are no shards.
@@ -29,19 +31,28 @@ class NpyDataset(MappedDataset):
     kind = "npy-1"
     suffixes: ClassVar[tuple[str, ...]] = (".npy",)
 
-    def __init__(self, urls: Urls, *, transform: Callable[[Any], Any] | None = None, max_open: int = 1024) -> None:
+    def __init__(
+        self,
+        urls: Urls,
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        max_open: int = 1024,
+        storage: Storage | None = None,
+    ) -> None:
         self._layouts: set[Layout] = set()
-        super().__init__(urls, transform=transform, max_open=max_open)
+        super().__init__(urls, transform=transform, max_open=max_open, storage=storage)
         self.row_layout = next(iter(self._layouts)) if len(self._layouts) == 1 else None
 
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
-        dtype, shape, _, _ = npy_layout(shard)
+        with self.open_file(shard) as file:
+            dtype, shape, _, _ = npy_layout(shard, file)
         if shape[0]:
             self._layouts.add((dtype.newbyteorder("="), shape[1:]))
         return shape[0], None
 
     def open(self, shard: str, index: ShardIndex) -> Array:
-        array = map_npy(shard)
+        with self.open_file(shard) as file:
+            array = map_npy(shard, file)
         if len(array) != index.count:
             raise ShardError(
                 f"{shard}: has {len(array):,} rows, had {index.count:,}. It changed while it was in use: "

@@ -1,17 +1,20 @@
 """Tables on disk: Parquet, Arrow IPC and Feather, read a row group at a time."""
 
+import io
+import mmap
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
 from loaderkit.datasets.columns import Column, layout_of, make_batch
 from loaderkit.datasets.index import ShardError, ShardIndex
 from loaderkit.datasets.sharded import ShardedDataset
-from loaderkit.datasets.urls import Urls, is_remote, open_file
+from loaderkit.datasets.storage import Storage
+from loaderkit.datasets.urls import Urls, is_remote
 from loaderkit.seeding import Int64Array
 
 _PARQUET, _ARROW, _STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
@@ -37,6 +40,7 @@ class ParquetDataset(ShardedDataset):
         index_dir: Where index files lie; None means beside local shards, and
             in ~/.cache/loaderkit/index for remote ones.
         max_open: Files kept open in a process.
+        storage: How remote files are reached, and where copies of them are kept.
         cached_groups: Decoded row groups kept in a process, of all files together. A ShardOrder
             reads lanes x (1 + window / rows in a group) of them in turn.
 
@@ -57,15 +61,16 @@ class ParquetDataset(ShardedDataset):
         ragged: bool = False,
         index_dir: str | os.PathLike[str] | None = None,
         max_open: int = 128,
+        storage: Storage | None = None,
         cached_groups: int = 64,
     ) -> None:
         if cached_groups < 1 or isinstance(columns, str):
             raise ValueError(
                 f"ParquetDataset: cached_groups is {cached_groups}, columns {columns!r}; wanted at least 1, and a list."
             )
-        super().__init__(urls, transform=transform, index_dir=index_dir, max_open=max_open)
+        super().__init__(urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage)
         self._groups = _Groups(cached_groups)
-        first = _Table(self.shards[0], None, _Groups(1))
+        first = _Table(self.shards[0], self.open_file(self.shards[0]), None, _Groups(1))
         self.columns = first.columns if columns is None else list(columns)
         self._layouts = {name: layout_of(first.type_of(name)) for name in self.columns if name in first.columns}
         first.close()
@@ -74,13 +79,13 @@ class ParquetDataset(ShardedDataset):
             self.read_batch = None  # type: ignore[assignment, method-assign]  # the feed looks for it
 
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
-        table = _Table(shard, None, _Groups(1))
+        table = _Table(shard, self.open_file(shard), None, _Groups(1))
         sizes = table.group_sizes()
         table.close()
         return sum(sizes), np.cumsum(sizes, dtype=np.int64)
 
     def open(self, shard: str, index: ShardIndex) -> "_Table":
-        table = _Table(shard, self.columns, self._groups)
+        table = _Table(shard, self.open_file(shard), self.columns, self._groups)
         if index.offsets is None or np.cumsum(table.group_sizes()).tolist() != index.offsets.tolist():
             table.close()
             raise ShardError(f"{shard}: its row groups changed while it was in use: make the dataset anew.")
@@ -175,14 +180,14 @@ class _Group:
 class _Table:
     """An open file, and its row groups (Arrow's record batches)."""
 
-    def __init__(self, shard: str, columns: list[str] | None, groups: _Groups) -> None:
+    def __init__(self, shard: str, file: BinaryIO, columns: list[str] | None, groups: _Groups) -> None:
         self.shard = shard
         self._groups = groups
         self._source: Any = None
         self._file: Any = None
         try:
             with _errors_named(shard, "not a whole Parquet or Arrow file"):
-                self._source, self._file = _open(shard)
+                self._source, self._file = _open(shard, file)
                 found = list(self._schema().names)
             self.columns = found if columns is None else columns
             missing = [name for name in self.columns if name not in found]
@@ -249,7 +254,7 @@ class _Batches:
         return self._batches[number]
 
 
-def _open(shard: str) -> tuple[Any, Any]:
+def _open(shard: str, file: BinaryIO) -> tuple[Any, Any]:
     """Return what reads the bytes, and the table in them."""
     try:
         import pyarrow as pa
@@ -257,13 +262,12 @@ def _open(shard: str) -> tuple[Any, Any]:
     except ImportError as error:
         raise ImportError(f"{shard!r} needs pyarrow: pip install 'loaderkit[arrow]'.") from error
 
-    with open_file(shard) as file:
-        start = file.read(8)
-    parquet, remote = start.startswith(_PARQUET), is_remote(shard)
+    start = file.read(8)
+    parquet = start.startswith(_PARQUET)
     if not parquet and not start.startswith((_ARROW, _STREAM)):
+        file.close()
         raise ShardError(f"{shard}: begins with {start!r}, wanted a Parquet file, an Arrow file or an Arrow stream.")
-    # Arrow's files are laid out as its memory is: mapped, they need not be read to know their batches.
-    source = open_file(shard) if remote else pa.OSFile(shard) if parquet else pa.memory_map(shard)
+    source = _source(shard, file, mapped=not parquet)
     try:
         # Threads of its own, in every worker, would only stand in each other's way.
         if parquet:
@@ -275,6 +279,19 @@ def _open(shard: str) -> tuple[Any, Any]:
     except BaseException:
         source.close()
         raise
+
+
+def _source(shard: str, file: BinaryIO, *, mapped: bool) -> Any:
+    """Return what pyarrow reads a file from; Arrow's own are laid out as its memory is, and are mapped."""
+    import pyarrow as pa
+
+    file.seek(0)
+    if is_remote(shard) and not isinstance(getattr(file, "raw", None), io.FileIO):
+        return file  # read by ranges
+    with file:
+        if is_remote(shard):  # its copy may be gone from the cache, but is still open; and it never changes
+            return pa.BufferReader(pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+        return pa.memory_map(shard) if mapped else pa.OSFile(shard)
 
 
 @contextmanager

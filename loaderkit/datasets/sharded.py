@@ -6,13 +6,13 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
 from loaderkit.datasets.index import ShardIndex, load_index, save_index
-from loaderkit.datasets.urls import Urls, expand, stat
+from loaderkit.datasets.storage import Stat, Storage
+from loaderkit.datasets.urls import Urls, expand, is_remote, open_file, shard_name, stat
 from loaderkit.seeding import Int64Array, per_sample
 
 
@@ -31,6 +31,7 @@ class ShardedDataset(ABC):
             in ~/.cache/loaderkit/index for remote ones.
         max_open: Shards kept open in a process; a ShardOrder has about lanes x (1 + window / samples in a
             shard) in use, over all workers.
+        storage: How remote shards are reached, and where copies of them are kept.
 
     Raises:
         FileNotFoundError: If there are no shards.
@@ -48,10 +49,14 @@ class ShardedDataset(ABC):
         transform: Callable[[Any], Any] | None = None,
         index_dir: str | os.PathLike[str] | None = None,
         max_open: int = 128,
+        storage: Storage | None = None,
     ) -> None:
         if max_open < 1:
             raise ValueError(f"{type(self).__name__}: max_open is {max_open}, wanted at least 1.")
-        self.shards = expand(urls, self.suffixes)
+        self._storage = storage or Storage()
+        self.shards = expand(urls, self.suffixes, self._storage)
+        remote = [shard for shard in self.shards if is_remote(shard)]
+        self._remote = dict(zip(remote, self._storage.stat_many(remote), strict=True))
         self.transform = transform
         self._index_dir = None if index_dir is None else os.fspath(index_dir)
         self._max_open = max_open
@@ -93,18 +98,24 @@ class ShardedDataset(ABC):
     def index_shard(self, shard: str) -> ShardIndex:
         """Return a shard's index, made and saved now if there is none that fits."""
         index = load_index(shard, self.kind, self._index_dir) if self.keeps_index else None
-        if index is not None and not index.fits(shard):
+        found = self.stat(shard)
+        if index is not None and not index.fits(found):
             self._changed.append(shard)
             index = None
         if index is None:
-            size_bytes, changed_ns = stat(shard)
             count, offsets = self.scan(shard)
-            index = ShardIndex(
-                kind=self.kind, count=count, size_bytes=size_bytes, changed_ns=changed_ns, offsets=offsets
-            )
+            index = ShardIndex(kind=self.kind, count=count, offsets=offsets, **found._asdict())
             if self.keeps_index:
                 save_index(shard, index, self._index_dir)
         return index
+
+    def stat(self, shard: str) -> Stat:
+        """Return what tells a shard from its other versions: of a local one now, of a remote one when it was found."""
+        return self._remote.get(shard) or stat(shard)
+
+    def open_file(self, shard: str) -> BinaryIO:
+        """Open a shard's bytes; one of the machine's own files unless a remote shard is read without a cache."""
+        return open_file(shard, self._storage, self._remote.get(shard))
 
     def __len__(self) -> int:
         return int(self._end_list[-1])
@@ -158,7 +169,7 @@ class ShardedDataset(ABC):
 
     def fingerprint(self) -> str:
         """Name the shards and their sizes; the folder they lie in may change."""
-        names = [f"{Path(shard).name}:{index.count}" for shard, index in zip(self.shards, self._indexes, strict=True)]
+        names = [f"{shard_name(shard)}:{index.count}" for shard, index in zip(self.shards, self._indexes, strict=True)]
         return f"{self.kind} {', '.join(names)}"
 
     def close(self) -> None:

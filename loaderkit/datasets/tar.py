@@ -4,7 +4,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
@@ -12,9 +12,10 @@ from loaderkit.datasets.index import ShardError, ShardIndex
 from loaderkit.datasets.lines import LineFile
 from loaderkit.datasets.pictures import decode_picture
 from loaderkit.datasets.sharded import ShardedDataset
+from loaderkit.datasets.storage import Storage
 from loaderkit.datasets.tartable import TarTable, group
 from loaderkit.datasets.tarwalk import walk
-from loaderkit.datasets.urls import Urls, open_file, stat
+from loaderkit.datasets.urls import Urls
 from loaderkit.seeding import Int64Array
 
 Decoder = Callable[[bytes], Any]
@@ -53,6 +54,7 @@ class TarDataset(ShardedDataset):
         transform: From a decoded sample to a sample.
         index_dir: Where index files lie; beside local shards by default.
         max_open: Shards kept open in a process.
+        storage: How remote files are reached, and where copies of them are kept.
 
     Raises:
         FileNotFoundError: If there are no shards.
@@ -71,8 +73,9 @@ class TarDataset(ShardedDataset):
         transform: Callable[[Any], Any] | None = None,
         index_dir: str | os.PathLike[str] | None = None,
         max_open: int = 128,
+        storage: Storage | None = None,
     ) -> None:
-        super().__init__(urls, transform=transform, index_dir=index_dir, max_open=max_open)
+        super().__init__(urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage)
         self._decode = dict(decode or {})
 
     @property
@@ -82,13 +85,15 @@ class TarDataset(ShardedDataset):
 
     def scan(self, shard: str) -> tuple[int, Int64Array]:
         """Walk through a shard's headers."""
-        with open_file(shard) as file:
-            table = group(walk(file, stat(shard)[0], shard), shard)
+        with self.open_file(shard) as file:
+            table = group(walk(file, self.stat(shard).size_bytes, shard), shard)
         return len(table.ends), table.pack()
 
     def open(self, shard: str, index: ShardIndex) -> "_OpenTar":
         """Open a shard, if it is still the one that was indexed."""
-        return _OpenTar(shard, index)
+        if not index.fits(self.stat(shard)):
+            raise ShardError(f"{shard}: changed since it was indexed. Make the dataset anew, which indexes it again.")
+        return _OpenTar(shard, self.open_file(shard), index)
 
     def read(self, handle: "_OpenTar", rows: Int64Array, index: ShardIndex) -> list[dict[str, Any]]:
         """Read samples in the order in which they lie, those near each other at once; and decode them."""
@@ -123,15 +128,13 @@ class TarDataset(ShardedDataset):
 class _OpenTar:
     """A shard's file, and the table of its samples."""
 
-    def __init__(self, shard: str, index: ShardIndex) -> None:
+    def __init__(self, shard: str, file: BinaryIO, index: ShardIndex) -> None:
         if index.offsets is None:
+            file.close()
             raise ShardError(f"{shard}: its index has no offsets. Delete the index, it is made again.")
         self.shard = shard
         self.table = TarTable.unpack(index.offsets)
-        self.file = LineFile(shard)
-        if not index.fits(shard):
-            self.close()
-            raise ShardError(f"{shard}: changed since it was indexed. Make the dataset anew, which indexes it again.")
+        self.file = LineFile(shard, file)
 
     def close(self) -> None:
         """Close the file."""

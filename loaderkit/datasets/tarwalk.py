@@ -54,7 +54,9 @@ def walk(file: BinaryIO, size_bytes: int, shard: str) -> Iterator[list[File]]:
     Raises:
         ShardError: If it is not a whole, plain tar archive of directories and files.
     """
-    raw = getattr(file, "raw", file)  # unbuffered: we know better what to read
+    raw = getattr(file, "raw", None)
+    if not isinstance(raw, io.FileIO):
+        raw = file  # else unbuffered: we know better what to read
     _refuse_what_is_not_tar(raw, shard)
     walker = _Walker(raw, size_bytes, shard)
     while not walker.ended:

@@ -3,16 +3,16 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, BinaryIO, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
 from loaderkit.datasets.index import ShardError, ShardIndex
-from loaderkit.datasets.mapped import Array, MappedDataset, map_npy, npy_layout, require_local
-from loaderkit.datasets.urls import Urls, stat
+from loaderkit.datasets.mapped import Array, MappedDataset, local_size, map_npy, npy_layout
+from loaderkit.datasets.storage import Storage
+from loaderkit.datasets.urls import Urls, shard_name
 from loaderkit.seeding import Int64Array
 
 
@@ -31,7 +31,7 @@ class TokenDataset(MappedDataset):
     shifted by one take windows of T + 1 with a stride of T.
 
     Args:
-        urls: A path, folder, glob, or a list of them; local files.
+        urls: A path, folder, glob or URL, or a list of them; remote ones need a cache.
         length: Tokens in a window.
         dtype: Of the bare files, such as "uint16"; `.npy` files say theirs.
         stride: Tokens from one window to the next; the length by default.
@@ -40,6 +40,7 @@ class TokenDataset(MappedDataset):
             window of them, so that batches need a collate that pads.
         transform: From a window to a sample; its random numbers are the sample's own.
         max_open: Files kept mapped in a process.
+        storage: How remote files are reached, and where copies of them are kept.
 
     Raises:
         FileNotFoundError: If there are no shards.
@@ -60,6 +61,7 @@ class TokenDataset(MappedDataset):
         remainder: Literal["drop", "keep"] = "drop",
         transform: Callable[[Any], Any] | None = None,
         max_open: int = 1024,
+        storage: Storage | None = None,
     ) -> None:
         self.length, self.stride, self.remainder = length, length if stride is None else stride, remainder
         if self.length < 1 or self.stride < 1:
@@ -70,7 +72,7 @@ class TokenDataset(MappedDataset):
         if self.dtype is not None and self.dtype.kind not in "iu":
             raise ValueError(f"TokenDataset: dtype is {self.dtype}, wanted integers such as uint16.")
         self._tokens: dict[str, int] = {}
-        super().__init__(urls, transform=transform, max_open=max_open)
+        super().__init__(urls, transform=transform, max_open=max_open, storage=storage)
         alike = self.dtype is not None and all(
             (count - 1) * self.stride + length <= self._tokens[shard]
             for shard, count in zip(self.shards, self.shard_sizes.tolist(), strict=True)
@@ -95,23 +97,28 @@ class TokenDataset(MappedDataset):
         )
 
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
-        tokens = self._tokens[shard] = self._count_tokens(shard)
+        with self.open_file(shard) as file:
+            tokens = self._tokens[shard] = self._count_tokens(shard, file)
         full = max(0, (tokens - self.length) // self.stride + 1)
         covered = (full - 1) * self.stride + self.length if full else 0
         more = self.remainder == "keep" and covered < tokens and full * self.stride < tokens
         return full + more, None
 
     def open(self, shard: str, index: ShardIndex) -> _Tokens:
-        tokens = self._count_tokens(shard)
+        with self.open_file(shard) as file:
+            tokens, flat = self._count_tokens(shard, file), self._map(shard, file)
         if tokens != self._tokens[shard]:
             raise ShardError(
                 f"{shard}: has {tokens:,} tokens, had {self._tokens[shard]:,}. It changed while it was in use: "
                 "make the dataset anew."
             )
-        bare = not shard.endswith(".npy")
-        flat = np.asarray(np.memmap(shard, dtype=self.dtype, mode="r")) if bare else map_npy(shard)  # type: ignore[call-overload]
         windows = flat[:0].reshape(0, self.length) if tokens < self.length else sliding_window_view(flat, self.length)
         return _Tokens(flat, windows)
+
+    def _map(self, shard: str, file: BinaryIO) -> Array:
+        if shard_name(shard).endswith(".npy"):
+            return map_npy(shard, file)
+        return np.asarray(np.memmap(file, dtype=self.dtype, mode="r"))  # type: ignore[call-overload]
 
     def gather(self, handle: _Tokens, rows: Int64Array) -> Array:
         # Indexing the view of all windows copies each as one piece; np.take would first write all of them out.
@@ -132,17 +139,16 @@ class TokenDataset(MappedDataset):
         cut = f"length={self.length} stride={self.stride} {self.remainder} {self.dtype}"
         return f"{cut} {sum(self._tokens.values())} tokens {super().fingerprint()}"
 
-    def _count_tokens(self, shard: str) -> int:
-        require_local(shard)
-        if shard.endswith(".npy"):
-            dtype, shape, _, _ = npy_layout(shard)
+    def _count_tokens(self, shard: str, file: BinaryIO) -> int:
+        size = local_size(shard, file)
+        if shard_name(shard).endswith(".npy"):
+            dtype, shape, _, _ = npy_layout(shard, file)
             self.dtype = self.dtype or dtype
             if dtype.kind not in "iu" or len(shape) != 1 or dtype != self.dtype:
                 raise ShardError(f"{shard}: holds {dtype} of shape {shape}, wanted tokens (T,) of {self.dtype}.")
             return shape[0]
         if self.dtype is None:
-            raise ValueError(f"TokenDataset: {Path(shard).name} does not say its dtype. Give it: dtype='uint16'.")
-        size = stat(shard)[0]
+            raise ValueError(f"TokenDataset: {shard_name(shard)} does not say its dtype. Give it: dtype='uint16'.")
         if size % self.dtype.itemsize:
             raise ShardError(f"{shard}: cut, {size:,} bytes are no whole number of {self.dtype} tokens.")
         return size // self.dtype.itemsize

@@ -6,7 +6,10 @@ import uuid
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
+from urllib.parse import urlsplit
+
+from loaderkit.datasets.storage import Stat, Storage, is_hidden
 
 # Lists first: a command line takes the first type that fits, and makes a string of anything.
 Urls = Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
@@ -14,7 +17,7 @@ Urls = Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
 INDEX_SUFFIX = ".lkindex"  # of the files beside the shards that are none
 
 
-def expand(urls: Urls, suffixes: Sequence[str]) -> list[str]:
+def expand(urls: Urls, suffixes: Sequence[str], storage: Storage | None = None) -> list[str]:
     """List shards.
 
     Hidden files and folders, and index files, are none.
@@ -23,6 +26,7 @@ def expand(urls: Urls, suffixes: Sequence[str]) -> list[str]:
         urls: A file, a folder (its files with one of the suffixes, at any
             depth), a glob, or a URL of those, or several of them.
         suffixes: What the files of a folder end in, with the dot.
+        storage: How remote ones are reached.
 
     Returns:
         The shards, sorted within each of the urls.
@@ -35,8 +39,8 @@ def expand(urls: Urls, suffixes: Sequence[str]) -> list[str]:
     if not given:
         raise ValueError("no urls given, wanted a path, folder, glob or URL, or a list of them.")
     shards: list[str] = []
-    for url in [os.fspath(item) for item in given]:
-        found = _expand_remote(url, suffixes) if is_remote(url) else _expand_local(url, suffixes)
+    for url in [_without_scheme(os.fspath(item)) for item in given]:
+        found = (storage or Storage()).find(url, suffixes) if is_remote(url) else _expand_local(url, suffixes)
         found = [path for path in found if not path.endswith(INDEX_SUFFIX)]
         if not found:
             raise FileNotFoundError(f"no shards at {url!r}, wanted files that end in {', '.join(suffixes)}.")
@@ -56,23 +60,28 @@ def is_remote(url: str) -> bool:
     return "://" in url
 
 
-def open_file(url: str) -> BinaryIO:
-    """Open a shard to read bytes; seekable."""
+def shard_name(url: str) -> str:
+    """Return a shard's name without its folder, and without what a web address adds."""
+    return Path(urlsplit(url).path if url.startswith(("http://", "https://")) else url).name
+
+
+def open_file(url: str, storage: Storage | None = None, found: Stat | None = None) -> BinaryIO:
+    """Open a shard to read bytes; seekable.
+
+    Args:
+        url: Where it is.
+        storage: How it is reached if it is remote.
+        found: What it was when it was found, so that a remote one must be so still.
+    """
+    return (storage or Storage()).open(url, found) if is_remote(url) else Path(url).open("rb")
+
+
+def stat(url: str, storage: Storage | None = None) -> Stat:
+    """Return what tells a shard from its other versions."""
     if is_remote(url):
-        opened: BinaryIO = _filesystem(url).open(url, "rb")
-        return opened
-    return Path(url).open("rb")
-
-
-def stat(url: str) -> tuple[int, int]:
-    """Return a shard's size in bytes and its time of change in ns (0 where the server does not tell)."""
-    if not is_remote(url):
-        found = Path(url).stat()
-        return found.st_size, found.st_mtime_ns
-    info = _filesystem(url).info(url)
-    changed = info.get("mtime") or info.get("LastModified") or info.get("last_modified") or 0
-    seconds = changed.timestamp() if hasattr(changed, "timestamp") else changed
-    return int(info["size"]), int(float(seconds) * 1e9) if isinstance(seconds, int | float) else 0
+        return (storage or Storage()).stat(url)
+    found = Path(url).stat()
+    return Stat(found.st_size, found.st_mtime_ns)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -92,30 +101,11 @@ def write_atomically(path: Path, content: bytes) -> None:
 def _expand_local(url: str, suffixes: Sequence[str]) -> list[str]:
     if Path(url).is_dir():
         files = (path for path in Path(url).rglob("*") if path.name.endswith(tuple(suffixes)) and path.is_file())
-        return [str(path) for path in files if not _is_hidden(path.relative_to(url))]
+        return [str(path) for path in files if not is_hidden(path.relative_to(url).as_posix())]
     if Path(url).is_file():
         return [url]
     return [path for path in glob.glob(url, recursive=True) if Path(path).is_file()]  # noqa: PTH207 - of any root
 
 
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
-def _expand_remote(url: str, suffixes: Sequence[str]) -> list[str]:
-    files = _filesystem(url)
-    if any(sign in url for sign in "*?["):
-        return [str(files.unstrip_protocol(path)) for path in files.glob(url)]
-    if files.isfile(url):
-        return [url]
-    root = files._strip_protocol(url)
-    found = [path for path in files.find(url) if path.endswith(tuple(suffixes))]
-    return [str(files.unstrip_protocol(path)) for path in found if not _is_hidden(Path(path.removeprefix(root)))]
-
-
-def _filesystem(url: str) -> Any:
-    try:
-        import fsspec
-    except ImportError as error:
-        raise ImportError(f"{url!r} is remote, which needs fsspec: pip install 'loaderkit[remote]'.") from error
-    return fsspec.core.url_to_fs(url)[0]
+def _without_scheme(url: str) -> str:
+    return url.removeprefix("file://") if url.startswith("file:///") else url

@@ -96,7 +96,7 @@ def _read_samples(shard: str, form: str) -> int:
 
 def _check_index(shard: str, data: ShardedDataset) -> None:
     kept = load_index(shard, data.kind, None)
-    if kept is None or not kept.fits(shard):
+    if kept is None or not kept.fits(data.stat(shard)):
         return  # readers make a new one
     count, offsets = data.scan(shard)
     if kept.count != count or not np.array_equal(_offsets(kept), np.asarray(offsets)):

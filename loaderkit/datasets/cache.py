@@ -1,0 +1,202 @@
+"""A bounded folder of whole shards, shared by all processes of a host.
+
+A shard is visible once it is whole, and never changes. Who downloads it holds a lock on its part, which the kernel
+gives back when that process ends, however it ends; a part without a holder is thrown away. Evicting unlinks: whoever
+has a shard open reads on.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+WHOLE, PART, LOCK = ".lkshard", ".lkpart", "loaderkit.lock"
+_OURS = re.compile(rf"[0-9a-f]{{32}}({re.escape(WHOLE)}|{re.escape(PART)})")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """Shards in a folder, the least recently opened of them evicted.
+
+    Args:
+        folder: Made where it is missing; other files in it are left alone.
+        size_bytes: Of whole shards and parts together. What is evicted and still open takes space until it is closed.
+    """
+
+    folder: Path
+    size_bytes: int
+
+    def open(self, key: str, size_bytes: int, download: Callable[[BinaryIO], None]) -> BinaryIO:
+        """Open a shard, downloaded now by one of those who want it.
+
+        Args:
+            key: 32 hexadecimal digits that name the shard and its content.
+            size_bytes: Of the shard.
+            download: Writes the shard to a file.
+
+        Raises:
+            OSError: ENOSPC if the disk is full; what `download` raises.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        found = self._whole(key, size_bytes)
+        if found is not None:
+            return found
+        part = self.folder / (key + PART)
+        descriptor = _lock(part)
+        try:
+            found = self._whole(key, size_bytes)  # by whoever held the lock before
+            if found is None:
+                found = self._download(part, descriptor, size_bytes, download)
+            else:
+                part.unlink()
+            return found
+        except BaseException as error:
+            with contextlib.suppress(FileNotFoundError):
+                part.unlink()
+            if isinstance(error, OSError) and error.errno in _FULL:
+                raise OSError(
+                    error.errno,
+                    f"no space for a shard of {size_bytes:,} bytes in the cache {self.folder} ({os.strerror(error.errno)}). "
+                    "Make space, give another cache_dir or a smaller cache_bytes, or read through: cache_dir=None.",
+                ) from error
+            raise
+        finally:
+            os.close(descriptor)
+
+    def _whole(self, key: str, size_bytes: int) -> BinaryIO | None:
+        path = self.folder / (key + WHOLE)
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            return None
+        if os.fstat(file.fileno()).st_size != size_bytes:  # someone cut it
+            file.close()
+            path.unlink(missing_ok=True)
+            return None
+        with contextlib.suppress(PermissionError):  # another user's
+            os.utime(file.fileno())  # the time of its last use; a disk's own (atime) is seldom kept
+        return file
+
+    def _download(self, part: Path, descriptor: int, size_bytes: int, download: Callable[[BinaryIO], None]) -> BinaryIO:
+        os.ftruncate(descriptor, 0)  # what a killed process left
+        while not self._reserve(part, descriptor, size_bytes):
+            time.sleep(_POLL_S)
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            download(file)
+            file.flush()
+            found = file.tell()
+            if found != size_bytes:
+                raise OSError(f"{part}: the download has {found:,} bytes, wanted {size_bytes:,}.")
+            os.fsync(file.fileno())
+        opened = part.open("rb")  # before others see it, and may evict it
+        part.replace(part.with_suffix(WHOLE))
+        return opened
+
+    def _reserve(self, part: Path, descriptor: int, size_bytes: int) -> bool:
+        """Take space for a part, evicting what was not used for longest; False while others' downloads fill the cache."""
+        with self._locked():
+            shards = []
+            downloading = 0
+            for entry in self._entries():
+                with contextlib.suppress(FileNotFoundError):
+                    if entry.name.endswith(WHOLE):
+                        found = entry.stat(follow_symlinks=False)
+                        shards.append((found.st_mtime_ns, found.st_size, entry.path))
+                    elif entry.name != part.name and not _discard(Path(entry.path)):
+                        downloading += entry.stat(follow_symlinks=False).st_size
+            shards.sort(reverse=True)
+            used = downloading + sum(size for _, size, _ in shards)
+            while used + size_bytes > self.size_bytes and shards:
+                used -= _evict(shards)
+            if used + size_bytes > self.size_bytes and downloading:
+                return False
+            while True:
+                try:
+                    _allocate(descriptor, size_bytes)
+                except OSError as error:
+                    os.ftruncate(descriptor, 0)
+                    if error.errno not in _FULL or not shards:
+                        raise
+                    _evict(shards)
+                else:
+                    return True
+
+    def _entries(self) -> Iterator["os.DirEntry[str]"]:
+        with os.scandir(self.folder) as entries:
+            for entry in entries:
+                if _OURS.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                    yield entry
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        descriptor = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _lock(path: Path) -> int:
+    """Wait for the lock of a file that is made where it is missing, and return its descriptor."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _is_at(descriptor, path):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # it was finished or thrown away while we waited
+
+
+def _discard(part: Path) -> bool:
+    """Remove a part that nobody downloads."""
+    try:
+        descriptor = os.open(part, os.O_RDWR)
+    except FileNotFoundError:
+        return True
+    except PermissionError:  # another user's
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_at(descriptor, part):
+            part.unlink()
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+def _evict(shards: list[tuple[int, int, str]]) -> int:
+    _, size, path = shards.pop()
+    Path(path).unlink(missing_ok=True)
+    return size
+
+
+def _allocate(descriptor: int, size_bytes: int) -> None:
+    if not size_bytes:
+        return
+    try:
+        os.posix_fallocate(descriptor, 0, size_bytes)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise
+        os.ftruncate(descriptor, size_bytes)  # others see at least what it will take
