@@ -36,6 +36,51 @@ class Samples:
         return {"id": index + self.offset, "x": noise + index % 7, "y": torch.tensor([index % 5.0])}
 
 
+class ShardedSamples(Samples):
+    """Samples in shards, shuffled by a ShardOrder."""
+
+    shard_sizes = (13, 0, 20, 17)
+
+
+class IterableSamples(torch.utils.data.IterableDataset[Any]):
+    """The same samples without an index, in another order each epoch."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.epoch = size, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from map(augmented, np.random.default_rng(self.epoch).permutation(self.size).tolist())
+
+
+class StatefulSamples(IterableSamples):
+    """Knows where it stands."""
+
+    at = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in np.random.default_rng(self.epoch).permutation(self.size).tolist()[self.at :]:
+            self.at += 1
+            yield augmented(index)
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+DATA: dict[str, Any] = {
+    "map": Samples,
+    "sharded": ShardedSamples,
+    "iterable": IterableSamples,
+    "stateful": StatefulSamples,
+}
+
+
 class Shards:
     """Reads shards "number:size" whose samples are those of Samples, from an id on."""
 
@@ -155,7 +200,7 @@ def make_trainer(job: dict[str, Any], **settings: Any) -> pl.Trainer:
 
 def make_data(job: dict[str, Any]) -> lk.DataModule:
     settings = {"batch_size": BATCH, "seed": 5, **job.get("loader", {})}
-    train: Any = Samples(job.get("size", SIZE))
+    train: Any = DATA[job.get("data", "map")](job.get("size", SIZE))
     if job.get("shards"):
         train = make_stream(job["shards"], shuffle=True, **job.get("stream", {}))
     if job.get("sizes"):
