@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch.utils.data as torch_data
@@ -91,7 +92,10 @@ class Feed:
 
     def _collate(self, samples: list[Any], key: BatchKey) -> Any:
         try:
-            return (self.collate_fn or stack)(samples)
+            collate: Callable[[list[Any]], Any] = self.collate_fn or stack
+            if key.rows is not None:  # rows of several samples each
+                samples = [samples[first:last] for first, last in pairwise(key.rows.tolist())]
+            return collate(samples)
         except CollateError as error:
             rows = [int(key.indices[row]) for row in error.rows]
             where = f" (samples {', '.join(map(str, rows))})" if rows else ""

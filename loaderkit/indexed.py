@@ -57,7 +57,8 @@ class IndexedWalk(Walk):
         return self._bound_plan().step
 
     def length(self) -> int:
-        return self._bound_plan().batches(self.cursor.epoch)
+        cursor = self.cursor  # a plan may need more steps for what is left than for the whole: it counts from here
+        return cursor.batches + self._bound_plan().remaining(cursor)
 
     def begin(self) -> Iterator[Any]:
         cursor = self._upcoming()
@@ -96,7 +97,8 @@ class IndexedWalk(Walk):
 
     def seek(self, epoch: int, samples: int) -> None:
         cursor = Cursor(epoch=epoch, samples=samples)
-        size = self._plan.order.size(epoch) if samples and isinstance(self._plan, BatchPlan) else samples
+        order = getattr(self._plan, "order", None)
+        size = order.size(epoch) if samples and order is not None else samples
         if samples > size:
             raise ValueError(f"loader: seek to sample {samples:,}, wanted at most the epoch's {size:,}.")
         self._stand_at(cursor)
@@ -177,19 +179,22 @@ class IndexedWalk(Walk):
 
     def _make_plan(self) -> Plan:
         config = self.config
+        order: Any
         if config.plan is not None:
-            return config.plan
-        if config.order is not None:
+            order = getattr(config.plan, "order", None)
+        elif config.order is not None:
             order = as_order(config.order, seed=config.seed)
         elif config.shuffle:
             order = shuffled_order(self.dataset, self._size, seed=config.seed, batch_size=config.batch_size)
         else:
             order = Sequential(self._size)
-        if order.reach > self._size:
+        if order is not None and order.reach > self._size:
             raise ValueError(
                 f"loader: the order has indices up to {order.reach - 1:,}, the dataset {self._size:,} samples. "
                 "Make the order for this dataset."
             )
+        if config.plan is not None:
+            return config.plan
         return BatchPlan(order=order, batch_size=config.batch_size, tail=config.tail_policy)
 
     def _plan_of(self, key: str) -> Plan:

@@ -250,6 +250,22 @@ def test_a_loader_resumes_at_every_batch_with_any_workers(name: str, workers: in
         assert plain(again) == whole[done:]
 
 
+def test_a_collate_gets_rows_of_packed_samples() -> None:
+    lengths = np.array([5, 50, 6, 33, 3, 2, 9, 60])
+    data = [[number] * length for number, length in enumerate(lengths)]
+    loader = lk.Loader(data, plan=PackPlan(lengths, 64, 2), collate_fn=list)
+    batches = list(loader)
+    assert len(batches) == len(loader)
+    assert all(len(batch) <= 2 and all(sum(map(len, row)) <= 64 for row in batch) for batch in batches)
+    assert sorted(sample for batch in batches for row in batch for sample in row) == sorted(data)
+    with pytest.raises(ValueError, match="indices up to 7, the dataset 5 samples"):
+        lk.Loader(data[:5], plan=PackPlan(lengths, 64, 2))
+    with pytest.raises(ValueError, match="seek to sample 9, wanted at most the epoch's 8"):
+        loader.seek(epoch=0, samples=9)
+    loader.seek(epoch=1, samples=3)  # of the order: what is left of its window is packed
+    assert sum(len(row) for batch in loader for row in batch) == 5
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
