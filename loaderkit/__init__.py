@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     from loaderkit.splits import Split as Split
     from loaderkit.splits import split as split
     from loaderkit.stream import StreamDataset as StreamDataset
+    from loaderkit.stream import chain as chain
     from loaderkit.stream import from_start as from_start
+    from loaderkit.stream import interleave as interleave
     from loaderkit.writing import ParquetFormat as ParquetFormat
     from loaderkit.writing import TarFormat as TarFormat
     from loaderkit.writing import TokenFormat as TokenFormat
@@ -85,8 +87,10 @@ _LAZY = {
     "TokenBudget": "loaderkit.length_plans",
     "TokenFormat": "loaderkit.writing",
     "WriteError": "loaderkit.writing",
+    "chain": "loaderkit.stream",
     "from_start": "loaderkit.stream",
     "split": "loaderkit.splits",
+    "interleave": "loaderkit.stream",
     "testing": "loaderkit.testing",
     "write_shards": "loaderkit.writing",
 }
@@ -135,8 +139,10 @@ __all__ = [
     "Weighted",
     "World",
     "WriteError",
+    "chain",
     "derive_seed",
     "from_start",
+    "interleave",
     "sample_rng",
     "seed_worker",
     "split",

@@ -65,6 +65,11 @@ def _mix64(words: UInt64Array, start: np.uint64) -> None:
     words ^= shifted
 
 
+def mixed_word(word: int) -> int:
+    """Return another word for the same sample: what is drawn under it is independent."""
+    return int(hash_positions(np.array([word], dtype=np.uint64).view(np.int64), "again")[0])
+
+
 # Bound once: this runs for each sample. `random.seed` checks its argument's type for as long as it takes to seed torch.
 _random: Any = random.seed.__self__  # type: ignore[attr-defined]  # the module's own generator
 _seed_random: Callable[[int], None] = super(random.Random, _random).seed

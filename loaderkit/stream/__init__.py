@@ -1,8 +1,9 @@
 """Data without an index: shards that are read from a sample on, in batches that resume."""
 
+from loaderkit.stream.compose import chain, interleave
 from loaderkit.stream.dataset import StreamDataset, from_start
 from loaderkit.stream.iterable import IterableWalk
 from loaderkit.stream.sharded import StreamWalk
 from loaderkit.stream.state import merge_states
 
-__all__ = ["IterableWalk", "StreamDataset", "StreamWalk", "from_start", "merge_states"]
+__all__ = ["IterableWalk", "StreamDataset", "StreamWalk", "chain", "from_start", "interleave", "merge_states"]

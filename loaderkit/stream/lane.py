@@ -1,9 +1,9 @@
 """One lane of a stream: shards read one after another, samples shuffled within windows that can be read again."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch.utils.data as torch_data
@@ -13,57 +13,151 @@ from loaderkit.seeding import SampleSeeds, hash_positions
 _END = object()
 
 
-class Place(NamedTuple):
-    """Where a lane stands: behind `taken` samples of the window that starts at a sample of a shard."""
+class Place(tuple[int, ...]):
+    """Where a lane stands: behind `taken` samples of the window that starts at a sample of a shard.
 
-    cycle: int = 0  # how often the lane has been read to its end
-    shard: int = 0  # among the lane's
-    sample: int = 0  # in that shard
-    taken: int = 0  # of the window; 0 where samples are not shuffled
-    position: int = 0  # of the window's start, in the lane
+    Five integers. A lane made of others has more behind them, which are its `parts`.
+
+    Args:
+        cycle: How often the lane has been read to its end.
+        shard: Among the lane's.
+        sample: In that shard.
+        taken: Of the window; 0 where samples are not shuffled.
+        position: Of the window's start, in the lane.
+        parts: What a lane needs that is made of others.
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls, cycle: int = 0, shard: int = 0, sample: int = 0, taken: int = 0, position: int = 0, *parts: int
+    ) -> Self:
+        return super().__new__(cls, (cycle, shard, sample, taken, position, *parts))
+
+    @property
+    def cycle(self) -> int:
+        return self[0]
+
+    @property
+    def shard(self) -> int:
+        return self[1]
+
+    @property
+    def sample(self) -> int:
+        return self[2]
+
+    @property
+    def taken(self) -> int:
+        return self[3]
+
+    @property
+    def position(self) -> int:
+        return self[4]
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        return self[5:]
+
+    def with_taken(self, taken: int) -> "Place":
+        """Return the place behind so many samples of the window."""
+        return Place(self.cycle, self.shard, self.sample, taken, self.position)
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return tuple(self)
+
+
+class Part(NamedTuple):
+    """A shard, or its blocks number, number + of, number + 2 of, ..."""
+
+    shard: str
+    number: int = 0
+    of: int = 1
+
+
+class Step(NamedTuple):
+    """What is done to a sample under its seed."""
+
+    function: Callable[[Any], Any]
+    is_filter: bool = False
 
 
 class Taken(NamedTuple):
-    """A sample as it was read."""
+    """A sample as it was read, with what is still to be done to it."""
 
+    sample: Any
+    word: int  # its seed
+    shard: str
+    number: int  # in that shard
+    steps: Sequence[Step]
+
+
+class Lane(Protocol):
+    """What a loader asks of a lane."""
+
+    @property
+    def place(self) -> Place:
+        """Where the next sample to be taken stands."""
+        ...
+
+    def fill(self, count: int) -> bool:
+        """Read until so many samples can be taken; say whether they can."""
+        ...
+
+    def take(self, count: int) -> list[Taken]:
+        """Take so many samples, or as many as there are."""
+        ...
+
+
+class Source(Protocol):
+    """What a lane that reads shards asks of its stream."""
+
+    read: Any
+    window: int
+    shuffle: bool
+    seed: int
+    block: int
+
+    def deal(self, cycle: int, lane: int, path: Sequence[int] = ()) -> list[Part]:
+        """Return a lane's shards, or parts of them."""
+        ...
+
+
+class _Read(NamedTuple):
     sample: Any
     position: int  # in the lane, in the order of delivery
     shard: int  # among the lane's
     number: int  # in that shard
 
 
-class Stream(Protocol):
-    """What a lane asks of its stream."""
-
-    read: Any
-    transform: Callable[[Any], Any] | None
-    window: int
-    shuffle: bool
-    seed: int
-
-    def deal(self, cycle: int, lane: int) -> list[str]:
-        """Return the names of a lane's shards."""
-        ...
-
-
 @dataclass(slots=True)
 class _Window:
     start: Place
-    samples: list[Taken]  # in the order of delivery
+    samples: list[_Read]  # in the order of delivery
     taken: int = 0
 
 
 class LaneReader:
-    """Reads a lane from a place to its end.
+    """Reads a lane of shards from a place to its end.
+
+    Args:
+        stream: Whose lane it is.
+        lane: Its number.
+        place: Where it begins.
+        steps: To be done to each sample.
+        path: Tells apart the streams that others are made of.
 
     Raises:
         ValueError: If the place's window has fewer samples than were taken of it.
     """
 
-    def __init__(self, stream: Stream, lane: int, place: Place) -> None:
-        self.stream, self.lane, self.cycle = stream, lane, place.cycle
-        self.shards = stream.deal(place.cycle, lane)
-        self._next = place._replace(taken=0)  # to be read
+    def __init__(
+        self, stream: Source, lane: int, place: Place, steps: Sequence[Step] = (), path: Sequence[int] = ()
+    ) -> None:
+        self.stream, self.cycle = stream, place.cycle
+        self.shards = stream.deal(place.cycle, lane, path)
+        self._keys = (stream.seed, place.cycle, lane, *path)
+        self._steps = steps
+        self._next = place.with_taken(0)  # to be read
         self._source: Iterator[Any] | None = None
         self._windows: deque[_Window] = deque()
         if place.taken:
@@ -84,7 +178,7 @@ class LaneReader:
             return self._next
         window = self._windows[0]
         if self.stream.shuffle:
-            return window.start._replace(taken=window.taken)
+            return window.start.with_taken(window.taken)
         following = window.samples[window.taken]
         return Place(self.cycle, following.shard, following.number, 0, following.position)
 
@@ -98,7 +192,7 @@ class LaneReader:
     def take(self, count: int) -> list[Taken]:
         """Take so many samples, or as many as there are."""
         self.fill(count)
-        taken: list[Taken] = []
+        taken: list[_Read] = []
         while self._windows and len(taken) < count:
             window = self._windows[0]
             part = window.samples[window.taken : window.taken + count - len(taken)]
@@ -106,22 +200,28 @@ class LaneReader:
             window.taken += len(part)
             if window.taken == len(window.samples):
                 self._windows.popleft()
-        return taken
+        positions = np.array([each.position for each in taken], dtype=np.int64)
+        words = hash_positions(positions, "sample", *self._keys).tolist()
+        return [
+            Taken(each.sample, word, self.shards[each.shard].shard, each.number, self._steps)
+            for each, word in zip(taken, words, strict=True)
+        ]
 
     def _read(self, count: int) -> bool:
         """Read a window of so many samples, or what is left; say whether there was any."""
         stream, start = self.stream, self._next
         positions = np.arange(start.position, start.position + count, dtype=np.int64)
-        samples: list[Taken] = []
+        samples: list[_Read] = []
         shard, number = start.shard, start.sample
-        with SampleSeeds(
-            hash_positions(positions, "read", stream.seed, self.cycle, self.lane), restore=_alone()
-        ) as seeds:
+        with SampleSeeds(hash_positions(positions, "read", *self._keys), restore=_alone()) as seeds:
             while len(samples) < count and shard < len(self.shards):
+                part = self.shards[shard]
+                if part.of > 1 and number // stream.block % part.of != part.number:  # at a block's end, or the start
+                    self._source, number = None, _next_block(number, stream.block, part)
                 seeds.enter(len(samples))
                 try:
                     if self._source is None:
-                        self._source = iter(stream.read(self.shards[shard], number))
+                        self._source = iter(stream.read(part.shard, number))
                     sample = next(self._source, _END)
                 except Exception as error:
                     error.add_note(f"loaderkit: raised while reading sample {number} of shard {self._name(shard)}.")
@@ -129,11 +229,11 @@ class LaneReader:
                 if sample is _END:
                     self._source, shard, number = None, shard + 1, 0
                     continue
-                samples.append(Taken(sample, start.position + len(samples), shard, number))
+                samples.append(_Read(sample, start.position + len(samples), shard, number))
                 number += 1
         self._next = Place(self.cycle, shard, number, 0, start.position + len(samples))
         if stream.shuffle:
-            words = hash_positions(positions[: len(samples)], "window", stream.seed, self.cycle, self.lane)
+            words = hash_positions(positions[: len(samples)], "window", *self._keys)
             order = np.argsort(words, kind="stable").tolist()
             samples = [samples[row]._replace(position=start.position + place) for place, row in enumerate(order)]
         if samples:
@@ -141,36 +241,51 @@ class LaneReader:
         return bool(samples)
 
     def _name(self, shard: int) -> str:
-        return repr(self.shards[shard]) if shard < len(self.shards) else "(none)"
+        return repr(self.shards[shard].shard) if shard < len(self.shards) else "(none)"
 
 
-def prepared(
-    lane: LaneReader, taken: list[Taken], finish: Callable[[list[Any], SampleSeeds], Any] | None = None
-) -> Any:
+def _next_block(number: int, block: int, part: Part) -> int:
+    """Return the start of a part's next block, from a sample that is in none of it."""
+    current = number // block
+    return (current + (part.number - current) % part.of) * block
+
+
+DROPPED = object()
+
+
+def done(taken: Taken, seeds: SampleSeeds, row: int) -> Any:
+    """Do to a sample what is to be done, under its own seed; return DROPPED where a filter drops it."""
+    sample = taken.sample
+    if taken.steps:
+        seeds.enter(row)
+    try:
+        for step in taken.steps:
+            found = step.function(sample)
+            if not step.is_filter:
+                sample = found
+            elif not found:
+                return DROPPED
+    except Exception as error:
+        error.add_note(f"loaderkit: raised while transforming sample {taken.number} of shard {taken.shard!r}.")
+        raise
+    return sample
+
+
+def prepared(taken: Sequence[Taken], finish: Callable[[list[Any], SampleSeeds], Any] | None = None) -> Any:
     """Transform samples of a lane, each under its own seed.
 
     Args:
-        lane: Where they were taken.
         taken: What `take` returned; not empty.
         finish: Makes a batch of them, within their seeds.
     """
-    stream = lane.stream
-    positions = np.array([each.position for each in taken], dtype=np.int64)
-    words = hash_positions(positions, "sample", stream.seed, lane.cycle, lane.lane)
-    with SampleSeeds(words, restore=_alone()) as seeds:
-        samples = []
-        for row, each in enumerate(taken):
-            sample = each.sample
-            if stream.transform is not None:
-                seeds.enter(row)
-                try:
-                    sample = stream.transform(sample)
-                except Exception as error:
-                    name = lane.shards[each.shard]
-                    error.add_note(f"loaderkit: raised while transforming sample {each.number} of shard {name!r}.")
-                    raise
-            samples.append(sample)
+    with seeds_of(taken) as seeds:
+        samples = [done(each, seeds, row) for row, each in enumerate(taken)]
         return samples if finish is None else finish(samples, seeds)
+
+
+def seeds_of(taken: Sequence[Taken]) -> SampleSeeds:
+    """Return the seeds of samples that were taken."""
+    return SampleSeeds(np.array([each.word for each in taken], dtype=np.uint64), restore=_alone())
 
 
 def _alone() -> bool:

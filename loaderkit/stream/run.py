@@ -20,7 +20,7 @@ from loaderkit.config import LoaderConfig
 from loaderkit.engine.torch import Batches, Hidden, StartWorker
 from loaderkit.seeding import SampleSeeds
 from loaderkit.stream.dataset import StreamDataset
-from loaderkit.stream.lane import LaneReader, Place, prepared
+from loaderkit.stream.lane import Lane, Place, prepared
 from loaderkit.transfer import pin, should_pin
 
 
@@ -63,14 +63,14 @@ class LaneRun(torch_data.IterableDataset[Any]):
         slots = -(-count // workers) * workers
         rows = [(self.turn + slot) % count if slot < count else None for slot in range(worker, slots, workers)]
         open_rows = {row for row in rows if row is not None and self.places[row].cycle == self.cycle}
-        readers: dict[int, LaneReader] = {}
+        readers: dict[int, Lane] = {}
         while open_rows:
             for row in rows:
                 if row is None or row not in open_rows:
                     yield None
                     continue
                 if row not in readers:
-                    readers[row] = LaneReader(self.stream, self.lanes[row], self.places[row])
+                    readers[row] = self.stream.open(self.lanes[row], self.places[row])
                 item = self._item(row, readers[row])
                 if item.place.cycle != self.cycle:
                     open_rows.discard(row)
@@ -79,7 +79,7 @@ class LaneRun(torch_data.IterableDataset[Any]):
                 if not open_rows:
                     return
 
-    def _item(self, row: int, reader: LaneReader) -> Item:
+    def _item(self, row: int, reader: Lane) -> Item:
         size = self.config.batch_size or 1
         taken = reader.take(size)
         drops = self.config.tail_policy == "drop"
@@ -87,7 +87,7 @@ class LaneRun(torch_data.IterableDataset[Any]):
             return Item(row, Place(cycle=self.cycle + 1), 0, None)
         # The end is found out with the last batch: whoever holds that one knows that it is.
         more = reader.fill(size if drops else 1)
-        batch = prepared(reader, taken, functools.partial(collated, self.config))
+        batch = prepared(taken, functools.partial(collated, self.config))
         return Item(row, reader.place if more else Place(cycle=self.cycle + 1), len(taken), batch)
 
 

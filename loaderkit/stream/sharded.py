@@ -25,10 +25,10 @@ class StreamWalk(LaneWalk):
 
     def _check_workers(self, lanes: int) -> None:
         workers, shards = self.config.num_workers, len(self.dataset.shards)
-        if workers > min(lanes, shards):
+        if workers > min(lanes, self.dataset.parts):
             self.say(
                 f"Loader: {workers} workers for {shards} shards in {lanes} lanes of this rank: some of the workers will be "
-                "idle."
+                "idle. Where the reader can skip, StreamDataset(share=...) lets lanes share a shard."
             )
 
     def _identity(self) -> dict[str, Any]:
