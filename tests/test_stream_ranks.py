@@ -120,6 +120,57 @@ def test_a_shortest_epoch_resumes_exactly(stop: int) -> None:
     assert on_ranks(2, halves) == wanted
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_an_epoch_repeats_short_parts_until_all_ranks_have_read_theirs(ranks: int) -> None:
+    """Equal numbers of batches, nothing left out; what is repeated is the rank's next pass."""
+
+    def alone(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, ranks, store, stop="each", collate_fn=None)
+        return [values(list(loader)) for _ in range(3)]
+
+    def together(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, ranks, store, stop="repeat", collate_fn=None)
+        return [values(list(loader)) for _ in range(2)], loader.state_dict()
+
+    passes = on_ranks(ranks, alone)
+    epochs, states = zip(*on_ranks(ranks, together), strict=True)
+    for epoch in range(2):
+        lengths = [len(part[epoch]) for part in passes]
+        assert len(set(lengths)) > 1  # else nothing is repeated
+        for part, found in zip(passes, epochs, strict=True):
+            assert len(found[epoch]) == max(lengths)
+            wanted = (part[epoch] + part[epoch + 1])[: max(lengths)]
+            assert found[epoch][: len(wanted)] == wanted
+    assert all(state == states[0] for state in states)
+
+
+@pytest.mark.parametrize("stop", range(1, 12))
+def test_a_repeating_epoch_resumes_exactly(stop: int) -> None:
+    """Also where one rank repeats its data and the other does not yet."""
+
+    def whole(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, 2, store, stop="repeat", collate_fn=None)
+        return [batch for _ in range(2) for batch in values(list(loader))]
+
+    def stopped(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, 2, store, stop="repeat", collate_fn=None)
+        iterator = iter(loader)
+        for _ in range(stop):
+            iterator = iterator if next(iterator, None) is not None else iter(loader)
+        return loader.state_dict()
+
+    def resumed(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, 2, store, stop="repeat", collate_fn=None)
+        loader.load_state_dict(states[rank])
+        return [batch for _ in range(2 - loader.cursor.epoch) for batch in values(list(loader))]
+
+    wanted, states = on_ranks(2, whole), on_ranks(2, stopped)
+    assert len(wanted[0]) == len(wanted[1]) > 13
+    rests = on_ranks(2, resumed)
+    assert len(rests[0]) >= len(wanted[0]) - stop
+    assert rests == [part[-len(rests[0]) :] for part in wanted]
+
+
 def test_a_rank_without_data_ends_a_shortest_epoch_at_once() -> None:
     def work(rank: int, store: Any) -> Any:
         loader = make_loader([5], 2, world=lk.World(rank, 2), store=store, stop="shortest")
