@@ -29,6 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
     "validation within the epoch": {"trainer": {"val_check_interval": 5}, "save_in_validation": True},
     "limit": {"trainer": {"limit_train_batches": 7}, "save_in_validation": True},
     "max_steps": {"trainer": {"max_steps": 30, "max_epochs": -1}, "save_in_validation": True},
+    "beside other data": {"sizes": {"a": 18}},
     "reload every epoch": {"trainer": {"reload_dataloaders_every_n_epochs": 1}},
 }
 Whole = Callable[..., dict[str, Any]]

@@ -182,6 +182,9 @@ class DataModule(pl.LightningDataModule):
                 )
             config = dataclasses.replace(config, order=None, plan=None, shuffle=None)
             shuffle = False  # the same batches each epoch
+        together = self._made.get("train", self._given["train"])
+        if isinstance(together, dict) and not is_stream(dataset) and any(map(is_stream, together.values())):
+            config = dataclasses.replace(config, steps=None, stop=None, store=None)  # they are the stream's
         loader = self._make_loader(TrainLoader, dataset, config, shuffle)
         check_equal_ranks(self.trainer, loader, "train")
         loader.saved = functools.partial(self._saved_state, len(self._loaders))
