@@ -3,6 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from loaderkit.bad_samples import BadSample, BadSamples, BadSamplesError
 from loaderkit.config import LoaderConfig
 from loaderkit.cursor import Cursor
 from loaderkit.datasets import ArrayDataset
@@ -97,6 +98,9 @@ _LAZY = {
 
 __all__ = [
     "ArrayDataset",
+    "BadSample",
+    "BadSamples",
+    "BadSamplesError",
     "CsvDataset",
     "Cursor",
     "DataModule",

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from loaderkit.bad_samples import RAISE, BadSamples
 from loaderkit.plan import Plan, Tail
 from loaderkit.world import World
 
@@ -43,6 +44,7 @@ class LoaderConfig:
     stop: Stop | None = None
     store: Any = None
     meet_timeout_s: float = 60
+    bad_samples: BadSamples = RAISE
 
     def __post_init__(self) -> None:
         size = self.batch_size

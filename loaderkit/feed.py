@@ -1,16 +1,21 @@
 """What runs in a worker: from a key to a batch, under the samples' own seeds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch.utils.data as torch_data
 
+from loaderkit.bad_samples import RAISE, BadSamples
 from loaderkit.collate.stack import CollateError, stack
 from loaderkit.datasets.base import draws_nothing, reads_batches, reads_many
+from loaderkit.order import Order
 from loaderkit.plan import BatchKey
-from loaderkit.seeding import SampleSeeds, hash_positions
+from loaderkit.repair import Repair
+from loaderkit.seeding import Int64Array, SampleSeeds, hash_positions
 
 
 @dataclass(frozen=True)
@@ -22,12 +27,16 @@ class Feed:
         collate_fn: From a list of samples to a batch; None stacks them.
         seed: The loader's.
         batched: False hands on single samples, not collated.
+        bad_samples: What is done where a read fails.
+        order: Where replacements are chosen from; the policy "raise" needs none.
     """
 
     dataset: Any
     collate_fn: Callable[[list[Any]], Any] | None
     seed: int
     batched: bool = True
+    bad_samples: BadSamples = RAISE
+    order: Order | None = None
     _whole: bool = field(init=False, default=False)  # whether the dataset makes collated batches itself
 
     def __post_init__(self) -> None:
@@ -45,64 +54,116 @@ class Feed:
         return self.read(key)
 
     def read(self, key: BatchKey) -> Any:
-        """Return the key's batch.
+        """Return the key's batch, as a `Reported` one where samples were bad.
 
         Raises:
             Exception: Whatever the dataset or the collate raises, with a note
                 that names the sample.
         """
         if self._whole:
-            return self.dataset.read_batch(key.indices)
+            try:
+                return self.dataset.read_batch(key.indices)
+            except Exception as error:
+                return self._mend_whole(key, error)
         if self.collate_fn is None and self.batched and draws_nothing(self.dataset):
-            return self._collate(self._read_samples(key, None), key)  # generators need not be ours
+            return self._make(key, None)  # generators need not be ours
         in_worker = torch_data.get_worker_info() is not None
         words = hash_positions(key.positions, "sample", self.seed, key.epoch)
         with SampleSeeds(words, restore=not in_worker) as seeds:
-            samples = self._read_samples(key, seeds)
-            if not self.batched:
-                return samples[0] if self.collate_fn is None else self.collate_fn(samples[0])
-            if self.collate_fn is not None:
-                seeds.enter_batch()  # stacking draws nothing
-            return self._collate(samples, key)
+            return self._make(key, seeds)
 
-    def _read_samples(self, key: BatchKey, seeds: SampleSeeds | None) -> list[Any]:
-        indices = key.indices.tolist()
+    def _make(self, key: BatchKey, seeds: SampleSeeds | None) -> Any:
         try:
             if seeds is None or reads_many(self.dataset):
-                if seeds is not None:
-                    seeds.enter_batch()
-                samples = list(self.dataset.__getitems__(indices))
+                samples, repair = self._read_many(key, seeds)
             else:
-                samples, dataset, enter = [], self.dataset, seeds.enter
-                for row, index in enumerate(indices):
-                    enter(row)
-                    samples.append(dataset[index])
+                samples, repair = self._read_each(key, seeds)
         except Exception as error:
-            alone = None if seeds is None else seeds.row
-            which = f"samples {_shorten(indices)}" if alone is None else f"sample {indices[alone]}"
-            position = key.positions[alone or 0]
-            error.add_note(f"loaderkit: raised while reading {which} (epoch {key.epoch}, position {position}).")
+            _note(error, key, None if seeds is None else seeds.row)
             raise
+        indices = key.indices.tolist() if repair is None else repair.indices
         if len(samples) != len(indices):
             raise ValueError(
-                f"{type(self.dataset).__name__}.__getitems__ returned {len(samples)} samples for {len(indices)} indices, "
-                "wanted one for each."
+                f"{type(self.dataset).__name__}.__getitems__ returned {len(samples)} samples for {len(indices)} "
+                "indices, wanted one for each."
             )
-        return samples
+        if not self.batched:
+            batch = samples[0] if self.collate_fn is None else self.collate_fn(samples[0])
+        else:
+            if self.collate_fn is not None and seeds is not None:
+                seeds.enter_batch()  # stacking draws nothing
+            bounds = key.rows if key.rows is None or repair is None else np.searchsorted(repair.rows, key.rows)
+            batch = self._collate(samples, indices, bounds)
+        return batch if repair is None else repair.report(batch)
 
-    def _collate(self, samples: list[Any], key: BatchKey) -> Any:
+    def _mend_whole(self, key: BatchKey, error: Exception) -> Any:
+        repair = self._repair(key)
+        try:
+            batch = repair.together(error, lambda _, some: self.dataset.read_batch(np.array(some, dtype=np.int64)))
+        except Exception as final:
+            _note(final, key, None)
+            raise
+        return repair.report(batch)
+
+    def _read_many(self, key: BatchKey, seeds: SampleSeeds | None) -> tuple[list[Any], Repair | None]:
+        try:
+            if seeds is not None:
+                seeds.enter_batch()
+            return list(self.dataset.__getitems__(key.indices.tolist())), None
+        except Exception as error:
+            repair = self._repair(key)
+            return repair.together(error, partial(self._read_rows, seeds)), repair
+
+    def _read_each(self, key: BatchKey, seeds: SampleSeeds) -> tuple[list[Any], Repair | None]:
+        indices = key.indices.tolist()
+        samples: list[Any] = []
+        repair: Repair | None = None
+        dataset, enter, left = self.dataset, seeds.enter, enumerate(indices)
+        while len(samples) < len(indices):
+            try:
+                for row, index in left:
+                    enter(row)
+                    samples.append(dataset[index])
+            except Exception as error:
+                repair = repair or self._repair(key)
+                samples.append(repair.one(len(samples), error, partial(self._read_row, seeds)))
+        if repair is not None:
+            samples = repair.left(samples, partial(self._read_row, seeds))
+        return samples, repair
+
+    def _read_row(self, seeds: SampleSeeds, row: int, index: int) -> Any:
+        seeds.enter(row)
+        return self.dataset[index]
+
+    def _read_rows(self, seeds: SampleSeeds | None, rows: Sequence[int], indices: Sequence[int]) -> list[Any]:
+        if seeds is None:
+            return list(self.dataset.__getitems__(list(indices)))
+        with seeds.part(None, rows):
+            seeds.enter_batch()
+            return list(self.dataset.__getitems__(list(indices)))
+
+    def _repair(self, key: BatchKey) -> Repair:
+        return Repair(self.bad_samples, key, self.seed, self.order)
+
+    def _collate(self, samples: list[Any], indices: list[int], bounds: Int64Array | None) -> Any:
         try:
             collate: Callable[[list[Any]], Any] = self.collate_fn or stack
-            if key.rows is not None:  # rows of several samples each
-                samples = [samples[first:last] for first, last in pairwise(key.rows.tolist())]
+            if bounds is not None:  # rows of several samples each; a row of which nothing is left goes, too
+                samples = [samples[first:last] for first, last in pairwise(bounds.tolist()) if first < last]
             return collate(samples)
         except CollateError as error:
-            rows = [int(key.indices[row]) for row in error.rows]
+            rows = [indices[row] for row in error.rows]
             where = f" (samples {', '.join(map(str, rows))})" if rows else ""
             raise CollateError(f"{error}{where}.", error.rows) from error
         except Exception as error:
-            error.add_note(f"loaderkit: raised while collating samples {_shorten(key.indices.tolist())}.")
+            error.add_note(f"loaderkit: raised while collating samples {_shorten(indices)}.")
             raise
+
+
+def _note(error: Exception, key: BatchKey, row: int | None) -> None:
+    """Say in an error which sample of a batch it is about; None means all of them."""
+    which = f"samples {_shorten(key.indices.tolist())}" if row is None else f"sample {key.indices[row]}"
+    error.add_note(f"loaderkit: raised while reading {which} (epoch {key.epoch}, position {key.positions[row or 0]}).")
 
 
 def _shorten(indices: list[int]) -> str:

@@ -4,11 +4,12 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from loaderkit.bad_samples import JUDGED_FROM, Reported
 from loaderkit.config import LoaderConfig
 from loaderkit.cursor import Cursor, Identity, fingerprint, pack_state, saved_order, unpack_state
 from loaderkit.engine import Engine, make_engine
 from loaderkit.feed import Feed
-from loaderkit.order import Sequential
+from loaderkit.order import Order, Sequential
 from loaderkit.plan import BatchPlan, Plan
 from loaderkit.sampling import SamplerOrder, as_order
 from loaderkit.seeding import Int64Array
@@ -39,6 +40,8 @@ class IndexedWalk(Walk):
                 )
         self._size = len(dataset)
         self._plan = self._make_plan()
+        if config.bad_samples.policy != "raise":
+            self._order()
         self._engine: Engine | None = None
         self._origin = Cursor()  # where the current pass began, or will begin
         self._yielded = 0  # batches since then
@@ -78,12 +81,12 @@ class IndexedWalk(Walk):
                 f"Loader: {workers} workers for {self._left} batches an epoch: {workers - self._left} of them will be idle."
             )
         if self._engine is None:
-            batched = self.config.batch_size is not None
-            feed = Feed(self.dataset, self.config.collate_fn, self.config.seed, batched=batched)
-            self._engine = make_engine(feed, self.config)
+            self._engine = make_engine(self._make_feed(), self.config)
         return self._engine.run(plan.keys(cursor))
 
-    def count(self) -> bool:
+    def count(self, report: Reported | None) -> bool:
+        if report is not None:
+            self._count_bad(report)
         self._yielded += 1
         self._left -= 1
         return self._left == 0
@@ -101,7 +104,7 @@ class IndexedWalk(Walk):
         size = order.size(epoch) if samples and order is not None else samples
         if samples > size:
             raise ValueError(f"loader: seek to sample {samples:,}, wanted at most the epoch's {size:,}.")
-        self._stand_at(cursor)
+        self._stand_at(cursor, 0)
 
     def state(self) -> dict[str, Any]:
         if self._trained_by_epochs:
@@ -117,10 +120,13 @@ class IndexedWalk(Walk):
         before = self._plan
         self._plan = self._plan_of(saved_order(state))
         try:
-            self._stand_at(unpack_state(state, self._identity))
+            cursor = unpack_state(state, self._identity)
         except ValueError:
             self._plan = before
             raise
+        if self._plan is not before:
+            self._engine = None  # replacements come from the order
+        self._stand_at(cursor, state.get("bad", 0))
         self._loaded_step = state.get("step")
 
     def follow(self, before: Walk) -> None:
@@ -128,6 +134,7 @@ class IndexedWalk(Walk):
         self.seek(start.epoch, start.samples)
         if isinstance(before, IndexedWalk) and isinstance(getattr(before._plan, "order", None), ShardOrder):
             self._plan = self._plan_of(before._plan.key(0))  # it may be another order for the batch size alone
+            self._engine = None
 
     def mark(self) -> None:
         self._mark = self._upcoming()
@@ -166,12 +173,16 @@ class IndexedWalk(Walk):
         plan = self._bound_plan()
         return plan.placed(plan.advance(cursor, batches))
 
-    def _stand_at(self, cursor: Cursor) -> None:
+    def _stand_at(self, cursor: Cursor, bad: int | None = None) -> None:
+        self.bad.start(cursor.epoch, self.bad.at(cursor.epoch, cursor.batches) if bad is None else bad)
         self._origin, self._yielded, self._begun = cursor, 0, False
         self.turn += 1
 
     def _pack(self, cursor: Cursor) -> dict[str, Any]:
-        return pack_state(cursor, self._identity(cursor.epoch), self.step)
+        state = pack_state(cursor, self._identity(cursor.epoch), self.step)
+        # Ranks don't know what others counted, and the state is the same on all of them.
+        bad = self.bad.at(cursor.epoch, cursor.batches, own=self.world.size == 1)
+        return state | {"bad": bad} if bad else state
 
     def _identity(self, epoch: int) -> Identity:
         dataset = fingerprint(self.dataset, self._size)
@@ -196,6 +207,43 @@ class IndexedWalk(Walk):
         if config.plan is not None:
             return config.plan
         return BatchPlan(order=order, batch_size=config.batch_size, tail=config.tail_policy)
+
+    def _make_feed(self) -> Feed:
+        config = self.config
+        order = None if config.bad_samples.policy == "raise" else self._order()
+        return Feed(
+            self.dataset,
+            config.collate_fn,
+            config.seed,
+            batched=config.batch_size is not None,
+            bad_samples=config.bad_samples,
+            order=order,
+        )
+
+    def _order(self) -> Order:
+        """Return the order from which replacements are chosen.
+
+        Raises:
+            ValueError: If the plan has none.
+        """
+        order = getattr(self._plan, "order", None)
+        if not isinstance(order, Order):
+            raise ValueError(
+                f"loader: bad_samples={self.config.bad_samples.policy!r} needs an order to choose replacements from, and "
+                f"{type(self._plan).__name__} has no `order`. Give the plan that attribute, or leave the policy 'raise'."
+            )
+        return order
+
+    def _count_bad(self, report: Reported) -> None:
+        plan, origin, world = self._bound_plan(), self._origin, self.world
+        before = plan.advance(origin, self._yielded)
+        seen = origin.samples + (before.samples - origin.samples + plan.step) / world.size
+        self.bad.add(
+            report,
+            epoch=before.epoch,
+            batches=plan.batches(before.epoch) - self._left + 1,
+            seen=max(seen, min(self._size, JUDGED_FROM)),
+        )
 
     def _plan_of(self, key: str) -> Plan:
         """Return the plan with which a run continues in the order that a state names, under another batch size too."""

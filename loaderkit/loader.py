@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 import torch
 import torch.utils.data as torch_data
 
+from loaderkit.bad_samples import RAISE, BadSample, BadSamples, Reported
 from loaderkit.config import LoaderConfig, Stop
 from loaderkit.cursor import Cursor
 from loaderkit.indexed import IndexedWalk
@@ -74,6 +75,7 @@ class Loader:
         store: Of a stream: where ranks meet; by default the store of
             torch.distributed's process group.
         meet_timeout_s: How long to wait for other ranks there.
+        bad_samples: What is done where a sample can't be read; by default its error is raised.
 
     Raises:
         TypeError: If the data is neither indexed nor a stream.
@@ -107,6 +109,7 @@ class Loader:
         stop: Stop | None = None,
         store: Any = None,
         meet_timeout_s: float = 60,
+        bad_samples: BadSamples = RAISE,
     ) -> None:
         self.dataset = dataset
         self.config = LoaderConfig(
@@ -132,6 +135,7 @@ class Loader:
             stop=stop,
             store=store,
             meet_timeout_s=meet_timeout_s,
+            bad_samples=bad_samples,
         )
         self._device = None if device is None else torch.device(device)
         self._walk = _make_walk(dataset, self.config)
@@ -156,6 +160,11 @@ class Loader:
     def cursor(self) -> Cursor:
         """Where the loader stands: behind the last batch that it yielded. Nobody counts the `samples` of a stream: 0."""
         return self._walk.cursor
+
+    @property
+    def bad_samples(self) -> list[BadSample]:
+        """The last 1,000 samples that were skipped or replaced in batches of this loader."""
+        return list(self._walk.bad.found)
 
     def __iter__(self) -> Iterator[Any]:
         # Nothing starts before the first next(): Trainers call iter() more often than they iterate.
@@ -239,12 +248,16 @@ class _Epoch:
                 walk.check_end()
                 self._over = True
             else:
+                report = None
+                if type(batch) is Reported:
+                    report, batch = batch, batch.batch
                 if self._device is not None:
                     batch = to_device(batch, self._device)
                 # Counted before the batch is handed on: a consumer may never come back.
-                self._over = walk.count()
+                self._over = walk.count(report)
         except BaseException:
             walk.fail()
+            self._batches = iter(())  # its workers would wait for the garbage collector
             raise
         if self._over:
             self._batches = iter(())  # lets workers go that don't persist

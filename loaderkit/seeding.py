@@ -154,12 +154,13 @@ class SampleSeeds:
         _random.gauss_next = None
 
     @contextmanager
-    def part(self, number: int, rows: Sequence[int] | None = None) -> Iterator[None]:
-        """Within, `enter(i)` means the i-th of the rows, and draws are of part `number` of the samples."""
+    def part(self, number: int | None, rows: Sequence[int] | None = None) -> Iterator[None]:
+        """Within, `enter(i)` means the i-th of the rows, and draws are of part `number` of the samples (None: as without)."""
         outer = self._rows, self._stream
         if rows is not None:
             self._rows = [self._rows[row] for row in rows]
-        self._stream = (self._stream + number + 1) * _GOLDEN % 2**64
+        if number is not None:
+            self._stream = (self._stream + number + 1) * _GOLDEN % 2**64
         try:
             yield
         finally:

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from loaderkit.bad_samples import BadSampleCount, Reported
 from loaderkit.config import LoaderConfig
 from loaderkit.cursor import Cursor
 from loaderkit.seeding import Int64Array
@@ -25,6 +26,7 @@ class Walk(ABC):
     def __init__(self, dataset: Any, config: LoaderConfig) -> None:
         self.dataset, self.config = dataset, config
         self.turn = 0  # an iterator of an earlier turn is over
+        self.bad = BadSampleCount(config.bad_samples)
         self._said: set[str] = set()
 
     @property
@@ -55,10 +57,16 @@ class Walk(ABC):
         """Start a pass: at the place that was set, or at the start of the next epoch. Return its batches."""
 
     @abstractmethod
-    def count(self) -> bool:
+    def count(self, report: Reported | None) -> bool:
         """Stand behind the batch that was taken last, and say whether it was the epoch's last.
 
         Where it was, stand at the next epoch's start: Lightning stops at `len()` and never asks for more.
+
+        Args:
+            report: Of the batch's bad samples, if it had any.
+
+        Raises:
+            BadSamplesError: If there are too many of these.
         """
 
     def check_end(self) -> None:  # noqa: B027 - most need no check

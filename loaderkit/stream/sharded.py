@@ -65,6 +65,11 @@ def check_unindexed(dataset: Any, config: LoaderConfig, order: str) -> None:
     Raises:
         ValueError: If there are such.
     """
+    if config.bad_samples.policy != "raise":
+        raise ValueError(
+            f"loader: bad_samples={config.bad_samples.policy!r} is for data with an index, and the data is a stream. Leave "
+            "it out, and let the stream itself leave out what it can't read or transform."
+        )
     for name in ("shuffle", "order", "plan"):
         if value := getattr(config, name):
             raise ValueError(

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+from loaderkit.bad_samples import Reported
 from loaderkit.config import LoaderConfig
 from loaderkit.cursor import Cursor
 from loaderkit.seeding import Int64Array
@@ -66,7 +67,7 @@ class LaneWalk(Walk):
             return iter(())
         return self._rest(reader)
 
-    def count(self) -> bool:
+    def count(self, report: Reported | None) -> bool:
         before = self._now()
         try:
             over = self._count()

@@ -1,0 +1,193 @@
+"""What is done with samples that can't be read: the policy, the record of them, and how many are too many."""
+
+import bisect
+import logging
+import pickle
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import torch
+
+from loaderkit.retry import Retry
+from loaderkit.transfer import pin
+
+Policy = Literal["raise", "skip", "replace"]
+KEPT = 1000  # records, and batches with bad samples, that a loader remembers
+JUDGED_FROM = 1000  # samples: a rate over fewer says little
+_NAMED = 8
+_logger = logging.getLogger("loaderkit")
+
+
+@dataclass(frozen=True)
+class BadSamples:
+    """What a loader does where reading or transforming a sample fails.
+
+    An error that may pass by itself, such as a dropped connection, is first tried
+    again. KeyboardInterrupt, SystemExit, MemoryError and CUDA's out-of-memory are
+    never a sample's fault, and neither are errors of the collate function.
+
+    - raise: the error is raised.
+    - skip: the batch goes without the sample. A batch of which nothing is left gets
+      one replacement, so that all ranks have as many batches.
+    - replace: another sample of the order comes in its place, chosen by (seed,
+      epoch, position), and read under that position's seed. It comes once more, then.
+
+    Which samples are left out or repeated is thus a function of the samples
+    that fail: a resume is exact where they fail again.
+
+    Args:
+        policy: See above.
+        max_count: How many an epoch may have on each rank; None is any number.
+        max_rate: How large a part of the epoch's samples so far they may be on each
+            rank; the first 1,000 (or the whole dataset, if smaller) count as read.
+        retry: How an error that may pass is tried again.
+
+    Raises:
+        ValueError: If a value is out of range.
+    """
+
+    policy: Policy = "raise"
+    max_count: int | None = field(default=None, kw_only=True)
+    max_rate: float = field(default=0.05, kw_only=True)
+    retry: Retry = field(default=Retry(attempts=3), kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.policy not in get_args(Policy):
+            raise ValueError(f"BadSamples: policy is {self.policy!r}, wanted 'raise', 'skip' or 'replace'.")
+        if self.max_count is not None and (
+            not isinstance(self.max_count, int) or isinstance(self.max_count, bool) or self.max_count < 0
+        ):
+            raise ValueError(f"BadSamples: max_count is {self.max_count!r}, wanted an integer of at least 0, or None.")
+        if not 0 <= self.max_rate <= 1:
+            raise ValueError(f"BadSamples: max_rate is {self.max_rate!r}, wanted a number from 0 to 1.")
+
+    def blames(self, error: Exception) -> bool:
+        """Say whether the policy takes an error for the sample's fault, and goes on without it."""
+        return self.policy != "raise" and not isinstance(error, MemoryError | torch.OutOfMemoryError)
+
+
+RAISE = BadSamples()
+
+
+@dataclass(frozen=True, slots=True)
+class BadSample:
+    """A sample that could not be read."""
+
+    epoch: int
+    position: int  # in the epoch's order
+    index: int  # in the dataset
+    error: str  # its type and message
+    replacement: int | None  # the index that came in its place
+
+
+class BadSamplesError(RuntimeError):
+    """More samples were bad than the policy allows, or no replacement could be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A batch with the bad samples that belonged in it, on its way from where it was made to where it is counted."""
+
+    batch: Any
+    bad: Sequence[BadSample]
+    first: Exception  # of those errors
+
+    def pin_memory(self) -> "Reported":
+        return Reported(pin(self.batch), self.bad, self.first)
+
+
+def portable(error: Exception) -> Exception:
+    """Return an error that goes through pickle, with its traceback as a note."""
+    try:
+        copy: Exception = pickle.loads(pickle.dumps(error))
+        if not isinstance(copy, Exception):
+            raise TypeError
+    except Exception:
+        copy = RuntimeError(describe(error))
+    copy.add_note("".join(traceback.format_tb(error.__traceback__)))
+    return copy
+
+
+def describe(error: Exception) -> str:
+    """Return an error's type and message in one line."""
+    return " ".join("".join(traceback.format_exception_only(error)).split("\n")[0].split())
+
+
+class BadSampleCount:
+    """Counts an epoch's bad samples where batches are yielded, and remembers the count at the last of those batches.
+
+    Args:
+        policy: Says how many are allowed.
+    """
+
+    def __init__(self, policy: BadSamples) -> None:
+        self.policy = policy
+        self.found: deque[BadSample] = deque(maxlen=KEPT)
+        self.start(0, 0)
+
+    def start(self, epoch: int, count: int) -> None:
+        """Begin to count, in an epoch of which so many bad samples are known."""
+        self._epoch, self._known = epoch, count
+        self._places: list[int] = []  # behind batches with bad samples, in batches of the epoch
+        self._counts: list[int] = []  # there
+        self._first: tuple[BadSample, ...] = ()
+        self._cause: Exception | None = None
+
+    def at(self, epoch: int, batches: int, *, own: bool = True) -> int:
+        """Return the count behind so many batches of an epoch.
+
+        Args:
+            epoch: Which one.
+            batches: Of this rank.
+            own: Whether to add what was counted since the start, of which other ranks don't know.
+        """
+        if epoch != self._epoch:
+            return 0
+        known = bisect.bisect_right(self._places, batches) if own else 0
+        return self._counts[known - 1] if known else self._known
+
+    def add(self, report: Reported, *, epoch: int, batches: int, seen: float) -> None:
+        """Count a batch's bad samples, and log them.
+
+        Args:
+            report: Of the batch.
+            epoch: The batch's.
+            batches: Of this rank, this one included.
+            seen: Samples of the epoch by which the rate is judged.
+
+        Raises:
+            BadSamplesError: If they are more than the policy allows; they are not counted then.
+        """
+        if epoch != self._epoch:
+            self.start(epoch, 0)
+        for bad in report.bad:
+            went = "skipped" if bad.replacement is None else f"replaced by {bad.replacement}"
+            _logger.warning(
+                "sample %d (epoch %d, position %d) %s: %s", bad.index, bad.epoch, bad.position, went, bad.error
+            )
+        self.found.extend(report.bad)
+        self._first = (*self._first, *report.bad)[:_NAMED]
+        self._cause = self._cause or report.first
+        count = (self._counts[-1] if self._counts else self._known) + len(report.bad)
+        self._check(count, seen)
+        self._places.append(batches)
+        self._counts.append(count)
+        if len(self._places) > 2 * KEPT:
+            del self._places[:KEPT], self._counts[:KEPT]
+
+    def _check(self, count: int, seen: float) -> None:
+        policy = self.policy
+        if policy.max_count is not None and count > policy.max_count:
+            limit = f"wanted at most max_count={policy.max_count}"
+        elif count > policy.max_rate * seen:
+            limit = f"wanted at most max_rate={policy.max_rate:g} of {seen:,.0f} samples"
+        else:
+            return
+        first = "; ".join(f"sample {bad.index} at position {bad.position}: {bad.error}" for bad in self._first)
+        raise BadSamplesError(
+            f"loader: {count:,} bad samples in epoch {self._epoch}, {limit}. The first since the start: {first}. "
+            "Mend the data, or allow more: lk.BadSamples(max_count=..., max_rate=...)."
+        ) from self._cause

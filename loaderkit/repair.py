@@ -1,0 +1,161 @@
+"""A batch in which a read failed: what may pass is tried again, then the policy decides on each bad sample."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from loaderkit.bad_samples import BadSample, BadSamples, BadSamplesError, Reported, describe, portable
+from loaderkit.order import Order
+from loaderkit.plan import BatchKey
+from loaderkit.seeding import hash_positions
+
+_CANDIDATES = 32  # tried for a replacement
+_LEFT_OUT = object()
+
+ReadOne = Callable[[int, int], Any]  # from a row of the batch and an index to a sample
+ReadMany = Callable[[Sequence[int], Sequence[int]], Any]  # from rows and indices to what the dataset makes of them
+
+
+class Repair:
+    """Reads what is left of a batch.
+
+    Args:
+        policy: What is done with bad samples.
+        key: The batch's.
+        seed: The loader's.
+        order: Where replacements are chosen from.
+    """
+
+    def __init__(self, policy: BadSamples, key: BatchKey, seed: int, order: Order | None) -> None:
+        self._policy, self._key, self._seed, self._order = policy, key, seed, order
+        self._chosen: list[int | None] = key.indices.tolist()  # for each row; None where it is left out
+        self._bad: list[BadSample] = []
+        self._first: Exception | None = None
+
+    @property
+    def rows(self) -> list[int]:
+        """The rows of the batch that are not left out."""
+        return [row for row, index in enumerate(self._chosen) if index is not None]
+
+    @property
+    def indices(self) -> list[int]:
+        """What is read at these rows."""
+        return [index for index in self._chosen if index is not None]
+
+    def one(self, row: int, error: Exception, read: ReadOne) -> Any:
+        """Return a sample for a row where reading failed, or what `left` takes out.
+
+        Raises:
+            Exception: The error, if it does not pass and the policy does not take it for the sample's fault.
+        """
+        index = int(self._key.indices[row])
+        try:
+            return self._again(error, lambda: read(row, index))
+        except Exception as final:
+            if not self._policy.blames(final):
+                raise
+            self._first = self._first or portable(final)
+            position = int(self._key.positions[row])
+            self._bad.append(BadSample(self._key.epoch, position, index, describe(final), None))
+            _drop_traceback(final)
+        if self._policy.policy == "replace":
+            return self._replace(row, read)
+        self._chosen[row] = None
+        return _LEFT_OUT
+
+    def left(self, samples: list[Any], read: ReadOne) -> list[Any]:
+        """Return the samples without those that are left out: at least one."""
+        kept = [sample for sample in samples if sample is not _LEFT_OUT]
+        return kept or [self._replace(0, read)]
+
+    def together(self, error: Exception, read: ReadMany) -> Any:
+        """Return what a dataset that reads many samples at once makes of those that can be read.
+
+        Raises:
+            Exception: As `one` does.
+        """
+        wanted = self.indices
+        try:
+            return self._again(error, lambda: read(range(len(wanted)), wanted))
+        except Exception as final:
+            if not self._policy.blames(final):
+                raise
+            _drop_traceback(final)
+
+        def read_one(row: int, index: int) -> Any:
+            return read([row], [index])
+
+        # One of them is bad, or several: each is read by itself, then all that can be are read as before.
+        for row, index in enumerate(wanted):
+            try:
+                read_one(row, index)
+            except Exception as fault:
+                self.one(row, fault, read_one)
+        if not self.rows:
+            self._replace(0, read_one)
+        try:
+            return self._policy.retry.call(lambda: read(self.rows, self.indices))
+        except Exception as fault:
+            fault.add_note("loaderkit: each of these samples can be read by itself.")
+            raise
+
+    def report(self, batch: Any) -> Any:
+        """Put the bad samples beside the batch, if there are any."""
+        return batch if self._first is None else Reported(batch, self._bad, self._first)
+
+    def _again(self, error: Exception, read: Callable[[], Any]) -> Any:
+        failed = [error]
+
+        def attempt() -> Any:
+            if failed:
+                raise failed.pop()
+            return read()
+
+        result = self._policy.retry.call(attempt)
+        _drop_traceback(error)
+        return result
+
+    def _replace(self, row: int, read: ReadOne) -> Any:
+        """Return another sample of the order in the place of this row's."""
+        number = next(n for n, bad in enumerate(self._bad) if bad.position == self._key.positions[row])
+        last: Exception | None = None
+        for attempt in range(_CANDIDATES):
+            index = self._candidate(row, attempt)
+            try:
+                sample = self._policy.retry.call(lambda index=index: read(row, index))  # type: ignore[misc]
+            except Exception as error:
+                if not self._policy.blames(error):
+                    raise
+                last = error
+                _drop_traceback(error)
+                continue
+            self._chosen[row] = index
+            self._bad[number] = replace(self._bad[number], replacement=index)
+            return sample
+        bad = self._bad[number]
+        raise BadSamplesError(
+            f"loader: no replacement for sample {bad.index} (epoch {bad.epoch}, position {bad.position}; {bad.error}): "
+            f"{_CANDIDATES} other samples could not be read either, the last by {last!r}. Mend the data, or what it is read from."
+        ) from last
+
+    def _candidate(self, row: int, attempt: int) -> int:
+        if self._order is None:
+            raise ValueError(
+                "feed: a replacement is wanted, and there is no order to choose it from. Give Feed order=."
+            )
+        key = self._key
+        word = hash_positions(key.positions[row : row + 1], "replacement", self._seed, key.epoch, attempt)[0]
+        place = np.array([int(word) % self._order.size(key.epoch)], dtype=np.int64)
+        return int(self._order.at(key.epoch, place)[0])
+
+
+def _drop_traceback(error: BaseException | None) -> None:
+    """Forget where an error came from that is not raised.
+
+    Its frames hold the error itself, and all that the callers have, such as workers, until the garbage is collected.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__
