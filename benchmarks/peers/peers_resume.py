@@ -35,8 +35,10 @@ def run(peer: Peer, folder: str, setting: Setting, *, take: int = MANY, state: l
     answers = peer.call("resume", world=world, folder=folder, take=take, state=state, **base)
     for answer in answers:
         if "error" in answer:
-            text = answer["message"]
-            text = f'"{text[:60]}"' if text else "without a message" if answer["error"].endswith("Error") else ""
+            text = answer["message"].replace(folder, "").removeprefix(f"{answer['error']}: ")
+            text = (
+                f'"{text[:80].strip()}"' if text else "without a message" if answer["error"].endswith("Error") else ""
+            )
             raise FailedError(f"{answer['error']} {text}".strip())
     return answers
 
