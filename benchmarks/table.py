@@ -91,6 +91,35 @@ def table(folder: Path) -> str:
         f"{number(sampler['rss_growth_mb'], ' MB')}",
         "order",
     )
+    resumes = read("peers_resume", folder)
+    names = [name for name in resumes[0] if name != "case"]
+    elastic = [row for row in resumes if " then " in row["case"] or row["case"].startswith(("same", "resumed"))]
+    exact = {name.rpartition(" ")[0]: sum(row[name] == "exact" for row in elastic) for name in names}
+    ours_exact = exact.pop("loaderkit")
+    add(
+        "Stopped in the middle of an epoch and resumed, also with other workers, ranks and batch size: cases of "
+        f"{len(elastic)} in which each sample comes exactly once ([the table](benchmarks/results/peers_resume.md))",
+        f"**{ours_exact}**",
+        ", ".join(f"{name} {count}" for name, count in sorted(exact.items(), key=lambda item: -item[1])),
+        "peers/peers_resume",
+    )
+    speeds = read("peers_throughput", folder)
+    for workload, name, what in (
+        ("tokens", "loaderkit, documents", "200,000 token sequences of 16 to 512"),
+        ("pictures", "loaderkit, tar", "5,000 small JPEGs in tar"),
+    ):
+        for order in ("in order", "shuffled"):
+            setting = {"workload": workload, "order": order, "workers": "0"}
+            ours = pick(speeds, contender=name, **setting)
+            others = [row for row in speeds if setting.items() <= row.items() and "loaderkit" not in row["contender"]]
+            others = [row for row in others if row["contender"] != "bare loop" and "DataLoader" not in row["contender"]]
+            best = max(others, key=lambda row: float(row["samples_per_s"]))
+            add(
+                f"{what}, {order}, batch 64, 0 workers: speed over the bare loop, sample by sample",
+                f"**{number(ours['over_bare_loop'])} x**",
+                f"{best['contender']} {number(best['over_bare_loop'])} x, the best of the peers",
+                "peers/peers_throughput",
+            )
     lines += ["", f"Medians on {rows[0]['machine']}. Ratios carry over to other machines, milliseconds do not."]
     return "\n".join(lines)
 

@@ -148,9 +148,13 @@ def costs(peers: dict[str, Peer], names: dict[tuple[str, str], str], folder: str
         row["state_bytes"] = answer.get("state_bytes", answer.get("error"))
         times = []
         for _ in range(1 if quick else 5):
-            found = peers[key].call("resume_from_state", folder=folder, kind=kind, limit_s=180)[0]
-            times.append(found.get("first_batch_s", float("nan")))
+            answer = peers[key].call("resume_from_state", folder=folder, kind=kind, limit_s=180)[0]
+            times.append(answer.get("first_batch_s", float("nan")))
         row["resume_at_90_percent_ms"] = statistics.median(times) * 1e3
+        row["index_s_per_million"] = float("nan")
+        if key == "loaderkit" and (kind != "pictures" or ("webdataset", "tokens") in names):
+            found = [peers[key].call("index", folder=folder, kind=kind)[0] for _ in range(1 if quick else 5)]
+            row["index_s_per_million"] = statistics.median(one["seconds"] / one["samples"] * 1e6 for one in found)
         rows.append(row)
         print(row, file=sys.stderr, flush=True)
     return rows
