@@ -3,8 +3,10 @@
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,8 +49,9 @@ def interpreters(given: argparse.Namespace) -> dict[str, str]:
 class Peer:
     """A peer's process, that forks for each rank of each job."""
 
-    def __init__(self, module: str, python: str, log: Path) -> None:
+    def __init__(self, module: str, python: str, log: Path, scratch: str) -> None:
         self._log = log.open("ab")
+        settings = {"OMP_NUM_THREADS": "1", "TMPDIR": scratch}  # some leave files behind
         paths = [str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")]
         self._process = subprocess.Popen(
             [python, str(HERE / "serve.py"), module],
@@ -56,7 +59,7 @@ class Peer:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"},
+            env=os.environ | settings | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
         )
         found = self._read()
         self.name, self.version = found["name"], found["version"]
@@ -86,10 +89,11 @@ class Peer:
 def started(pythons: Mapping[str, str], folder: Path) -> Iterator[dict[str, Peer]]:
     """Start the peers; those that can't be imported are said and left out."""
     peers: dict[str, Peer] = {}
+    scratch = tempfile.mkdtemp()
     try:
         for name, python in pythons.items():
             try:
-                peers[name] = Peer(PEERS[name], python, folder / f"{name}.log")
+                peers[name] = Peer(PEERS[name], python, folder / f"{name}.log", scratch)
             except (RuntimeError, OSError) as error:
                 text = (folder / f"{name}.log").read_text(errors="replace").strip().split("\n")[-1]
                 print(f"{name}: not run: {error} {text}", file=sys.stderr)
@@ -97,3 +101,4 @@ def started(pythons: Mapping[str, str], folder: Path) -> Iterator[dict[str, Peer
     finally:
         for peer in peers.values():
             peer.close()
+        shutil.rmtree(scratch, ignore_errors=True)
