@@ -12,7 +12,7 @@ import numpy as np
 
 from loaderkit.datasets.columns import Column, layout_of, make_batch
 from loaderkit.datasets.index import ShardError, ShardIndex
-from loaderkit.datasets.sharded import ShardedDataset
+from loaderkit.datasets.sharded import ShardedDataset, by_number
 from loaderkit.datasets.storage import Storage
 from loaderkit.datasets.urls import Urls, is_remote
 from loaderkit.seeding import Int64Array
@@ -129,13 +129,11 @@ class ParquetDataset(ShardedDataset):
 def _by_group(rows: Int64Array, index: ShardIndex) -> Iterator[tuple[int, Int64Array, Int64Array]]:
     """Sort a shard's rows (B,) by row group: yield its number, places in the rows, and rows in the group."""
     ends = np.empty(0, dtype=np.int64) if index.offsets is None else index.offsets
-    group, last = np.searchsorted(ends, [rows.min(), rows.max()], side="right").tolist()
-    if group == last:
-        yield group, np.arange(len(rows)), rows - (int(ends[group - 1]) if group else 0)
+    first, last = np.searchsorted(ends, [rows.min(), rows.max()], side="right").tolist()
+    if first == last:
+        yield first, np.arange(len(rows)), rows - (int(ends[first - 1]) if first else 0)
         return
-    groups = np.searchsorted(ends, rows, side="right")
-    for group in np.unique(groups).tolist():
-        places = np.flatnonzero(groups == group)
+    for group, places in by_number(np.searchsorted(ends, rows, side="right"), first, last):
         yield group, places, rows[places] - (int(ends[group - 1]) if group else 0)
 
 

@@ -144,15 +144,13 @@ class ShardedDataset(ABC):
         if low < 0 or high >= len(self):
             outside = low if low < 0 else high
             raise IndexError(f"{type(self).__name__}: index {outside} in a dataset of {len(self):,} samples.")
-        part = bisect.bisect_right(self._end_list, low)
-        if high < self._end_list[part]:  # as most batches of a ShardOrder with large shards
-            yield part, np.arange(len(wanted)), wanted - (self._end_list[part] - self._indexes[part].count)
+        ends = self._end_list
+        first, last = bisect.bisect_right(ends, low), bisect.bisect_right(ends, high)
+        if first == last:  # as most batches of a ShardOrder with large shards
+            yield first, np.arange(len(wanted)), wanted - (ends[first] - self._indexes[first].count)
             return
-        parts = np.searchsorted(self._ends, wanted, side="right")
-        places = np.argsort(parts, kind="stable")
-        numbers, starts = np.unique(parts[places], return_index=True)
-        for part, mine in zip(numbers.tolist(), np.split(places, starts[1:]), strict=False):
-            yield part, mine, wanted[mine] - (self._ends[part] - self._indexes[part].count)
+        for part, places in by_number(np.searchsorted(self._ends, wanted, side="right"), first, last):
+            yield part, places, wanted[places] - (ends[part] - self._indexes[part].count)
 
     def handle(self, part: int) -> Any:
         """Return the open shard of that number."""
@@ -193,6 +191,19 @@ class ShardedDataset(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_open": OrderedDict()}
+
+
+def by_number(numbers: Int64Array, low: int, high: int) -> Iterator[tuple[int, Int64Array]]:
+    """Sort numbers (B,) from low to high: yield each that occurs, and its places."""
+    if high - low < 8:  # then to look for each is quicker than to sort
+        for number in range(low, high + 1):
+            places = np.flatnonzero(numbers == number)
+            if len(places):
+                yield number, places
+        return
+    order = np.argsort(numbers, kind="stable")
+    found, starts = np.unique(numbers[order], return_index=True)
+    yield from zip(found.tolist(), np.split(order, starts[1:]), strict=True)
 
 
 def _close(handle: Any) -> None:
