@@ -93,14 +93,17 @@ def _uniform(positions: Int64Array, *keys: int | str) -> npt.NDArray[np.float64]
 class Mixture(Order):
     """Several sources mixed by weights, for a dataset that is their concatenation.
 
-    In every window of `window` positions each source has its share, exact to
-    one sample. A source that is used up begins again with its next pass, and an
-    epoch goes on where the one before it left the source.
+    Each `window` positions of an epoch give each source its share, exact to one
+    sample, and the shares are spread evenly: any stretch of positions within
+    whole windows has its part of them, to within 2 - 1 / (S - 1) samples for S
+    sources; for two that is one sample. A source that is used up begins again
+    with its next pass, and an epoch goes on where the one before it left the
+    source. Sources in shards are given as a ShardOrder each.
 
     Args:
         sources: The orders of the sources, or their sizes (then shuffled).
         weights: One for each source, above 0; need not sum to 1.
-        seed: Of the mixing, and of sources given by their size.
+        seed: Of sources given by their size.
         size: Positions in an epoch; the sum of the sources' sizes by default.
         window: Positions over which the shares are exact.
     """
@@ -134,8 +137,8 @@ class Mixture(Order):
                 f"Mixture: in a window of {window} positions a source with weight {found.min():g} of {found.sum():g} "
                 "gets no sample. Use a larger window."
             )
-        self._seed = seed
         self._window = window
+        self._epochs: dict[int, Any] = {}
 
     def size(self, epoch: int) -> int:
         return self._size
@@ -161,28 +164,63 @@ class Mixture(Order):
         text = ", ".join(f"{w:.9g} of {o.key(0)}" for w, o in zip(self._weights, self._orders, strict=True))
         if len(text) > 200:
             text = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-        return f"mixture-1({text}, seed={self._seed}, size={self._size}, window={self._window})"
+        return f"mixture-2({text}, size={self._size}, window={self._window})"
+
+    def source_epochs(self, epoch: int, samples: int) -> npt.NDArray[np.float64]:
+        """Return how often each source (S,) was read through when so many samples of an epoch are consumed: 2.5 is in its third pass."""
+        number, rest = divmod(samples, self._window)
+        whole, _ = divmod(self._size, self._window)
+        source, _ = self._pattern(self._window if number < whole else self._size % self._window)
+        counts = epoch * self._in_epoch() + number * _shares(self._weights, self._window)
+        counts += np.bincount(source[:rest], minlength=len(self._sizes)).astype(np.int64)
+        passes: npt.NDArray[np.float64] = counts / np.array(self._sizes, dtype=np.float64)
+        return passes
+
+    def _in_epoch(self) -> Int64Array:
+        """Return how many samples of each source (S,) an epoch has."""
+        whole, rest = divmod(self._size, self._window)
+        return whole * _shares(self._weights, self._window) + _shares(self._weights, rest)
 
     def _deal(self, epoch: int, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return each position's source (N,) and how many samples of that source came before it (N,)."""
         whole, rest = divmod(self._size, self._window)
-        full, last = _shares(self._weights, self._window), _shares(self._weights, rest)
-        before_epoch = epoch * (whole * full + last)
-        source, count = np.empty_like(positions), np.empty_like(positions)
-        windows = positions // self._window
-        for number in np.unique(windows).tolist():
-            shares = full if number < whole else last
-            dealt = np.repeat(np.arange(len(shares)), shares)
-            words = hash_positions(np.arange(len(dealt), dtype=np.int64), "mixture", self._seed, epoch, number)
-            dealt = dealt[np.argsort(words, kind="stable")]
-            rank = np.empty_like(dealt)
-            for row, share in enumerate(shares.tolist()):
-                rank[dealt == row] = np.arange(share)
-            here = windows == number
-            slots = positions[here] - number * self._window
-            source[here] = dealt[slots]
-            count[here] = (before_epoch + number * full)[dealt[slots]] + rank[slots]
+        windows: Int64Array = positions // self._window
+        slots = positions - windows * self._window
+        pattern, before = self._pattern(self._window)
+        source, count = pattern[slots], before[slots]
+        late = np.flatnonzero(windows >= whole)
+        if late.size:
+            pattern, before = self._pattern(rest)
+            source[late], count[late] = pattern[slots[late]], before[slots[late]]
+        count += epoch * self._in_epoch()[source] + windows * _shares(self._weights, self._window)[source]
         return source, count
+
+    def _pattern(self, window: int) -> tuple[Int64Array, Int64Array]:
+        """Return the source (W,) of each place in a window, and how many of that source come before it there (W,)."""
+        if window not in self._epochs:
+            self._epochs[window] = _spread(_shares(self._weights, window))
+        pattern: tuple[Int64Array, Int64Array] = self._epochs[window]
+        return pattern
+
+
+def _spread(shares: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Spread sources over a window as evenly as can be: as Tijdeman deals (The chairman assignment problem, 1980).
+
+    After n places each of S sources has had its part of n, to within 1 - 1 / (2 S - 2).
+    """
+    window = int(shares.sum())
+    sources = np.flatnonzero(shares)
+    rates = shares[sources] / max(1, window)
+    slack = 1 / (2 * len(sources) - 2) if len(sources) > 1 else 0.0
+    had = np.zeros(len(sources), dtype=np.int64)
+    pattern, before = np.empty(window, dtype=np.int64), np.empty(window, dtype=np.int64)
+    for place in range(window):
+        owed = rates * (place + 1) - had
+        due = np.where((owed >= slack - 1e-9) & (had < shares[sources]), (1 - slack - owed) / rates, np.inf)
+        chosen = int(due.argmin())
+        pattern[place], before[place] = sources[chosen], had[chosen]
+        had[chosen] += 1
+    return pattern, before
 
 
 def _shares(weights: npt.NDArray[np.float64], window: int) -> Int64Array:

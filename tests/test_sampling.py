@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.utils.data as torch_data
 
-from loaderkit import Loader, Mixture, Sequential, Shuffled, Weighted
+from loaderkit import Loader, Mixture, Sequential, ShardOrder, Shuffled, Weighted
 from loaderkit.sampling import as_order
 
 WEIGHTS = np.array([0, 1, 2, 0, 0, 3, 0.5, 10, 0])
@@ -88,6 +88,49 @@ def test_a_mixtures_shares_are_exact_to_one_sample_in_every_window(weights: list
             assert abs(shares - wanted).max() < 1
             windows += 1
     assert windows == 3 * (501 // window)
+
+
+@pytest.mark.parametrize(
+    "weights", [[1, 1], [7, 1], [0.3, 0.7], [5, 3, 2], [1, 1, 1], [0.2, 0.45, 0.35], [8, 1, 1, 1, 5]]
+)
+@pytest.mark.parametrize("window", [20, 64])
+def test_any_stretch_of_a_mixture_has_its_part_of_each_source(weights: list[float], window: int) -> None:
+    """Of any length, begun anywhere: to within one sample of two sources, and 2 - 1 / (S - 1) of S."""
+    order = Mixture([5] * len(weights), weights, size=4 * window, window=window)
+    source = order.indices(0, 0, 4 * window) // 5
+    shares = np.bincount(source[:window], minlength=len(weights)) / window
+    assert abs(shares - np.array(weights) / np.sum(weights)).max() * window < 1
+    counts = np.cumsum(source[:, None] == np.arange(len(weights)), axis=0)
+    owed = counts - shares * np.arange(1, 4 * window + 1)[:, None]
+    owed = np.concatenate([np.zeros((1, len(weights))), owed])
+    worst = (owed.max(axis=0) - owed.min(axis=0)).max()  # over all stretches
+    assert 0.4 < worst <= 2 - 1 / (len(weights) - 1) + 1e-6
+
+
+def test_a_mixture_says_how_often_each_source_was_read() -> None:
+    sizes = [13, 8]
+    order = Mixture(sizes, [2, 1], size=50, window=9)
+    drawn = np.concatenate([order.indices(epoch, 0, 50) for epoch in range(3)])
+    for place in range(150):
+        counts = [int((drawn[:place] < 13).sum()), int((drawn[:place] >= 13).sum())]
+        wanted = [count / size for count, size in zip(counts, sizes, strict=True)]
+        assert order.source_epochs(place // 50, place % 50).tolist() == wanted
+
+
+def test_a_mixture_of_sources_in_shards_reads_each_with_locality() -> None:
+    """Each source's samples come as its own order gives them."""
+    shards = [ShardOrder([50] * 8, window=16, lanes=2, block=4), ShardOrder([30] * 4, window=16, lanes=2, block=4)]
+    order = Mixture(shards, [3, 1], size=480)
+    drawn = order.indices(0, 0, 480)
+    assert np.array_equal(drawn[drawn < 400], shards[0].indices(0, 0, 360))
+    assert np.array_equal(drawn[drawn >= 400] - 400, shards[1].indices(0, 0, 120))
+
+
+def test_other_weights_are_refused_at_a_resume_with_both() -> None:
+    first = Loader(range(20), 4, order=Mixture([10, 10], [3, 1]))
+    next(iter(first))
+    with pytest.raises(ValueError, match=r"0\.75 of .*0\.25 of .* this loader has .*0\.5 of .*0\.5 of"):
+        Loader(range(20), 4, order=Mixture([10, 10], [1, 1])).load_state_dict(first.state_dict())
 
 
 def test_a_mixtures_sources_come_in_full_passes_across_epochs() -> None:
