@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch.utils.data as torch_data
@@ -14,8 +14,10 @@ from loaderkit.collate.stack import CollateError, stack
 from loaderkit.datasets.base import draws_nothing, reads_batches, reads_many
 from loaderkit.order import Order
 from loaderkit.plan import BatchKey
-from loaderkit.repair import Repair
 from loaderkit.seeding import Int64Array, SampleSeeds, hash_positions
+
+if TYPE_CHECKING:
+    from loaderkit.repair import Repair
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Feed:
             raise
         return repair.report(batch)
 
-    def _read_many(self, key: BatchKey, seeds: SampleSeeds | None) -> tuple[list[Any], Repair | None]:
+    def _read_many(self, key: BatchKey, seeds: SampleSeeds | None) -> "tuple[list[Any], Repair | None]":
         try:
             if seeds is not None:
                 seeds.enter_batch()
@@ -114,7 +116,7 @@ class Feed:
             repair = self._repair(key)
             return repair.together(error, partial(self._read_rows, seeds)), repair
 
-    def _read_each(self, key: BatchKey, seeds: SampleSeeds) -> tuple[list[Any], Repair | None]:
+    def _read_each(self, key: BatchKey, seeds: SampleSeeds) -> "tuple[list[Any], Repair | None]":
         indices = key.indices.tolist()
         samples: list[Any] = []
         repair: Repair | None = None
@@ -142,7 +144,9 @@ class Feed:
             seeds.enter_batch()
             return list(self.dataset.__getitems__(list(indices)))
 
-    def _repair(self, key: BatchKey) -> Repair:
+    def _repair(self, key: BatchKey) -> "Repair":
+        from loaderkit.repair import Repair  # few need it, and its import takes time
+
         return Repair(self.bad_samples, key, self.seed, self.order)
 
     def _collate(self, samples: list[Any], indices: list[int], bounds: Int64Array | None) -> Any:

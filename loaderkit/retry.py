@@ -1,7 +1,6 @@
 """Which errors of reading pass by themselves, and how often and how long they are waited for."""
 
 import errno
-import http.client
 import random
 import socket
 import sys
@@ -124,7 +123,7 @@ class Retry:
 
 
 def _is_transient(error: BaseException) -> bool:
-    if isinstance(error, ConnectionError | TimeoutError | http.client.IncompleteRead):
+    if isinstance(error, (ConnectionError, TimeoutError, *_of("http.client", "IncompleteRead"))):
         return True
     if isinstance(error, socket.gaierror):
         return error.errno == socket.EAI_AGAIN
