@@ -19,8 +19,12 @@ from loaderkit.world import World
 if TYPE_CHECKING:
     import loaderkit.testing as testing
     from loaderkit.callbacks import SeedSteps as SeedSteps
+    from loaderkit.collate import Jagged as Jagged
+    from loaderkit.collate import MultimodalCollate as MultimodalCollate
     from loaderkit.collate import Pad as Pad
     from loaderkit.collate import PadCollate as PadCollate
+    from loaderkit.collate import RaggedCollate as RaggedCollate
+    from loaderkit.collate import unpad as unpad
     from loaderkit.datamodules import DataModule as DataModule
     from loaderkit.datamodules import ImageDataModule as ImageDataModule
     from loaderkit.datamodules import ShardDataModule as ShardDataModule
@@ -64,8 +68,10 @@ _LAZY = {
     "HFDataset": "loaderkit.datasets",
     "ImageDataModule": "loaderkit.datamodules",
     "ImageFolder": "loaderkit.datasets",
+    "Jagged": "loaderkit.collate",
     "JsonlDataset": "loaderkit.datasets",
     "LengthBuckets": "loaderkit.length_plans",
+    "MultimodalCollate": "loaderkit.collate",
     "NpyDataset": "loaderkit.datasets",
     "PackPlan": "loaderkit.packing",
     "Pad": "loaderkit.collate",
@@ -73,6 +79,7 @@ _LAZY = {
     "ParquetDataset": "loaderkit.datasets",
     "ParquetFormat": "loaderkit.writing",
     "Ragged": "loaderkit.datasets",
+    "RaggedCollate": "loaderkit.collate",
     "RecordDataset": "loaderkit.datasets",
     "SeedSteps": "loaderkit.callbacks",
     "ShardDataModule": "loaderkit.datamodules",
@@ -93,6 +100,7 @@ _LAZY = {
     "split": "loaderkit.splits",
     "interleave": "loaderkit.stream",
     "testing": "loaderkit.testing",
+    "unpad": "loaderkit.collate",
     "write_shards": "loaderkit.writing",
 }
 
@@ -108,11 +116,13 @@ __all__ = [
     "HFDataset",
     "ImageDataModule",
     "ImageFolder",
+    "Jagged",
     "JsonlDataset",
     "LengthBuckets",
     "Loader",
     "LoaderConfig",
     "Mixture",
+    "MultimodalCollate",
     "NpyDataset",
     "Order",
     "PackPlan",
@@ -122,6 +132,7 @@ __all__ = [
     "ParquetFormat",
     "Plan",
     "Ragged",
+    "RaggedCollate",
     "RecordDataset",
     "SeedSteps",
     "Sequential",
@@ -152,6 +163,7 @@ __all__ = [
     "split",
     "testing",
     "to_device",
+    "unpad",
     "write_shards",
 ]
 

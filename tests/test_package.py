@@ -153,6 +153,8 @@ PUBLIC: list[Any] = [
     lk.PadCollate({"x": lk.Pad()}),
     lk.BadSamples("skip", max_count=3),
     lk.BadSample(0, 1, 2, "KeyError: 2", None),
+    lk.RaggedCollate(["x"]),
+    lk.MultimodalCollate({"x": lk.Jagged(), "y": list}),
     lk.LoaderConfig(batch_size=2),
     lk.Storage({"key": "a"}, cache_dir=None),
     lk.Loader(Drawing(5), 2, shuffle=True),

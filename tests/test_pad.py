@@ -1,6 +1,9 @@
 """Padding equals the obvious slow way, and errors name the field and the samples."""
 
+import dataclasses
+import pickle
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -8,10 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torchvision import tv_tensors
 
 import loaderkit as lk
-from loaderkit.collate import CollateError
-from loaderkit.collate.pad import pad_sequences
+import loaderkit.collate.joining as joining
+from loaderkit.collate import CollateError, pad_sequences
 
 rules = st.builds(
     lk.Pad,
@@ -78,12 +82,285 @@ def test_padding_equals_the_obvious_way_in_every_form_of_sample(values: list[Ten
     assert all(map(same, placed[1:], [wanted["padded"], *(wanted[name] for name in extras)]))
 
 
+class Tokens(Tensor):
+    pass
+
+
+FORMS: dict[str, Any] = {
+    "tensors": list,
+    "arrays": lambda values: [value.numpy() for value in values],
+    "read-only arrays": lambda values: [np.frombuffer(v.numpy().tobytes(), v.numpy().dtype) for v in values],
+    "strided arrays": lambda values: [value.repeat_interleave(2).numpy()[::2] for value in values],
+    "strided tensors": lambda values: [value.repeat_interleave(2)[::2] for value in values],
+    "big-endian arrays": lambda values: [v.numpy().astype(v.numpy().dtype.newbyteorder(">")) for v in values],
+    "mixed": lambda values: [value if row % 2 else value.numpy() for row, value in enumerate(values)],
+    "ragged": lambda values: lk.Ragged(torch.cat(values), torch.tensor([0, *map(len, values)]).cumsum(0)),
+    "ragged, not from 0": lambda values: lk.Ragged(
+        torch.cat([values[0][:1].new_ones(3), *values]), torch.tensor([3, *map(len, values)]).cumsum(0)
+    ),
+    "subclass": lambda values: [value.as_subclass(Tokens) for value in values],
+    "parts of one tensor": lambda values: list(torch.cat(values).split([len(value) for value in values])),
+}
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=7),
+    st.sampled_from([torch.int64, torch.uint16, torch.uint32, torch.bool, torch.float16, torch.uint8]),
+    rules,
+    st.sampled_from(list(FORMS)),
+    st.sampled_from([64, 16, 2]),
+)
+def test_tokens_are_padded_and_joined_the_same_in_any_form_and_group(
+    lengths: list[int], dtype: torch.dtype, rule: lk.Pad, form: str, group: int
+) -> None:
+    """Groups of sizes that tests can reach stand for those of 32,768 elements."""
+    values = [(torch.arange(length) % 7).to(dtype) for length in lengths]
+    rule = dataclasses.replace(rule, value=1, lengths=True, mask=True)
+    wanted = slowly(values, rule)
+    with mock.patch.object(joining, "_GROUP", group):
+        found = lk.PadCollate(rule)(FORMS[form](values))
+        joined = lk.RaggedCollate(nested=False)(FORMS[form](values))
+    assert all(map(same, found, wanted.values()))
+    assert isinstance(found[0], Tokens) == (form == "subclass")
+    assert same(joined.values[joined.offsets[0] :], torch.cat(values))
+    assert joined.offsets.diff().tolist() == lengths
+
+
+@given(st.data())
+def test_any_axes_are_padded(data: st.DataObject) -> None:
+    """Against a full tensor that each sample is written into, element by element."""
+    axes = data.draw(st.integers(1, 3))
+    dims = data.draw(st.permutations(range(axes)))[: data.draw(st.integers(1, axes))]
+    some = data.draw(st.sampled_from([0, -axes]))
+    rule = lk.Pad(
+        value=-1,
+        side=data.draw(st.sampled_from(["right", "left"])),
+        dims=tuple(dim + some for dim in dims),
+        multiple_of=tuple(data.draw(st.integers(1, 3)) for _ in dims),
+        lengths=True,
+        mask=True,
+    )
+    fixed = [data.draw(st.integers(1, 3)) for _ in range(axes)]
+    count = data.draw(st.integers(1, 4))
+    shapes = [[data.draw(st.integers(0, 4)) if a in dims else fixed[a] for a in range(axes)] for _ in range(count)]
+    values = [torch.arange(int(np.prod(shape)), dtype=torch.int32).reshape(shape) for shape in shapes]
+    padded, lengths, mask = lk.PadCollate(rule)(values)
+
+    sizes = [max(shape[a] for shape in shapes) for a in range(axes)]
+    for dim, multiple in zip(dims, rule.each_multiple, strict=True):
+        while sizes[dim] % multiple:
+            sizes[dim] += 1
+    wanted, there = torch.full((count, *sizes), -1, dtype=torch.int32), torch.zeros(count, *sizes, dtype=torch.bool)
+    for row, value in enumerate(values):
+        for place in np.ndindex(*value.shape):
+            at = tuple(p + (n - m) * (rule.side == "left") for p, n, m in zip(place, sizes, value.shape, strict=True))
+            wanted[row, *at], there[row, *at] = value[place], True
+    assert same(padded, wanted)
+    assert lengths.reshape(count, -1).tolist() == [[shape[dim] for dim in dims] for shape in shapes]
+    assert lengths.shape == ((count, len(dims)) if len(dims) > 1 else (count,))
+    shown = mask.permute(0, *(1 + np.argsort(dims)).tolist())  # its axes come in the order of `dims`
+    for axis in set(range(axes)) - set(dims):
+        shown = shown.unsqueeze(1 + axis)
+    assert torch.equal(shown.expand(count, *sizes), there) or 0 in padded.shape
+    for value, again in zip(values, lk.unpad(padded, lengths, side=rule.side, dims=rule.dims), strict=True):
+        assert same(value, again)
+
+
+@given(sequences(), st.integers(1, 6), st.sampled_from(["truncate_left", "truncate_right"]), st.booleans())
+def test_what_is_too_long_is_cut(values: list[Tensor], most: int, too_long: Any, general: bool) -> None:
+    rule = lk.Pad(max_length=most, too_long=too_long, lengths=True, dims=(0,) if not general else -values[0].ndim)
+    padded, lengths = lk.PadCollate(rule)(values)
+    cut = [value[:most] if too_long == "truncate_right" else value[max(0, len(value) - most) :] for value in values]
+    wanted = slowly(cut, lk.Pad())
+    assert same(padded, wanted["padded"])
+    assert same(lengths, wanted["lengths"])
+
+
+def test_what_is_too_long_is_refused_with_its_rows() -> None:
+    for rule in (lk.Pad(max_length=2), lk.Pad(max_length=(2,), dims=-1)):
+        with pytest.raises(CollateError, match=r"'x' has length 3, wanted at most max_length=\(?2.*truncate") as caught:
+            lk.PadCollate({"x": rule})([{"x": [1, 2]}, {"x": [1, 2, 3]}, {"x": [1, 2, 3, 4]}])
+        assert caught.value.rows == (1, 2)
+
+
+@pytest.mark.parametrize("size", [3, 40_000])
+def test_long_sequences_and_those_with_gradients(size: int) -> None:
+    values = [torch.randn(size - row, dtype=torch.float64, requires_grad=True) for row in range(3)]
+    for side in ("left", "right"):
+        padded, lengths = pad_sequences(values, value=2, side=side)
+        assert torch.equal(padded, torch.nn.utils.rnn.pad_sequence(values, True, 2, side))
+        assert lengths.tolist() == [size, size - 1, size - 2]
+        (padded * torch.arange(padded.shape[1])).sum().backward()
+        assert all(value.grad is not None for value in values)
+    joined = lk.RaggedCollate(nested=False)(values)
+    joined.values.sum().backward()
+    assert all(float(value.grad.min()) >= 1 for value in values if value.grad is not None)
+
+
+def test_masks_are_boolean_or_added() -> None:
+    samples = [{"x": [1, 2]}, {"x": [3]}]
+    for mask in (True, "bool"):
+        assert lk.PadCollate({"x": lk.Pad(mask=mask)})(samples)["x_mask"].tolist() == [[True, True], [True, False]]
+    added = lk.PadCollate({"x": lk.Pad(mask="additive")})(samples)["x_mask"]
+    assert added.dtype == torch.float32
+    assert added.tolist() == [[0, 0], [0, -np.inf]]
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.sampled_from(["dict", "tuple", "bare", "whole"]))
+def test_sorted_samples_pack_and_return_to_their_order(lengths: list[int], form: str) -> None:
+    values = [torch.arange(1.0, 1 + length) + 10 * row for row, length in enumerate(lengths)]
+    rule = lk.Pad(lengths=True)
+    numbers = torch.arange(len(values))
+    if form == "bare":
+        padded, sizes, back = lk.PadCollate(rule, sort_by="")(values)
+        ids = numbers[back.argsort()]
+    elif form == "tuple":
+        ids, padded, sizes, back = lk.PadCollate({1: rule}, sort_by=1)(list(zip(numbers, values, strict=True)))
+    else:
+        collate = lk.PadCollate({"in.x": rule}, sort_by="in.x")
+        if form == "whole":
+            ragged = lk.Ragged(torch.cat(values), torch.tensor([0, *lengths]).cumsum(0))
+            batch = collate.collate_batch({"id": numbers, "in": {"x": ragged}})
+        else:
+            batch = collate([{"id": row, "in": {"x": value}} for row, value in enumerate(values)])
+        ids, padded, sizes, back = batch["id"], batch["in"]["x"], batch["in"]["x_lengths"], batch["unsorted_indices"]
+    assert sizes.tolist() == sorted(lengths, reverse=True)
+    assert torch.nn.utils.rnn.pack_padded_sequence(padded, sizes, batch_first=True).data.numel() == sum(lengths)
+    assert ids[back].tolist() == numbers.tolist()
+    assert all(map(same, lk.unpad(padded[back], sizes[back]), values))
+
+
+def test_errors_name_samples_in_their_own_order_when_sorted() -> None:
+    samples = [{"x": [1], "y": [1.0]}, {"x": [1, 2], "y": [1.0]}, {"x": [1, 2, 3], "y": 1}]
+    with pytest.raises(CollateError, match="'y' has types") as caught:
+        lk.PadCollate({"x": lk.Pad()}, sort_by="x")(samples)
+    assert set(caught.value.rows) == {2, 1}
+
+
+def test_nested_fields_go_by_paths_or_nested_rules() -> None:
+    samples = [{"a": {"b": [1], "c": ([2, 3], 4)}, "a.b": [5, 6]}, {"a": {"b": [1, 2], "c": ([2], 4)}, "a.b": [5]}]
+    pad = lk.Pad(lengths=True)
+    for rules in (
+        {"a.c.0": pad, "a": {"b": pad}},
+        {"a": {"b": pad, "c": {0: pad}}},
+        {"a": {"b": pad}, "a.c": {"0": pad}},
+    ):
+        with pytest.raises(CollateError, match=r"field 'a\.b' has 2 and 1 parts"):
+            lk.PadCollate(rules)(samples)  # the key with a dot in it
+        batch = lk.PadCollate({**rules, "a.b": lk.Pad()})(samples)
+        assert batch["a"]["b"].tolist() == [[1, 0], [1, 2]]
+        assert batch["a"]["b_lengths"].tolist() == [1, 2]
+        padded, four, lengths = batch["a"]["c"]
+        assert (padded.tolist(), four.tolist(), lengths.tolist()) == ([[2, 3], [2, 0]], [4, 4], [2, 1])
+        assert batch["a.b"].tolist() == [[5, 6], [5, 0]]
+    with pytest.raises(ValueError, match=r"field 'a' has a rule, and so has 'a\.x'"):
+        lk.PadCollate({"a": lk.Pad(), "a.x": lk.Pad()})([{"a": [1]}])
+
+
+def test_lists_become_what_torch_makes_of_them() -> None:
+    for values in (
+        [[1, 2], [3]],
+        [[1.5], []],
+        [[], []],
+        [(True,), (False, True)],
+        [[], [1]],
+        [[[1, 2]], [[3, 4], [5, 6]]],
+    ):
+        known = next((value for value in values if value), values[0])
+        padded, lengths = pad_sequences(values)
+        assert padded.dtype == torch.tensor(known).dtype
+        assert lengths.tolist() == [len(value) for value in values]
+
+
+def test_fields_have_rules_of_any_kind() -> None:
+    pictures = [tv_tensors.Image(torch.ones(3, 2 + row, 4, dtype=torch.uint8)) for row in range(2)]
+    samples = [
+        {"text": [1] * (row + 1), "view": pictures[row], "meta": {"id": row}, "sound": [0.5] * row} for row in range(2)
+    ]
+    collate = lk.MultimodalCollate(
+        {
+            "text": lk.Pad(mask=True),
+            "view": lk.Pad(dims=(1, 2), lengths=True),
+            "meta": list,
+            "sound": lk.Jagged(nested=False),
+        }
+    )
+    batch = pickle.loads(pickle.dumps(collate))(samples)
+    assert list(batch) == ["text", "text_mask", "view", "view_lengths", "meta", "sound"]
+    assert isinstance(batch["view"], tv_tensors.Image)
+    assert batch["view"].shape == (2, 3, 3, 4)
+    assert batch["view_lengths"].tolist() == [[2, 4], [3, 4]]
+    assert batch["meta"] == [{"id": 0}, {"id": 1}]
+    assert batch["sound"].offsets.tolist() == [0, 0, 1]
+    inner = lk.MultimodalCollate({"x": lk.PadCollate({"y": lk.Pad()})})
+    assert inner([{"x": {"y": [1]}}, {"x": {"y": [1, 2]}}])["x"]["y"].tolist() == [[1, 0], [1, 2]]
+    with pytest.raises(CollateError, match=r"field 'y' is int.*\(in field 'x'\)"):
+        inner([{"x": {"y": 1}}])
+
+
+def test_nested_tensors_hold_the_sequences() -> None:
+    batch = lk.RaggedCollate(["x"])([{"x": torch.ones(2, 3), "y": 1}, {"x": torch.zeros(4, 3), "y": 2}])
+    assert batch["x"].layout == torch.jagged
+    assert [tuple(part.shape) for part in batch["x"].unbind()] == [(2, 3), (4, 3)]
+    assert batch["y"].tolist() == [1, 2]
+
+
+class Lines:
+    """Documents by `read_batch` as well as one by one."""
+
+    def __init__(self) -> None:
+        generator = np.random.default_rng(0)
+        self.rows = [generator.integers(0, 60_000, size).astype(np.uint16) for size in generator.integers(0, 900, 60)]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index]
+
+    def read_batch(self, indices: Any) -> lk.Ragged:
+        rows = [self.rows[index] for index in indices.tolist()]
+        offsets = np.cumsum([0, *map(len, rows)])
+        return lk.Ragged(torch.from_numpy(np.concatenate(rows)), torch.from_numpy(offsets))
+
+
+@pytest.mark.parametrize(
+    "collate",
+    [
+        lk.PadCollate(lk.Pad(lengths=True, mask=True, value=1)),
+        lk.PadCollate(lk.Pad(mask="additive"), sort_by=""),
+        lk.RaggedCollate(nested=False),
+        lk.RaggedCollate(),
+    ],
+    ids=["pad", "sorted", "ragged", "nested"],
+)
+def test_workers_and_whole_batches_change_nothing(collate: Any) -> None:
+    """Batches of 256 KB and more too, which a worker makes in shared memory."""
+    data = Lines()
+    keys = [torch.tensor(part) for part in (range(32), range(32, 60))]
+    for workers in (0, 2):
+        batches = list(lk.Loader(data, 32, collate_fn=collate, num_workers=workers))
+        assert len(batches) == len(keys)
+        for batch, key in zip(batches, keys, strict=True):
+            whole = collate.collate_batch(data.read_batch(key))
+            assert flat(batch)
+            for left, right in zip(flat(batch), flat(whole), strict=True):
+                assert same(left, right)
+
+
+def flat(batch: Any) -> list[Tensor]:
+    if isinstance(batch, Tensor):
+        return [batch.values(), batch.offsets()] if batch.is_nested else [batch]
+    return [part for value in batch for part in flat(value)]
+
+
 @given(sequences(), st.sampled_from(["right", "left"]))
 def test_padding_is_undone_by_the_lengths(values: list[Tensor], side: Any) -> None:
     padded, lengths = pad_sequences(values, value=-1, side=side)
     assert len(padded) == len(values) > 0
-    for row, length, value in zip(padded, lengths.tolist(), values, strict=True):
-        assert same(row[:length] if side == "right" else row[len(row) - length :], value)
+    assert all(map(same, lk.unpad(padded, lengths, side=side), values))
+    with pytest.raises(ValueError, match=r"lengths are \(1,\) for a batch of"):
+        lk.unpad(torch.cat([padded, padded]), lengths[:1])
 
 
 class Sample(NamedTuple):
@@ -117,7 +394,7 @@ def test_a_namedtuples_fields_go_by_their_names() -> None:
         ([{"x": torch.ones(2)}, {"x": torch.ones(2).int()}], "'x' has dtype torch.float32 and torch.int32", [0, 1]),
         ([{"x": torch.ones(2)}, {"x": torch.tensor(1)}], "'x' is a tensor without axes", [1]),
         ([{"x": torch.ones(2)}, {"x": 3}], "'x' is int, wanted a sequence", [1]),
-        ([{"x": [1]}, {"x": [1]}, {"y": [1]}], "field 'x' is missing in a sample", [2]),
+        ([{"x": [1]}, {"x": [1]}, {"y": [1]}], r"the sample has keys \['x'\] and \['y'\], wanted the same", [0, 2]),
         ([{"x": [1], "y": torch.ones(1)}, {"x": [1], "y": torch.ones(2)}], "field 'y' has shapes", [0, 1]),
     ],
 )
@@ -138,14 +415,14 @@ def test_the_samples_that_do_not_fit_are_named_by_their_indices(workers: int) ->
 
 
 def test_tuples_of_other_lengths_are_named() -> None:
-    with pytest.raises(CollateError, match="field '1' is missing in a sample"):
+    with pytest.raises(CollateError, match="the sample has parts 2 and 1, wanted the same"):
         lk.PadCollate({0: lk.Pad()})([([1], 2), ([1],)])
 
 
 def test_rules_for_fields_that_are_not_there_are_refused() -> None:
     with pytest.raises(KeyError, match=r"fields \['x'\], wanted \['y'\] too"):
         lk.PadCollate({"y": lk.Pad()})([{"x": [1]}])
-    with pytest.raises(TypeError, match="the samples are Tensor; wanted dicts or tuples"):
+    with pytest.raises(TypeError, match=r"fields \['y'\] of the sample, which is a Tensor; wanted dicts or tuples"):
         lk.PadCollate({"y": lk.Pad()})([torch.ones(2)])
 
 
@@ -154,5 +431,21 @@ def test_a_rule_out_of_range_is_refused() -> None:
         lk.Pad(multiple_of=0)
     with pytest.raises(ValueError, match="side is 'top'"):
         lk.Pad(side="top")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="max_length is 5 and multiple_of 2"):
+        lk.Pad(max_length=5, multiple_of=2)
+    with pytest.raises(ValueError, match=r"multiple_of is \(1, 2\), wanted a number, or one for each of 1 dims"):
+        lk.Pad(multiple_of=(1, 2))
+    with pytest.raises(ValueError, match=r"dims is \(0, 0\), wanted"):
+        lk.Pad(dims=(0, 0))
+    with pytest.raises(CollateError, match="'x' is padded with -100, wanted a whole number from 0 to 65535"):
+        lk.PadCollate({"x": lk.Pad(value=-100)})([{"x": np.ones(1, dtype=np.uint16)}])
+    with pytest.raises(CollateError, match=r"has 1 axes, wanted Pad\(dims=\(0, 1\)\)"):
+        lk.PadCollate(lk.Pad(dims=(0, 1)))([torch.ones(1)])
+    with pytest.raises(TypeError, match=r"a rule is .*wanted Pad.*MultimodalCollate"):
+        lk.PadCollate({"x": list})
+    with pytest.raises(TypeError, match=r"wanted a list of fields: \['x'\]"):
+        lk.RaggedCollate("x")
+    with pytest.raises(KeyError, match="adds x_lengths, which the samples have already"):
+        lk.PadCollate({"x": lk.Pad(lengths=True)})([{"x": [1], "x_lengths": 1}])
     with pytest.raises(ValueError, match="no sequences given"):
         pad_sequences([])

@@ -1,18 +1,40 @@
 """From samples to a batch."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.collate.stack import CollateError, stack
 
 if TYPE_CHECKING:
-    from loaderkit.collate.pad import Pad, PadCollate
+    from loaderkit.collate.pad import MultimodalCollate, PadCollate, RaggedCollate
+    from loaderkit.collate.padding import pad_sequences, unpad
+    from loaderkit.collate.rules import Jagged, Pad
 
-__all__ = ["CollateError", "Pad", "PadCollate", "stack"]
+# Few need them, and their import takes time.
+_LAZY = {
+    "Jagged": "rules",
+    "MultimodalCollate": "pad",
+    "Pad": "rules",
+    "PadCollate": "pad",
+    "RaggedCollate": "pad",
+    "pad_sequences": "padding",
+    "unpad": "padding",
+}
+
+__all__ = [
+    "CollateError",
+    "Jagged",
+    "MultimodalCollate",
+    "Pad",
+    "PadCollate",
+    "RaggedCollate",
+    "pad_sequences",
+    "stack",
+    "unpad",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("Pad", "PadCollate"):
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from loaderkit.collate import pad  # few need it, and its import takes time
-
-    return getattr(pad, name)
+    return getattr(importlib.import_module(f"loaderkit.collate.{_LAZY[name]}"), name)

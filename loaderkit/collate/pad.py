@@ -1,39 +1,17 @@
-"""Padding collate: sequences of different lengths become one tensor, with lengths and mask on request."""
+"""Collates that pad, join or otherwise treat each field by a rule of its own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from loaderkit.collate.stack import CollateError, stack_field
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pad:
-    """How one field is padded along its first axis.
-
-    Args:
-        value: Written where a sequence has nothing.
-        side: Where the padding goes.
-        multiple_of: Round the padded length up to this many steps.
-        lengths: Whether to add `<field>_lengths` (B,) int64.
-        mask: Whether to add `<field>_mask` (B, T) bool, True where the data is.
-    """
-
-    value: float = 0
-    side: Literal["right", "left"] = "right"
-    multiple_of: int = 1
-    lengths: bool = False
-    mask: bool = False
-
-    def __post_init__(self) -> None:
-        if self.multiple_of < 1:
-            raise ValueError(f"Pad: multiple_of is {self.multiple_of}, wanted at least 1.")
-        if self.side not in ("right", "left"):
-            raise ValueError(f"Pad: side is {self.side!r}, wanted 'right' or 'left'.")
+from loaderkit.collate.fields import Rule, Rules, Walk
+from loaderkit.collate.rules import Jagged, Pad
+from loaderkit.collate.sequences import pieces_of, split
+from loaderkit.collate.stack import CollateError
+from loaderkit.datasets.ragged import Ragged
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,139 +19,156 @@ class PadCollate:
     """A collate function that pads some fields and stacks the others.
 
     Args:
-        fields: What to pad: a rule for each field, by the key (dict samples),
-            place (tuples) or attribute name (namedtuples); or one rule, for samples that are
+        fields: What to pad: a `Pad` for each field, by its key (dict samples), place (tuples) or name (namedtuples), by a
+            path such as "text.tokens", or by a mapping of rules for what is nested; or one, for samples that are
             sequences themselves.
+        sort_by: A field by whose length samples are put in descending order, as `torch.nn.utils.rnn.pack_padded_sequence`
+            wants them. Adds `unsorted_indices` (B,) int64: `result[unsorted_indices]` has the samples' own order.
+            "" for samples that are sequences themselves.
 
     Returns (when called with B samples):
-        Dict samples: a dict, with `<field>_lengths` and `<field>_mask` added
-        where asked for. Tuples: a tuple, these two appended in the fields'
-        order. A sequence itself: the padded tensor, or a tuple of it and these.
+        Dict samples: a dict, with `<field>_lengths` and `<field>_mask` added beside a field where asked for. Tuples: a
+        tuple, these appended in the fields' order. A sequence itself: the padded tensor, or a tuple of it and these.
+        `unsorted_indices` comes last.
 
     Raises:
-        CollateError: If a field is not a sequence, or its other axes or dtypes differ.
+        CollateError: If samples don't fit together; names the field and the samples.
         KeyError: If the samples lack a named field.
     """
 
-    fields: Mapping[str | int, Pad] | Pad = field(default_factory=Pad)
+    fields: Mapping[Any, Any] | Pad = field(default_factory=Pad)
+    sort_by: str | int | None = None
+
+    def __post_init__(self) -> None:
+        _check_rules(self.fields, (Pad,), "PadCollate")
 
     def __call__(self, samples: Sequence[Any]) -> Any:
-        if isinstance(self.fields, Pad):
-            padded, extras = _pad_field(samples, "", self.fields)
-            return (padded, *extras.values()) if extras else padded
-        first = samples[0]
-        if isinstance(first, Mapping):
-            return self._pad_mapping(samples, self.fields)
-        if isinstance(first, tuple | list):
-            return self._pad_tuple(samples, self.fields)
-        raise TypeError(
-            f"PadCollate: rules for fields {list(self.fields)}, but the samples are {type(first).__name__}; "
-            "wanted dicts or tuples. For samples that are sequences give one rule: PadCollate(Pad(...))."
-        )
+        return self._collate(samples, Walk("PadCollate"))
 
-    def _pad_mapping(self, samples: Sequence[Any], rules: Mapping[str | int, Pad]) -> dict[Any, Any]:
-        self._check_fields(rules, list(samples[0]))
-        batch: dict[Any, Any] = {}
-        for name in samples[0]:
-            values = _column(samples, name)
-            if name in rules:
-                batch[name], extras = _pad_field(values, str(name), rules[name])
-                batch.update({f"{name}_{what}": extra for what, extra in extras.items()})
-            else:
-                batch[name] = stack_field(values, str(name))
-        return batch
+    def collate_batch(self, batch: Any) -> Any:
+        """Return the same for what a dataset's `read_batch` returns, with sequences as a `Ragged`."""
+        return self._collate(batch, Walk("PadCollate", whole=True))
 
-    def _pad_tuple(self, samples: Sequence[Any], rules: Mapping[str | int, Pad]) -> tuple[Any, ...]:
-        names: list[Any] = list(getattr(samples[0], "_fields", range(len(samples[0]))))
-        self._check_fields(rules, names)
-        parts: list[Any] = []
-        appended: list[Tensor] = []
-        for place, name in enumerate(names):
-            values = _column(samples, place)
-            if name in rules:
-                padded, extras = _pad_field(values, str(name), rules[name])
-                parts.append(padded)
-                appended.extend(extras.values())
-            else:
-                parts.append(stack_field(values, str(name)))
-        return (*parts, *appended)
-
-    @staticmethod
-    def _check_fields(rules: Mapping[str | int, Pad], found: list[Any]) -> None:
-        missing = [name for name in rules if name not in found]
-        if missing:
-            raise KeyError(f"PadCollate: the samples have fields {found}, wanted {missing} too.")
-
-
-def _column(samples: Sequence[Any], name: Any) -> list[Any]:
-    try:
-        return [sample[name] for sample in samples]
-    except (KeyError, IndexError):
-        row = next(row for row, sample in enumerate(samples) if len(sample) != len(samples[0]) or name not in sample)
-        raise CollateError(f"PadCollate: field '{name}' is missing in a sample", [row]) from None
-
-
-def _pad_field(values: Sequence[Any], name: str, rule: Pad) -> tuple[Tensor, dict[str, Tensor]]:
-    sequences = [_as_sequence(value, name, row) for row, value in enumerate(values)]
-    for row, sequence in enumerate(sequences):
-        for what, found, wanted in (
-            ("shape after the first axis", tuple(sequence.shape[1:]), tuple(sequences[0].shape[1:])),
-            ("dtype", sequence.dtype, sequences[0].dtype),
-        ):
-            if found != wanted:
-                raise CollateError(
-                    f"PadCollate: field '{name}' has {what} {wanted} and {found}, wanted one in a batch", [0, row]
+    def _collate(self, samples: Any, walk: Walk) -> Any:
+        if self.sort_by is None:
+            return _by_rules(samples, self.fields, walk)
+        lengths = torch.tensor(pieces_of(_column(samples, self.sort_by, walk), str(self.sort_by)).lengths)
+        order = lengths.argsort(descending=True, stable=True)
+        try:
+            batch = _by_rules(_take(samples, order, walk.whole), self.fields, walk)
+        except CollateError as error:
+            raise CollateError(str(error), [int(order[row]) for row in error.rows]) from error
+        inverse = order.argsort()
+        if isinstance(batch, dict):
+            if "unsorted_indices" in batch:
+                raise KeyError(
+                    "PadCollate: the samples have a field 'unsorted_indices', which sort_by adds. Rename it."
                 )
-    padded, lengths = pad_sequences(sequences, value=rule.value, side=rule.side, multiple_of=rule.multiple_of)
-    extras = {}
-    if rule.lengths:
-        extras["lengths"] = lengths
-    if rule.mask:
-        steps = torch.arange(padded.shape[1])
-        if rule.side == "left":
-            steps = padded.shape[1] - 1 - steps
-        extras["mask"] = steps < lengths[:, None]
-    return padded, extras
+            return {**batch, "unsorted_indices": inverse}
+        return (*batch, inverse) if isinstance(batch, tuple) else (batch, inverse)
 
 
-def _as_sequence(value: Any, name: str, row: int) -> Tensor:
-    if isinstance(value, list | tuple | np.ndarray):
-        value = torch.as_tensor(value)
-    if not isinstance(value, Tensor) or value.ndim == 0:
-        found = "a tensor without axes" if isinstance(value, Tensor) else type(value).__name__
-        raise CollateError(f"PadCollate: field '{name}' is {found}, wanted a sequence (T, *)", [row])
-    return value
-
-
-def pad_sequences(
-    sequences: Sequence[Tensor],
-    *,
-    value: float = 0,
-    side: Literal["right", "left"] = "right",
-    multiple_of: int = 1,
-) -> tuple[Tensor, Tensor]:
-    """Stack sequences of different lengths into one padded batch.
+@dataclass(frozen=True, slots=True)
+class RaggedCollate:
+    """A collate function that joins sequences of several lengths without padding, and stacks the other fields.
 
     Args:
-        sequences: B tensors (T_i, *F) with one dtype and one F.
-        value: Written where a sequence has nothing.
-        side: Where the padding goes.
-        multiple_of: Round the padded length up to this many steps.
-
-    Returns:
-        padded (B, T, *F), where T is max(T_i) rounded up; lengths (B,) int64.
-
-    Raises:
-        ValueError: If there are no sequences.
+        fields: The fields to join, named as for `PadCollate`; None for samples that are sequences themselves.
+        nested: Whether to nested tensors (layout `torch.jagged`), or to `Ragged`s: values and offsets.
     """
-    if not sequences:
-        raise ValueError("pad_sequences: no sequences given, wanted at least one.")
-    lengths = torch.tensor([len(sequence) for sequence in sequences])
-    steps = -(-int(lengths.max()) // multiple_of) * multiple_of
-    padded = sequences[0].new_full((len(sequences), steps, *sequences[0].shape[1:]), value)
-    for row, sequence in zip(padded, sequences, strict=True):
-        if side == "right":
-            row[: len(sequence)] = sequence
-        else:
-            row[steps - len(sequence) :] = sequence
-    return padded, lengths
+
+    fields: Sequence[Any] | None = None
+    nested: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.fields, str):
+            raise TypeError(f"RaggedCollate: fields is {self.fields!r}, wanted a list of fields: [{self.fields!r}].")
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        return _by_rules(samples, self._rules, Walk("RaggedCollate"))
+
+    def collate_batch(self, batch: Any) -> Any:
+        """Return the same for what a dataset's `read_batch` returns, with sequences as a `Ragged`."""
+        return _by_rules(batch, self._rules, Walk("RaggedCollate", whole=True))
+
+    @property
+    def _rules(self) -> Rules | Jagged:
+        rule = Jagged(nested=self.nested)
+        return rule if self.fields is None else dict.fromkeys(self.fields, rule)
+
+
+@dataclass(frozen=True, slots=True)
+class MultimodalCollate:
+    """A collate function that makes each field by a rule of its own, and stacks those without one.
+
+    Args:
+        fields: For each field, named as for `PadCollate`, a `Pad`, a `Jagged`, a mapping of rules for what is nested, or
+            any function from a list of values to what the batch shall hold: another collate, or `list` to keep them as they
+            are.
+
+    Returns (when called with B samples):
+        As PadCollate does.
+    """
+
+    fields: Mapping[Any, Rule]
+
+    def __post_init__(self) -> None:
+        _check_rules(self.fields, None, "MultimodalCollate")
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        return _by_rules(samples, self.fields, Walk("MultimodalCollate"))
+
+
+def _check_rules(rules: Any, kinds: tuple[type, ...] | None, collate: str) -> None:
+    if isinstance(rules, Mapping):
+        for rule in rules.values():
+            _check_rules(rule, kinds, collate)
+    elif not (isinstance(rules, kinds) if kinds else isinstance(rules, Pad | Jagged) or callable(rules)):
+        wanted = "Pad(...)" if kinds else "Pad(...), Jagged(...), a function of a list of values"
+        hint = (
+            " For other rules use MultimodalCollate."
+            if kinds and (callable(rules) or isinstance(rules, Jagged))
+            else ""
+        )
+        raise TypeError(f"{collate}: a rule is {rules!r}, wanted {wanted}, or a mapping of these.{hint}")
+
+
+def _by_rules(samples: Any, rules: Any, walk: Walk) -> Any:
+    if isinstance(rules, Mapping):
+        return walk.fields(samples, rules)
+    batch, extras = walk.field(samples, rules, "")
+    return (batch, *extras.values()) if extras else batch
+
+
+def _column(samples: Any, path: str | int, walk: Walk) -> Any:
+    """Return the values of one field."""
+    if path == "":
+        return samples
+    found: list[Any] = []
+
+    def keep(values: Any) -> Any:
+        found.append(values)
+
+    ignoring = Walk(walk.collate, others=lambda *_: None, whole=walk.whole)
+    ignoring.fields(samples, {path: keep})
+    return found[0]
+
+
+def _take(values: Any, order: Tensor, whole: bool) -> Any:
+    """Return samples, or the fields of a whole batch, in another order."""
+    if not whole:
+        return [values[row] for row in order.tolist()]
+    if isinstance(values, Ragged):
+        rows = split(values.values, values.offsets.diff().tolist())
+        sizes = values.offsets.diff()[order]
+        return Ragged(
+            torch.cat([rows[row] for row in order.tolist()]), torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        )
+    if isinstance(values, Tensor):
+        return values[order]
+    if isinstance(values, Mapping):
+        return {name: _take(value, order, whole) for name, value in values.items()}
+    if isinstance(values, tuple):
+        parts = [_take(value, order, whole) for value in values]
+        return type(values)(*parts) if hasattr(values, "_fields") else tuple(parts)
+    return [values[row] for row in order.tolist()]

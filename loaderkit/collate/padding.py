@@ -1,0 +1,181 @@
+"""Padding: samples of different sizes become one tensor, with lengths and mask on request."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from loaderkit.collate.joining import pad, valid
+from loaderkit.collate.memory import new_empty
+from loaderkit.collate.rules import Pad, Side, difference, named
+from loaderkit.collate.sequences import (
+    as_sequence,
+    as_tensor,
+    check_too_long,
+    check_value,
+    pieces_of,
+    split,
+)
+from loaderkit.collate.stack import CollateError
+from loaderkit.datasets.ragged import Ragged
+
+
+def pad_field(values: Any, path: str, rule: Pad) -> tuple[Tensor, dict[str, Tensor]]:
+    """Pad the B values of one field.
+
+    Args:
+        values: Tensors, arrays or lists of numbers; or a `Ragged`.
+        path: Of the field, for messages.
+        rule: How.
+
+    Returns:
+        The padded batch (B, *), and those of `lengths` and `mask` that were asked for.
+
+    Raises:
+        CollateError: If one has no such axis, the other axes or dtypes differ, or one is too long.
+    """
+    if rule.each_dim != (0,):
+        return _pad_dims(values, path, rule)
+    pieces = pieces_of(values, path)
+    pieces.truncate(rule)
+    check_value(rule.value, pieces.like.dtype, path)
+    steps = _round_up(max(pieces.lengths), rule.each_multiple[0])
+    padded = pad(pieces, steps=steps, value=rule.value, side=rule.side)
+    extras: dict[str, Tensor] = {}
+    if rule.lengths:
+        extras["lengths"] = torch.from_numpy(np.array(pieces.lengths, dtype=np.int64))
+    if rule.mask:
+        extras["mask"] = _as_asked(valid(pieces.lengths, steps, rule.side), rule)
+    return _like_the_first(padded, values), extras
+
+
+def _pad_dims(values: Any, path: str, rule: Pad) -> tuple[Tensor, dict[str, Tensor]]:
+    """Pad any axes, sample by sample."""
+    rows = _rows(values)
+    items = [as_tensor(as_sequence(value, path, row, "PadCollate")) for row, value in enumerate(rows)]
+    dims = _places(items, path, rule)
+    sizes = [[item.shape[dim] for dim in dims] for item in items]
+    check_too_long(sizes, rule, path)
+    sizes = [[int(min(size, most)) for size, most in zip(row, rule.each_max, strict=True)] for row in sizes]
+    columns: list[list[int]] = [list(column) for column in zip(*sizes, strict=True)]
+    steps = [_round_up(max(column), step) for column, step in zip(columns, rule.each_multiple, strict=True)]
+    shape = list(items[0].shape)
+    for dim, most in zip(dims, steps, strict=True):
+        shape[dim] = most
+    check_value(rule.value, items[0].dtype, path)
+    padded = new_empty((len(items), *shape), items[0])
+    padded.fill_(rule.value)
+    for place, (item, size) in enumerate(zip(items, sizes, strict=True)):
+        row = padded[place]
+        for dim, kept, most in zip(dims, size, steps, strict=True):
+            cut = item.shape[dim] - kept if rule.too_long == "truncate_left" else 0
+            item, row = item.narrow(dim, cut, kept), row.narrow(dim, 0 if rule.side == "right" else most - kept, kept)
+        row.copy_(item)
+    extras: dict[str, Tensor] = {}
+    if rule.lengths:
+        extras["lengths"] = torch.tensor(sizes) if len(dims) > 1 else torch.tensor(sizes)[:, 0]
+    if rule.mask:
+        mask = torch.ones((), dtype=torch.bool)
+        for column, most in zip(columns, steps, strict=True):
+            line = valid(column, most, rule.side)
+            mask = mask[..., None] & line.view(len(items), *[1] * (mask.ndim - 1), most) if mask.ndim else line
+        extras["mask"] = _as_asked(mask, rule)
+    return _like_the_first(padded, rows), extras
+
+
+def _places(items: list[Tensor], path: str, rule: Pad) -> list[int]:
+    """Return the varying axes, counted from the first, of samples that agree in all else."""
+    axes = items[0].ndim
+    dims = [dim % axes for dim in rule.each_dim if -axes <= dim < axes]
+    if len(set(dims)) < len(rule.each_dim):
+        raise CollateError(
+            f"PadCollate: {named(path)} has {axes} axes, wanted Pad(dims={rule.dims}) to name different ones of them",
+            [0],
+        )
+    if len({item.dtype for item in items}) > 1:
+        raise difference("dtype", [item.dtype for item in items], path, "PadCollate")
+    if len({item.ndim for item in items}) > 1:
+        raise difference("number of axes", [item.ndim for item in items], path, "PadCollate")
+    others: list[object] = [tuple(n for dim, n in enumerate(item.shape) if dim not in dims) for item in items]
+    if len(set(others)) > 1:
+        raise difference(f"shape beside dims {rule.dims}", others, path, "PadCollate")
+    return dims
+
+
+def _round_up(size: int, step: int) -> int:
+    return -(-size // step) * step
+
+
+def _rows(values: Any) -> list[Any]:
+    if isinstance(values, Ragged):
+        return split(values.values, values.offsets.diff().tolist())
+    return list(values)
+
+
+def _as_asked(mask: Tensor, rule: Pad) -> Tensor:
+    if rule.mask != "additive":
+        return mask
+    added = new_empty(mask.shape, torch.empty(0))
+    return added.fill_(-torch.inf).masked_fill_(mask, 0)
+
+
+def _like_the_first(padded: Tensor, values: Any) -> Tensor:
+    """Keep subclasses of Tensor, as stacking does."""
+    if isinstance(values, Ragged | Tensor) or not isinstance(values[0], Tensor) or type(values[0]) is Tensor:
+        return padded
+    kept = padded.as_subclass(type(values[0]))
+    kept.__dict__.update(values[0].__dict__)
+    return kept
+
+
+def pad_sequences(
+    sequences: Sequence[Any] | Ragged, *, value: float = 0, side: Side = "right", multiple_of: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Stack sequences of different lengths into one padded batch.
+
+    Args:
+        sequences: B tensors, arrays or lists (T_i, *F) with one dtype and one F; or a `Ragged`.
+        value: Written where a sequence has nothing.
+        side: Where the padding goes.
+        multiple_of: Round the padded length up to this many steps.
+
+    Returns:
+        padded (B, T, *F), where T is max(T_i) rounded up; lengths (B,) int64.
+
+    Raises:
+        ValueError: If there are no sequences, or they don't fit together.
+    """
+    if not len(sequences):
+        raise ValueError("pad_sequences: no sequences given, wanted at least one.")
+    rule = Pad(value=value, side=side, multiple_of=multiple_of, lengths=True)
+    padded, extras = pad_field(sequences, "", rule)
+    return padded, extras["lengths"]
+
+
+def unpad(padded: Tensor, lengths: Tensor, *, side: Side = "right", dims: int | tuple[int, ...] = 0) -> list[Tensor]:
+    """Return the samples of a padded batch, as views.
+
+    Args:
+        padded: (B, *).
+        lengths: (B,), or (B, D) for several dims, as `Pad(lengths=True)` adds them.
+        side: Where the padding is.
+        dims: The axes of a sample that were padded.
+
+    Raises:
+        ValueError: If there is not a length for each row.
+    """
+    each = dims if isinstance(dims, tuple) else (dims,)
+    sizes = lengths.reshape(len(lengths), -1).tolist()
+    if len(sizes) != len(padded) or any(len(size) != len(each) for size in sizes):
+        raise ValueError(
+            f"unpad: lengths are {tuple(lengths.shape)} for a batch of {len(padded)} and dims {dims}, wanted "
+            "one for each row and dim."
+        )
+    samples = []
+    for sample, size in zip(padded, sizes, strict=True):
+        for dim, length in zip(each, size, strict=True):
+            sample = sample.narrow(dim, 0 if side == "right" else sample.shape[dim] - length, length)
+        samples.append(sample)
+    return samples
