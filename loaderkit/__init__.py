@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from loaderkit.datasets import TokenDataset as TokenDataset
     from loaderkit.length_plans import LengthBuckets as LengthBuckets
     from loaderkit.length_plans import TokenBudget as TokenBudget
+    from loaderkit.lengths import measure_lengths as measure_lengths
     from loaderkit.packing import PackPlan as PackPlan
     from loaderkit.splits import Split as Split
     from loaderkit.splits import split as split
@@ -99,6 +100,7 @@ _LAZY = {
     "from_start": "loaderkit.stream",
     "split": "loaderkit.splits",
     "interleave": "loaderkit.stream",
+    "measure_lengths": "loaderkit.lengths",
     "testing": "loaderkit.testing",
     "unpad": "loaderkit.collate",
     "write_shards": "loaderkit.writing",
@@ -158,6 +160,7 @@ __all__ = [
     "derive_seed",
     "from_start",
     "interleave",
+    "measure_lengths",
     "sample_rng",
     "seed_worker",
     "split",

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from loaderkit.order import Order
 from loaderkit.plan import Tail
+from loaderkit.plan_summary import longest_times_count
 from loaderkit.seeding import Int64Array
 from loaderkit.windows import WINDOW, Cut, Geometry, WindowPlan, check_count
 
@@ -160,6 +161,12 @@ class TokenBudget(WindowPlan):
                 return padded_to_multiple(places, bounds, ranks)
             bounds = bounds[: len(ends) - len(ends) % ranks + 1]
         return Cut(places[: bounds[-1]], bounds)
+
+    def tokens_of(self, lengths: Int64Array, cut: Cut) -> Int64Array:
+        if not self.padded:  # the batches are not padded
+            total = np.concatenate([[0], np.cumsum(lengths)])
+            return np.diff(total[cut.bounds])
+        return longest_times_count(-(-lengths // self.multiple_of) * self.multiple_of, cut.bounds)
 
     def _costs(self, lengths: Int64Array, multiple: int) -> Int64Array:
         """Return what a sample counts: a step at least, so that empty ones fill a batch too."""

@@ -85,6 +85,10 @@ class PackPlan(WindowPlan):
         batches = steps * ranks
         return Cut(places, ends[np.arange(batches + 1) * len(wanted) // max(1, batches)], ends)
 
+    def tokens_of(self, lengths: Int64Array, cut: Cut) -> Int64Array:
+        rows = np.searchsorted(cut.rows if cut.rows is not None else cut.bounds, cut.bounds)
+        return np.diff(rows) * self.row_length
+
 
 def pack(lengths: Int64Array, row_length: int) -> tuple[npt.NDArray[np.int64], int]:
     """Put samples into rows by best fit decreasing: the longest first, each where it leaves the least room.

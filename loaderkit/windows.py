@@ -12,6 +12,7 @@ import numpy.typing as npt
 from loaderkit.cursor import Cursor
 from loaderkit.order import Order, Sequential, Shuffled, digest
 from loaderkit.plan import BatchKey, Plan
+from loaderkit.plan_summary import Batches, PlanSummary, longest_times_count, summarise
 from loaderkit.seeding import Int64Array, hash_positions
 from loaderkit.world import World
 
@@ -176,12 +177,33 @@ class WindowPlan(Plan):
                 yield BatchKey(cursor.epoch, segment.positions[places], segment.indices[places], rows)
             cursor = Cursor(epoch=cursor.epoch, samples=segment.end)
 
+    def summary(self, epoch: int = 0) -> PlanSummary:
+        """Say how many batches an epoch has, and how much of them is padding; plans the whole epoch, and reads nothing."""
+        return summarise(
+            map(self._batches_of, self.segments(epoch)), epoch=epoch, ranks=self.world.size, size=self._size(epoch)
+        )
+
+    def tokens_of(self, lengths: Int64Array, cut: Cut) -> Int64Array:
+        """Return the tokens of each batch (B,), padding included.
+
+        Args:
+            lengths: Of the cut's samples, batch after batch.
+            cut: Says where batches begin.
+        """
+        return longest_times_count(lengths, cut.bounds)
+
     def segments(self, epoch: int) -> Iterator[Segment]:
         """Yield an epoch's segments, as a run without interruption has them."""
         cursor = Cursor(epoch=epoch)
         while (segment := self._segment(cursor)) is not None:
             yield segment
             cursor = Cursor(epoch=epoch, samples=segment.end)
+
+    def _batches_of(self, segment: Segment) -> Batches:
+        places = segment.cut.places
+        lengths = self.lengths[segment.indices[places]]
+        samples = len(np.unique(places))
+        return Batches(self.tokens_of(lengths, segment.cut), int(lengths.sum()), samples, len(places) - samples)
 
     def _segment(self, cursor: Cursor) -> Segment | None:
         """Return what a run at the cursor reads from, None at the epoch's end."""

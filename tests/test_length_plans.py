@@ -113,6 +113,52 @@ def test_an_epoch_has_each_sample_once_within_the_budget(name: str, kind: str) -
 
 
 @pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("tail", ["keep", "drop", "pad"])
+def test_a_summary_counts_what_the_batches_hold(name: str, tail: Any) -> None:
+    cases = 0
+    for kind, size, world in itertools.product(KINDS, (30, 61), (1, 3)):
+        plan = PLANS[name](lengths_of(kind, size), window=25, tail=tail).with_world(World(0, world))
+        found = steps_if_shared(plan, Cursor(epoch=2))
+        if not found:
+            continue
+        cases += 1
+        summary = plan.summary(2)
+        padded = np.array([[padded_tokens(plan, key) for key in step] for step in found])
+        counts = Counter(positions(found))
+        tokens = sum(plan.lengths[key.indices].sum() for step in found for key in step)
+        assert (summary.epoch, summary.ranks, summary.batches) == (2, world, len(found))
+        assert (summary.samples, summary.left_out) == (len(counts), size - len(counts))
+        assert summary.repeated == counts.total() - len(counts)
+        assert (summary.tokens, summary.padded_tokens) == (tokens, padded.sum())
+        assert summary.max_batch == padded.max()
+        assert summary.mean_batch == pytest.approx(padded.mean())
+        spread = [step.max() / step.mean() - 1 if step.any() else 0 for step in padded]
+        assert summary.rank_spread == pytest.approx(np.mean(spread))
+        for text in (f"{summary.batches:,} batches", f"{summary.padded_to_real:.4f}", f"{tokens:,}"):
+            assert text in str(summary)
+        assert ("repeated" in str(summary)) == (summary.repeated > 0)
+        assert pickle.loads(pickle.dumps(summary)) == summary
+    assert cases > 6
+
+
+def padded_tokens(plan: WindowPlan, key: BatchKey) -> int:
+    sizes = plan.lengths[key.indices]
+    if isinstance(plan, PackPlan):
+        assert key.rows is not None
+        return (len(key.rows) - 1) * plan.row_length
+    if isinstance(plan, TokenBudget) and not plan.padded:
+        return int(sizes.sum())
+    multiple = plan.multiple_of if isinstance(plan, TokenBudget) else 1
+    return -(-int(sizes.max()) // multiple) * multiple * len(sizes)
+
+
+def test_a_summary_of_nothing_says_so() -> None:
+    summary = LengthBuckets([3, 4], 4, tail="drop").summary()
+    assert (summary.batches, summary.samples, summary.left_out, summary.mean_batch) == (0, 0, 2, 0.0)
+    assert "2 left out" in str(summary)
+
+
+@pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("tail", ["drop", "pad"])
 def test_tails_give_full_steps(name: str, tail: str) -> None:
     for size, window, world in itertools.product((1, 7, 30, 61), (4, 25, 100), (1, 2, 3, 4)):
