@@ -34,7 +34,7 @@ class LoaderConfig:
     world: World | None = None
     device: str | None = None
     pin_memory: bool | Literal["auto"] = "auto"
-    engine: Literal["auto", "inline", "torch"] = "auto"
+    engine: Literal["auto", "inline", "torch", "ring"] = "auto"
     prefetch_factor: int | None = None
     persistent_workers: bool | None = None
     multiprocessing_context: Any = None
@@ -60,8 +60,10 @@ class LoaderConfig:
             raise ValueError(f"loader: tail is {self.tail!r}, wanted one of {', '.join(map(repr, get_args(Tail)))}.")
         if self.drop_last and self.tail not in ("keep", "drop"):
             raise ValueError(f"loader: drop_last=True and tail={self.tail!r} contradict each other. Give one of them.")
-        if self.engine not in ("auto", "inline", "torch"):
-            raise ValueError(f"loader: engine is {self.engine!r}, wanted 'auto', 'inline' or 'torch'.")
+        if self.engine not in ("auto", "inline", "torch", "ring"):
+            raise ValueError(f"loader: engine is {self.engine!r}, wanted 'auto', 'inline', 'torch' or 'ring'.")
+        if self.engine == "ring" and not self.num_workers:
+            raise ValueError("loader: engine='ring' works in worker processes, and num_workers is 0. Use workers.")
         if self.engine == "inline" and self.num_workers:
             raise ValueError(f"loader: engine='inline' has no workers, num_workers is {self.num_workers}; wanted 0.")
         if self.order is not None and self.shuffle:

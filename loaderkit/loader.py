@@ -57,7 +57,8 @@ class Loader:
         world: This rank and the number of ranks; found out by default.
         device: Where batches go; None leaves them on the host.
         pin_memory: "auto" pins for CUDA and nowhere else.
-        engine: "inline", "torch" (worker processes), or "auto".
+        engine: "inline", "torch" (its worker processes), "ring" (workers that write
+            into shared memory), or "auto".
         prefetch_factor: Batches that each worker makes ahead (2).
         persistent_workers: Keep the workers between epochs. They don't see
             what is changed in the dataset afterwards. Off by default; those of a
@@ -99,7 +100,7 @@ class Loader:
         world: World | None = None,
         device: torch.device | str | None = None,
         pin_memory: bool | Literal["auto"] = "auto",
-        engine: Literal["auto", "inline", "torch"] = "auto",
+        engine: Literal["auto", "inline", "torch", "ring"] = "auto",
         prefetch_factor: int | None = None,
         persistent_workers: bool | None = None,
         multiprocessing_context: Any = None,

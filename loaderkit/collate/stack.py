@@ -89,7 +89,8 @@ def _stack_tensors(values: Sequence[Tensor], field: str) -> Tensor:
         raise _difference(values, "dtype", field)
     try:
         if type(first) is Tensor:
-            if torch_data.get_worker_info() is None:
+            info = torch_data.get_worker_info()
+            if info is None or hasattr(info, "writes_into_slots"):
                 return torch.stack(values)  # type: ignore[arg-type]  # any sequence
             result: Tensor = default_collate(list(values))  # into shared memory
             return result
