@@ -7,13 +7,12 @@ from torch import device as torch_device  # `torch` is a module of this package
 
 from loaderkit.config import LoaderConfig
 from loaderkit.engine.inline import InlineEngine
-from loaderkit.engine.ring import RingEngine
 from loaderkit.engine.torch import TorchEngine
 from loaderkit.feed import Feed
 from loaderkit.plan import BatchKey
 from loaderkit.transfer import should_pin
 
-__all__ = ["Engine", "InlineEngine", "RingEngine", "TorchEngine", "make_engine"]
+__all__ = ["Engine", "InlineEngine", "TorchEngine", "make_engine"]
 
 
 class Engine(Protocol):
@@ -34,8 +33,10 @@ def make_engine(feed: Feed, config: LoaderConfig) -> Engine:
     pinned = should_pin(config.pin_memory, device)
     if config.engine == "inline" or (config.engine == "auto" and config.num_workers == 0):
         return InlineEngine(feed, pin_memory=pinned)
-    kind = RingEngine if config.engine == "ring" else TorchEngine
-    return kind(
+    kind: Any = TorchEngine
+    if config.engine == "ring":
+        from loaderkit.engine.ring import RingEngine as kind  # its import takes time
+    engine: Engine = kind(
         feed,
         num_workers=config.num_workers,
         pin_memory=pinned,
@@ -45,3 +46,4 @@ def make_engine(feed: Feed, config: LoaderConfig) -> Engine:
         worker_init_fn=config.worker_init_fn,
         timeout=config.timeout,
     )
+    return engine
