@@ -3,21 +3,11 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.bad_samples import BadSample, BadSamples, BadSamplesError
-from loaderkit.config import LoaderConfig
-from loaderkit.cursor import Cursor
-from loaderkit.datasets import ArrayDataset
-from loaderkit.loader import Loader
-from loaderkit.order import Order, Sequential, Shuffled, Subset
-from loaderkit.plan import Plan
-from loaderkit.sampling import Mixture, Weighted
-from loaderkit.seeding import derive_seed, sample_rng, seed_worker
-from loaderkit.shard_order import ShardOrder
-from loaderkit.transfer import to_device
-from loaderkit.world import World
-
 if TYPE_CHECKING:
     import loaderkit.testing as testing
+    from loaderkit.bad_samples import BadSample as BadSample
+    from loaderkit.bad_samples import BadSamples as BadSamples
+    from loaderkit.bad_samples import BadSamplesError as BadSamplesError
     from loaderkit.callbacks import SeedSteps as SeedSteps
     from loaderkit.collate import Jagged as Jagged
     from loaderkit.collate import MultimodalCollate as MultimodalCollate
@@ -25,10 +15,13 @@ if TYPE_CHECKING:
     from loaderkit.collate import PadCollate as PadCollate
     from loaderkit.collate import RaggedCollate as RaggedCollate
     from loaderkit.collate import unpad as unpad
+    from loaderkit.config import LoaderConfig as LoaderConfig
+    from loaderkit.cursor import Cursor as Cursor
     from loaderkit.datamodules import DataModule as DataModule
     from loaderkit.datamodules import ImageDataModule as ImageDataModule
     from loaderkit.datamodules import ShardDataModule as ShardDataModule
     from loaderkit.datamodules import TableDataModule as TableDataModule
+    from loaderkit.datasets import ArrayDataset as ArrayDataset
     from loaderkit.datasets import CsvDataset as CsvDataset
     from loaderkit.datasets import DocumentDataset as DocumentDataset
     from loaderkit.datasets import HFDataset as HFDataset
@@ -46,13 +39,27 @@ if TYPE_CHECKING:
     from loaderkit.length_plans import LengthBuckets as LengthBuckets
     from loaderkit.length_plans import TokenBudget as TokenBudget
     from loaderkit.lengths import measure_lengths as measure_lengths
+    from loaderkit.loader import Loader as Loader
+    from loaderkit.order import Order as Order
+    from loaderkit.order import Sequential as Sequential
+    from loaderkit.order import Shuffled as Shuffled
+    from loaderkit.order import Subset as Subset
     from loaderkit.packing import PackPlan as PackPlan
+    from loaderkit.plan import Plan as Plan
+    from loaderkit.sampling import Mixture as Mixture
+    from loaderkit.sampling import Weighted as Weighted
+    from loaderkit.seeding import derive_seed as derive_seed
+    from loaderkit.seeding import sample_rng as sample_rng
+    from loaderkit.seeding import seed_worker as seed_worker
+    from loaderkit.shard_order import ShardOrder as ShardOrder
     from loaderkit.splits import Split as Split
     from loaderkit.splits import split as split
     from loaderkit.stream import StreamDataset as StreamDataset
     from loaderkit.stream import chain as chain
     from loaderkit.stream import from_start as from_start
     from loaderkit.stream import interleave as interleave
+    from loaderkit.transfer import to_device as to_device
+    from loaderkit.world import World as World
     from loaderkit.writing import ParquetFormat as ParquetFormat
     from loaderkit.writing import TarFormat as TarFormat
     from loaderkit.writing import TokenFormat as TokenFormat
@@ -61,9 +68,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Loaded when they are used: `import loaderkit` does not import lightning, and takes little time.
+# Loaded when they are used: `import loaderkit` does not import lightning, and takes next to no time.
 _LAZY = {
+    "ArrayDataset": "loaderkit.datasets",
+    "BadSample": "loaderkit.bad_samples",
+    "BadSamples": "loaderkit.bad_samples",
+    "BadSamplesError": "loaderkit.bad_samples",
     "CsvDataset": "loaderkit.datasets",
+    "Cursor": "loaderkit.cursor",
     "DataModule": "loaderkit.datamodules",
     "DocumentDataset": "loaderkit.datasets",
     "HFDataset": "loaderkit.datasets",
@@ -73,36 +85,52 @@ _LAZY = {
     "JsonlDataset": "loaderkit.datasets",
     "LengthBuckets": "loaderkit.length_plans",
     "MultimodalCollate": "loaderkit.collate",
+    "Loader": "loaderkit.loader",
+    "LoaderConfig": "loaderkit.config",
+    "Mixture": "loaderkit.sampling",
     "NpyDataset": "loaderkit.datasets",
+    "Order": "loaderkit.order",
     "PackPlan": "loaderkit.packing",
     "Pad": "loaderkit.collate",
     "PadCollate": "loaderkit.collate",
     "ParquetDataset": "loaderkit.datasets",
     "ParquetFormat": "loaderkit.writing",
+    "Plan": "loaderkit.plan",
     "Ragged": "loaderkit.datasets",
     "RaggedCollate": "loaderkit.collate",
     "RecordDataset": "loaderkit.datasets",
     "SeedSteps": "loaderkit.callbacks",
+    "Sequential": "loaderkit.order",
     "ShardDataModule": "loaderkit.datamodules",
     "ShardError": "loaderkit.datasets",
+    "ShardOrder": "loaderkit.shard_order",
+    "Shuffled": "loaderkit.order",
     "Split": "loaderkit.splits",
+    "Storage": "loaderkit.datasets",
     "StreamDataset": "loaderkit.stream",
+    "Subset": "loaderkit.order",
     "TableColumns": "loaderkit.datasets",
     "TableDataModule": "loaderkit.datamodules",
-    "Storage": "loaderkit.datasets",
     "TarDataset": "loaderkit.datasets",
     "TarFormat": "loaderkit.writing",
-    "TokenDataset": "loaderkit.datasets",
     "TokenBudget": "loaderkit.length_plans",
+    "TokenDataset": "loaderkit.datasets",
     "TokenFormat": "loaderkit.writing",
+    "Weighted": "loaderkit.sampling",
+    "World": "loaderkit.world",
     "WriteError": "loaderkit.writing",
     "chain": "loaderkit.stream",
+    "derive_seed": "loaderkit.seeding",
     "from_start": "loaderkit.stream",
-    "split": "loaderkit.splits",
     "interleave": "loaderkit.stream",
     "measure_lengths": "loaderkit.lengths",
     "testing": "loaderkit.testing",
     "unpad": "loaderkit.collate",
+    "sample_rng": "loaderkit.seeding",
+    "seed_worker": "loaderkit.seeding",
+    "split": "loaderkit.splits",
+    "testing": "loaderkit.testing",
+    "to_device": "loaderkit.transfer",
     "write_shards": "loaderkit.writing",
 }
 

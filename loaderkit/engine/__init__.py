@@ -35,7 +35,9 @@ def make_engine(feed: Feed, config: LoaderConfig) -> Engine:
         return InlineEngine(feed, pin_memory=pinned)
     kind: Any = TorchEngine
     if config.engine == "ring":
-        from loaderkit.engine.ring import RingEngine as kind  # its import takes time
+        from loaderkit.engine.ring import RingEngine  # its import takes time
+
+        kind = RingEngine
     engine: Engine = kind(
         feed,
         num_workers=config.num_workers,
