@@ -11,9 +11,12 @@ if TYPE_CHECKING:
     from loaderkit.callbacks import SeedSteps as SeedSteps
     from loaderkit.collate import Jagged as Jagged
     from loaderkit.collate import MultimodalCollate as MultimodalCollate
+    from loaderkit.collate import PackCollate as PackCollate
     from loaderkit.collate import Pad as Pad
     from loaderkit.collate import PadCollate as PadCollate
     from loaderkit.collate import RaggedCollate as RaggedCollate
+    from loaderkit.collate import document_mask as document_mask
+    from loaderkit.collate import unpack as unpack
     from loaderkit.collate import unpad as unpad
     from loaderkit.config import LoaderConfig as LoaderConfig
     from loaderkit.cursor import Cursor as Cursor
@@ -90,6 +93,7 @@ _LAZY = {
     "MultimodalCollate": "loaderkit.collate",
     "NpyDataset": "loaderkit.datasets",
     "Order": "loaderkit.order",
+    "PackCollate": "loaderkit.collate",
     "PackPlan": "loaderkit.packing",
     "Pad": "loaderkit.collate",
     "PadCollate": "loaderkit.collate",
@@ -121,6 +125,7 @@ _LAZY = {
     "WriteError": "loaderkit.writing",
     "chain": "loaderkit.stream",
     "derive_seed": "loaderkit.seeding",
+    "document_mask": "loaderkit.collate",
     "from_start": "loaderkit.stream",
     "interleave": "loaderkit.stream",
     "measure_lengths": "loaderkit.lengths",
@@ -129,6 +134,7 @@ _LAZY = {
     "split": "loaderkit.splits",
     "testing": "loaderkit.testing",
     "to_device": "loaderkit.transfer",
+    "unpack": "loaderkit.collate",
     "unpad": "loaderkit.collate",
     "write_shards": "loaderkit.writing",
 }
@@ -154,6 +160,7 @@ __all__ = [
     "MultimodalCollate",
     "NpyDataset",
     "Order",
+    "PackCollate",
     "PackPlan",
     "Pad",
     "PadCollate",
@@ -185,6 +192,7 @@ __all__ = [
     "WriteError",
     "chain",
     "derive_seed",
+    "document_mask",
     "from_start",
     "interleave",
     "measure_lengths",
@@ -193,6 +201,7 @@ __all__ = [
     "split",
     "testing",
     "to_device",
+    "unpack",
     "unpad",
     "write_shards",
 ]

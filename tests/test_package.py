@@ -156,6 +156,7 @@ PUBLIC: list[Any] = [
     lk.BadSamples("skip", max_count=3),
     lk.BadSample(0, 1, 2, "KeyError: 2", None),
     lk.RaggedCollate(["x"]),
+    lk.PackCollate(row_length=8),
     lk.MultimodalCollate({"x": lk.Jagged(), "y": list}),
     lk.LoaderConfig(batch_size=2),
     lk.Storage({"key": "a"}, cache_dir=None),

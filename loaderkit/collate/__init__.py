@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from loaderkit.collate.stack import CollateError, stack
 
 if TYPE_CHECKING:
+    from loaderkit.collate.pack import PackCollate, document_mask, unpack
     from loaderkit.collate.pad import MultimodalCollate, PadCollate, RaggedCollate
     from loaderkit.collate.padding import pad_sequences, unpad
     from loaderkit.collate.rules import Jagged, Pad
@@ -14,10 +15,13 @@ if TYPE_CHECKING:
 _LAZY = {
     "Jagged": "rules",
     "MultimodalCollate": "pad",
+    "PackCollate": "pack",
     "Pad": "rules",
     "PadCollate": "pad",
     "RaggedCollate": "pad",
+    "document_mask": "pack",
     "pad_sequences": "padding",
+    "unpack": "pack",
     "unpad": "padding",
 }
 
@@ -25,11 +29,14 @@ __all__ = [
     "CollateError",
     "Jagged",
     "MultimodalCollate",
+    "PackCollate",
     "Pad",
     "PadCollate",
     "RaggedCollate",
+    "document_mask",
     "pad_sequences",
     "stack",
+    "unpack",
     "unpad",
 ]
 

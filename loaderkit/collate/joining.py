@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -24,43 +25,49 @@ _NO_MASK = torch.empty(0, dtype=torch.bool)
 
 def join(pieces: Pieces) -> Ragged:
     """Copy sequences end to end."""
-    count = len(pieces.lengths)
-    group = max(1, _rows_in_group(pieces.like, max(pieces.lengths)))
-    lengths = [sum(pieces.lengths[start : start + group]) for start in range(0, count, group)]
-    if all(pieces.lengths):
-        groups = [pieces.items[start : start + group] for start in range(0, count, group)]
-    else:
-        kept = list(zip(pieces.items, pieces.lengths, strict=True))
-        groups = [[item for item, length in kept[low : low + group] if length] for low in range(0, count, group)]
-    values = _concatenate(groups, lengths, pieces)
-    offsets = np.zeros(count + 1, dtype=np.int64)
+    offsets = np.zeros(len(pieces.lengths) + 1, dtype=np.int64)
     np.cumsum(pieces.lengths, out=offsets[1:])
-    return Ragged(values, torch.from_numpy(offsets))
+    return Ragged(join_spaced(pieces, None), torch.from_numpy(offsets))
 
 
 def pad(pieces: Pieces, *, steps: int, value: float = 0, side: Side = "right") -> Tensor:
     """Copy sequences into a batch (B, `steps`, *F)."""
-    count, like = len(pieces.lengths), pieces.like
-    group = _rows_in_group(like, steps)
-    if group == 0:
+    shape = pieces.like.shape[1:]
+    if steps * math.prod(shape) >= _GROUP:
         return _pad_long(pieces, steps, value, side)
-    arrays = isinstance(pieces.items[0], np.ndarray)
-    filler = _fillers(arrays, like.dtype, like.device, tuple(like.shape[1:]), value)
-    groups: list[list[Any]] = []
-    for start in range(0, count, group):
-        parts: list[Any] = []
-        for item, length in zip(
-            pieces.items[start : start + group], pieces.lengths[start : start + group], strict=True
-        ):
-            if side == "left" and length < steps:
-                parts.append(filler[steps - length])
-            if length:
-                parts.append(item)
-            if side == "right" and length < steps:
-                parts.append(filler[steps - length])
-        groups.append(parts)
-    lengths = [steps * min(group, count - start) for start in range(0, count, group)]
-    return _concatenate(groups, lengths, pieces).view(count, steps, *like.shape[1:])
+    gaps = [steps - length for length in pieces.lengths]
+    return join_spaced(pieces, gaps, value, side).view(len(gaps), steps, *shape)
+
+
+def join_spaced(pieces: Pieces, gaps: list[int] | None, value: float = 0, side: Side = "right") -> Tensor:
+    """Copy sequences end to end, with as many steps of padding beside each as `gaps` says."""
+    like, lengths, count = pieces.like, pieces.lengths, len(pieces.lengths)
+    sizes = lengths if gaps is None else list(map(add, lengths, gaps))
+    group = max(1, (_GROUP - 1) // max(1, max(sizes) * math.prod(like.shape[1:])))
+    starts = range(0, count, group)
+    if gaps is not None:
+        filler = _fillers(isinstance(pieces.items[0], np.ndarray), like.dtype, like.device, like.shape[1:], value)
+        groups = [_spaced(pieces, gaps, filler, low, low + group, side) for low in starts]
+    elif all(lengths):
+        groups = [pieces.items[low : low + group] for low in starts]
+    else:
+        kept = list(zip(pieces.items, lengths, strict=True))
+        groups = [[item for item, length in kept[low : low + group] if length] for low in starts]
+    return _concatenate(groups, [sum(sizes[low : low + group]) for low in starts], pieces)
+
+
+def _spaced(pieces: Pieces, gaps: list[int], filler: "_Fillers", low: int, high: int, side: Side) -> list[Any]:
+    """Return sequences with their padding, none of them empty."""
+    parts: list[Any] = []
+    left = side == "left"
+    for item, length, gap in zip(pieces.items[low:high], pieces.lengths[low:high], gaps[low:high], strict=True):
+        if gap and left:
+            parts.append(filler[gap])
+        if length:
+            parts.append(item)
+        if gap and not left:
+            parts.append(filler[gap])
+    return parts
 
 
 def _pad_long(pieces: Pieces, steps: int, value: float, side: Side) -> Tensor:
@@ -72,11 +79,6 @@ def _pad_long(pieces: Pieces, steps: int, value: float, side: Side) -> Tensor:
         row[low : low + length] = item
         row[low + length :] = value
     return padded
-
-
-def _rows_in_group(like: Tensor, steps: int) -> int:
-    """Return how many sequences of that length go into one group; 0: one is too long for any."""
-    return (_GROUP - 1) // max(1, steps * math.prod(like.shape[1:]))
 
 
 def _concatenate(groups: list[list[Any]], lengths: list[int], pieces: Pieces) -> Tensor:
@@ -134,7 +136,7 @@ class _Fillers(dict[int, Any]):
 
 
 @lru_cache(maxsize=64)
-def _fillers(arrays: bool, dtype: torch.dtype, device: torch.device, shape: tuple[int, ...], value: float) -> _Fillers:
+def _fillers(arrays: bool, dtype: torch.dtype, device: torch.device, shape: torch.Size, value: float) -> _Fillers:
     return _Fillers(torch.full((1, *shape), value, dtype=dtype, device=device), arrays)
 
 

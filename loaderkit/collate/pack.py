@@ -1,0 +1,224 @@
+"""Packing: several sequences in one row without padding between them, and what keeps them apart."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from numbers import Number
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from loaderkit.collate.joining import join_spaced
+from loaderkit.collate.sequences import Pieces, check_value, pieces_of
+from loaderkit.collate.stack import CollateError, stack_field
+from loaderkit.seeding import Int64Array
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackCollate:
+    """A collate function that puts sequences one after another into rows.
+
+    It takes a list of samples, which make one row, or a list of rows, each a list of samples, as a `PackPlan` deals them.
+    Samples are dicts, or sequences themselves; samples that are lists must hold numbers.
+
+    Args:
+        tokens: The field with the sequences.
+        row_length: Steps of each row, filled up with padding; None: as many as the longest row has.
+        multiple_of: Without `row_length`, round it up to this many steps.
+        pad_value: Written behind a row's last sequence.
+        labels: "next": at each token the next one of its sequence, for a model that compares them place by place; "same":
+            the token itself, for a model that shifts by itself (Hugging Face's); None: no labels. Where nothing is to be
+            learnt (a sequence's last token, or "same": its first; padding) they are `ignore_index`.
+        ignore_index: See above.
+        fields: Other fields with a value for each token, and what is written where there is none: {"weights": 0}. The
+            remaining fields are stacked over all samples.
+
+    Returns (when called with N samples in R rows):
+        A dict: `tokens` (R, T), dtype kept; `position_ids` (R, T) int64, from 0 in each sequence; `document_ids` (R, T) int32,
+        from 0 in each row, -1 at padding; `cu_seqlens` (S + 1,) int32, where sequences begin in the R * T steps of all rows, for
+        variable-length attention; `max_seqlen`, an int. Each row's padding counts there as a sequence of its own. `labels`
+        (R, T) int64.
+
+    Raises:
+        CollateError: If sequences don't fit together, or a row is longer than `row_length`; names the samples.
+    """
+
+    tokens: str = "tokens"
+    row_length: int | None = None
+    multiple_of: int = 1
+    pad_value: float = 0
+    labels: Literal["next", "same"] | None = "next"
+    ignore_index: int = -100
+    fields: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, number in (("row_length", self.row_length), ("multiple_of", self.multiple_of)):
+            if number is not None and number < 1:
+                raise ValueError(f"PackCollate: {name} is {number}, wanted at least 1.")
+        if self.row_length is not None and self.multiple_of != 1:
+            raise ValueError("PackCollate: has both row_length and multiple_of, wanted one of them.")
+        if self.labels not in ("next", "same", None):
+            raise ValueError(f"PackCollate: labels is {self.labels!r}, wanted 'next', 'same' or None.")
+        if self.labels and "labels" in self.fields:
+            raise ValueError(
+                f"PackCollate: makes labels ({self.labels!r}) and packs a field 'labels'. Wanted labels=None."
+            )
+
+    def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
+        rows = list(samples) if _are_rows(samples) else [samples]
+        if not all(map(len, rows)):
+            raise ValueError(f"PackCollate: row {list(map(len, rows)).index(0)} has no samples, wanted at least one.")
+        flat = [sample for row in rows for sample in row]
+        bounds = np.array([0, *accumulate(map(len, rows))])
+        if not isinstance(flat[0], Mapping):
+            if isinstance(flat[0], tuple):
+                raise TypeError("PackCollate: samples are tuples, wanted dicts, or sequences themselves.")
+            return self._pack({self.tokens: flat}, bounds)
+        names = flat[0].keys()
+        for place, sample in enumerate(flat):
+            if not isinstance(sample, Mapping) or sample.keys() != names:
+                raise CollateError(f"PackCollate: samples have keys {list(names)} and {_keys(sample)}", [0, place])
+        return self._pack({name: [sample[name] for sample in flat] for name in names}, bounds)
+
+    def collate_batch(self, batch: Any, rows: Int64Array | None = None) -> dict[str, Any]:
+        """Return the same for what a dataset's `read_batch` returns: a `Ragged`, or a dict with some.
+
+        Args:
+            batch: The samples.
+            rows: Where each row begins (R + 1,); None: they make one row.
+        """
+        columns = batch if isinstance(batch, Mapping) else {self.tokens: batch}
+        bounds = np.array([0, len(columns[self.tokens].offsets) - 1]) if rows is None else rows
+        return self._pack(columns, bounds)
+
+    def _pack(self, columns: Mapping[str, Any], bounds: Int64Array) -> dict[str, Any]:
+        missing = [name for name in (self.tokens, *self.fields) if name not in columns]
+        if missing:
+            raise KeyError(f"PackCollate: the samples have fields {list(columns)}, wanted {missing} too.")
+        pieces = pieces_of(columns[self.tokens], self.tokens, "PackCollate")
+        layout = _Layout(pieces.lengths, bounds, self._steps(pieces.lengths, bounds))
+        tokens = self._row_by_row(pieces, layout, self.pad_value)
+        made: dict[str, Any] = {self.tokens: tokens, **layout.describe()}
+        if self.labels:
+            made["labels"] = self._label(tokens, layout)
+        for name, values in columns.items():
+            if name != self.tokens and name in made:
+                raise KeyError(f"PackCollate: the samples have a field '{name}', which packing adds. Rename theirs.")
+            if name in self.fields:
+                other = pieces_of(values, name, "PackCollate")
+                self._check_lengths(name, other.lengths, pieces.lengths)
+                made[name] = self._row_by_row(other, layout, self.fields[name])
+            elif name != self.tokens:
+                made[name] = stack_field(values, name) if isinstance(values, list) else values
+        return made
+
+    def _steps(self, lengths: list[int], bounds: Int64Array) -> int:
+        totals = np.diff(np.array([0, *accumulate(lengths)])[bounds])
+        if self.row_length is None:
+            return -(-int(totals.max()) // self.multiple_of) * self.multiple_of
+        for row in np.flatnonzero(totals > self.row_length).tolist():
+            raise CollateError(
+                f"PackCollate: row {row} has {totals[row]} steps, wanted at most row_length={self.row_length}",
+                range(int(bounds[row]), int(bounds[row + 1])),
+            )
+        return self.row_length
+
+    @staticmethod
+    def _row_by_row(pieces: Pieces, layout: "_Layout", value: float) -> Tensor:
+        check_value(value, pieces.like.dtype, pieces.field)
+        joined = join_spaced(pieces, layout.gaps, value)
+        return joined.view(layout.rows, layout.steps, *pieces.like.shape[1:])
+
+    def _label(self, tokens: Tensor, layout: "_Layout") -> Tensor:
+        if tokens.ndim != 2 or tokens.is_floating_point():
+            raise CollateError(
+                f"PackCollate: labels={self.labels!r} of tokens {tuple(tokens.shape)} {tokens.dtype}, wanted whole numbers (R, T). "
+                "For other sequences use labels=None"
+            )
+        flat = tokens.reshape(-1)
+        labels = flat.to(torch.int64, copy=True)
+        if self.labels == "next":
+            labels[:-1] = flat[1:].to(torch.int64)
+        labels[torch.from_numpy(layout.borders(last=self.labels == "next"))] = self.ignore_index
+        labels[torch.from_numpy(layout.documents < 0)] = self.ignore_index
+        return labels.view(tokens.shape)
+
+    @staticmethod
+    def _check_lengths(name: str, found: list[int], wanted: list[int]) -> None:
+        wrong = [row for row, (here, there) in enumerate(zip(found, wanted, strict=True)) if here != there]
+        if wrong:
+            row = wrong[0]
+            raise CollateError(
+                f"PackCollate: field '{name}' has length {found[row]}, wanted {wanted[row]} as the tokens have", wrong
+            )
+
+
+class _Layout:
+    """Where N sequences lie in R rows of T steps."""
+
+    def __init__(self, lengths: list[int], bounds: Int64Array, steps: int) -> None:
+        self.rows, self.steps = len(bounds) - 1, steps
+        sizes, last = np.array(lengths, dtype=np.int64), bounds[1:] - 1
+        gaps = np.zeros(len(lengths), dtype=np.int64)
+        gaps[last] = steps - np.diff(np.concatenate([[0], np.cumsum(sizes)])[bounds])
+        self.gaps: list[int] = gaps.tolist()  # behind each sequence
+        padded = last[gaps[last] > 0]
+        numbers = np.arange(len(lengths)) - np.repeat(bounds[:-1], np.diff(bounds))
+        # The padding of a row is a sequence of its own, without a number.
+        self.sizes = np.insert(sizes, padded + 1, gaps[padded])
+        self.ends = np.cumsum(self.sizes)
+        self.documents = np.repeat(np.insert(numbers, padded + 1, -1), self.sizes).astype(np.int32)
+
+    def borders(self, *, last: bool) -> Int64Array:
+        """Return the place of each sequence's first or last token."""
+        some = self.sizes > 0
+        places: Int64Array = (self.ends - 1 if last else self.ends - self.sizes)[some]
+        return places
+
+    def describe(self) -> dict[str, Any]:
+        positions = np.arange(self.rows * self.steps) - np.repeat(self.ends - self.sizes, self.sizes)
+        return {
+            "position_ids": torch.from_numpy(positions).view(self.rows, self.steps),
+            "document_ids": torch.from_numpy(self.documents).view(self.rows, self.steps),
+            "cu_seqlens": torch.from_numpy(np.concatenate([[0], self.ends]).astype(np.int32)),
+            "max_seqlen": int(self.sizes.max(initial=0)),
+        }
+
+
+def unpack(batch: Mapping[str, Any], name: str = "tokens") -> list[Tensor]:
+    """Return the sequences of a packed batch, in their order, as views.
+
+    Args:
+        batch: As PackCollate makes it.
+        name: The field; it may also be a model's result (R, T, *) that was put there.
+    """
+    documents, ends = batch["document_ids"].reshape(-1), batch["cu_seqlens"].tolist()
+    flat = batch[name].flatten(0, 1)
+    return [flat[low:high] for low, high in pairwise(ends) if low == high or int(documents[low]) >= 0]
+
+
+def document_mask(document_ids: Tensor, *, causal: bool = True) -> Tensor:
+    """Return which steps may attend to which (R, 1, T, T), bool: those of their own sequence.
+
+    It is what `torch.nn.functional.scaled_dot_product_attention` takes as `attn_mask`.
+
+    Args:
+        document_ids: (R, T).
+        causal: Whether to no later step.
+    """
+    mask = document_ids[:, None, :, None] == document_ids[:, None, None, :]
+    return mask.tril() if causal else mask
+
+
+def _are_rows(samples: Sequence[Any]) -> bool:
+    """Say whether these are rows of samples: lists of anything but numbers."""
+    if not all(isinstance(sample, list) for sample in samples):
+        return False
+    first = next((sample[0] for sample in samples if sample), 0)
+    return not isinstance(first, Number | np.generic) and not (isinstance(first, Tensor) and first.ndim == 0)
+
+
+def _keys(sample: Any) -> Any:
+    return list(sample) if isinstance(sample, Mapping) else type(sample).__name__
