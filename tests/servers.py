@@ -1,0 +1,148 @@
+"""Servers on loopback for tests of remote shards: nginx, an S3 API, and one that fails as it is told; all are stopped."""
+
+import contextlib
+import http.server
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NGINX = """
+daemon off; master_process off; worker_processes 1; pid {folder}/pid; error_log {folder}/error.log;
+events {{ worker_connections 256; }}
+http {{
+  client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
+  uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
+  log_format requests '$request_method $uri $status "$http_range" $body_bytes_sent';
+  access_log {folder}/access.log requests;
+  server {{
+    listen 127.0.0.1:{port}; root {root}; autoindex on;
+    location /secret/ {{ return 403; }}
+  }}
+}}
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@contextlib.contextmanager
+def running(command: list[str], port: int, log: Path) -> Iterator[None]:
+    """Run a server until it is no longer needed; ready when its port answers."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        end = time.monotonic() + 60
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            if process.poll() is not None or time.monotonic() > end:
+                pytest.fail(f"{command[0]} did not start: {log.read_text()[-2000:]}")
+            time.sleep(0.05)
+        yield
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+class Nginx:
+    """A running nginx over a folder."""
+
+    def __init__(self, url: str, root: Path, log: Path) -> None:
+        self.url, self.root, self._log = url, root, log
+
+    def requests(self, method: str = "GET") -> list[str]:
+        """Return the lines of its log so far: method, path, status, range, bytes."""
+        time.sleep(0.1)  # it writes a line after the answer
+        return [line for line in self._log.read_text().splitlines() if line.startswith(method)]
+
+
+@contextlib.contextmanager
+def run_nginx(folder: Path) -> Iterator[Nginx]:
+    program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+    if program is None:
+        pytest.skip("nginx is not installed: apt-get install nginx-light")
+    root, port = folder / "root", free_port()
+    root.mkdir()
+    (folder / "nginx.conf").write_text(NGINX.format(folder=folder, root=root, port=port))
+    command = [program, "-p", str(folder), "-c", str(folder / "nginx.conf")]
+    with running(command, port, folder / "output.log"):
+        yield Nginx(f"http://127.0.0.1:{port}", root, folder / "access.log")
+
+
+@contextlib.contextmanager
+def run_s3(folder: Path) -> Iterator[dict[str, Any]]:
+    """Run moto's S3 server; yields the options of a file system."""
+    for package in ("moto", "s3fs", "flask", "flask_cors"):
+        pytest.importorskip(package, reason=f"{package} is not installed: pip install 'loaderkit[test]'")
+    port = free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with running(command, port, folder / "moto.log"):
+        yield {"key": "test", "secret": "test", "endpoint_url": f"http://127.0.0.1:{port}"}
+
+
+class Faulty:
+    """A server that answers GETs with the faults it is given, one after another, then properly."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content, self.etag = content, '"1"'
+        self.faults: list[str] = []
+        self.gets: list[str] = []
+        faulty = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_HEAD(self) -> None:
+                self.answer(200, faulty.content, body=False)
+
+            def do_GET(self) -> None:
+                given = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
+                faulty.gets.append(self.headers.get("Range") or "")
+                fault = faulty.faults.pop(0) if faulty.faults else ""
+                part = faulty.content[int(given[1]) : int(given[2]) + 1] if given else faulty.content
+                if fault.isdigit():
+                    self.answer(int(fault), b"a fault")
+                elif fault == "no ranges":
+                    self.answer(200, faulty.content)
+                else:
+                    self.answer(206 if given else 200, part, fault=fault)
+
+            def answer(self, status: int, content: bytes, *, body: bool = True, fault: str = "") -> None:
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                self.send_header("ETag", faulty.etag)
+                self.end_headers()
+                if fault == "stall":
+                    time.sleep(1.5)
+                if body:
+                    self.wfile.write(content[: len(content) // 2] if fault else content)
+                if fault:
+                    self.close_connection = True
+                if fault == "reset":
+                    self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/data.jsonl"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(5)
