@@ -260,7 +260,14 @@ def test_a_killed_download_is_done_again(faulty: Faulty, tmp_path: Path) -> None
 def test_the_command_indexes_s3(s3: dict[str, Any], tmp_path: Path) -> None:
     options = [f"--storage-option={name}={value}" for name, value in s3.items()]
     command = [sys.executable, "-m", "loaderkit.cli", "index", "s3://bucket/data", *options]
-    command += ["--index-dir", str(tmp_path / "index"), "--cache-dir", str(tmp_path / "cache"), "--cache-bytes=1M", "--jobs=1"]
+    command += [
+        "--index-dir",
+        str(tmp_path / "index"),
+        "--cache-dir",
+        str(tmp_path / "cache"),
+        "--cache-bytes=1M",
+        "--jobs=1",
+    ]
     for wanted in ("4 made", "4 fresh"):
         done = subprocess.run(command, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, done.stderr

@@ -280,7 +280,7 @@ def _raise_named(error: Exception, place: str) -> NoReturn:
     while cause.__cause__ is not None and http_status(cause) is None:
         cause = cause.__cause__
     status = http_status(cause)
-    text = " ".join(part for part in (f"{type(cause).__name__}: {cause}", notes) if part)
+    text = " ".join(f"{type(cause).__name__}: {cause} {notes}".split())
     refused = status in (401, 403) if status else isinstance(error, PermissionError)
     if refused or type(cause).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
         raise PermissionError(f"{place}access is refused: {text}. Credentials go into Storage(options).") from error
