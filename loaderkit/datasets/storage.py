@@ -277,7 +277,7 @@ def _raise_named(error: Exception, place: str) -> NoReturn:
     """Raise an error again that names the URL, and what its cause says rather than what a library made of it."""
     notes = " ".join(note.removeprefix("loaderkit: ") for note in getattr(error, "__notes__", ()))
     cause: BaseException = error
-    while cause.__cause__ is not None and http_status(cause) is None:
+    while cause.__cause__ is not None and http_status(cause) is None and not isinstance(cause, TransientError):
         cause = cause.__cause__
     status = http_status(cause)
     text = " ".join(f"{type(cause).__name__}: {cause} {notes}".split())
