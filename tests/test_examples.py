@@ -103,6 +103,15 @@ def test_two_killed_ranks_and_one_more_give_every_sample_exactly_once(tmp_path: 
     assert "601 of 601 samples trained, each 1 time(s)" in text
 
 
+def test_two_killed_ranks_on_s3_and_one_more_give_every_sample_exactly_once(tmp_path: Path) -> None:
+    for package in ("moto", "s3fs", "flask", "flask_cors"):
+        pytest.importorskip(package, reason=f"{package} is not installed: pip install 'loaderkit[test]'")
+    text = run(tmp_path, EXAMPLES / "shards_on_s3.py")
+    assert "two ranks: killed in the middle of the epoch" in text
+    assert "320 samples by two ranks, 1477 by one" in text
+    assert "1797 of 1797 samples trained, each 1 time(s)" in text
+
+
 def test_the_command_line_trains_resumes_and_validates(tmp_path: Path) -> None:
     command = (EXAMPLES / "cli" / "main.py", "fit", "--config", EXAMPLES / "cli" / "config.yaml")
     text = run(tmp_path, *command, "--data.loader.num_workers", "1", "--trainer.max_epochs", "1")
