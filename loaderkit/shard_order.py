@@ -215,15 +215,16 @@ class _Windows:
         together = max(1, _WORDS // self.width)
         for start in range(0, len(unknown), together):
             rows = unknown[start : start + together]
-            table[rows] = self._permutations(numbers[rows], sizes[rows])
+            found = self._permutations(numbers[rows], sizes[rows])
+            table[rows, : found.shape[1]] = found
         self.numbers, self.table = numbers, table
 
     def _permutations(self, numbers: Int64Array, sizes: Int64Array) -> npt.NDArray[np.uint16]:
         """Sort each window's members by 48 random bits; what is beyond a window's size goes to its row's end."""
-        members = np.arange(self.width, dtype=np.int64)
+        members = np.arange(sizes.max(), dtype=np.int64)
         words = hash_positions((numbers[:, None] * self.width + members).reshape(-1), *self.keys)
         words &= ~np.uint64(0xFFFF)
-        table = words.reshape(len(numbers), self.width)
+        table = words.reshape(len(numbers), len(members))
         table |= members.astype(np.uint64)
         table[members >= sizes[:, None]] = np.iinfo(np.uint64).max
         table.sort(axis=1)

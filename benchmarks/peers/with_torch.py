@@ -126,12 +126,9 @@ def bare(folder: str, kind: str, shuffle: bool, workers: int) -> Iterator[Any]: 
     """Read and decode, one after another; for tokens without a collate, pictures are stacked."""
     data = Tokens(folder) if kind == "tokens" else TarPictures(folder)
     order = np.random.permutation(len(data)).tolist() if shuffle else range(len(data))
-    if kind == "tokens":
-        yield [data[order[0]]]
-        yield [data[index] for index in order[1:]]
-        return
+    collate: Any = list if kind == "tokens" else default_collate
     for start in range(0, len(data), BATCH):
-        yield default_collate([data[index] for index in order[start : start + BATCH]])
+        yield collate([data[index] for index in order[start : start + BATCH]])
 
 
 def count(batch: Any) -> int:
