@@ -115,12 +115,15 @@ def table(folder: Path) -> str:
             others = [row for row in others if row["contender"] != "bare loop" and "DataLoader" not in row["contender"]]
             best = max(others, key=lambda row: float(row["samples_per_s"]))
             add(
-                f"{what}, {order}, batch 64, 0 workers: speed over the bare loop, sample by sample",
+                f"{what}, {order}, batch 64, 0 workers: speed over a bare loop, sample by sample, in a first epoch",
                 f"**{number(ours['over_bare_loop'])} x**",
                 f"{best['contender']} {number(best['over_bare_loop'])} x, the best of the peers",
                 "peers/peers_throughput",
             )
-    lines += ["", f"Medians on {rows[0]['machine']}. Ratios carry over to other machines, milliseconds do not."]
+    lines += [
+        "",
+        f"Medians on {rows[0]['machine']} (beside the peers: {speeds[0]['machine']}, busy). Ratios carry over to other machines, milliseconds do not.",
+    ]
     return "\n".join(lines)
 
 
