@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from loaderkit.bad_samples import BadSamples as BadSamples
     from loaderkit.bad_samples import BadSamplesError as BadSamplesError
     from loaderkit.callbacks import SeedSteps as SeedSteps
+    from loaderkit.collate import DetectionCollate as DetectionCollate
     from loaderkit.collate import Jagged as Jagged
     from loaderkit.collate import MultimodalCollate as MultimodalCollate
     from loaderkit.collate import PackCollate as PackCollate
@@ -80,6 +81,7 @@ _LAZY = {
     "CsvDataset": "loaderkit.datasets",
     "Cursor": "loaderkit.cursor",
     "DataModule": "loaderkit.datamodules",
+    "DetectionCollate": "loaderkit.collate",
     "DocumentDataset": "loaderkit.datasets",
     "HFDataset": "loaderkit.datasets",
     "ImageDataModule": "loaderkit.datamodules",
@@ -147,6 +149,7 @@ __all__ = [
     "CsvDataset",
     "Cursor",
     "DataModule",
+    "DetectionCollate",
     "DocumentDataset",
     "HFDataset",
     "ImageDataModule",

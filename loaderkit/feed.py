@@ -26,7 +26,8 @@ class Feed:
 
     Args:
         dataset: Anything with `__getitem__`, or better `__getitems__` or `read_batch`.
-        collate_fn: From a list of samples to a batch; None stacks them.
+        collate_fn: From a list of samples to a batch; None stacks them. One that has `collate_batch(batch)`, which makes the
+            same of what `read_batch` returns and draws nothing, is given that.
         seed: The loader's.
         batched: False hands on single samples, not collated.
         bad_samples: What is done where a read fails.
@@ -42,7 +43,8 @@ class Feed:
     _whole: bool = field(init=False, default=False)  # whether the dataset makes collated batches itself
 
     def __post_init__(self) -> None:
-        whole = self.collate_fn is None and self.batched and reads_batches(self.dataset)
+        takes_whole = self.collate_fn is None or callable(getattr(self.collate_fn, "collate_batch", None))
+        whole = takes_whole and self.batched and reads_batches(self.dataset)
         object.__setattr__(self, "_whole", whole)
 
     def __len__(self) -> int:
@@ -64,9 +66,10 @@ class Feed:
         """
         if self._whole:
             try:
-                return self.dataset.read_batch(key.indices)
+                batch = self.dataset.read_batch(key.indices)
             except Exception as error:
                 return self._mend_whole(key, error)
+            return batch if self.collate_fn is None else self._collate_whole(batch, key.indices.tolist(), key.rows)
         if self.collate_fn is None and self.batched and draws_nothing(self.dataset):
             return self._make(key, None)  # generators need not be ours
         in_worker = torch_data.get_worker_info() is not None
@@ -105,6 +108,9 @@ class Feed:
         except Exception as final:
             _note(final, key, None)
             raise
+        if self.collate_fn is not None:
+            bounds = None if key.rows is None else np.searchsorted(repair.rows, key.rows)
+            batch = self._collate_whole(batch, repair.indices, bounds)
         return repair.report(batch)
 
     def _read_many(self, key: BatchKey, seeds: SampleSeeds | None) -> "tuple[list[Any], Repair | None]":
@@ -150,11 +156,19 @@ class Feed:
         return Repair(self.bad_samples, key, self.seed, self.order)
 
     def _collate(self, samples: list[Any], indices: list[int], bounds: Int64Array | None) -> Any:
+        if bounds is not None:  # rows of several samples each; a row of which nothing is left goes, too
+            samples = [samples[first:last] for first, last in pairwise(bounds.tolist()) if first < last]
+        return self._named(self.collate_fn or stack, indices, samples)
+
+    def _collate_whole(self, batch: Any, indices: list[int], bounds: Int64Array | None) -> Any:
+        collate: Any = self.collate_fn
+        return self._named(collate.collate_batch, indices, batch, *([] if bounds is None else [np.unique(bounds)]))
+
+    @staticmethod
+    def _named(collate: Callable[..., Any], indices: list[int], *content: Any) -> Any:
+        """Collate, and name the samples in errors."""
         try:
-            collate: Callable[[list[Any]], Any] = self.collate_fn or stack
-            if bounds is not None:  # rows of several samples each; a row of which nothing is left goes, too
-                samples = [samples[first:last] for first, last in pairwise(bounds.tolist()) if first < last]
-            return collate(samples)
+            return collate(*content)
         except CollateError as error:
             rows = [indices[row] for row in error.rows]
             where = f" (samples {', '.join(map(str, rows))})" if rows else ""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from loaderkit.collate.stack import CollateError, stack
 
 if TYPE_CHECKING:
+    from loaderkit.collate.detection import DetectionCollate
     from loaderkit.collate.pack import PackCollate, document_mask, unpack
     from loaderkit.collate.pad import MultimodalCollate, PadCollate, RaggedCollate
     from loaderkit.collate.padding import pad_sequences, unpad
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 # Few need them, and their import takes time.
 _LAZY = {
+    "DetectionCollate": "detection",
     "Jagged": "rules",
     "MultimodalCollate": "pad",
     "PackCollate": "pack",
@@ -27,6 +29,7 @@ _LAZY = {
 
 __all__ = [
     "CollateError",
+    "DetectionCollate",
     "Jagged",
     "MultimodalCollate",
     "PackCollate",

@@ -1,0 +1,147 @@
+"""Detection: pictures in one of three forms, and for each a target with boxes, labels and masks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from loaderkit.collate.coco import coco_target
+from loaderkit.collate.padding import pad_field
+from loaderkit.collate.rules import Pad
+from loaderkit.collate.stack import CollateError, stack_field
+
+_EACH = ("boxes", "labels", "masks", "area", "iscrowd")  # one for each object
+_DTYPES = {"labels": torch.int64, "area": torch.float32, "iscrowd": torch.int64}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DetectionCollate:
+    """A collate function for pictures with boxes, as torchvision's detectors take them.
+
+    A sample is a pair of a picture (C, H, W) and its target, or a dict with the picture and the target's fields. A target
+    is a dict with `boxes` (N, 4), `labels` (N,), and if there `masks` (N, H, W), `area`, `iscrowd` and anything else, or
+    COCO's list of annotations, or a dict that has that list as `annotations`.
+
+    Args:
+        images: "list"; "stack", to (B, C, H, W), which wants one size; or a `Pad` of dims (1, 2), which leaves pictures, and so
+            their boxes, at the upper left, and may add lengths (heights and widths) and mask.
+        box_format: Of boxes that are not tv_tensors and not COCO's: "XYXY", "XYWH" or "CXCYWH", in pixels.
+        classes: The label of each of COCO's category ids; None: the id itself.
+        masks: Whether to draw COCO's segmentations.
+        image: The picture's field in dict samples.
+
+    Returns (when called with B samples):
+        The pictures as tv_tensors, the list of B targets, and what `Pad` adds. A target has `boxes` as BoundingBoxes in
+        XYXY on the picture's own size, `labels` int64, `masks` as Mask; the rest as it is.
+
+    Raises:
+        CollateError: If a target does not fit its picture, or pictures don't fit together; names the samples.
+    """
+
+    images: Literal["list", "stack"] | Pad = "list"
+    box_format: Literal["XYXY", "XYWH", "CXCYWH"] = "XYXY"
+    classes: Mapping[int, int] | None = None
+    masks: bool = False
+    image: str = "image"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.images, Pad):
+            rule = self.images
+            if set(rule.each_dim) not in ({1, 2}, {-1, -2}) or rule.side != "right" or rule.too_long != "error":
+                raise ValueError(
+                    f"DetectionCollate: images is {rule}, wanted Pad(dims=(1, 2)) on the right and without a cut: boxes would "
+                    "be elsewhere."
+                )
+        elif self.images not in ("list", "stack"):
+            raise ValueError(f"DetectionCollate: images is {self.images!r}, wanted 'list', 'stack' or a Pad.")
+        if self.box_format not in ("XYXY", "XYWH", "CXCYWH"):
+            raise ValueError(f"DetectionCollate: box_format is {self.box_format!r}, wanted 'XYXY', 'XYWH' or 'CXCYWH'.")
+
+    def __call__(self, samples: Sequence[Any]) -> tuple[Any, ...]:
+        pairs = [self._pair(sample, row) for row, sample in enumerate(samples)]
+        pictures = [self._picture(picture, row) for row, (picture, _) in enumerate(pairs)]
+        targets = [self._target(target, pictures[row], row) for row, (_, target) in enumerate(pairs)]
+        if isinstance(self.images, Pad):
+            padded, extras = pad_field(pictures, self.image, self.images)
+            return (padded, targets, *extras.values())
+        return (pictures if self.images == "list" else stack_field(pictures, self.image)), targets
+
+    def _pair(self, sample: Any, row: int) -> tuple[Any, Any]:
+        if isinstance(sample, Mapping) and self.image in sample:
+            return sample[self.image], {name: value for name, value in sample.items() if name != self.image}
+        if isinstance(sample, tuple | list) and len(sample) == 2:
+            return sample[0], sample[1]
+        found = f"a dict of {list(sample)}" if isinstance(sample, Mapping) else type(sample).__name__
+        raise CollateError(
+            f"DetectionCollate: a sample is {found}, wanted a picture and its target, or a dict with {self.image!r}",
+            [row],
+        )
+
+    @staticmethod
+    def _picture(picture: Any, row: int) -> Tensor:
+        from torchvision import tv_tensors
+
+        if not isinstance(picture, Tensor) or picture.ndim != 3:
+            found = tuple(picture.shape) if isinstance(picture, Tensor) else type(picture).__name__
+            raise CollateError(
+                f"DetectionCollate: a picture is {found}, wanted a tensor (C, H, W): torchvision's v2.ToImage() makes it",
+                [row],
+            )
+        image: Tensor = picture if isinstance(picture, tv_tensors.Image) else tv_tensors.Image(picture)
+        return image
+
+    def _target(self, target: Any, picture: Tensor, row: int) -> dict[str, Any]:
+        from torchvision import tv_tensors
+
+        size = (int(picture.shape[1]), int(picture.shape[2]))
+        rest: dict[str, Any] = {}
+        try:
+            if isinstance(target, Mapping) and "annotations" in target:
+                rest = {name: value for name, value in target.items() if name != "annotations"}
+                target = target["annotations"]
+            if not isinstance(target, Mapping):
+                made = coco_target(target, size, classes=self.classes, masks=self.masks)
+                boxes = tv_tensors.BoundingBoxes(made["boxes"], format="XYXY", canvas_size=size)
+                target = {**made, "boxes": boxes, **rest}
+            return self._check(target, size)
+        except (ValueError, TypeError) as error:
+            raise CollateError(f"DetectionCollate: a target does not fit: {error}", [row]) from error
+
+    def _check(self, target: Mapping[str, Any], size: tuple[int, int]) -> dict[str, Any]:
+        from torchvision import tv_tensors
+        from torchvision.transforms.v2.functional import convert_bounding_box_format as convert
+
+        if "boxes" not in target:
+            raise ValueError(f"it has {list(target)}, wanted boxes or annotations")
+        made = dict(target)
+        boxes = target["boxes"]
+        if isinstance(boxes, tv_tensors.BoundingBoxes):
+            if tuple(boxes.canvas_size) != size:
+                raise ValueError(f"its boxes are on a canvas of {tuple(boxes.canvas_size)}, the picture is {size}")
+        else:
+            plain = _tensor(boxes, torch.float32).reshape(-1, 4) if not len(boxes) else _tensor(boxes, None)
+            if plain.ndim != 2 or plain.shape[1] != 4:
+                raise ValueError(f"its boxes are {tuple(plain.shape)}, wanted (N, 4)")
+            plain = plain if plain.is_floating_point() else plain.float()
+            boxes = tv_tensors.BoundingBoxes(plain, format=self.box_format, canvas_size=size)
+        made["boxes"] = convert(boxes, new_format=tv_tensors.BoundingBoxFormat.XYXY)
+        for name in _DTYPES.keys() & target.keys():
+            made[name] = _tensor(target[name], _DTYPES[name])
+        if "masks" in target:
+            masks = target["masks"]
+            made["masks"] = masks if isinstance(masks, tv_tensors.Mask) else tv_tensors.Mask(_tensor(masks, None))
+            if tuple(made["masks"].shape[-2:]) != size:
+                raise ValueError(f"its masks are {tuple(made['masks'].shape)}, the picture is {size}")
+        counts = {name: len(made[name]) for name in _EACH if name in made}
+        if len(set(counts.values())) > 1:
+            raise ValueError(f"it has {counts}, wanted one of each for each object")
+        return made
+
+
+def _tensor(values: Any, dtype: torch.dtype | None) -> Tensor:
+    if isinstance(values, Tensor):
+        return values if dtype is None else values.to(dtype)
+    return torch.as_tensor(np.asarray(values) if len(values) else [], dtype=dtype)
