@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loaderkit.datasets import ShardError, tarwalk
+from loaderkit.datasets import ShardError, tarruns, tarwalk
 from loaderkit.datasets.tarwalk import walk
 
 KINDS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -21,6 +21,9 @@ def archive(draw: random.Random, kind: int, members: int, inner: bytes) -> bytes
             member = tarfile.TarInfo(f"{'d/' * draw.randrange(3)}{number:05d}.bin")
             content = draw.choice([b"", b"ustar" * 300, inner, inner[512:], b"x" * draw.randrange(1500), inner[:512]])
             member.size = len(content)
+            member.mtime = draw.choice(
+                [1763728000, 1763728000.25]
+            )  # the second in an extended header, where there are any
             if kind != tarfile.USTAR_FORMAT and draw.random() < 0.02:
                 member.name = "n" * 120 + member.name  # an extended header goes before
             if draw.random() < 0.02:
@@ -42,19 +45,93 @@ def found_by_walk(path: Path) -> list[tuple[bytes, int, int]]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bulk", [1 << 13, 1 << 15, 1 << 21])
 def test_runs_are_what_tarfile_finds(kind: str, bulk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tarwalk, "_BULK", bulk)
+    monkeypatch.setattr(tarruns, "_BULK", bulk)
     monkeypatch.setattr(tarwalk, "_FEW", 4)
     monkeypatch.setattr(tarwalk, "_CHUNK", 8)  # after what breaks a run, soon look for the next
     runs = []
-    real = tarwalk.find_run
-    monkeypatch.setattr(tarwalk, "find_run", lambda blocks: runs.append(real(blocks)) or runs[-1])
+    real = tarruns.find_run
+    monkeypatch.setattr(tarruns, "find_run", lambda *found: runs.append(real(*found)) or runs[-1])
     draw = random.Random(bulk)
     inner = archive(draw, tarfile.GNU_FORMAT, 2, b"")
     for number in range(12):
         path = tmp_path / f"{number}.tar"
         path.write_bytes(archive(draw, KINDS[kind], draw.randrange(1, 400), inner))
         assert found_by_walk(path) == found_by_tarfile(path)
-    assert sum(len(names) for names, _, _ in runs) > 300  # else nothing was found many at once
+    assert sum(len(files) for files, _ in runs) > 300  # else nothing was found many at once
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("apart", ["bulk", "one by one"])
+def test_members_of_all_sizes_are_what_tarfile_finds(
+    kind: str, apart: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes around that of a block, and large; times in extended headers of each file or of none."""
+    monkeypatch.setattr(tarruns, "_SMALL", 1 << 30 if apart == "bulk" else -1)
+    monkeypatch.setattr(tarruns, "_BULK", 1 << 14)
+    ways = []
+    for name in ("_in_bulk", "_one_by_one"):
+        real = getattr(tarruns.RunReader, name)
+        monkeypatch.setattr(
+            tarruns.RunReader, name, lambda self, at, real=real, name=name: ways.append(name) or real(self, at)
+        )
+    runs = []
+    find = tarruns.find_run
+    monkeypatch.setattr(tarruns, "find_run", lambda *found: runs.append(find(*found)) or runs[-1])
+    draw = random.Random(1)
+    for time in (1763728000, 1763728000.25):
+        path = tmp_path / f"{time}.tar"
+        with tarfile.open(path, "w", format=KINDS[kind]) as writer:
+            for number in range(600):
+                member = tarfile.TarInfo(f"{number:05d}.bin")
+                member.size = draw.choice([0, 1, 511, 512, 513, 1024, 5000, 70_000])
+                member.mtime = time
+                writer.addfile(member, io.BytesIO(draw.choice([b"ustar\0", b"\0"]) * member.size))
+        runs.clear()
+        found = found_by_walk(path)
+        assert len(found) == 600
+        assert found == found_by_tarfile(path)
+        assert sum(len(files) for files, _ in runs) > 500
+    assert set(ways) == {"_in_bulk" if apart == "bulk" else "_one_by_one"}
+
+
+def test_what_else_an_extended_header_says_is_not_passed_over(tmp_path: Path) -> None:
+    """Records that are no time, also damaged ones, are read one by one, within a run of those that are."""
+    for number, record in enumerate((b"15 path=b/name\n", b"12 mtime=12\n", b"99 mtime=12\n", b"13 mtimes=12\n")):
+        path = tmp_path / f"{number}.tar"
+        with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as writer:
+            for place in range(300):
+                if place == 200:
+                    extended = tarfile.TarInfo("pax")
+                    extended.type, extended.size = tarfile.XHDTYPE, len(record)
+                    writer.addfile(extended, io.BytesIO(record))
+                member = tarfile.TarInfo(f"{place:05d}.cls")
+                member.mtime = 1.5
+                writer.addfile(member)
+        if record.startswith(b"99"):
+            with pytest.raises(ShardError, match="a damaged PAX header"):
+                found_by_walk(path)
+        else:
+            assert [name for name, _, _ in found_by_walk(path)][200] == (b"b/name" if number == 0 else b"00200.cls")
+            assert found_by_walk(path) == found_by_tarfile(path)
+
+
+@pytest.mark.parametrize("field", [b"-0000001000", b"-0000002000", b"0000000_010", b"+0000000010", b"99999999999"])
+@pytest.mark.parametrize("apart", [1 << 30, -1])
+def test_sizes_that_are_none_end_a_run(
+    field: bytes, apart: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tarruns, "_SMALL", apart)
+    content = bytearray(archive(random.Random(0), tarfile.USTAR_FORMAT, 300, b""))
+    path = tmp_path / "x.tar"
+    path.write_bytes(content)
+    offset = found_by_tarfile(path)[150][1] - 512
+    header = content[offset : offset + 124] + field + content[offset + 135 : offset + 512]
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    content[offset : offset + 512] = header
+    path.write_bytes(content)
+    with pytest.raises(ShardError, match=f"x.tar, offset {offset:,}: a header with the size"):
+        found_by_walk(path)
 
 
 @pytest.mark.parametrize("place", [5, 60, 150, 299])

@@ -1,71 +1,189 @@
-"""Headers of a tar archive, many at once: which are right, and which follow each other."""
+"""Headers of a tar archive, many at once: which are right, which follow each other, and what they name."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderkit.seeding import Int64Array
 
+Bytes = npt.NDArray[np.uint8]
+File = tuple[bytes, int, int]  # name, and offset and size of the content
+Words = npt.NDArray[Any]  # uint64
+
 BLOCK = 512
+EXTENDED = ord("x")  # the type of a header that says more of the next file
 
-_OCTAL = 8 ** np.arange(10, -1, -1, dtype=np.int64)
+_MAGIC = int.from_bytes(b"\0ustar\0\0", "little")
+_MAGIC_MASK = int.from_bytes(b"\0\xff\xff\xff\xff\xff\0\0", "little")
+_ZEROS = int.from_bytes(b"0" * 8, "little")
+_DIGITS = int.from_bytes(b"\xf8" * 8, "little")  # what is the same in all octal digits
+_SEVEN = (1 << 56) - 1  # of a word's bytes
+_MTIME = int.from_bytes(b" mtime", "little")
 
 
-def find_run(blocks: npt.NDArray[np.uint8]) -> tuple[list[bytes], Int64Array, Int64Array]:
-    """Return the ordinary headers at the start of blocks (B, 512), each where the one before it says.
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Files of an archive, in its order.
+
+    Args:
+        names: (N, W), with zeros behind.
+        places: (N,): offsets of their contents.
+        sizes: (N,), in bytes.
+    """
+
+    names: Bytes
+    places: Int64Array
+    sizes: Int64Array
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @classmethod
+    def of(cls, files: Sequence[File]) -> "Files | None":
+        """Return files as arrays; None if a name has a zero byte."""
+        names = [name for name, _, _ in files]
+        if b"\0" in b"".join(names):
+            return None
+        rows = np.array(names, dtype=np.bytes_)
+        numbers = np.array([file[1:] for file in files], dtype=np.int64).reshape(-1, 2)
+        return cls(rows.view(np.uint8).reshape(len(names), rows.itemsize), numbers[:, 0], numbers[:, 1])
+
+    def without_directories(self) -> "Files":
+        """Drop names that end in a slash, which old archives have for directories."""
+        ends = np.count_nonzero(self.names, axis=1) - 1
+        kept = self.names[np.arange(len(ends)), ends] != ord("/")
+        return self if kept.all() else Files(self.names[kept], self.places[kept], self.sizes[kept])
+
+    def __iter__(self) -> Iterator[File]:
+        names = self.names.view(f"S{self.names.shape[1]}").ravel().tolist()
+        return zip(names, self.places.tolist(), self.sizes.tolist(), strict=True)
+
+
+def find_headers(blocks: Bytes) -> Int64Array:
+    """Return which of the blocks (B, 512) have the magic word of a header of the ustar and GNU formats."""
+    return np.flatnonzero(_have_magic(blocks.view("<u8")))
+
+
+def find_run(headers: Bytes, contents: Bytes, places: Int64Array) -> tuple[Files, int]:
+    """Return the files of the ordinary headers at the start, each where the one before it says; and where these end.
 
     Ordinary are files of the ustar and GNU formats with octal sizes, whose names stand in one field, and
-    whose checksums are right. What looks like a header within a file is passed over, as
+    whose checksums are right; and extended headers that tell a file's time alone, as Python's
+    tarfile writes them. What looks like a header within a file is passed over, as
     the file's own header leads past it.
 
+    Args:
+        headers: (N, 512).
+        contents: (E, 512), the block behind each of those that are extended.
+        places: (N,), increasing: offsets of the headers in bytes.
+
     Returns:
-        Their names, offsets in bytes (N,) and sizes (N,).
+        The files, and the offset of the first header that is not among these.
     """
-    found = np.flatnonzero(blocks[:, 257] == ord("u"))
-    headers = blocks[found]
-    digits = headers[:, 124:135].astype(np.int64) - ord("0")
-    ordinary = ((digits >= 0) & (digits < 8)).all(axis=1) & (headers[:, 135] & ~np.uint8(32) == 0)
-    ordinary &= (headers[:, 156] == ord("0")) | (headers[:, 156] == 0)
-    ordinary &= (headers[:, 257:262] == np.frombuffer(b"ustar", dtype=np.uint8)).all(axis=1) & (headers[:, 345] == 0)
-    ordinary &= have_checksums(headers)
-    sizes = digits @ _OCTAL
-    after = found + 1 + (sizes + BLOCK - 1) // BLOCK
-    hops = np.searchsorted(found, after)
-    hops[after != np.append(found, -1)[hops]] = len(found)  # nothing is known there
-    hops[~ordinary] = -1
-    taken = _follow(hops, starts=len(found) > 0 and found[0] == 0)
-    names = headers[taken, :100].reshape(-1).view("S100").tolist()
-    if b"\0" in b"".join(names):
-        names = [name.partition(b"\0")[0] for name in names]
-    return names, found[taken] * BLOCK, sizes[taken]
+    words = headers.view("<u8")
+    kinds = headers[:, 156]
+    sizes, right = _sizes(words)
+    extended = kinds == EXTENDED
+    right &= _have_magic(words)
+    ordinary = right & ((kinds == ord("0")) | (kinds == 0)) & (headers[:, 345] == 0)
+    ordinary[extended] = right[extended] & _tell_time_alone(contents, sizes[extended])
+    ordinary &= _have_usual_checksums(headers, words)
+    after = places + BLOCK + (sizes + (BLOCK - 1) & -BLOCK)
+    taken = _follow(places, after, ordinary)
+    end = int(after[taken[-1]]) if len(taken) else int(places[0])
+    names = headers[:, :100]
+    if len(taken) < len(headers) or len(contents):
+        taken = taken[~extended[taken]]
+        names, places, sizes = names[taken], places[taken], sizes[taken]
+    return Files(_trimmed(names), places + BLOCK, sizes), end
 
 
-def _follow(hops: Int64Array, *, starts: bool) -> Int64Array:
-    """Return the places (N,) that hops lead through from the first on, up to one of -1 or beyond the end."""
-    if not starts:
-        return np.empty(0, dtype=np.int64)
-    step = hops == np.arange(1, len(hops) + 1)
-    if step.all():
-        return np.arange(len(hops))
-    taken, at, table = [], 0, hops.tolist()
+def _follow(places: Int64Array, after: Int64Array, ordinary: npt.NDArray[np.bool_]) -> Int64Array:
+    """Return the headers (N,) that lead from one to the next from the first on, up to one that is not ordinary."""
+    stops = np.flatnonzero(~ordinary)
+    length = int(stops[0]) if len(stops) else len(places)
+    hops = np.flatnonzero(after[: max(length - 1, 0)] != places[1:length])
+    if not len(hops):
+        return np.arange(length)
+    following = np.searchsorted(places, after)
+    following[after != np.append(places, -1)[following]] = len(places)  # nothing is known there
+    following[~ordinary] = -1
+    taken, at, table = [], 0, following.tolist()
     while at < len(table) and table[at] >= 0:
         taken.append(at)
         at = table[at]
     return np.array(taken, dtype=np.int64)
 
 
-def have_checksums(blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    """Say which headers (N, 512) have the checksum that they name."""
-    words = blocks.view(np.uint64)
-    used = np.flatnonzero(np.bitwise_or.reduce(words, axis=0)) if len(words) else np.empty(0, dtype=np.int64)
-    words = np.ascontiguousarray(words[:, used].T)  # most of a header is zeros
-    low = np.uint64(0x00FF00FF00FF00FF)
-    lanes = ((words & low) + ((words >> np.uint64(8)) & low)).sum(axis=0)  # four of 16 bits, each at most 32,640
-    found = lanes.view(np.uint16).reshape(-1, 4).sum(axis=1, dtype=np.int64)
+def _trimmed(names: Bytes) -> Bytes:
+    """Return names (N, W), W as long as the longest, with zeros behind each."""
+    used = np.flatnonzero(np.bitwise_or.reduce(names, axis=0))
+    names = np.ascontiguousarray(names[:, : int(used[-1]) + 1 if len(used) else 1])
+    past = np.logical_or.accumulate(names == 0, axis=1)
+    if np.any(names[past]):  # old contents of a writer's buffer
+        names[past] = 0
+    return names
+
+
+def _have_magic(words: Words) -> npt.NDArray[np.bool_]:
+    return np.asarray((words[:, 32] & _MAGIC_MASK) == _MAGIC)
+
+
+def _sizes(words: Words) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
+    """Return the sizes (N,) of headers as words (N, 64), and whether each is eleven octal digits and a zero or space."""
+    high, low = words[:, 15] >> 32, words[:, 16]  # four digits; seven, and what ends them
+    last = low >> 56
+    high = (high << 32) | (_ZEROS & 0xFFFFFFFF)
+    low = (low & _SEVEN) << 8 | ord("0")
+    digits = ((high & _DIGITS) == _ZEROS) & ((low & _DIGITS) == _ZEROS)
+    sizes = (_octal(high) << 21) + _octal(low)
+    return sizes.astype(np.int64), digits & ((last == 0) | (last == ord(" ")))
+
+
+def _octal(words: Words) -> Words:
+    """Return the numbers of eight octal digits (N,), the first of which is the lowest byte."""
+    words = words ^ _ZEROS
+    words = ((words & 0x00FF00FF00FF00FF) << 3) + ((words >> 8) & 0x00FF00FF00FF00FF)
+    words = ((words & 0x0000FFFF0000FFFF) << 6) + ((words >> 16) & 0x0000FFFF0000FFFF)
+    return ((words & 0xFFFFFFFF) << 12) + (words >> 32)
+
+
+def _tell_time_alone(contents: Bytes, sizes: Int64Array) -> npt.NDArray[np.bool_]:
+    """Say which extended headers (E, 512) are one record, "30 mtime=1763728000.1234567" and a newline."""
+    if not len(contents):
+        return np.empty(0, dtype=np.bool_)
+    starts = contents.view("<u8")[:, 0] >> 16
+    tens, ones = contents[:, 0].astype(np.int64) - ord("0"), contents[:, 1].astype(np.int64) - ord("0")
+    known = (starts == _MTIME) & (contents[:, 8] == ord("=")) & (tens >= 1) & (tens <= 9) & (ones >= 0) & (ones <= 9)
+    known &= (sizes == tens * 10 + ones) & (sizes >= 10)
+    ends = np.clip(sizes - 1, 0, BLOCK - 1)
+    return np.asarray(known & (contents[np.arange(len(contents)), ends] == ord("\n")))
+
+
+def _have_usual_checksums(headers: Bytes, words: Words) -> npt.NDArray[np.bool_]:
+    """Say which headers (N, 512) have the checksum that they name in six or seven octal digits."""
+    field = (words[:, 18] >> 32) | (words[:, 19] << 32)
+    seven = (field >> 48) & 0xF8 == ord("0")
+    ended = (field >> 56) & 0xDF == 0  # a zero or a space
+    field = np.where(seven, (field & _SEVEN) << 8 | ord("0"), (field & (_SEVEN >> 8)) << 16 | ord("0") * 257)
+    return np.asarray(ended & ((field & _DIGITS) == _ZEROS) & (_octal(field) == _sums(headers)))
+
+
+def _sums(headers: Bytes) -> Words:
+    """Return the sums of the bytes of headers (N, 512), their checksums' fields as spaces."""
+    found: Words = headers.sum(axis=1, dtype=np.uint32) - headers[:, 148:156].sum(axis=1, dtype=np.uint32)
+    return (found + 8 * ord(" ")).astype(np.uint64)
+
+
+def have_checksums(blocks: Bytes) -> npt.NDArray[np.bool_]:
+    """Say which headers (N, 512) have the checksum that they name, in whatever way."""
     field = blocks[:, 148:156].astype(np.int64)
-    found += 8 * ord(" ") - field.sum(axis=1)  # the field itself counts as spaces
     named, digits = np.zeros(len(blocks), dtype=np.int64), np.zeros(len(blocks), dtype=np.int64)
     for column in field.T:
         digit = (column >= ord("0")) & (column < ord("8"))
         named = np.where(digit, named * 8 + column - ord("0"), named)
         digits += digit
-    return np.asarray((named == found) & (digits > 0))
+    return np.asarray((named == _sums(blocks).astype(np.int64)) & (digits > 0))

@@ -1,15 +1,17 @@
 """Which files of a tar shard make up which sample, in a few flat arrays."""
 
+import itertools
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from loaderkit.datasets.index import ShardError
-from loaderkit.datasets.tarwalk import File
+from loaderkit.datasets.targroup import Grouper
+from loaderkit.datasets.tarheaders import File, Files
 from loaderkit.seeding import Int64Array
 
 _SLASH = ord("/")
@@ -70,7 +72,7 @@ class TarTable:
         )
 
 
-def group(chunks: Iterable[list[File]], shard: str) -> TarTable:
+def group(chunks: Iterable[list[File] | Files], shard: str) -> TarTable:
     """Group an archive's files to samples: the name up to the base name's first dot is the key.
 
     Files without an extension, hidden ones, and metadata (`__name__` at the start of the
@@ -80,6 +82,27 @@ def group(chunks: Iterable[list[File]], shard: str) -> TarTable:
         ShardError: If a name leads out of the archive, an extension comes
             twice in a sample, a key's files are not in sequence, or no file makes a sample.
     """
+    rest, taken, grouper = iter(chunks), [], Grouper()
+    try:
+        for chunk in rest:
+            taken.append(chunk)
+            files = chunk if isinstance(chunk, Files) else Files.of(chunk)
+            if files is None or not grouper.add(files):
+                break
+        else:
+            if (found := grouper.finish()) is not None:
+                return TarTable(*found, list(grouper.extensions))
+    except ShardError as error:
+        rest = _raising(error)  # unless something before it is wrong too
+    return _group_one_by_one(itertools.chain(taken, rest), shard)
+
+
+def _raising(error: ShardError) -> Iterator[Files]:
+    yield from ()
+    raise error
+
+
+def _group_one_by_one(chunks: Iterable[list[File] | Files], shard: str) -> TarTable:
     members: list[int] = []
     ends: list[tuple[int, int]] = []
     keys: list[bytes] = []

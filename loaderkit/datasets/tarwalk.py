@@ -1,24 +1,21 @@
 """Where the files of a tar archive lie: its headers, walked once, and none believed before its checksum."""
 
 import io
+import os
 import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
 from loaderkit.datasets.index import ShardError
-from loaderkit.datasets.tarheaders import BLOCK, find_run, have_checksums
-
-File = tuple[bytes, int, int]  # name, and offset and size of the content
+from loaderkit.datasets.tarheaders import BLOCK, File, Files, have_checksums
+from loaderkit.datasets.tarruns import RunReader
 
 _ZEROS = bytes(BLOCK)
 _CHUNK = 2048  # headers whose checksums are verified at once
 _FEW = 32  # headers that are walked over one by one before a run of them is looked for
 _WINDOW = 4096  # bytes read at once: a small file's header with the next one
-_BULK = 1 << 21  # bytes read at once where files are small
-_SMALL = 1 << 15  # bytes from one header to the next, up to which all between is read as well
 _MOST_EXTENDED = 1 << 20  # bytes of an extended header
 _FILES = b"0\x007"
 _DIRECTORY, _LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL, _VOLUME = b"5LKxgV"
@@ -41,7 +38,7 @@ _PACKED = {
 _PAX_RECORD = re.compile(rb"([1-9][0-9]{0,8}) ")
 
 
-def walk(file: BinaryIO, size_bytes: int, shard: str) -> Iterator[list[File]]:
+def walk(file: BinaryIO, size_bytes: int, shard: str) -> Iterator[list[File] | Files]:
     """Yield the regular files of an archive in their order, in chunks: ustar, GNU and PAX (POSIX.1-2001).
 
     Directories are skipped.
@@ -60,9 +57,9 @@ def walk(file: BinaryIO, size_bytes: int, shard: str) -> Iterator[list[File]]:
     _refuse_what_is_not_tar(raw, shard)
     walker = _Walker(raw, size_bytes, shard)
     while not walker.ended:
-        if walker.advance_by_run():
-            yield walker.files
-            walker.files = []
+        run = walker.advance_by_run()
+        if run is not None:
+            yield run
             continue
         try:
             walker.advance()
@@ -85,36 +82,29 @@ class _Walker:
         self._name: bytes | None = None  # what an extended header says of the next file
         self._size: int | None = None
         self._window, self._start = b"", 0
-        self._apart = 0  # mean bytes from one header to the next in the last chunk; 0 where runs don't pay
-        self._buffer: npt.NDArray[np.uint8] | None = None
+        self._count = _FEW  # headers to walk over before a run is looked for
+        self._apart = 0  # mean bytes from one header to the next
+        known = isinstance(file, io.FileIO) and hasattr(os, "pread")  # elsewhere a run would have to be fetched
+        self._runs = RunReader(file, size_bytes) if known else None
 
-    def advance_by_run(self) -> bool:
-        """Walk over ordinary headers that follow each other, all at once; False where there are none, or few."""
-        if not 0 < self._apart <= _SMALL or self._name is not None or self._size is not None:
-            return False
-        if not isinstance(self.file, io.FileIO):  # elsewhere all these bytes would have to be fetched
-            return False
-        if self._buffer is None:
-            self._buffer = np.empty(_BULK, dtype=np.uint8)
-        self.file.seek(self.offset)
-        length = self.file.readinto(self._buffer.data) or 0
-        names, offsets, sizes = find_run(self._buffer[: length // BLOCK * BLOCK].reshape(-1, BLOCK))
-        ends = offsets + (self.offset + BLOCK) + sizes
-        whole = len(ends) if not len(ends) or ends[-1] <= self.size_bytes else len(ends) - 1  # the other is an error
-        if whole < _FEW:
-            self._apart = 0
-            return False
-        places = (offsets[:whole] + (self.offset + BLOCK)).tolist()
-        found = zip(names[:whole], places, sizes[:whole].tolist(), strict=True)
-        self.files = [file for file in found if not file[0].endswith(b"/")]
-        self.offset = int(ends[whole - 1] + -ends[whole - 1] % BLOCK)
-        return True
+    def advance_by_run(self) -> Files | None:
+        """Walk over ordinary headers that follow each other, all at once; None where there are none."""
+        if self._runs is None or not self.offset or self._name is not None or self._size is not None:
+            return None
+        found = self._runs.read(self.offset, self._apart)
+        self._count = _CHUNK if found is None or len(found[0]) < _FEW else _FEW
+        if found is None:
+            return None
+        files, end = found
+        self._apart = (end - self.offset) // max(len(files), 1)
+        self.offset = end
+        return files.without_directories()
 
     def advance(self) -> None:
         """Walk over a chunk of headers."""
-        begin, count = self.offset, _CHUNK if self.offset else _FEW
-        self._walk_chunk(count)
-        self._apart = (self.offset - begin) // count
+        begin = self.offset
+        self._walk_chunk(self._count)
+        self._apart = (self.offset - begin) // self._count
 
     def _walk_chunk(self, count: int) -> None:
         for _ in range(count):
