@@ -6,7 +6,7 @@ import json
 import os
 import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -94,6 +94,11 @@ class LengthOf:
         how = self.length
         if callable(how):
             found = how(sample)
+        elif how is None and isinstance(sample, Mapping | tuple):
+            raise ValueError(
+                f"lengths: a sample is a {type(sample).__name__}, whose own length is its number of fields. Say which counts: "
+                "length= a field's key or place, or a function of a sample."
+            )
         else:
             found = sample if how is None else sample[how]
             if hasattr(found, "__len__") and getattr(found, "ndim", None) != 0:

@@ -191,7 +191,7 @@ def test_a_kill_leaves_no_part_that_is_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        (None, "sample 0|samples 0"),
+        (None, ""),
         ("text", "text"),
         (lambda sample: -1 if sample["size"] == SIZES[7] else 1, "has length -1, wanted at least 0"),
         (lambda sample: "long", "gave 'long' for a sample of type dict, wanted an integer"),
@@ -199,6 +199,8 @@ def test_a_kill_leaves_no_part_that_is_used(tmp_path: Path) -> None:
 )
 def test_a_sample_without_a_length_is_named(how: Any, message: str, workers: int) -> None:
     if how is None:
+        with pytest.raises((ValueError, RuntimeError), match="a sample is a dict, whose own length is its number of"):
+            lk.measure_lengths(Sentences(), num_workers=workers)
         with pytest.raises((ValueError, RuntimeError), match="gave None for a sample of type NoneType"):
             lk.measure_lengths([None, "a"] * 100, num_workers=workers)
         return

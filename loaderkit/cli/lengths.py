@@ -1,0 +1,191 @@
+"""`loaderkit lengths`: how long samples are, and what padding costs with each plan."""
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from loaderkit.cli.arguments import count, named, option
+from loaderkit.cli.report import complain, say
+from loaderkit.cli.source import open_source, survives_fork
+from loaderkit.length_plans import LengthBuckets, TokenBudget
+from loaderkit.lengths import measure_lengths
+from loaderkit.order import Shuffled
+from loaderkit.packing import PackPlan
+from loaderkit.plan_summary import Batches, PlanSummary, longest_times_count, summarise
+from loaderkit.pool import usable_cpus
+from loaderkit.seeding import Int64Array
+from loaderkit.windows import WINDOW
+from loaderkit.world import World
+
+_BINS, _BAR = 16, 40
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How many samples have which length, in bins that grow with the length.
+
+    Args:
+        edges: Where bins begin, and the last one ends (B + 1,).
+        counts: Samples in each (B,).
+    """
+
+    edges: Int64Array
+    counts: Int64Array
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to a parser's subcommands."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "lengths",
+        help="say how long samples are, and what padding costs with each plan",
+        description="Measure the lengths of samples, and say how much of an epoch is padding: with random batches, with "
+        "buckets, under a budget of tokens, and packed.",
+    )
+    parser.add_argument("source", metavar="SOURCE", help="a file, folder, glob, URL, or MODULE:FACTORY of a dataset")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--column", metavar="FIELD", help="the field (or its place) whose length counts, or that is one")
+    how.add_argument("--length", metavar="MODULE:FUNCTION", help="from a sample to its length, such as a tokenizer's")
+    parser.add_argument("--batch-size", type=count, default=32, metavar="N", help="samples a batch (%(default)s)")
+    parser.add_argument(
+        "--max-tokens", type=count, metavar="N", help="budget of a batch; that of BATCH_SIZE mean samples if not given"
+    )
+    parser.add_argument(
+        "--row-length", type=count, metavar="N", help="of a packed row; that of the longest sample if not given"
+    )
+    parser.add_argument(
+        "--window", type=count, default=WINDOW, metavar="N", help="samples arranged at once (%(default)s)"
+    )
+    parser.add_argument("--ranks", type=count, default=1, metavar="N", help="that share the data (%(default)s)")
+    parser.add_argument("--epoch", type=int, default=0, metavar="N", help="which (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the order (%(default)s)")
+    parser.add_argument("--plot", metavar="FILE.png", help="also draw it; needs matplotlib")
+    parser.add_argument("--cache", metavar="FILE", help="keeps the lengths for the next time")
+    parser.add_argument("--jobs", type=count, default=usable_cpus(), help="parallel processes (%(default)s)")
+    parser.add_argument("--spawn", action="store_true", help="start processes anew: for a source that can't be forked")
+    parser.add_argument(
+        "--source-format", metavar="FORMAT", help="as jsonl or tar, or MODULE:CLASS; by suffix if not given"
+    )
+    parser.add_argument(
+        "--option",
+        type=option,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the source's dataset",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, say what came of it, and return the exit code."""
+    try:
+        source = open_source(arguments.source, arguments.source_format, dict(arguments.option))
+        lengths = measure_lengths(
+            source,
+            _length(arguments),
+            num_workers=arguments.jobs,
+            cache=arguments.cache,
+            multiprocessing_context="spawn" if arguments.spawn or not survives_fork(arguments.source) else "fork",
+        )
+        if not len(lengths):
+            raise ValueError("the source has no samples.")
+        histogram = histogram_of(lengths)
+        say(_about(lengths))
+        say("")
+        for line in _bars(histogram):
+            say(line)
+        found = summaries(lengths, arguments)
+        say("")
+        for line in _table(found):
+            say(line)
+        if arguments.plot is not None:
+            from loaderkit.cli.lengths_picture import draw  # matplotlib is needed only here
+
+            draw(arguments.plot, histogram, found)
+            say(f"\n{arguments.plot}")
+    except (ValueError, TypeError, KeyError, RuntimeError, OSError, ImportError) as error:
+        complain(f"loaderkit lengths: {error}")
+        return 1
+    return 0
+
+
+def _length(arguments: argparse.Namespace) -> Any:
+    if arguments.length is not None:
+        return named(arguments.length)
+    column: str | None = arguments.column
+    return int(column) if column is not None and column.isdecimal() else column
+
+
+def summaries(lengths: Int64Array, arguments: argparse.Namespace) -> dict[str, PlanSummary]:
+    """Return what random batches and each plan make of an epoch, by the call that makes the plan."""
+    longest, size = int(lengths.max()), arguments.batch_size
+    budget = arguments.max_tokens or max(round(float(lengths.mean()) * size), longest, 1)
+    row_length = arguments.row_length or max(longest, 1)
+    rows = max(1, round(budget / row_length))
+    more: dict[str, Any] = {"window": arguments.window, "seed": arguments.seed}
+    # With few samples the ranks can't always share the last ones: left out, the plan is still comparable.
+    plans = {
+        f"LengthBuckets(batch_size={size})": LengthBuckets(lengths, size, tail="drop", **more),
+        f"TokenBudget(max_tokens={budget:,})": TokenBudget(lengths, budget, tail="drop", too_long="drop", **more),
+        f"PackPlan(row_length={row_length:,}, batch_size={rows})": PackPlan(
+            lengths, row_length, rows, tail="drop", drop_too_long=True, **more
+        ),
+    }
+    world = World(0, arguments.ranks)
+    found = {"random batches": _random(lengths, size, arguments)}
+    return found | {name: plan.with_world(world).summary(arguments.epoch) for name, plan in plans.items()}
+
+
+def _random(lengths: Int64Array, batch_size: int, arguments: argparse.Namespace) -> PlanSummary:
+    ranks, epoch = arguments.ranks, arguments.epoch
+    taken = len(lengths) // (ranks * batch_size) * ranks * batch_size
+    indices = Shuffled(len(lengths), seed=arguments.seed).indices(epoch, 0, taken)
+    bounds = np.arange(0, taken + 1, batch_size, dtype=np.int64)
+    batches = Batches(longest_times_count(lengths[indices], bounds), int(lengths[indices].sum()), taken, 0)
+    return summarise([batches], epoch=epoch, ranks=ranks, size=len(lengths))
+
+
+def histogram_of(lengths: Int64Array) -> Histogram:
+    """Count lengths in at most 16 bins, each a constant factor larger than the one before."""
+    low, high = max(1, int(lengths.min())), int(lengths.max()) + 1
+    edges = np.unique(np.geomspace(low, max(high, low + 1), _BINS + 1).round().astype(np.int64))
+    if lengths.min() == 0:
+        edges = np.concatenate([[0], edges])
+    return Histogram(edges, np.histogram(lengths, edges)[0].astype(np.int64))
+
+
+def _about(lengths: Int64Array) -> str:
+    return (
+        f"{len(lengths):,} samples, {int(lengths.sum()):,} tokens: shortest {int(lengths.min()):,}, median "
+        f"{float(np.median(lengths)):,.0f}, mean {float(lengths.mean()):,.1f}, longest {int(lengths.max()):,}"
+    )
+
+
+def _bars(histogram: Histogram) -> list[str]:
+    most = int(histogram.counts.max())
+    rows = []
+    for low, high, samples in zip(histogram.edges, histogram.edges[1:], histogram.counts.tolist(), strict=False):
+        name = f"{low:,}" if high == low + 1 else f"{low:,} to {high - 1:,}"
+        rows.append((name, samples, "#" * -(-_BAR * samples // most)))
+    width = max(len(name) for name, _, _ in rows)
+    return [f"{name:>{width}}  {bar:<{_BAR}}  {samples:,}".rstrip() for name, samples, bar in rows]
+
+
+def _table(found: dict[str, PlanSummary]) -> list[str]:
+    head = ["", "padded/real", "batches a rank", "tokens a batch", "largest", "samples left out", "rank spread"]
+    rows = [head] + [
+        [
+            name,
+            f"{one.padded_to_real:.4f}",
+            f"{one.batches:,}",
+            f"{one.mean_batch:,.0f}",
+            f"{one.max_batch:,}",
+            f"{one.left_out:,}",
+            f"{one.rank_spread:.2%}",
+        ]
+        for name, one in found.items()
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]

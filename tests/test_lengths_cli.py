@@ -1,0 +1,101 @@
+"""`loaderkit lengths` says what the plans say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import loaderkit as lk
+from loaderkit.cli import main
+from loaderkit.cli.lengths import histogram_of
+
+SIZES = np.minimum(np.random.default_rng(0).lognormal(3, 0.8, 500), 300).astype(int)
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": "x" * int(size), "size": int(size)}) + "\n" for size in SIZES))
+    return path
+
+
+def run(*arguments: object) -> int:
+    return main(["lengths", *map(str, arguments)])
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """The table's cells by the row's name."""
+    lines = text.split("\n\n")[2].splitlines()[1:]
+    return {
+        cells[0]: [cell.strip() for cell in cells[1:] if cell.strip()] for cells in (line.split("  ") for line in lines)
+    }
+
+
+def short(sample: dict[str, Any]) -> int:
+    return len(sample["text"]) // 10
+
+
+def test_it_counts_what_the_plans_count(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ("--batch-size", 8, "--max-tokens", 600, "--row-length", 400, "--window", 200, "--jobs", 1)
+    assert run(texts, "--column", "text", *settings, "--ranks", 2, "--epoch", 3) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"500 samples, {SIZES.sum():,} tokens: shortest {SIZES.min()}, median ")
+    assert text.count("#\n") == 0
+    found = rows(text)
+    more: dict[str, Any] = {"window": 200, "tail": "drop"}
+    for name, plan in {
+        "LengthBuckets(batch_size=8)": lk.LengthBuckets(SIZES, 8, **more),
+        "TokenBudget(max_tokens=600)": lk.TokenBudget(SIZES, 600, **more),
+        "PackPlan(row_length=400, batch_size=2)": lk.PackPlan(SIZES, 400, 2, **more),
+    }.items():
+        summary = plan.with_world(lk.World(0, 2)).summary(3)
+        assert found[name][:2] == [f"{summary.padded_to_real:.4f}", f"{summary.batches:,}"], name
+    keys = [lk.Loader(range(500), 8, shuffle=True).indices(3, batch) for batch in range(62)]
+    padded = sum(8 * SIZES[key].max() for key in keys)
+    assert found["random batches"][0] == f"{padded / SIZES[np.concatenate(keys)].sum():.4f}"
+
+
+@pytest.mark.parametrize(
+    ("how", "first"), [(("--column", "size"), SIZES), (("--length", f"{__name__}:short"), SIZES // 10)]
+)
+def test_a_column_or_a_function_says_the_length(
+    texts: Path, capsys: pytest.CaptureFixture[str], how: tuple[str, ...], first: Any
+) -> None:
+    assert run(texts, *how, "--jobs", 2) == 0
+    assert f" {first.sum():,} tokens" in capsys.readouterr().out
+
+
+def test_it_draws_a_picture_and_keeps_the_lengths(texts: Path, tmp_path: Path) -> None:
+    picture, cache = tmp_path / "lengths.png", tmp_path / "lengths.npz"
+    assert run(texts, "--column", "text", "--plot", picture, "--cache", cache) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert lk.measure_lengths(lk.JsonlDataset(texts), "text", cache=cache).tolist() == SIZES.tolist()
+
+
+@pytest.mark.parametrize("sizes", [[0], [5], [0, 0, 1], [1, 2, 3], [7] * 9, list(range(2000)), [1, 10**9]])
+def test_each_sample_is_in_one_bin(sizes: list[int]) -> None:
+    found = histogram_of(np.array(sizes))
+    assert found.counts.sum() == len(sizes)
+    assert (np.diff(found.edges) > 0).all()
+    assert len(found.counts) <= 17
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nothing-*.jsonl",), "nothing-"),
+        (("--column", "txt"), "txt"),
+        ((), "number of fields"),
+        (("--length", "math:sinus"), "can't be loaded"),
+    ],
+)
+def test_what_fails_is_said(
+    texts: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    source = arguments if arguments and "*" in arguments[0] else (texts, *arguments)
+    assert run(*source, "--jobs", 1) == 1
+    found = capsys.readouterr().err
+    assert found.startswith("loaderkit lengths: ")
+    assert message in found
