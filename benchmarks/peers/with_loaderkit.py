@@ -16,6 +16,7 @@ from workloads import BATCH, load_tokens, memory_job, resume_jobs, shards_of, ti
 import loaderkit as lk
 
 ROW_GROUP = 4096
+ADAPTERS = (lk.DocumentDataset, lk.ParquetDataset, lk.TarDataset)  # imported before the clock runs, as the peers are
 
 NAME, VERSION = "loaderkit", lk.__version__
 
