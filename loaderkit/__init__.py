@@ -58,7 +58,11 @@ if TYPE_CHECKING:
     from loaderkit.shard_order import ShardOrder as ShardOrder
     from loaderkit.splits import Split as Split
     from loaderkit.splits import split as split
+    from loaderkit.stream import LineReader as LineReader
+    from loaderkit.stream import LogReader as LogReader
+    from loaderkit.stream import PageReader as PageReader
     from loaderkit.stream import StreamDataset as StreamDataset
+    from loaderkit.stream import TarReader as TarReader
     from loaderkit.stream import chain as chain
     from loaderkit.stream import from_start as from_start
     from loaderkit.stream import interleave as interleave
@@ -93,12 +97,15 @@ _LAZY = {
     "LoaderConfig": "loaderkit.config",
     "Mixture": "loaderkit.sampling",
     "MultimodalCollate": "loaderkit.collate",
+    "LineReader": "loaderkit.stream",
+    "LogReader": "loaderkit.stream",
     "NpyDataset": "loaderkit.datasets",
     "Order": "loaderkit.order",
     "PackCollate": "loaderkit.collate",
     "PackPlan": "loaderkit.packing",
     "Pad": "loaderkit.collate",
     "PadCollate": "loaderkit.collate",
+    "PageReader": "loaderkit.stream",
     "ParquetDataset": "loaderkit.datasets",
     "ParquetFormat": "loaderkit.writing",
     "Plan": "loaderkit.plan",
@@ -119,6 +126,7 @@ _LAZY = {
     "TableDataModule": "loaderkit.datamodules",
     "TarDataset": "loaderkit.datasets",
     "TarFormat": "loaderkit.writing",
+    "TarReader": "loaderkit.stream",
     "TokenBudget": "loaderkit.length_plans",
     "TokenDataset": "loaderkit.datasets",
     "TokenFormat": "loaderkit.writing",
@@ -157,8 +165,10 @@ __all__ = [
     "Jagged",
     "JsonlDataset",
     "LengthBuckets",
+    "LineReader",
     "Loader",
     "LoaderConfig",
+    "LogReader",
     "Mixture",
     "MultimodalCollate",
     "NpyDataset",
@@ -167,6 +177,7 @@ __all__ = [
     "PackPlan",
     "Pad",
     "PadCollate",
+    "PageReader",
     "ParquetDataset",
     "ParquetFormat",
     "Plan",
@@ -187,6 +198,7 @@ __all__ = [
     "TableDataModule",
     "TarDataset",
     "TarFormat",
+    "TarReader",
     "TokenBudget",
     "TokenDataset",
     "TokenFormat",

@@ -304,10 +304,12 @@ def test_draws_don_t_depend_on_what_a_filter_drops() -> None:
     assert all(equal(every[value], numbers) for value, numbers in some.items())
 
 
-def test_sources_draw_apart() -> None:
+@pytest.mark.parametrize("is_chain", [False, True])
+def test_sources_draw_apart(is_chain: bool) -> None:
     """Two streams of the same seed don't shuffle and draw alike."""
-    stream = lk.interleave({named("a", [40])(lanes=1): 1, named("b", [40])(lanes=1): 1}).map(drawn)
-    found = list(loader_of(stream, 1))
+    sources = [named("a", [40])(lanes=1, window=40), named("b", [40])(lanes=1, window=40)]
+    composed = lk.chain(*sources) if is_chain else lk.interleave(dict.fromkeys(sources, 1))
+    found = list(loader_of(composed.map(drawn), 1))
     order = [
         [batch[0].item() % 100_000 for batch in found if batch[0].item() // 100_000 == source] for source in (0, 1)
     ]

@@ -112,6 +112,14 @@ def test_two_killed_ranks_on_s3_and_one_more_give_every_sample_exactly_once(tmp_
     assert "1797 of 1797 samples trained, each 1 time(s)" in text
 
 
+def test_a_stream_from_a_service_that_was_killed_comes_once_in_the_same_order(tmp_path: Path) -> None:
+    text = run(tmp_path, EXAMPLES / "stream_service.py")
+    assert "killed after batch 30 of its epoch, with 2 workers: exit code -9" in text
+    (found, wanted) = map(int, re.findall(r"(\d+) samples of (\d+), each once: True", text)[0])
+    assert found == wanted > 30 * 32  # it was killed on its way
+    assert "the same order as the uninterrupted run: True; the same weights, bit for bit: True" in text
+
+
 def test_the_command_line_trains_resumes_and_validates(tmp_path: Path) -> None:
     command = (EXAMPLES / "cli" / "main.py", "fit", "--config", EXAMPLES / "cli" / "config.yaml")
     text = run(tmp_path, *command, "--data.loader.num_workers", "1", "--trainer.max_epochs", "1")

@@ -21,19 +21,33 @@ class Pids:
     def __getitem__(self, index):
         return os.getpid()
 
+class Large(Pids):
+    def __getitem__(self, index):
+        return [os.getpid()] * 100_000  # a batch of it fills the pipe to the trainer
+
 if __name__ == "__main__":
-    loader = lk.Loader(Pids(), 1, num_workers=2, multiprocessing_context=sys.argv[1], persistent_workers=True)
-    pids = {int(batch) for batch in loader}
+    settings = {"num_workers": 2, "multiprocessing_context": sys.argv[1]}
+    if sys.argv[2] == "idle":
+        loader = lk.Loader(Pids(), 1, persistent_workers=True, **settings)
+        pids = {int(batch) for batch in loader}
+    else:
+        iterator = iter(lk.Loader(Large(), 1, collate_fn=list, **settings))
+        pids = {next(iterator)[0][0] for _ in range(2)}
+        time.sleep(1)
     print(*pids, flush=True)
     time.sleep(100)
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_workers_end_with_a_killed_trainer(method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "doing"), [("fork", "idle"), ("fork", "ahead"), ("forkserver", "idle"), ("spawn", "idle")]
+)
+def test_workers_end_with_a_killed_trainer(method: str, doing: str, tmp_path: Path) -> None:
     script = tmp_path / "trainer.py"
     script.write_text(SCRIPT)
-    trainer = subprocess.Popen([sys.executable, str(script), method], stdout=subprocess.PIPE, start_new_session=True)
+    trainer = subprocess.Popen(
+        [sys.executable, str(script), method, doing], stdout=subprocess.PIPE, start_new_session=True
+    )
     try:
         assert trainer.stdout is not None
         workers = [psutil.Process(int(pid)) for pid in trainer.stdout.readline().split()]

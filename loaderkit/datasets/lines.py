@@ -125,7 +125,7 @@ def check_text(shard: str, start: bytes) -> None:
         if start.startswith(magic):
             raise ShardError(
                 f"{shard}: compressed with {what}, where no line can be found without reading all before it. "
-                "Unpack it, or read it with lk.StreamDataset."
+                "Unpack it, or read it as a stream: lk.StreamDataset(paths, lk.LineReader())."
             )
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise ShardError(f"{shard}: UTF-16 text, wanted UTF-8.")

@@ -252,7 +252,7 @@ def _refuse_what_is_not_tar(file: Any, shard: str) -> None:
         if start.startswith(magic):
             raise ShardError(
                 f"{shard}, offset 0: compressed with {packer}, where no sample can be found without unpacking all before "
-                f"it. Unpack it ({packer} -d; pictures hardly shrink), or read it as a stream, without an index."
+                f"it. Unpack it ({packer} -d; pictures hardly shrink), or read it as a stream: lk.StreamDataset(paths, lk.TarReader())."
             )
 
 

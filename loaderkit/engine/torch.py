@@ -75,9 +75,10 @@ class StartWorker:
 
     def __call__(self, worker_id: int) -> None:
         # torch's workers watch the id of their parent process. Under forkserver that is the server's, which stays
-        # as long as they do, also when the trainer was killed.
+        # as long as they do, also when the trainer was killed; and a worker that ends waits until what it has
+        # made is read, which nobody does any more.
         parent = multiprocessing.parent_process()
-        if parent is not None and parent.pid != os.getppid():
+        if parent is not None:
             threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
         if self.init is not None:
             self.init(worker_id)
