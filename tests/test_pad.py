@@ -455,3 +455,30 @@ def test_a_rule_out_of_range_is_refused() -> None:
         lk.PadCollate({"x": lk.Pad(lengths=True)})([{"x": [1], "x_lengths": 1}])
     with pytest.raises(ValueError, match="no sequences given"):
         pad_sequences([])
+
+
+class Faulty(Lines):
+    """Documents of which one can't be read, alone or with others."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 7:
+            raise OSError("unreadable")
+        return super().__getitem__(index)
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+    def read_batch(self, indices: Any) -> lk.Ragged:
+        if 7 in indices:
+            raise OSError("unreadable")
+        return super().read_batch(indices)
+
+
+def test_a_whole_batch_without_its_bad_sample_is_collated() -> None:
+    collate, data = lk.PadCollate(lk.Pad(lengths=True)), Faulty()
+    loader = lk.Loader(data, 20, collate_fn=collate, bad_samples=lk.BadSamples("skip", max_count=1))
+    batches = list(loader)
+    wanted = [row for index, row in enumerate(data.rows) if index != 7]
+    assert [len(padded) for padded, _ in batches] == [19, 20, 20]
+    found = [sample for padded, lengths in batches for sample in lk.unpad(padded, lengths)]
+    assert all(same(left, torch.from_numpy(right)) for left, right in zip(found, wanted, strict=True))

@@ -14,7 +14,8 @@ _SHARED_FROM = 1 << 17  # bytes
 
 def is_shared(size_bytes: int) -> bool:
     """Say whether a tensor of that size is to be made in shared memory."""
-    return size_bytes > _SHARED_FROM and torch_data.get_worker_info() is not None
+    info = torch_data.get_worker_info() if size_bytes > _SHARED_FROM else None
+    return info is not None and not hasattr(info, "writes_into_slots")
 
 
 def new_empty(shape: Sequence[int], like: Tensor) -> Tensor:

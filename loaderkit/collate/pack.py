@@ -137,13 +137,13 @@ class PackCollate:
                 f"PackCollate: labels={self.labels!r} of tokens {tuple(tokens.shape)} {tokens.dtype}, wanted whole numbers (R, T). "
                 "For other sequences use labels=None"
             )
-        flat = tokens.reshape(-1)
-        labels = flat.to(torch.int64, copy=True)
+        flat = tokens.reshape(-1).cpu().numpy()
+        labels = flat.astype(np.int64)
         if self.labels == "next":
-            labels[:-1] = flat[1:].to(torch.int64)
-        labels[torch.from_numpy(layout.borders(last=self.labels == "next"))] = self.ignore_index
-        labels[torch.from_numpy(layout.documents < 0)] = self.ignore_index
-        return labels.view(tokens.shape)
+            labels[:-1] = flat[1:]
+        labels[layout.borders(last=self.labels == "next")] = self.ignore_index
+        labels[layout.documents < 0] = self.ignore_index
+        return torch.from_numpy(labels).view(tokens.shape)
 
     @staticmethod
     def _check_lengths(name: str, found: list[int], wanted: list[int]) -> None:

@@ -1,0 +1,119 @@
+"""Sequences of several lengths to a batch: padded with mask and lengths, or end to end with offsets.
+
+Batches of 64 to 256 sequences of 16 to 512 tokens, one after another. The reference is what one
+writes by hand on torch: `pad_sequence`, a comparison for the mask, a tensor of lengths. One thread, as
+in a worker of `DataLoader`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from harness import LIMIT, OURS, TORCH, Row, drain, interleave, parse_options, ratio, report, spread
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+import loaderkit as lk
+
+SIZES = (64, 128, 256)
+BY_HAND = "pad_sequence + mask + lengths (the reference)"
+CAST = "the same, cast to int64 first"
+PAD = lk.PadCollate(lk.Pad(mask=True, lengths=True))
+JOIN = lk.RaggedCollate(nested=False)
+SAMPLES: dict[str, Callable[[Any], Any]] = {
+    "tensors": torch.from_numpy,
+    "arrays": lambda array: array,
+    "lists": lambda array: array.tolist(),
+}
+
+
+def by_hand(sequences: list[Any], cast: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    tensors = [torch.as_tensor(sequence) for sequence in sequences]
+    if cast is not None:
+        tensors = [tensor.to(cast) for tensor in tensors]
+    lengths = torch.tensor([len(tensor) for tensor in tensors])
+    padded = pad_sequence(tensors, batch_first=True)
+    return padded, torch.arange(padded.shape[1]) < lengths[:, None], lengths
+
+
+def make_batches(count: int, size: int, dtype: Any) -> list[list[Any]]:
+    generator = np.random.default_rng(0)
+    return [
+        [generator.integers(0, 50_000, length).astype(dtype) for length in generator.integers(16, 513, size)]
+        for _ in range(count)
+    ]
+
+
+def contenders_for(batches: list[list[Any]], kind: str) -> dict[str, Callable[[], object]]:
+    """Return what to time: all batches, by each contender."""
+    given = [[SAMPLES[kind](array) for array in batch] for batch in batches]
+
+    def run(collate: Callable[[Any], Any], inputs: list[Any]) -> Callable[[], object]:
+        return lambda: drain(map(collate, inputs))
+
+    found = {BY_HAND: run(by_hand, given), "lk.PadCollate": run(PAD, given), "lk.RaggedCollate": run(JOIN, given)}
+    if batches[0][0].dtype == np.uint16 and kind != "lists":
+        found[CAST] = run(lambda batch: by_hand(batch, torch.int64), given)
+    if kind == "arrays":
+        joined = [JOIN(batch) for batch in given]
+        found["lk.PadCollate, of one Ragged"] = run(PAD.collate_batch, joined)
+        packing = lk.PackCollate()
+        found["lk.PackCollate, one row with labels"] = run(packing, given)
+    padded, mask, lengths = by_hand(given[0])
+    for left, right in zip(PAD(given[0]), (padded, lengths, mask), strict=True):
+        if not torch.equal(left, right):
+            raise RuntimeError("collate: the contenders make different batches.")
+    return found
+
+
+def main() -> None:
+    options = parse_options(__doc__)
+    torch.set_num_threads(1)
+    rounds, count = (3, 8) if options.quick else (20, 48)
+    rows: list[Row] = []
+    for kind in SAMPLES:
+        for dtype in ("int64", "uint16") if kind != "lists" else ("int64",):
+            for size in SIZES:
+                taken = interleave(contenders_for(make_batches(count, size, dtype), kind), rounds=rounds)
+                for name, seconds in taken.items():
+                    low, middle, high = spread(seconds.values())
+                    rows.append(
+                        {
+                            "contender": name,
+                            "samples": kind,
+                            "dtype": dtype,
+                            "batch_size": size,
+                            "us_per_batch": middle * 1e6 / count,
+                            "us_per_batch_q1": low * 1e6 / count,
+                            "us_per_batch_q3": high * 1e6 / count,
+                            "times_faster": 1 / ratio(seconds, taken[BY_HAND]),
+                            "repeats": len(seconds),
+                        }
+                    )
+    report("collate", rows, options, lambda figure: draw(figure, rows), height=5.4)
+
+
+def draw(figure: Any, rows: list[Row]) -> None:
+    groups = list(dict.fromkeys((row["samples"], row["dtype"]) for row in rows))
+    all_axes = figure.subplots(1, len(groups), sharey=True)
+    names = list(dict.fromkeys(row["contender"] for row in rows))
+    colours = dict(zip(names, (TORCH, OURS, "#54aeff", LIMIT, "#8a63d2", "#2da44e"), strict=False))
+    for axes, (kind, dtype) in zip(all_axes, groups, strict=True):
+        for name in names:
+            some = [row for row in rows if (row["contender"], row["samples"], row["dtype"]) == (name, kind, dtype)]
+            if some:
+                places = [row["batch_size"] for row in some]
+                axes.plot(places, [row["times_faster"] for row in some], "o-", color=colours[name], label=name)
+        axes.set_title(f"{dtype}, {kind}", loc="left", fontsize=10)
+        axes.set_xticks(SIZES)
+        axes.set_ylim(0)
+        axes.axhline(1, color="#24292f", linewidth=0.8, linestyle=":")
+    all_axes[0].set_ylabel("times as fast as the reference")
+    labels = {label: line for axes in all_axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(labels.values(), labels.keys(), loc="outside upper center", ncols=2, fontsize=8)
+    figure.suptitle("Sequences of 16 to 512 tokens to a batch, by sequences a batch", x=0.01, ha="left", fontsize=11)
+
+
+if __name__ == "__main__":
+    main()
