@@ -10,7 +10,7 @@ from loaderkit.seeding import Int64Array
 
 _BULK = 1 << 21  # bytes read at once where files are small
 _SMALL = 1 << 14  # bytes from one header to the next, up to which all between is read as well
-_WINDOW = 4096  # bytes read at once where files are large: headers of small files among them lie together
+_WINDOW = 2048  # bytes read at once where files are large: headers of small files among them lie together
 _LEAST, _MOST = 64, 2048  # headers that are read before they are verified
 
 Found = tuple[Bytes, Bytes, Int64Array]  # headers, the blocks behind those that are extended, and offsets
@@ -73,30 +73,30 @@ class RunReader:
 
     def _one_by_one(self, offset: int) -> Found:
         """Read what lies around headers, each where the one before it says."""
-        number, read = self._file.fileno(), os.pread
-        windows: list[bytes] = []
-        rows: list[int] = []
+        number, read, step, last = self._file.fileno(), os.preadv, _WINDOW, _WINDOW - 2 * BLOCK
+        content = bytearray(self._wanted * step)
+        view = memoryview(content)
+        windows: list[int] = []  # where they begin
         places: list[int] = []
-        last = _WINDOW - 2 * BLOCK  # so that what an extended header says is there too
+        begin = 0
         try:
-            while len(rows) < self._wanted:
-                window = read(number, _WINDOW, offset)
-                if len(window) < _WINDOW:
-                    break
-                row, at = len(windows) * (_WINDOW // BLOCK), 0
-                windows.append(window)
-                while at <= last:
-                    size = int(window[at + 124 : at + 135], 8)
+            while len(places) < self._wanted and read(number, (view[begin : begin + step],), offset) == step:
+                windows.append(offset)
+                at = 0
+                while at <= last:  # so that the block behind the header is there too
+                    field = begin + at + 124
+                    size = int(content[field : field + 11], 8)
                     if size < 0:
                         raise ValueError
-                    rows.append(row + at // BLOCK)
                     places.append(offset + at)
                     at += BLOCK + (size + (BLOCK - 1) & -BLOCK)
                 offset += at
+                begin += step
         except ValueError:  # no size: not ours
             pass
-        blocks = np.frombuffer(b"".join(windows), dtype=np.uint8).reshape(-1, BLOCK)
-        found = np.array(rows, dtype=np.int64)
-        headers = blocks[found]
-        contents = blocks[found[headers[:, 156] == EXTENDED] + 1]
-        return headers, contents, np.array(places, dtype=np.int64)
+        blocks = np.frombuffer(content, dtype=np.uint8).reshape(-1, BLOCK)
+        found, starts = np.array(places, dtype=np.int64), np.array(windows, dtype=np.int64)
+        part = np.searchsorted(starts, found, side="right") - 1
+        rows = part * (step // BLOCK) + (found - starts[part]) // BLOCK
+        headers = blocks[rows]
+        return headers, blocks[rows[headers[:, 156] == EXTENDED] + 1], found

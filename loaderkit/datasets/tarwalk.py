@@ -84,7 +84,7 @@ class _Walker:
         self._window, self._start = b"", 0
         self._count = _FEW  # headers to walk over before a run is looked for
         self._apart = 0  # mean bytes from one header to the next
-        known = isinstance(file, io.FileIO) and hasattr(os, "pread")  # elsewhere a run would have to be fetched
+        known = isinstance(file, io.FileIO) and hasattr(os, "preadv")  # elsewhere a run would have to be fetched
         self._runs = RunReader(file, size_bytes) if known else None
 
     def advance_by_run(self) -> Files | None:

@@ -1,0 +1,204 @@
+"""Indexing shards: CPU and wall time of `loaderkit index` per million samples, from the page cache.
+
+Tar shards of 5,000 samples of two files: small (below 512 bytes), mixed (1 byte to 10 KB), and pictures of about
+100 KB with a class; mixed ones also as Python's tarfile writes them when times have fractions, as webdataset's writer
+does: an extended header before each file. Also lines of JSON, and rows of Parquet, whose footers alone are read. What
+pictures hold is a hole in the file: only what is read of it takes memory. CPU time is that of one process, wall time that of two.
+
+The limit is the least that a reader of all headers in Python does, a bare loop: read a header, parse its size, go
+on; for lines, to read the file and count its newlines; for Parquet, to read the footer. The peer is Python's tarfile,
+which lists the members.
+"""
+
+import contextlib
+import io
+import os
+import random
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from harness import LIMIT, OURS, TORCH, Row, interleave, parse_options, report, seconds, spread
+
+from loaderkit.cli.command import main as loaderkit
+
+SHARD = 5_000  # samples in a tar shard
+Sizes = Callable[[random.Random], tuple[tuple[str, int], tuple[str, int]]]
+TARS: dict[str, tuple[int, float, Sizes]] = {  # shards, time of change, files of a sample
+    "tar, below 512 B": (40, 0, lambda draw: (("cls", 1), ("txt", draw.randrange(1, 512)))),
+    "tar, 1 B to 10 KB": (20, 0, lambda draw: (("bin", draw.randrange(1, 10_241)), ("txt", draw.randrange(1, 10_241)))),
+    "tar, 1 B to 10 KB, extended headers": (
+        20,
+        1.5,
+        lambda draw: (("bin", draw.randrange(1, 10_241)), ("txt", draw.randrange(1, 10_241))),
+    ),
+    "tar, 100 KB and a class": (20, 0, lambda draw: (("cls", 1), ("jpg", draw.randrange(80_000, 120_000)))),
+}
+OURS_NAME, BARE, PEER = "loaderkit index", "bare loop (the limit)", "tarfile"
+COLOURS = {OURS_NAME: OURS, BARE: LIMIT, PEER: TORCH}
+
+
+def write_tar(path: Path, start: int, changed: float, sizes: Sizes) -> None:
+    """Write a shard; of large files the place alone."""
+    draw, content = random.Random(start), os.urandom(10_240)
+    with path.open("wb") as file:
+        for number in range(start, start + SHARD):
+            for extension, size in sizes(draw):
+                member = tarfile.TarInfo(f"{number:09d}.{extension}")
+                member.size, member.mtime = size, changed
+                file.write(member.tobuf(tarfile.PAX_FORMAT))
+                file.seek(size, os.SEEK_CUR) if size > len(content) else file.write(content[:size])
+                file.seek(-size % 512, os.SEEK_CUR)
+        file.write(bytes(10_240))
+
+
+def write_lines(path: Path, start: int, samples: int) -> None:
+    path.write_text(
+        "".join(
+            f'{{"text": "{"word " * (number % 60)}", "label": {number % 9}}}\n'
+            for number in range(start, start + samples)
+        )
+    )
+
+
+def write_rows(path: Path, start: int, samples: int) -> None:
+    column = np.arange(start, start + samples)
+    pq.write_table(pa.table({"x": column, "y": column % 7}), path, row_group_size=10_000)
+
+
+def ours(folder: Path, jobs: int) -> None:
+    for path in folder.glob("*.lkindex"):
+        path.unlink()
+    with contextlib.redirect_stdout(io.StringIO()):
+        if code := loaderkit(["index", str(folder), "--jobs", str(jobs), "--quiet"]):
+            raise SystemExit(f"index: loaderkit index ended with {code}.")
+
+
+def walk_headers(shards: list[Path]) -> None:
+    for shard in shards:
+        number = os.open(shard, os.O_RDONLY)
+        offset = 0
+        with contextlib.suppress(ValueError):  # the end mark
+            while True:
+                offset += 512 + (int(os.pread(number, 512, offset)[124:135], 8) + 511 & -512)
+        os.close(number)
+
+
+def list_members(shards: list[Path]) -> None:
+    for shard in shards:
+        with tarfile.open(shard) as archive:
+            archive.getmembers()
+
+
+def count_lines(shards: list[Path]) -> None:
+    for shard in shards:
+        with shard.open("rb") as file:
+            while block := file.read(1 << 20):
+                block.count(b"\n")
+
+
+def read_footers(shards: list[Path]) -> None:
+    for shard in shards:
+        pq.read_metadata(shard)
+
+
+def cpu(function: Callable[[], object], taken: list[float]) -> None:
+    """Note the CPU time of one call, all threads together."""
+    start = time.process_time()
+    function()
+    taken.append(time.process_time() - start)
+
+
+def kinds(folder: Path, quick: bool) -> Iterator[tuple[str, Path, int, Callable[[list[Path]], None]]]:
+    """Write each kind of shards: yield its name, folder, samples and limit."""
+    for number, (name, (shards, changed, sizes)) in enumerate(TARS.items()):
+        place = folder / str(number)
+        place.mkdir()
+        shards = 2 if quick else shards
+        for shard in range(shards):
+            write_tar(place / f"{shard:03d}.tar", shard * SHARD, changed, sizes)
+        yield name, place, shards * SHARD, walk_headers
+    for name, suffix, samples, write, limit in (
+        ("lines of JSON", "jsonl", 100_000, write_lines, count_lines),
+        ("rows of Parquet", "parquet", 1_000_000, write_rows, read_footers),
+    ):
+        place = folder / suffix
+        place.mkdir()
+        shards, each = 2 if quick else 10, samples // (100 if quick else 1)
+        for shard in range(shards):
+            write(place / f"{shard:03d}.{suffix}", shard * each, each)
+        yield name, place, shards * each, limit
+
+
+def measure(place: Path, samples: int, limit: Callable[[list[Path]], None], rounds: int) -> Iterator[Row]:
+    """Time the contenders on a folder of shards."""
+    shards = sorted(path for path in place.iterdir() if path.suffix != ".lkindex")
+    few = shards[: max(1, len(shards) // 10)]  # for what takes long
+    contenders: dict[str, tuple[Callable[[], None], float]] = {
+        OURS_NAME: (partial(ours, place, 1), 1),
+        BARE: (partial(limit, shards), 1),
+    }
+    if limit is walk_headers:
+        contenders[PEER] = (partial(list_members, few), len(shards) / len(few))
+    taken: dict[str, list[float]] = {name: [] for name in [*contenders, "two"]}
+    two = partial(ours, place, 2)
+    calls: dict[str, Callable[[], None]] = {
+        name: partial(cpu, call, taken[name]) for name, (call, _) in contenders.items()
+    }
+    calls["two"] = lambda: taken["two"].append(seconds(two))
+    interleave(calls, rounds=rounds)
+    for name, (_, share) in contenders.items():
+        low, middle, high = spread(
+            value * share / samples * 1e6 for value in taken[name][1:]
+        )  # the first is not counted
+        both = spread(value / samples * 1e6 for value in taken["two"][1:]) if name == OURS_NAME else ("", "", "")
+        yield {
+            "contender": name,
+            "cpu_s_per_million": middle,
+            "cpu_s_q1": low,
+            "cpu_s_q3": high,
+            "cpu_s_least": min(taken[name][1:]) * share / samples * 1e6,
+            "wall_s_two_processes": both[1],
+            "wall_s_q1": both[0],
+            "wall_s_q3": both[2],
+            "samples": samples,
+            "repeats": rounds,
+        }
+
+
+def main() -> None:
+    options = parse_options(__doc__)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, place, samples, limit in kinds(Path(folder), options.quick):
+            found = measure(place, samples, limit, 3 if options.quick else 11)
+            rows += [{"shards": name, **row} for row in found]
+    report("index", rows, options, lambda figure: plot(figure, rows), height=5)
+
+
+def plot(figure: Any, rows: list[Row]) -> None:
+    axes = figure.subplots()
+    names = list(dict.fromkeys(row["shards"] for row in rows))
+    for offset, contender in enumerate(COLOURS):
+        mine = {row["shards"]: row for row in rows if row["contender"] == contender}
+        places = [names.index(name) + (offset - 1) * 0.27 for name in mine]
+        values = [row["cpu_s_per_million"] for row in mine.values()]
+        bars = axes.barh(places, values, height=0.25, label=contender, color=COLOURS[contender])
+        axes.bar_label(bars, [f" {value:.2g} s" for value in values])
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.margins(x=0.15)
+    axes.set_xlabel("seconds of CPU for a million samples (less is better)")
+    axes.legend(frameon=False)
+
+
+if __name__ == "__main__":
+    main()
