@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from loaderkit.datamodules import ImageDataModule as ImageDataModule
     from loaderkit.datamodules import ShardDataModule as ShardDataModule
     from loaderkit.datamodules import TableDataModule as TableDataModule
+    from loaderkit.datamodules import TextBatching as TextBatching
+    from loaderkit.datamodules import TextDataModule as TextDataModule
     from loaderkit.datasets import ArrayDataset as ArrayDataset
     from loaderkit.datasets import CsvDataset as CsvDataset
     from loaderkit.datasets import DocumentDataset as DocumentDataset
@@ -127,6 +129,8 @@ _LAZY = {
     "TarDataset": "loaderkit.datasets",
     "TarFormat": "loaderkit.writing",
     "TarReader": "loaderkit.stream",
+    "TextBatching": "loaderkit.datamodules",
+    "TextDataModule": "loaderkit.datamodules",
     "TokenBudget": "loaderkit.length_plans",
     "TokenDataset": "loaderkit.datasets",
     "TokenFormat": "loaderkit.writing",
@@ -199,6 +203,8 @@ __all__ = [
     "TarDataset",
     "TarFormat",
     "TarReader",
+    "TextBatching",
+    "TextDataModule",
     "TokenBudget",
     "TokenDataset",
     "TokenFormat",

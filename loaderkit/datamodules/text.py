@@ -1,0 +1,354 @@
+"""A DataModule for texts: tokenized once, batched by length."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from loaderkit.collate import PackCollate, Pad, PadCollate
+from loaderkit.config import LoaderConfig
+from loaderkit.datamodules.base import DataModule
+from loaderkit.datamodules.shards import open_shards
+from loaderkit.datasets.texts import TokenSpans, tokenize
+from loaderkit.datasets.urls import Urls, expand
+from loaderkit.length_plans import LengthBuckets, TokenBudget
+from loaderkit.loader import Loader
+from loaderkit.packing import PackPlan
+from loaderkit.plan import Plan
+from loaderkit.splits import split
+from loaderkit.windows import WINDOW
+from loaderkit.writing.tokens import encode_bytes
+
+L = TypeVar("L", bound=Loader)
+TextData = Any  # columns by name, a dataset of dicts, or Urls
+How = Literal["random", "buckets", "budget", "packed", "windows"]
+BYTE_END, BYTE_VOCABULARY = 256, 257
+IGNORED = -100  # what torch's cross_entropy leaves out
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TextBatching:
+    """How texts become batches.
+
+    Args:
+        how: "random": any texts, padded. "buckets": `batch_size` texts of like lengths, padded. "budget": as many texts
+            as `max_tokens` allow, padded. For language models also "packed": `batch_size` rows of `max_length` tokens,
+            each with several texts; and "windows": all texts end to end, in stretches of `max_length`.
+        max_length: Of a text, in tokens. To classify, what is behind it is cut off; for a language model the text is
+            cut into pieces.
+        max_tokens: Of a batch, padding included.
+        window: How many texts are arranged by length together.
+
+    Raises:
+        ValueError: If a setting is out of range, missing, or not for this way.
+    """
+
+    how: How = "buckets"
+    max_length: int | None = None
+    max_tokens: int | None = None
+    window: int = WINDOW
+
+    def __post_init__(self) -> None:
+        if self.how not in get_args(How):
+            raise ValueError(f"TextBatching: how is {self.how!r}, wanted one of {', '.join(map(repr, get_args(How)))}.")
+        if (self.max_tokens is not None) != (self.how == "budget"):
+            raise ValueError(
+                f"TextBatching: how={self.how!r} and max_tokens={self.max_tokens}; 'budget', and only it, has one."
+            )
+        if self.how in ("packed", "windows") and self.max_length is None:
+            raise ValueError(f"TextBatching: how={self.how!r} needs max_length=, the tokens of a row.")
+        if self.max_length is not None and self.max_length < 2:
+            raise ValueError(f"TextBatching: max_length is {self.max_length}, wanted at least 2.")
+
+
+class TextDataModule(DataModule):
+    """Trains on texts, to classify them or to model their language.
+
+    Texts are tokenized once, and kept in memory as the smallest integers that hold the vocabulary; under a Trainer they
+    are int64 on the device. A batch is a dict. To classify: `tokens` (B, T), `tokens_lengths` (B,), `label` (B,). For a
+    language model (no `label=`): `tokens` (B, T), `labels` (B, T), the next token at each place, -100 where there is
+    none, and `tokens_lengths`; packed as `PackCollate` says. For more text than fits in memory: `loaderkit shard --format tokens`
+    and ShardDataModule.
+
+    Args:
+        train: Columns by name (also a DataFrame), a dataset of dicts, or files: a path, folder, glob or URL, or a list
+            of them, in any format that ShardDataModule reads, or `.txt`, each file a text.
+        val: The same. Without it, some of the training data.
+        test: The same.
+        predict: The same; it needs no label.
+        text: The field with the text.
+        label: The field with the class; None: a language model.
+        classes: The labels' values, each at the place of its code; by default those of the training data, sorted.
+        tokenizer: From a text to a list of tokens; Hugging Face's will do. The bytes of UTF-8 by default.
+        vocab_size: Number of tokens; by default the tokenizer says it.
+        end_token: For a language model, put after each text; 256 by default for bytes, else none.
+        pad_token: Written as padding.
+        batching: How texts become batches.
+        splits: Shares of the training data, such as {"train": 0.8, "val": 0.1, "test": 0.1}. By default 0.1 are "val" if there is
+            no val. The side of a text depends on the loader's seed and on its tokens alone, so that equal ones are on one.
+        format: Of files, as for ShardDataModule.
+        loader: The loaders' settings.
+        eval_loader: Those for val, test and predict.
+
+    Raises:
+        ValueError: If settings contradict each other, or, when the data is read, if it is not what they say.
+    """
+
+    def __init__(
+        self,
+        train: TextData = None,
+        val: TextData = None,
+        test: TextData = None,
+        predict: TextData = None,
+        *,
+        text: str = "text",
+        label: str | None = None,
+        classes: Sequence[Any] | None = None,
+        tokenizer: Callable[[str], Any] | None = None,
+        vocab_size: int | None = None,
+        end_token: int | None = None,
+        pad_token: int = 0,
+        batching: TextBatching | None = None,
+        splits: Mapping[str, float] | None = None,
+        format: str | None = None,  # noqa: A002 - the field's name for it
+        loader: LoaderConfig | None = None,
+        eval_loader: LoaderConfig | None = None,
+    ) -> None:
+        given = {"train": train, "val": val, "test": test, "predict": predict}
+        self._sources = {name: data for name, data in given.items() if data is not None}
+        self._splits = self._check_splits(splits)
+        parts = {*self._sources, *self._splits}
+        super().__init__(
+            **{name: functools.partial(self._part, name) for name in given if name in parts},
+            loader=loader,
+            eval_loader=eval_loader,
+        )
+        self.batching = batching or TextBatching()
+        self._text, self._label, self._format = text, label, format
+        self._classes = None if classes is None else list(classes)
+        self._tokenizer, self._vocab_size, self._pad_token = tokenizer, vocab_size, pad_token
+        self.end_token = BYTE_END if tokenizer is None and end_token is None and label is None else end_token
+        self._read: dict[str, tuple[TokenSpans, list[Any] | None]] = {}
+        for config in (loader, eval_loader):
+            if config is not None and (config.plan is not None or config.order is not None):
+                raise ValueError(
+                    "TextDataModule: the loader has plan= or order=, wanted batching=TextBatching(...) here."
+                )
+        if label is not None and self.batching.how in ("packed", "windows"):
+            raise ValueError(
+                f"TextDataModule: label={label!r} and how={self.batching.how!r}; texts to classify are batched as 'random', "
+                "'buckets' or 'budget'."
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens.
+
+        Raises:
+            ValueError: If neither the caller nor the tokenizer says it.
+        """
+        if self._vocab_size is not None:
+            return self._vocab_size
+        own = self._tokenizer
+        if own is None:
+            return BYTE_VOCABULARY
+        owner = getattr(own, "__self__", own)  # of a method, such as tokenizers' encode
+        if hasattr(owner, "__len__"):
+            return len(owner)
+        size = getattr(owner, "vocab_size", None) or getattr(owner, "get_vocab_size", lambda: None)()
+        if size is None:
+            raise ValueError("TextDataModule: the tokenizer has neither a length nor vocab_size. Say it: vocab_size=.")
+        return int(size)
+
+    @property
+    def classes(self) -> list[Any]:
+        """The labels' values, each at the place of its code.
+
+        Raises:
+            ValueError: If texts are not classified, or nothing says the classes.
+        """
+        if self._classes is None:
+            if self._label is None or "train" not in self._sources:
+                raise ValueError(
+                    "TextDataModule: no classes: wanted label= and training data to find them in, or classes=[...]."
+                )
+            self._classes = sorted(set(self._source("train")[1] or []))
+        return self._classes
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(self.classes)
+
+    @override
+    def prepare_data(self) -> None:
+        for data in self._sources.values():
+            if _is_urls(data) and not _is_text_files(data):
+                open_shards(data, format=self._format)  # makes the index files, once a node
+
+    @override
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        if isinstance(batch, dict) and isinstance(batch.get("tokens"), Tensor):
+            return {**batch, "tokens": batch["tokens"].long()}
+        return batch
+
+    @override
+    def _make_loader(self, kind: type[L], dataset: Any, config: LoaderConfig, shuffle: bool) -> L:
+        plan = self._plan(dataset, config, shuffle)
+        collate = config.collate_fn or self._collate()
+        changed = dataclasses.replace(config, plan=plan, collate_fn=collate, shuffle=None)
+        return super()._make_loader(kind, dataset, changed, shuffle and plan is None)
+
+    def _plan(self, dataset: TokenSpans, config: LoaderConfig, shuffle: bool) -> Plan | None:
+        how, size = self.batching, config.batch_size or 1
+        more: dict[str, Any] = {
+            "window": how.window,
+            "shuffle": shuffle,
+            "seed": config.seed,
+            "tail": config.tail_policy,
+        }
+        if how.how == "buckets":
+            return LengthBuckets(dataset.lengths(), size, **more)
+        if how.how == "budget" and how.max_tokens is not None:
+            return TokenBudget(dataset.lengths(), how.max_tokens, **more)
+        if how.how == "packed" and how.max_length is not None:
+            return PackPlan(dataset.lengths(), how.max_length, size, **more)
+        return None
+
+    def _collate(self) -> Callable[[Any], Any]:
+        if self.batching.how == "packed":
+            return PackCollate(row_length=self.batching.max_length, pad_value=self._pad_token)
+        pad = PadCollate({"tokens": Pad(value=self._pad_token, lengths=True)})
+        return pad if self._label is not None else NextTokens(pad, overlapping=self.batching.how == "windows")
+
+    def _part(self, name: str) -> TokenSpans:
+        """Return the samples of a part of the data."""
+        source = "train" if name in self._splits else name
+        spans, labels = self._source(source)
+        if self._label is not None and labels is not None:
+            spans = TokenSpans(spans.flat, spans.starts, spans.sizes, self._codes(labels, source))
+        if name in self._splits:
+            sides = split(list(range(len(spans))), self._splits, seed=self.loader_config.seed, group_by=spans.digests())
+            spans = spans.take(sides.indices(name))
+        length = self.batching.max_length
+        if self.batching.how == "windows" and length is not None:
+            return spans.joined().cut_up(length + 1)
+        if length is None:
+            return spans
+        return spans.cut_up(length) if self._label is None else spans.cut_short(length)
+
+    def _source(self, name: str) -> tuple[TokenSpans, list[Any] | None]:
+        if name not in self._read:
+            label = self._label
+            texts, labels = _read_texts(self._sources[name], name, self._text, label, name != "predict", self._format)
+            dtype = np.min_scalar_type(max(self.vocab_size, (self.end_token or 0) + 1) - 1)
+            tokens = tokenize(
+                texts, self._tokenizer or encode_bytes, dtype=dtype, end_token=self.end_token if label is None else None
+            )
+            self._read[name] = tokens, labels
+        return self._read[name]
+
+    def _codes(self, labels: list[Any], name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+        codes = {value: code for code, value in enumerate(self.classes)}
+        unknown = sorted({str(value) for value in labels if value not in codes})
+        if unknown:
+            raise ValueError(
+                f"TextDataModule: {name} has classes {unknown[:5]}, which are not among the {len(codes)} known ones. Name all: "
+                "classes=[...]."
+            )
+        return np.array([codes[value] for value in labels], dtype=np.int64)
+
+    def _check_splits(self, splits: Mapping[str, float] | None) -> dict[str, float]:
+        if splits is None:
+            alone = "train" in self._sources and "val" not in self._sources
+            return {"train": 0.9, "val": 0.1} if alone else {}
+        twice = sorted(set(splits) & set(self._sources) - {"train"})
+        unknown = sorted(set(splits) - {"train", "val", "test", "predict"})
+        if twice or unknown or "train" not in splits or "train" not in self._sources:
+            raise ValueError(
+                f"TextDataModule: splits={dict(splits)} with data for {sorted(self._sources)}; wanted shares of the training data "
+                "for train and for parts without data of their own."
+            )
+        return dict(splits)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NextTokens:
+    """A collate function that pads texts and adds `labels`: the next token at each place.
+
+    Args:
+        pad: Pads `tokens` on the right, and adds their lengths.
+        overlapping: Whether a text's last token is only the label of the one before.
+    """
+
+    pad: PadCollate
+    overlapping: bool = False
+
+    def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
+        return self._label(self.pad(samples))
+
+    def collate_batch(self, batch: Any) -> dict[str, Any]:
+        """Return the same for what a dataset's `read_batch` returns."""
+        return self._label(self.pad.collate_batch(batch))
+
+    def _label(self, batch: dict[str, Any]) -> dict[str, Any]:
+        tokens, lengths = batch["tokens"], batch["tokens_lengths"]
+        labels = torch.full(tokens.shape, IGNORED)
+        labels[:, :-1] = tokens[:, 1:]
+        labels[torch.arange(tokens.shape[1]) >= lengths[:, None] - 1] = IGNORED
+        if self.overlapping:
+            steps = max(1, tokens.shape[1] - 1)
+            return {**batch, "tokens": tokens[:, :steps], "labels": labels[:, :steps], "tokens_lengths": lengths - 1}
+        return {**batch, "labels": labels}
+
+
+def _is_urls(data: TextData) -> bool:
+    first = data[0] if isinstance(data, list | tuple) and data else data
+    return isinstance(first, str | Path)
+
+
+def _is_text_files(urls: Urls) -> bool:
+    given = urls if isinstance(urls, list | tuple) else [urls]
+    return all(str(url).endswith(".txt") for url in given)
+
+
+def _read_texts(
+    data: TextData,
+    name: str,
+    text: str,
+    label: str | None,
+    labelled: bool,
+    format: str | None,  # noqa: A002
+) -> tuple[list[str], list[Any] | None]:
+    """Return the texts, and their labels where there are some."""
+    if _is_urls(data) and _is_text_files(data):
+        if label is not None:
+            raise ValueError(
+                f"TextDataModule: {name} is text files, which have no field {label!r}. Give them as columns."
+            )
+        return [Path(path).read_text(encoding="utf-8") for path in expand(data, (".txt",))], None
+    if _is_urls(data):
+        data = open_shards(data, format=format)
+    if hasattr(data, "keys"):
+        columns = {field: list(data[field]) for field in (text, label) if field in data}
+    else:
+        columns = {text: [], label: []}
+        for index in range(len(data)):
+            sample = data[index]
+            for field in (text, label):
+                if field in sample:
+                    columns[field].append(sample[field])
+    wanted = [text] + ([label] if label is not None and labelled else [])
+    sizes = {field: len(columns.get(field, [])) for field in wanted}
+    if len({*sizes.values(), sizes[text] or -1}) > 1:
+        raise ValueError(f"TextDataModule: {name} has {sizes} values of its fields, wanted as many of each, and some.")
+    labels = columns.get(label) if label is not None and labelled else None
+    if labels is not None:
+        labels = [value.item() if hasattr(value, "item") else value for value in labels]
+    return columns[text], labels

@@ -1,0 +1,145 @@
+"""Texts as tokens in memory, end to end; a sample is a stretch of them."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from loaderkit.datasets.ragged import Ragged
+from loaderkit.order import digest
+from loaderkit.seeding import Int64Array
+
+Tokens = npt.NDArray[Any]
+
+
+class TokenSpans:
+    """Stretches of one array of tokens; a sample is a dict with `tokens` (T,), and `label` where there are labels.
+
+    Args:
+        flat: All tokens (T,).
+        starts: Where stretches begin (N,).
+        sizes: How long they are (N,).
+        labels: Of each (N,), or None.
+    """
+
+    draws_nothing = True
+
+    def __init__(self, flat: Tokens, starts: Int64Array, sizes: Int64Array, labels: Int64Array | None = None) -> None:
+        self.flat, self.starts, self.sizes, self.labels = flat, starts, sizes, labels
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        start = self.starts[index]
+        sample: dict[str, Any] = {"tokens": self.flat[start : start + self.sizes[index]]}
+        return sample if self.labels is None else {**sample, "label": int(self.labels[index])}
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        return [self[index] for index in indices]
+
+    def read_batch(self, indices: Int64Array) -> dict[str, Any]:
+        """Return the tokens end to end, and the labels (B,)."""
+        starts, sizes = self.starts[indices], self.sizes[indices]
+        parts = [self.flat[start:end] for start, end in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)]
+        offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]))
+        batch: dict[str, Any] = {"tokens": Ragged(torch.from_numpy(np.concatenate(parts)), offsets)}
+        return batch if self.labels is None else {**batch, "label": torch.from_numpy(self.labels[indices])}
+
+    def lengths(self) -> Int64Array:
+        """Return the number of tokens (N,) of each stretch."""
+        return self.sizes
+
+    def fingerprint(self) -> str:
+        """Digest all tokens, and where the stretches lie."""
+        content = hashlib.blake2b(np.ascontiguousarray(self.flat).tobytes(), digest_size=8).hexdigest()
+        labels = "" if self.labels is None else f", {digest(self.labels)}"
+        return f"tokens {content}, {digest(self.starts)}, {digest(self.sizes)}{labels}"
+
+    def digests(self) -> list[str]:
+        """Return what tells each stretch's content from others."""
+        ends = self.starts + self.sizes
+        return [
+            hashlib.blake2b(self.flat[start:end].tobytes(), digest_size=16).hexdigest()
+            for start, end in zip(self.starts.tolist(), ends.tolist(), strict=True)
+        ]
+
+    def take(self, indices: Int64Array) -> "TokenSpans":
+        """Return some of the stretches, end to end in an array of their own."""
+        parts = [self[index]["tokens"] for index in indices.tolist()]
+        flat = np.concatenate([self.flat[:0], *parts])
+        return end_to_end(flat, self.sizes[indices], None if self.labels is None else self.labels[indices])
+
+    def cut_short(self, length: int) -> "TokenSpans":
+        """Return the stretches, each without what lies behind so many tokens."""
+        return TokenSpans(self.flat, self.starts, np.minimum(self.sizes, length), self.labels)
+
+    def cut_up(self, length: int) -> "TokenSpans":
+        """Return pieces of the stretches, at most so long; each begins with the last token of the one before.
+
+        Each token but a stretch's first is then the next one of another in just one piece.
+        """
+        step = length - 1
+        counts = np.maximum(1, -(-(self.sizes - 1) // step))
+        first = np.repeat(np.cumsum(counts) - counts, counts)
+        inside = (np.arange(int(counts.sum())) - first) * step
+        sizes = np.minimum(np.repeat(self.sizes, counts) - inside, length)
+        labels = None if self.labels is None else np.repeat(self.labels, counts)
+        return TokenSpans(self.flat, np.repeat(self.starts, counts) + inside, sizes, labels)
+
+    def joined(self) -> "TokenSpans":
+        """Return all of them as one stretch."""
+        whole = self if (self.starts[1:] == (self.starts + self.sizes)[:-1]).all() else self.take(np.arange(len(self)))
+        return end_to_end(whole.flat, np.array([whole.sizes.sum()], dtype=np.int64), None)
+
+
+def end_to_end(flat: Tokens, sizes: Int64Array, labels: Int64Array | None) -> TokenSpans:
+    """Make stretches that follow each other."""
+    return TokenSpans(flat, np.cumsum(sizes) - sizes, sizes, labels)
+
+
+def tokenize(
+    texts: Iterable[str],
+    tokenizer: Callable[[str], Any],
+    *,
+    dtype: npt.DTypeLike,
+    end_token: int | None = None,
+) -> TokenSpans:
+    """Turn texts into tokens.
+
+    Args:
+        texts: One a sample.
+        tokenizer: From a text to its tokens: a list or array, a mapping with "input_ids" (Hugging Face's), or an
+            object with `ids` (that of tokenizers).
+        dtype: Of the tokens; those that it can't hold are refused.
+        end_token: Put after each text.
+
+    Raises:
+        ValueError: If a result is no list of whole numbers that the dtype holds.
+    """
+    limits = np.iinfo(np.dtype(dtype))
+    parts, sizes = [np.empty(0, dtype)], []
+    for row, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(f"tokenize: text {row:,} is {type(text).__name__}, wanted a string.")
+        found = tokenizer(text)
+        found = found["input_ids"] if hasattr(found, "keys") else getattr(found, "ids", found)
+        tokens = np.asarray(found)
+        if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
+            raise ValueError(
+                f"tokenize: the tokenizer gave {type(found).__name__} {tokens.shape} {tokens.dtype} for text {row:,}, wanted "
+                "a list of whole numbers."
+            )
+        if tokens.size and (tokens.min() < 0 or tokens.max() > limits.max):
+            raise ValueError(
+                f"tokenize: text {row:,} has tokens from {tokens.min()} to {tokens.max()}, wanted 0 to {limits.max}, as "
+                "vocab_size says."
+            )
+        parts.append(tokens.astype(dtype))
+        if end_token is not None:
+            parts.append(np.array([end_token], dtype))
+        sizes.append(len(tokens) + (end_token is not None))
+    return end_to_end(np.concatenate(parts), np.array(sizes, dtype=np.int64), None)

@@ -1,0 +1,260 @@
+"""TextDataModule: each token is learnt once however texts are batched, splits don't leak, runs resume exactly."""
+
+import itertools
+import json
+from collections import Counter
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+
+import loaderkit as lk
+from loaderkit import LoaderConfig, TextBatching, TextDataModule
+
+TEXTS = [text for _, text in sorted(topics.items())][:40]
+TEXTS = [text[: 40 + 37 * row % 900] for row, text in enumerate(TEXTS)]
+ROWS = [{"text": text, "label": "long" if len(text) > 300 else "short"} for text in TEXTS]
+COLUMNS = {name: [row[name] for row in ROWS] for name in ("text", "label")}
+
+
+def tokens_of(text: str) -> list[int]:
+    return list(text.encode())
+
+
+def collect(loader: Any) -> list[Any]:
+    batches = list(loader)
+    assert batches
+    return batches
+
+
+def texts_in(batches: list[Any]) -> list[str]:
+    return [
+        bytes(row[:length].tolist()).decode()
+        for batch in batches
+        for row, length in zip(batch["tokens"], batch["tokens_lengths"].tolist(), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("how", ["random", "buckets", "budget"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_texts_to_classify_come_once_each_with_its_label(how: Any, workers: int) -> None:
+    batching = TextBatching(how=how, max_tokens=4000 if how == "budget" else None)
+    data = TextDataModule(
+        COLUMNS,
+        val=ROWS[10:30],
+        label="label",
+        batching=batching,
+        loader=LoaderConfig(batch_size=4, num_workers=workers),
+    )
+    assert (data.vocab_size, data.num_classes, data.classes) == (257, 2, ["long", "short"])  # without setup
+    batches = collect(data.train_dataloader())
+    assert Counter(texts_in(batches)) == Counter(TEXTS)
+    for batch in batches:
+        for text, code in zip(texts_in([batch]), batch["label"].tolist(), strict=True):
+            assert data.classes[code] == ("long" if len(text) > 300 else "short")
+        assert how != "budget" or batch["tokens"].numel() <= 4000
+    assert sorted(texts_in(collect(data.val_dataloader()))) == sorted(TEXTS[10:30])
+
+
+def pairs(batches: list[Any]) -> Counter[tuple[int, int]]:
+    """What is learnt: each token with the next."""
+    found: Counter[tuple[int, int]] = Counter()
+    for batch in batches:
+        learnt = batch["labels"] != -100
+        found.update(zip(batch["tokens"].long()[learnt].tolist(), batch["labels"][learnt].tolist(), strict=True))
+    return found
+
+
+@pytest.mark.parametrize("how", ["random", "buckets", "budget", "packed", "windows"])
+@pytest.mark.parametrize("max_length", [64, 2, 1000])
+def test_a_language_model_learns_each_token_once(how: Any, max_length: int) -> None:
+    batching = TextBatching(how=how, max_length=max_length, max_tokens=2048 if how == "budget" else None)
+    loader = LoaderConfig(batch_size=8)
+    data = TextDataModule({"text": TEXTS}, splits={"train": 1}, batching=batching, loader=loader)
+    ended = [[*tokens_of(text), 256] for text in TEXTS]
+    stretches = [list(itertools.chain(*ended))] if how == "windows" else ended
+    wanted = Counter(pair for stretch in stretches for pair in itertools.pairwise(stretch))
+    batches = collect(data.train_dataloader())
+    assert pairs(batches) == wanted
+    assert wanted.total() > 5000
+    assert all(batch["tokens"].shape[1] <= max_length for batch in batches)
+    assert how != "packed" or all(batch["tokens"].shape[1] == max_length for batch in batches)
+
+
+def test_splits_share_no_text_and_stay_when_texts_are_added() -> None:
+    twice = [*TEXTS, *TEXTS, "new", "newer"]
+    config: Any = {"splits": {"train": 0.6, "val": 0.2, "test": 0.2}, "end_token": 0}
+    sides = []
+    for texts in (twice[:-2], twice):
+        data = TextDataModule({"text": texts}, **config)
+        loaders = (data.train_dataloader(), data.val_dataloader(), data.test_dataloader())
+        sides.append([set(texts_in(collect(loader))) for loader in loaders])
+        assert sum(len(side) for side in sides[-1]) == len(set(texts))
+        assert set.union(*sides[-1]) == {text + "\0" for text in texts}
+    assert all(before <= after for before, after in zip(*sides, strict=True))
+
+
+def test_a_tenth_is_validation_data_by_default() -> None:
+    texts = [f"text {number}" for number in range(500)]
+    data = TextDataModule({"text": texts})
+    assert 25 < sum(len(batch["tokens"]) for batch in data.val_dataloader()) < 75
+
+
+def test_files_of_several_formats(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    for row, text in enumerate(TEXTS):
+        (tmp_path / f"{row:02}.txt").write_text(text)
+    labelled = TextDataModule(tmp_path / "a.jsonl", label="label", splits={"train": 1})
+    labelled.prepare_data()
+    assert labelled.num_classes == 2
+    assert Counter(texts_in(collect(labelled.train_dataloader()))) == Counter(TEXTS)
+    plain = TextDataModule(str(tmp_path / "*.txt"), splits={"train": 1}, tokenizer=tokens_of, vocab_size=256)
+    assert Counter(texts_in(collect(plain.train_dataloader()))) == Counter(TEXTS)
+
+
+class Words:
+    """As Hugging Face's: called with a text, it gives a mapping."""
+
+    vocab_size = 70_000
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [len(word) + 69_000 for word in text.split()]}
+
+
+class Encoding:
+    def __init__(self, ids: list[int]) -> None:
+        self.ids = ids
+
+
+class Encoder:
+    """As tokenizers': its method gives an object."""
+
+    def get_vocab_size(self) -> int:
+        return 300
+
+    def encode(self, text: str) -> Encoding:
+        return Encoding([len(word) for word in text.split()])
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "size", "dtype"), [(Words(), 70_000, torch.uint32), (Encoder().encode, 300, torch.uint16)]
+)
+def test_others_tokenizers(tokenizer: Any, size: int, dtype: torch.dtype) -> None:
+    data = TextDataModule({"text": ["a bb ccc"]}, tokenizer=tokenizer, splits={"train": 1})
+    assert data.vocab_size == size
+    (batch,) = data.train_dataloader()
+    assert batch["tokens"].dtype == dtype
+    assert (batch["tokens"].long() % 69_000).tolist() == [[1, 2, 3]]
+    assert (batch["labels"] % 69_000).tolist()[0][:2] == [2, 3]
+
+
+class Recorder(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.nn.Embedding(257, 1)
+        self.seen: list[Any] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        assert batch["tokens"].dtype == torch.int64
+        self.seen.append((batch["tokens"].tolist(), batch["labels"].tolist()))
+        return self.net(batch["tokens"]).sum()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def fit(folder: Path, how: str, steps: int, saved: Path | None = None, workers: int = 0) -> tuple[list[Any], Path]:
+    batching = TextBatching(how=how, max_length=128, max_tokens=2000 if how == "budget" else None, window=16)  # type: ignore[arg-type]
+    data = TextDataModule(
+        {"text": TEXTS}, splits={"train": 1}, batching=batching, loader=LoaderConfig(batch_size=4, num_workers=workers)
+    )
+    trainer = pl.Trainer(
+        max_steps=steps,
+        limit_val_batches=0,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+    model = Recorder()
+    trainer.fit(model, datamodule=data, ckpt_path=saved)
+    path = folder / f"{how}-{steps}.ckpt"
+    trainer.save_checkpoint(path)
+    return model.seen, path
+
+
+@pytest.mark.parametrize("how", ["buckets", "budget", "packed", "windows"])
+@pytest.mark.filterwarnings(
+    "ignore:You passed in a `val_dataloader`",
+    "ignore:.*does not have many workers",
+    "ignore:.*LeafSpec.*",
+    "ignore:.*num_workers.*",
+)
+def test_a_training_resumes_with_the_batches_that_were_left(tmp_path: Path, how: str) -> None:
+    whole, _ = fit(tmp_path, how, 60)
+    assert len(whole) == 60
+    first, saved = fit(tmp_path, how, 23)
+    rest, _ = fit(tmp_path, how, 60, saved)
+    assert first + rest == whole
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batching": {"how": "sorted"}}, "how is 'sorted'"),
+        ({"batching": {"how": "budget"}}, "'budget', and only it, has one"),
+        ({"batching": {"how": "packed"}}, "needs max_length="),
+        ({"batching": {"how": "packed", "max_length": 8}, "label": "label"}, "to classify are batched as"),
+        ({"batching": {"max_length": 1}}, "wanted at least 2"),
+        ({"loader": {"order": lk.Sequential(3)}}, "plan= or order="),
+        ({"splits": {"train": 0.5, "dev": 0.5}}, "wanted shares of the training data"),
+        ({"splits": {"train": 0.5, "val": 0.5}, "val": COLUMNS}, "without data of their own"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str) -> None:
+    kinds = {"batching": TextBatching, "loader": LoaderConfig}
+    with pytest.raises(ValueError, match=message):
+        TextDataModule(
+            COLUMNS, **{name: kinds[name](**value) if name in kinds else value for name, value in settings.items()}
+        )
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "message"),
+    [
+        ({"text": ["a", 5]}, {}, "text 1 is int, wanted a string"),
+        ({"text": []}, {}, "has {'text': 0} values"),
+        ({"body": ["a"]}, {}, "has {'text': 0} values"),
+        ({"text": ["a"]}, {"label": "label"}, "'label': 0"),
+        ({"text": ["a b"]}, {"tokenizer": str.split, "vocab_size": 9}, "wanted a list of whole numbers"),
+        ({"text": ["abc"]}, {"tokenizer": lambda text: [300], "vocab_size": 9}, "tokens from 300 to 300"),
+        ({"text": ["abc"]}, {"tokenizer": len}, "vocab_size="),
+        (COLUMNS, {"label": "label", "classes": ["long"]}, r"has classes \['short'\], which are not among the 1"),
+    ],
+)
+def test_data_that_is_not_what_the_settings_say_is_refused(data: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TextDataModule(data, splits={"train": 1}, **settings).train_dataloader()
+
+
+def test_classes_need_training_data_or_names() -> None:
+    data = TextDataModule(predict={"text": TEXTS}, label="label", classes=["a", "b"])
+    assert data.num_classes == 2
+    assert sorted(texts_in(collect(data.predict_dataloader()))) == sorted(TEXTS)
+    assert "label" not in next(iter(data.predict_dataloader()))
+    with pytest.raises(ValueError, match=r"classes=\[...\]"):
+        TextDataModule(predict={"text": TEXTS}, label="label").num_classes  # noqa: B018
+
+
+def test_lengths_are_known_without_reading() -> None:
+    data = TextDataModule({"text": TEXTS}, splits={"train": 1}, end_token=None, tokenizer=tokens_of, vocab_size=256)
+    data.setup("fit")
+    lengths = lk.measure_lengths(data._data("train"))
+    assert lengths.tolist() == [len(text.encode()) for text in TEXTS]
+    assert np.diff(lengths).any()
