@@ -126,8 +126,8 @@ def kinds(folder: Path, quick: bool) -> Iterator[tuple[str, Path, int, Callable[
             write_tar(place / f"{shard:03d}.tar", shard * SHARD, changed, sizes)
         yield name, place, shards * SHARD, walk_headers
     for name, suffix, samples, write, limit in (
-        ("lines of JSON", "jsonl", 100_000, write_lines, count_lines),
-        ("rows of Parquet", "parquet", 1_000_000, write_rows, read_footers),
+        ("lines of JSON", "jsonl", 50_000, write_lines, count_lines),
+        ("rows of Parquet", "parquet", 200_000, write_rows, read_footers),
     ):
         place = folder / suffix
         place.mkdir()
@@ -178,7 +178,7 @@ def main() -> None:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         for name, place, samples, limit in kinds(Path(folder), options.quick):
-            found = measure(place, samples, limit, 3 if options.quick else 11)
+            found = measure(place, samples, limit, 3 if options.quick else 7)
             rows += [{"shards": name, **row} for row in found]
     report("index", rows, options, lambda figure: plot(figure, rows), height=5)
 

@@ -28,6 +28,7 @@ class RunReader:
         self._file, self._size_bytes = file, size_bytes
         self._wanted = _LEAST
         self._buffer = np.empty(min(_BULK, -(-size_bytes // BLOCK) * BLOCK), dtype=np.uint8)
+        self._windows = bytearray()
         self._headers = np.empty((_MOST, BLOCK), dtype=np.uint8)
 
     def read(self, offset: int, apart: int) -> tuple[Files, int] | None:
@@ -74,8 +75,9 @@ class RunReader:
     def _one_by_one(self, offset: int) -> Found:
         """Read what lies around headers, each where the one before it says."""
         number, read, step, last = self._file.fileno(), os.preadv, _WINDOW, _WINDOW - 2 * BLOCK
-        content = bytearray(self._wanted * step)
-        view = memoryview(content)
+        if not self._windows:
+            self._windows = bytearray(_MOST * _WINDOW)
+        content, view = self._windows, memoryview(self._windows)
         windows: list[int] = []  # where they begin
         places: list[int] = []
         begin = 0
