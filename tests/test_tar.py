@@ -333,3 +333,20 @@ def test_a_shard_that_changes_later_gives_no_wrong_sample(tmp_path: Path) -> Non
         file.truncate(1200)  # while it is open
     with pytest.raises(ShardError, match=r"y\.tar: ends at byte 1200, the index has samples up to 1050625"):
         data[2]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("count", [1, 15, 16, 50])
+def test_pictures_are_the_same_whatever_the_number_of_threads(
+    threads: int, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decoded side by side in the loader's own process; a broken one is named as without threads."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    pixels = [np.full((8, 9, 3), number, dtype=np.uint8) for number in range(count)]
+    lk.write_shards([{"png": picture} for picture in pixels], tmp_path / "whole", format=lk.TarFormat(), jobs=1)
+    (batch,) = lk.Loader(lk.TarDataset(tmp_path / "whole"), count)
+    assert batch["png"][:, 0, 0, 0].tolist() == list(range(count))
+    bad = [{"png": b"\xff\xd8\xff no picture" if number == count // 2 else b""} for number in range(count)]
+    lk.write_shards(bad, tmp_path / "bad", format=lk.TarFormat(), jobs=1)
+    with pytest.raises(lk.ShardError, match=r"png can't be decoded"):
+        next(iter(lk.Loader(lk.TarDataset(tmp_path / "bad"), count)))

@@ -1,5 +1,6 @@
 """Tar shards in the WebDataset layout, read by seeking: a sample is the files of one key, in sequence."""
 
+import contextlib
 import io
 import json
 import os
@@ -11,7 +12,7 @@ import numpy as np
 
 from loaderkit.datasets.index import ShardError, ShardIndex
 from loaderkit.datasets.lines import LineFile
-from loaderkit.datasets.pictures import decode_picture
+from loaderkit.datasets.pictures import decode_picture, decode_pictures
 from loaderkit.datasets.sharded import ShardedDataset
 from loaderkit.datasets.storage import Storage
 from loaderkit.datasets.tartable import TarTable, group
@@ -130,6 +131,9 @@ class TarDataset(ShardedDataset):
         if decode is None:
             return contents
         found: list[Any] = []
+        if decode is decode_picture:
+            with contextlib.suppress(ValueError):  # said below, with the picture's place
+                return list(decode_pictures(contents))
         try:
             for content in contents:
                 found.append(decode(content))  # noqa: PERF401 - its length says which one failed
