@@ -162,6 +162,29 @@ def test_a_tables_checkpoint_predicts_without_the_training_data(tmp_path: Path) 
     assert not (tmp_path / "runs" / "table" / "wines.csv").exists()
 
 
+def test_an_lstm_learns_sections_from_batches_with_little_padding(tmp_path: Path) -> None:
+    text = run(tmp_path, EXAMPLES / "text_classification.py", "--epochs", "3")
+    padded = re.search(r"([\d.]+) tokens computed for each real one", text)
+    right = re.search(r"(\d+) of (\d+) paragraphs are put under their section, of 16", text)
+    assert padded
+    assert right
+    assert float(padded[1]) < 1.15
+    assert int(right[1]) > int(right[2]) / 4
+
+
+def test_a_packed_transformers_loss_and_gradients_are_those_of_the_texts_alone(tmp_path: Path) -> None:
+    text = run(tmp_path, EXAMPLES / "packed_transformer.py", "--steps", "21")
+    found = re.search(r"(\d+) texts in (\d+) rows: loss ([\d.]+) packed, ([\d.]+) one by one", text)
+    difference = re.search(r"gradients differ by (\S+) of the largest", text)
+    losses = [float(loss) for loss in re.findall(r"step +\d+: (\S+) nats", text)]
+    assert found
+    assert difference
+    assert int(found[1]) > 2 * int(found[2])
+    assert abs(float(found[3]) / float(found[4]) - 1) < 1e-9
+    assert float(difference[1]) < 1e-9
+    assert losses[1] < 0.7 * losses[0]
+
+
 @pytest.mark.parametrize("script", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: path.name)
 def test_each_example_says_what_it_shows_and_how_to_run_it(script: Path) -> None:
     text = script.read_text()

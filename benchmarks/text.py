@@ -1,0 +1,220 @@
+"""Texts of different lengths: what is padding with each plan, what planning costs, and what a training gets from it.
+
+Lengths are lognormal (median 150, sigma 0.6 and 1.0), cut off at 2,048 as by a model's context. The model is the same for
+all contenders: an embedding and two layers at each token, so that a step costs what its tokens cost, padding included.
+Budget and rows are those of 64 mean texts. lhotse's constraint counts padding too.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from harness import DATA, LIMIT, OURS, TORCH, Row, interleave, parse_options, ratio, report, spread
+from lhotse.cut.text import TextExample
+from lhotse.dataset import DynamicBucketingSampler
+from lhotse.dataset.sampling.base import TokenConstraint
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Dataset
+
+import loaderkit as lk
+from loaderkit.datasets.texts import TokenSpans, end_to_end
+from loaderkit.seeding import Int64Array
+
+SIGMAS, LONGEST, BATCH, ROW, VOCABULARY, WIDTH = (0.6, 1.0), 2048, 64, 4096, 64, 32
+RANDOM, BUCKETS, BUDGET, PACKED = "random batches", "lk.LengthBuckets", "lk.TokenBudget", "lk.PackPlan"
+REFERENCE, LHOTSE = "DataLoader + pad_sequence, shuffled", "lhotse DynamicBucketingSampler"
+COLOURS = {RANDOM: TORCH, REFERENCE: TORCH, LHOTSE: DATA}
+Batches = Callable[[], Iterator[tuple[Tensor, int]]]
+
+
+def lengths_of(sigma: float, size: int) -> Int64Array:
+    drawn = np.random.default_rng(0).lognormal(np.log(150), sigma, size)
+    return np.clip(drawn, 1, LONGEST).astype(np.int64)
+
+
+def budget_of(lengths: Int64Array) -> int:
+    return max(LONGEST, round(BATCH * float(lengths.mean())))
+
+
+def plans_of(lengths: Int64Array) -> dict[str, Callable[[], Any]]:
+    budget = budget_of(lengths)
+    return {
+        BUCKETS: lambda: lk.LengthBuckets(lengths, BATCH),
+        BUDGET: lambda: lk.TokenBudget(lengths, budget),
+        PACKED: lambda: lk.PackPlan(lengths, ROW, max(1, budget // ROW)),
+    }
+
+
+def plan_rows(size: int, repeats: int) -> list[Row]:
+    rows: list[Row] = []
+    for sigma in SIGMAS:
+        lengths = lengths_of(sigma, size)
+        batches = lk.Shuffled(size).indices(0, 0, size // BATCH * BATCH).reshape(-1, BATCH)
+        padded = float(lengths[batches].max(axis=1).sum() * BATCH / lengths[batches].sum())
+        rows.append({"contender": RANDOM, "sigma": sigma, "padded_to_real": padded} | {"plan_ns_per_sample": 0.0})
+        for name, make in plans_of(lengths).items():
+            taken = []
+            for _ in range(repeats):
+                start = time.process_time()  # not the wall's: nothing here waits
+                for _ in make().keys(lk.Cursor()):
+                    pass
+                taken.append((time.process_time() - start) / size * 1e9)
+            found = make().summary()
+            row = {"contender": name, "sigma": sigma, "padded_to_real": found.padded_to_real}
+            rows.append(row | {"plan_ns_per_sample": float(np.median(taken))})
+    return [row | {"samples": size, "repeats": repeats} for row in rows]
+
+
+class Texts(Dataset[Tensor]):
+    def __init__(self, texts: list[Tensor]) -> None:
+        self.texts = texts
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.texts[index]
+
+
+class Padded(Dataset[Any]):
+    """Pads what lhotse's sampler hands over."""
+
+    def __getitem__(self, examples: Any) -> tuple[Tensor, Tensor]:
+        return pad([torch.from_numpy(example.tokens) for example in examples])
+
+
+def pad(texts: list[Tensor]) -> tuple[Tensor, Tensor]:
+    return pad_sequence(texts, batch_first=True), torch.tensor([len(text) for text in texts])
+
+
+def loaders_of(spans: TokenSpans) -> dict[str, Batches]:
+    """Return what makes an epoch of (tokens (B, T), real tokens)."""
+    lengths, wide = spans.lengths(), spans.flat.astype(np.int64)
+    ends = (spans.starts + spans.sizes).tolist()
+    arrays = [wide[start:end] for start, end in zip(spans.starts.tolist(), ends, strict=True)]
+    plain = DataLoader(Texts([torch.from_numpy(array) for array in arrays]), BATCH, shuffle=True, collate_fn=pad)
+    examples = [TextExample("", tokens=array) for array in arrays]
+    padding = lk.PadCollate({"tokens": lk.Pad(lengths=True)})
+    ours = {
+        name: lk.Loader(spans, plan=make(), collate_fn=lk.PackCollate(row_length=ROW) if name == PACKED else padding)
+        for name, make in plans_of(lengths).items()
+    }
+
+    def torchs() -> Iterator[tuple[Tensor, int]]:
+        for tokens, sizes in plain:
+            yield tokens, int(sizes.sum())
+
+    def lhotses() -> Iterator[tuple[Tensor, int]]:
+        constraint = TokenConstraint(max_tokens=budget_of(lengths))
+        sampler = DynamicBucketingSampler(examples, constraint=constraint, num_buckets=30, shuffle=True)
+        for tokens, sizes in DataLoader(Padded(), batch_size=None, sampler=sampler):
+            yield tokens, int(sizes.sum())
+
+    def own(name: str) -> Iterator[tuple[Tensor, int]]:
+        for batch in ours[name]:
+            real = batch["tokens_lengths"].sum() if name != PACKED else (batch["document_ids"] >= 0).sum()
+            yield batch["tokens"].long(), int(real)
+
+    return {REFERENCE: torchs, LHOTSE: lhotses} | {name: lambda name=name: own(name) for name in ours}
+
+
+def train(model: nn.Module, batches: Iterator[tuple[Tensor, int]]) -> dict[str, int]:
+    counts = {"steps": 0, "tokens": 0, "padded": 0}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for tokens, real in batches:
+        loss = nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        counts = {
+            "steps": counts["steps"] + 1,
+            "tokens": counts["tokens"] + real,
+            "padded": counts["padded"] + tokens.numel(),
+        }
+    return counts
+
+
+def pipeline_rows(size: int, rounds: int) -> list[Row]:
+    rows: list[Row] = []
+    for sigma in SIGMAS:
+        lengths = lengths_of(sigma, size)
+        flat = np.random.default_rng(1).integers(0, VOCABULARY, int(lengths.sum()), dtype=np.uint16)
+        loaders = loaders_of(end_to_end(flat, lengths, None))
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, VOCABULARY)
+        )
+        counts: dict[str, dict[str, int]] = {}
+
+        def epoch(name: str, loaders: Any = loaders, model: Any = model, counts: Any = counts) -> None:
+            counts[name] = train(model, loaders[name]())
+
+        def read(name: str, loaders: Any = loaders) -> None:
+            for _ in loaders[name]():
+                pass
+
+        found = interleave({name: functools.partial(epoch, name) for name in loaders}, rounds=rounds)
+        alone = interleave({name: functools.partial(read, name) for name in loaders}, rounds=rounds)
+        for name, taken in found.items():
+            low, middle, high = spread(taken.values())
+            if counts[name]["tokens"] != lengths.sum():
+                raise SystemExit(f"text: {name} gave {counts[name]['tokens']:,} tokens, wanted {lengths.sum():,}.")
+            rows.append(
+                {
+                    "contender": name,
+                    "sigma": sigma,
+                    "tokens_per_s": counts[name]["tokens"] / middle,
+                    "steps_per_s": counts[name]["steps"] / middle,
+                    "epoch_s": middle,
+                    "epoch_s_q1": low,
+                    "epoch_s_q3": high,
+                    "loading_s": spread(alone[name].values())[1],
+                    "padded_to_real": counts[name]["padded"] / counts[name]["tokens"],
+                    "throughput_ratio_to_reference": 1 / ratio(taken, found[REFERENCE]),
+                    "throughput_ratio_to_lhotse": 1 / ratio(taken, found[LHOTSE]),
+                    "repeats": len(taken),
+                }
+            )
+    return rows
+
+
+def draw(figure: Any, rows: list[Row], value: str, label: str) -> None:
+    panels = figure.subplots(1, len(SIGMAS), sharey=True)
+    for axes, sigma in zip(panels, SIGMAS, strict=True):
+        shown = [row for row in rows if row["sigma"] == sigma]
+        names = [row["contender"] for row in shown]
+        bars = axes.barh(names, [row[value] for row in shown], color=[COLOURS.get(name, OURS) for name in names])
+        axes.bar_label(bars, [f" {row[value]:.4g}" if row[value] < 1e3 else f" {row[value]:,.0f}" for row in shown])
+        axes.set_xlim(0, max(row[value] for row in shown) * 1.3)
+        axes.set_title(f"lognormal lengths, sigma {sigma}", loc="left", fontsize=10)
+        axes.set_xlabel(label)
+        axes.axvline(1 if value == "padded_to_real" else 0, color=LIMIT, linewidth=0.8)
+    panels[0].invert_yaxis()
+
+
+def main() -> None:
+    options = parse_options(__doc__)
+    rows = plan_rows(20_000 if options.quick else 1_000_000, 1 if options.quick else 5)
+    report(
+        "text_plans",
+        rows,
+        options,
+        lambda figure: draw(figure, rows, "padded_to_real", "computed / real tokens"),
+        height=3,
+    )
+    trained = pipeline_rows(300 if options.quick else 2_000, 1 if options.quick else 5)
+    report(
+        "text",
+        trained,
+        options,
+        lambda figure: draw(figure, trained, "tokens_per_s", "real tokens trained / s"),
+        height=3.2,
+    )
+
+
+if __name__ == "__main__":
+    main()
