@@ -343,8 +343,8 @@ def test_workers_and_whole_batches_change_nothing(collate: Any) -> None:
     """Batches of 256 KB and more too, which a worker makes in shared memory."""
     data = Lines()
     keys = [torch.tensor(part) for part in (range(32), range(32, 60))]
-    for workers in (0, 2):
-        batches = list(lk.Loader(data, 32, collate_fn=collate, num_workers=workers))
+    for workers, engine in ((0, "inline"), (2, "torch"), (2, "auto")):
+        batches = list(lk.Loader(data, 32, collate_fn=collate, num_workers=workers, engine=engine))
         assert len(batches) == len(keys)
         for batch, key in zip(batches, keys, strict=True):
             whole = collate.collate_batch(data.read_batch(key))
@@ -482,3 +482,22 @@ def test_a_whole_batch_without_its_bad_sample_is_collated() -> None:
     assert [len(padded) for padded, _ in batches] == [19, 20, 20]
     found = [sample for padded, lengths in batches for sample in lk.unpad(padded, lengths)]
     assert all(same(left, torch.from_numpy(right)) for left, right in zip(found, wanted, strict=True))
+
+
+def padded_and_where(samples: list[Any]) -> Any:
+    padded, lengths, mask = lk.PadCollate(lk.Pad(lengths=True, mask=True))(samples)
+    general = lk.PadCollate(lk.Pad(dims=-1))(samples)
+    return padded, lengths, mask, general, [tensor.is_shared() for tensor in (padded, mask, general)]
+
+
+@pytest.mark.parametrize("kind", [np.uint16, torch.tensor])
+def test_torchs_workers_make_large_tensors_in_shared_memory_and_small_ones_not(kind: Any) -> None:
+    rows = [kind(np.arange(n, dtype=np.uint16)) for n in (3000, 0, 2500, *[5] * 29, *[3] * 32)]
+    inline, sent = (
+        list(torch.utils.data.DataLoader(rows, 32, collate_fn=padded_and_where, num_workers=workers))
+        for workers in (0, 2)
+    )
+    assert [batch[-1] for batch in sent] == [[True, False, True], [False, False, False]]
+    assert [batch[-1] for batch in inline] == [[False] * 3] * 2
+    for left, right in zip(inline, sent, strict=True):
+        assert all(map(same, left[:-1], right[:-1]))
