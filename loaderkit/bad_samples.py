@@ -5,15 +5,16 @@ import logging
 import pickle
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 
 from loaderkit.retry import Retry
 from loaderkit.transfer import pin
 
+T = TypeVar("T")
 Policy = Literal["raise", "skip", "replace"]
 KEPT = 1000  # records, and batches with bad samples, that a loader remembers
 JUDGED_FROM = 1000  # samples: a rate over fewer says little
@@ -31,9 +32,14 @@ class BadSamples:
 
     - raise: the error is raised.
     - skip: the batch goes without the sample. A batch of which nothing is left gets
-      one replacement, so that all ranks have as many batches.
+      one replacement, so that all ranks have as many batches. In a stream the lane's next
+      sample comes in its place.
     - replace: another sample of the order comes in its place, chosen by (seed,
       epoch, position), and read under that position's seed. It comes once more, then.
+      Not for streams, which have nothing to choose from.
+
+    A stream reads again from the sample that failed, and behind it where the sample is left
+    out, so that its reader has to skip. What transforms it is not tried again.
 
     Which samples are left out or repeated is thus a function of the samples
     that fail: a resume is exact where they fail again.
@@ -68,6 +74,28 @@ class BadSamples:
         """Say whether the policy takes an error for the sample's fault, and goes on without it."""
         return self.policy != "raise" and not isinstance(error, MemoryError | torch.OutOfMemoryError)
 
+    def again(self, error: Exception, read: Callable[[], T], what: str) -> T:
+        """Read again what failed, as long as the error may pass.
+
+        Args:
+            error: With which it failed.
+            read: Reads it.
+            what: Its name, for the log.
+
+        Raises:
+            Exception: The last error, if none of them passed.
+        """
+        failed = [error]
+
+        def attempt() -> T:
+            if failed:
+                raise failed.pop()
+            return read()
+
+        result = self.retry.call(attempt, what=what)
+        drop_traceback(error)
+        return result
+
 
 RAISE = BadSamples()
 
@@ -77,10 +105,16 @@ class BadSample:
     """A sample that could not be read."""
 
     epoch: int
-    position: int  # in the epoch's order
-    index: int  # in the dataset
+    position: int | None  # in the epoch's order; None in a stream
+    index: int  # in the dataset, or in the shard
     error: str  # its type and message
-    replacement: int | None  # the index that came in its place
+    replacement: int | None = None  # the index that came in its place
+    shard: str | None = None  # of a stream
+
+    @property
+    def name(self) -> str:
+        """Which one it is, in words."""
+        return f"sample {self.index} of shard {self.shard!r}" if self.shard is not None else f"sample {self.index}"
 
 
 class BadSamplesError(RuntimeError):
@@ -114,6 +148,16 @@ def portable(error: Exception) -> Exception:
 def describe(error: Exception) -> str:
     """Return an error's type and message in one line."""
     return " ".join("".join(traceback.format_exception_only(error)).split("\n")[0].split())
+
+
+def drop_traceback(error: BaseException | None) -> None:
+    """Forget where an error came from that is not raised.
+
+    Its frames hold the error itself, and all that the callers have, such as workers, until the garbage is collected.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__
 
 
 class BadSampleCount:
@@ -165,9 +209,8 @@ class BadSampleCount:
             self.start(epoch, 0)
         for bad in report.bad:
             went = "skipped" if bad.replacement is None else f"replaced by {bad.replacement}"
-            _logger.warning(
-                "sample %d (epoch %d, position %d) %s: %s", bad.index, bad.epoch, bad.position, went, bad.error
-            )
+            place = "" if bad.position is None else f", position {bad.position}"
+            _logger.warning("%s (epoch %d%s) %s: %s", bad.name, bad.epoch, place, went, bad.error)
         self.found.extend(report.bad)
         self._first = (*self._first, *report.bad)[:_NAMED]
         self._cause = self._cause or report.first
@@ -186,7 +229,10 @@ class BadSampleCount:
             limit = f"wanted at most max_rate={policy.max_rate:g} of {seen:,.0f} samples"
         else:
             return
-        first = "; ".join(f"sample {bad.index} at position {bad.position}: {bad.error}" for bad in self._first)
+        first = "; ".join(
+            f"{bad.name}{'' if bad.position is None else f' at position {bad.position}'}: {bad.error}"
+            for bad in self._first
+        )
         raise BadSamplesError(
             f"loader: {count:,} bad samples in epoch {self._epoch}, {limit}. The first since the start: {first}. "
             "Mend the data, or allow more: lk.BadSamples(max_count=..., max_rate=...)."

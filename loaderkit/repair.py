@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from loaderkit.bad_samples import BadSample, BadSamples, BadSamplesError, Reported, describe, portable
+from loaderkit.bad_samples import BadSample, BadSamples, BadSamplesError, Reported, describe, drop_traceback, portable
 from loaderkit.order import Order
 from loaderkit.plan import BatchKey
 from loaderkit.seeding import hash_positions
@@ -52,14 +52,14 @@ class Repair:
         """
         index = int(self._key.indices[row])
         try:
-            return self._again(error, lambda: read(row, index))
+            return self._policy.again(error, lambda: read(row, index), f"sample {index}")
         except Exception as final:
             if not self._policy.blames(final):
                 raise
             self._first = self._first or portable(final)
             position = int(self._key.positions[row])
             self._bad.append(BadSample(self._key.epoch, position, index, describe(final), None))
-            _drop_traceback(final)
+            drop_traceback(final)
         if self._policy.policy == "replace":
             return self._replace(row, read)
         self._chosen[row] = None
@@ -78,11 +78,11 @@ class Repair:
         """
         wanted = self.indices
         try:
-            return self._again(error, lambda: read(range(len(wanted)), wanted))
+            return self._policy.again(error, lambda: read(range(len(wanted)), wanted), f"samples {wanted[0]}, ...")
         except Exception as final:
             if not self._policy.blames(final):
                 raise
-            _drop_traceback(final)
+            drop_traceback(final)
 
         def read_one(row: int, index: int) -> Any:
             return read([row], [index])
@@ -105,18 +105,6 @@ class Repair:
         """Put the bad samples beside the batch, if there are any."""
         return batch if self._first is None else Reported(batch, self._bad, self._first)
 
-    def _again(self, error: Exception, read: Callable[[], Any]) -> Any:
-        failed = [error]
-
-        def attempt() -> Any:
-            if failed:
-                raise failed.pop()
-            return read()
-
-        result = self._policy.retry.call(attempt)
-        _drop_traceback(error)
-        return result
-
     def _replace(self, row: int, read: ReadOne) -> Any:
         """Return another sample of the order in the place of this row's."""
         number = next(n for n, bad in enumerate(self._bad) if bad.position == self._key.positions[row])
@@ -129,7 +117,7 @@ class Repair:
                 if not self._policy.blames(error):
                     raise
                 last = error
-                _drop_traceback(error)
+                drop_traceback(error)
                 continue
             self._chosen[row] = index
             self._bad[number] = replace(self._bad[number], replacement=index)
@@ -149,13 +137,3 @@ class Repair:
         word = hash_positions(key.positions[row : row + 1], "replacement", self._seed, key.epoch, attempt)[0]
         place = np.array([int(word) % self._order.size(key.epoch)], dtype=np.int64)
         return int(self._order.at(key.epoch, place)[0])
-
-
-def _drop_traceback(error: BaseException | None) -> None:
-    """Forget where an error came from that is not raised.
-
-    Its frames hold the error itself, and all that the callers have, such as workers, until the garbage is collected.
-    """
-    while error is not None:
-        error.__traceback__ = None
-        error = error.__context__

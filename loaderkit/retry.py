@@ -1,6 +1,7 @@
 """Which errors of reading pass by themselves, and how often and how long they are waited for."""
 
 import errno
+import logging
 import random
 import socket
 import sys
@@ -30,7 +31,34 @@ _TRANSIENT_ERRNO = frozenset(
         errno.ETIMEDOUT,
     }
 )
+_logger = logging.getLogger("loaderkit")
 _SYSTEM_RANDOM = random.SystemRandom()  # the global generator is the sample's
+
+
+class _Recovered:
+    """Logs what succeeded when it was tried again: a warning at most once a minute, so that many don't fill the log."""
+
+    def __init__(self) -> None:
+        self._quiet_until, self._since = 0.0, 0
+
+    def log(self, what: str, attempts: int, error: str) -> None:
+        """Log that it did, after so many attempts."""
+        self._since += 1
+        now = time.monotonic()
+        if now < self._quiet_until:
+            _logger.info("%s: read at attempt %d, after %s", what, attempts, error)
+            return
+        _logger.warning(
+            "%s: read at attempt %d, after %s (%d such reads in this process since the last warning; at most one a minute)",
+            what,
+            attempts,
+            error,
+            self._since,
+        )
+        self._quiet_until, self._since = now + 60, 0
+
+
+_recovered = _Recovered()
 
 
 class TransientError(OSError):
@@ -94,16 +122,31 @@ class Retry:
         if self.attempts < 1 or min(self.wait_s, self.longest_s, self.total_s) < 0:
             raise ValueError(f"{self}: wanted at least 1 attempt, and no negative times.")
 
-    def call(self, function: Callable[[], T], *, transient: Callable[[BaseException], bool] = is_transient) -> T:
+    def call(
+        self,
+        function: Callable[[], T],
+        *,
+        transient: Callable[[BaseException], bool] = is_transient,
+        what: str | None = None,
+    ) -> T:
         """Return what the function returns.
+
+        Args:
+            function: What is tried.
+            transient: Says which of its errors may pass.
+            what: Names it in the log, where it has succeeded after it had failed.
 
         Raises:
             Exception: Its error, where that is not transient, or, with a note, that of the last attempt.
         """
         start = time.monotonic()
+        last = ""
         for attempt in range(1, self.attempts + 1):
             try:
-                return function()
+                result = function()
+                if attempt > 1:
+                    _recovered.log(what or "a read", attempt, last)
+                return result
             except Exception as error:
                 if not transient(error):
                     raise
@@ -113,6 +156,7 @@ class Retry:
                     if attempt > 1:
                         error.add_note(f"loaderkit: tried {attempt} times in {spent_s:.1f} s.")
                     raise
+                last = f"{type(error).__name__}: {error}"
                 time.sleep(wait_s)
         raise RuntimeError("unreachable")
 

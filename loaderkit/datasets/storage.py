@@ -210,7 +210,7 @@ class Storage:
 
     def _ask(self, url: str, call: Callable[[Any, str], T], what: str = "") -> T:
         try:
-            return self.retry.call(lambda: call(*self._filesystem(url)))
+            return self.retry.call(lambda: call(*self._filesystem(url)), what=url)
         except (ImportError, NotImplementedError):
             raise
         except Exception as error:

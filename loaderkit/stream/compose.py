@@ -4,9 +4,11 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
+from loaderkit.bad_samples import BadSamples
 from loaderkit.stream.dataset import StreamDataset
 from loaderkit.stream.filter import PulledLane
-from loaderkit.stream.lane import Lane, Place, Step, Taken
+from loaderkit.stream.lane import Lane, Place
+from loaderkit.stream.taken import Step, Taken
 
 Ends = Literal["all", "first", "again"]
 
@@ -92,16 +94,22 @@ class _Chain(_Composed):
         """Name the order of the samples, with its version and all that shapes it."""
         return f"chain-1({self._orders()})"
 
-    def _lane(self, lane: int, place: Place, path: Sequence[int], steps: Sequence[Step]) -> Lane:
-        return _ChainLane(self.streams, lane, place, path, steps)
+    def _lane(self, lane: int, place: Place, path: Sequence[int], steps: Sequence[Step], policy: BadSamples) -> Lane:
+        return _ChainLane(self.streams, lane, place, path, steps, policy)
 
 
 class _ChainLane(PulledLane):
     def __init__(
-        self, streams: Sequence[StreamDataset], lane: int, place: Place, path: Sequence[int], steps: Sequence[Step]
+        self,
+        streams: Sequence[StreamDataset],
+        lane: int,
+        place: Place,
+        path: Sequence[int],
+        steps: Sequence[Step],
+        policy: BadSamples,
     ) -> None:
         super().__init__()
-        self._streams, self._path, self._steps = streams, path, steps
+        self._streams, self._path, self._steps, self._policy = streams, path, steps, policy
         self._cycle, self._number = place.cycle, place.shard
         self._lanes = []  # of the streams: where one leaves lanes without shards, the next begins with those
         for stream in streams:
@@ -110,7 +118,8 @@ class _ChainLane(PulledLane):
         self._inner = self._open(Place(*place.parts) if place.parts else Place(self._cycle))
 
     def _open(self, place: Place) -> Lane:
-        return self._streams[self._number].open(self._lanes[self._number], place, (*self._path, self._number))
+        path = (*self._path, self._number)
+        return self._streams[self._number].open(self._lanes[self._number], place, path, self._policy)
 
     def _stand(self) -> Place:
         return Place(self._cycle, self._number, 0, 0, 0, *self._inner.place)
@@ -151,16 +160,22 @@ class _Interleave(_Composed):
         weights = ", ".join(f"{weight / _SCALE:.9g}" for weight in self.weights)
         return f"interleave-1({self._orders()}; by {weights}; ends={self.ends})"
 
-    def _lane(self, lane: int, place: Place, path: Sequence[int], steps: Sequence[Step]) -> Lane:
-        return _InterleavedLane(self, lane, place, path, steps)
+    def _lane(self, lane: int, place: Place, path: Sequence[int], steps: Sequence[Step], policy: BadSamples) -> Lane:
+        return _InterleavedLane(self, lane, place, path, steps, policy)
 
 
 class _InterleavedLane(PulledLane):
     def __init__(
-        self, stream: _Interleave, lane: int, place: Place, path: Sequence[int], steps: Sequence[Step]
+        self,
+        stream: _Interleave,
+        lane: int,
+        place: Place,
+        path: Sequence[int],
+        steps: Sequence[Step],
+        policy: BadSamples,
     ) -> None:
         super().__init__()
-        self._stream, self._lane, self._path, self._steps = stream, lane, path, steps
+        self._stream, self._lane, self._path, self._steps, self._policy = stream, lane, path, steps, policy
         self._cycle = place.cycle
         self._first = place.cycle << _ROUNDS if stream.ends == "again" else place.cycle
         saved, self._counts, self._inner = list(place.parts), [], []
@@ -173,7 +188,7 @@ class _InterleavedLane(PulledLane):
             self._inner.append(self._open(number, inner))
 
     def _open(self, number: int, place: Place) -> Lane:
-        return self._stream.streams[number].open(self._lane, place, (*self._path, number))
+        return self._stream.streams[number].open(self._lane, place, (*self._path, number), self._policy)
 
     def _stand(self) -> Place:
         parts: list[int] = []

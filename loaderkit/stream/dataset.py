@@ -11,9 +11,11 @@ import numpy as np
 import torch
 import torch.utils.data as torch_data
 
+from loaderkit.bad_samples import RAISE, BadSamples
 from loaderkit.seeding import hash_positions
 from loaderkit.stream.filter import FilteredLane
-from loaderkit.stream.lane import Lane, LaneReader, Part, Place, Step, prepared
+from loaderkit.stream.lane import Lane, LaneReader, Part, Place
+from loaderkit.stream.taken import Step, prepared
 from loaderkit.world import World
 
 Read = Callable[[str, int], Iterable[Any]]
@@ -126,22 +128,23 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         stream._start((*self._steps, step))  # with an epoch of its own
         return stream
 
-    def open(self, lane: int, place: Place, path: Sequence[int] = ()) -> Lane:
+    def open(self, lane: int, place: Place, path: Sequence[int] = (), policy: BadSamples = RAISE) -> Lane:
         """Read a lane from a place on.
 
         Args:
             lane: Its number.
             place: Where it stands.
             path: Tells apart the streams that another is made of: they draw apart.
+            policy: What is done where reading, or a step before the last filter, fails.
         """
         filters = [number for number, step in enumerate(self._steps, 1) if step.is_filter]
         cut = filters[-1] if filters else 0
         if not cut:
-            return self._lane(lane, place, path, self._steps)
-        return FilteredLane(self._lane(lane, place, path, self._steps[:cut]), self._steps[cut:])
+            return self._lane(lane, place, path, self._steps, policy)
+        return FilteredLane(self._lane(lane, place, path, self._steps[:cut], policy), self._steps[cut:], policy)
 
-    def _lane(self, lane: int, place: Place, path: Sequence[int], steps: Sequence[Step]) -> Lane:
-        return LaneReader(self, lane, place, steps, path)
+    def _lane(self, lane: int, place: Place, path: Sequence[int], steps: Sequence[Step], policy: BadSamples) -> Lane:
+        return LaneReader(self, lane, place, steps, path, policy)
 
     def fingerprint(self) -> str:
         """Describe the shards, so that a resume can tell others from them."""

@@ -4,8 +4,10 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 
+from loaderkit.bad_samples import RAISE, BadSamples
 from loaderkit.seeding import mixed_word
-from loaderkit.stream.lane import DROPPED, Lane, Place, Step, Taken, done, seeds_of
+from loaderkit.stream.lane import Lane, Place
+from loaderkit.stream.taken import DROPPED, Step, Taken, done, seeds_of
 
 
 class PulledLane(ABC):
@@ -51,11 +53,12 @@ class FilteredLane(PulledLane):
     Args:
         lane: With the filters among its steps.
         steps: To be done to those that are left.
+        policy: What is done where a step fails.
     """
 
-    def __init__(self, lane: Lane, steps: Sequence[Step]) -> None:
+    def __init__(self, lane: Lane, steps: Sequence[Step], policy: BadSamples = RAISE) -> None:
         super().__init__()
-        self._lane, self._steps = lane, steps
+        self._lane, self._steps, self._policy = lane, steps, policy
 
     def _stand(self) -> Place:
         return self._lane.place
@@ -63,7 +66,7 @@ class FilteredLane(PulledLane):
     def _pull(self, count: int) -> list[Taken]:
         while taken := self._lane.take(count):
             with seeds_of(taken) as seeds:
-                samples = [done(each, seeds, row) for row, each in enumerate(taken)]
+                samples = [done(each, seeds, row, self._policy) for row, each in enumerate(taken)]
             kept = [
                 # What is drawn from here on is not what the steps before drew.
                 each._replace(sample=sample, word=mixed_word(each.word), steps=self._steps)

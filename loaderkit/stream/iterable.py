@@ -85,6 +85,12 @@ class IterableWalk(LaneWalk):
 
     def _check_settings(self) -> None:
         check_unindexed(self.dataset, self.config, "it orders itself")
+        if self.config.bad_samples.policy != "raise":
+            raise ValueError(
+                f"loader: bad_samples={self.config.bad_samples.policy!r}, and {type(self.dataset).__name__} can't be read on "
+                "behind a sample that failed: an iterator that has raised is over. Let it leave out itself what it can't "
+                "read, or make an lk.StreamDataset of it."
+            )
 
     def _no_data(self) -> str:
         return f"rank {self.world.rank} of {self.world.size} found no samples in {type(self.dataset).__name__}"

@@ -1,16 +1,19 @@
 """One lane of a stream: shards read one after another, samples shuffled within windows that can be read again."""
 
+import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
-import torch.utils.data as torch_data
 
+from loaderkit.bad_samples import RAISE, BadSamples, BadSamplesError, describe
 from loaderkit.seeding import SampleSeeds, hash_positions
+from loaderkit.stream.taken import Failed, Step, Taken, alone
 
 _END = object()
+_FAILURES = 32  # in a row, before a shard is given up
 
 
 class Place(tuple[int, ...]):
@@ -74,23 +77,6 @@ class Part(NamedTuple):
     of: int = 1
 
 
-class Step(NamedTuple):
-    """What is done to a sample under its seed."""
-
-    function: Callable[[Any], Any]
-    is_filter: bool = False
-
-
-class Taken(NamedTuple):
-    """A sample as it was read, with what is still to be done to it."""
-
-    sample: Any
-    word: int  # its seed
-    shard: str
-    number: int  # in that shard
-    steps: Sequence[Step]
-
-
 class Lane(Protocol):
     """What a loader asks of a lane."""
 
@@ -145,15 +131,23 @@ class LaneReader:
         place: Where it begins.
         steps: To be done to each sample.
         path: Tells apart the streams that others are made of.
+        policy: What is done where reading fails. A sample that is left out comes as `Failed`.
 
     Raises:
         ValueError: If the place's window has fewer samples than were taken of it.
     """
 
     def __init__(
-        self, stream: Source, lane: int, place: Place, steps: Sequence[Step] = (), path: Sequence[int] = ()
+        self,
+        stream: Source,
+        lane: int,
+        place: Place,
+        steps: Sequence[Step] = (),
+        path: Sequence[int] = (),
+        policy: BadSamples = RAISE,
     ) -> None:
-        self.stream, self.cycle = stream, place.cycle
+        self.stream, self.cycle, self._policy = stream, place.cycle, policy
+        self._failures = 0  # in a row
         self.shards = stream.deal(place.cycle, lane, path)
         self._keys = (stream.seed, place.cycle, lane, *path)
         self._steps = steps
@@ -213,19 +207,18 @@ class LaneReader:
         positions = np.arange(start.position, start.position + count, dtype=np.int64)
         samples: list[_Read] = []
         shard, number = start.shard, start.sample
-        with SampleSeeds(hash_positions(positions, "read", *self._keys), restore=_alone()) as seeds:
+        with SampleSeeds(hash_positions(positions, "read", *self._keys), restore=alone()) as seeds:
             while len(samples) < count and shard < len(self.shards):
                 part = self.shards[shard]
                 if part.of > 1 and number // stream.block % part.of != part.number:  # at a block's end, or the start
                     self._source, number = None, _next_block(number, stream.block, part)
                 seeds.enter(len(samples))
+                enter = functools.partial(seeds.enter, len(samples))
                 try:
-                    if self._source is None:
-                        self._source = iter(stream.read(part.shard, number))
-                    sample = next(self._source, _END)
+                    sample = self._next_of(part.shard, number, enter)
+                    self._failures = 0
                 except Exception as error:
-                    error.add_note(f"loaderkit: raised while reading sample {number} of shard {self._name(shard)}.")
-                    raise
+                    sample = self._mend(error, part.shard, number, enter)
                 if sample is _END:
                     self._source, shard, number = None, shard + 1, 0
                     continue
@@ -240,6 +233,49 @@ class LaneReader:
             self._windows.append(_Window(start, samples))
         return bool(samples)
 
+    def _next_of(self, shard: str, number: int, enter: Callable[[], None]) -> Any:
+        if self._source is None:
+            self._source = iter(self.stream.read(shard, number))
+            enter()  # what was drawn on the way to the sample is not the sample's
+        return next(self._source, _END)
+
+    def _mend(self, error: Exception, shard: str, number: int, enter: Callable[[], None]) -> Any:
+        """Read a sample again, from a shard that is opened there, where the error may pass; else leave it out.
+
+        Raises:
+            Exception: The error, if it does not pass and the policy does not take it for the sample's fault.
+            BadSamplesError: If the reader can't go on behind it.
+        """
+
+        def again() -> Any:
+            self._source = None  # an iterator that has raised is over
+            enter()
+            return self._next_of(shard, number, enter)
+
+        what = f"sample {number} of shard {shard!r}"
+        try:
+            sample = self._policy.again(error, again, what)
+        except Exception as final:
+            final.add_note(f"loaderkit: raised while reading {what}.")
+            self._source = None
+            self._failures += 1
+            if not self._policy.blames(final):
+                raise
+            if not getattr(self.stream.read, "skips", True):
+                raise BadSamplesError(
+                    f"stream: {what} can't be read ({describe(final)}), and the reader {self.stream.read!r} can't go on "
+                    "behind it: it reads a shard from its start. Give a reader that skips, read(shard, start), or one "
+                    "that leaves out itself what it can't read."
+                ) from final
+            if self._failures >= _FAILURES:
+                raise BadSamplesError(
+                    f"stream: {_FAILURES} samples in a row can't be read, the last is {what} ({describe(final)}). Mend the "
+                    "shard, or leave it out."
+                ) from final
+            return Failed.of(final)
+        self._failures = 0
+        return sample
+
     def _name(self, shard: int) -> str:
         return repr(self.shards[shard].shard) if shard < len(self.shards) else "(none)"
 
@@ -248,46 +284,3 @@ def _next_block(number: int, block: int, part: Part) -> int:
     """Return the start of a part's next block, from a sample that is in none of it."""
     current = number // block
     return (current + (part.number - current) % part.of) * block
-
-
-DROPPED = object()
-
-
-def done(taken: Taken, seeds: SampleSeeds, row: int) -> Any:
-    """Do to a sample what is to be done, under its own seed; return DROPPED where a filter drops it."""
-    sample = taken.sample
-    if taken.steps:
-        seeds.enter(row)
-    try:
-        for step in taken.steps:
-            found = step.function(sample)
-            if not step.is_filter:
-                sample = found
-            elif not found:
-                return DROPPED
-    except Exception as error:
-        error.add_note(f"loaderkit: raised while transforming sample {taken.number} of shard {taken.shard!r}.")
-        raise
-    return sample
-
-
-def prepared(taken: Sequence[Taken], finish: Callable[[list[Any], SampleSeeds], Any] | None = None) -> Any:
-    """Transform samples of a lane, each under its own seed.
-
-    Args:
-        taken: What `take` returned; not empty.
-        finish: Makes a batch of them, within their seeds.
-    """
-    with seeds_of(taken) as seeds:
-        samples = [done(each, seeds, row) for row, each in enumerate(taken)]
-        return samples if finish is None else finish(samples, seeds)
-
-
-def seeds_of(taken: Sequence[Taken]) -> SampleSeeds:
-    """Return the seeds of samples that were taken."""
-    return SampleSeeds(np.array([each.word for each in taken], dtype=np.uint64), restore=_alone())
-
-
-def _alone() -> bool:
-    """Say whether the generators of this process are the caller's, not a worker's."""
-    return torch_data.get_worker_info() is None

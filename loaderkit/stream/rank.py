@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from loaderkit.bad_samples import Reported
 from loaderkit.stream.run import Item
 
 _EMPTY_CYCLES = 100  # in a row, before a rank gives up
@@ -31,6 +32,8 @@ class RankReader:
         self._cycle: int = min(place.cycle for place in places)  # the one that is read
         self._unheard: set[int] = set()  # lanes of the run that may have no data at all
         self._ahead: Item | None = None
+        self._passed: list[Item] = []  # of lanes that have nothing, read before the batch that is ready
+        self._unyielded: list[Reported] = []
 
     def look_ahead(self, *, again: bool) -> bool:
         """Have a batch ready; say whether there is one.
@@ -63,6 +66,7 @@ class RankReader:
     def go_on(self) -> None:
         """Stand behind the batch that is ready."""
         item, self._ahead = self._ready(), None
+        self._note_passed()
         self._note(item)
         self.turn = (item.row + 1) % len(self._lanes)
 
@@ -73,9 +77,15 @@ class RankReader:
         self._end_cycle()
         return True
 
+    def unyielded(self) -> list[Reported]:
+        """Return, once, the bad samples that belong to no batch: those of lanes that have no others."""
+        found, self._unyielded = self._unyielded, []
+        return found
+
     def close(self) -> None:
         """Stop the workers and drop what was read ahead: the next batch is read again."""
         self._run = self._ahead = None
+        self._passed = []
 
     def _ready(self) -> Item:
         if self._ahead is None:
@@ -84,16 +94,17 @@ class RankReader:
 
     def _has_more(self) -> bool:
         """Say whether a lane is known to have another batch."""
-        left = {row for row, place in enumerate(self.places) if place.cycle == self._cycle}
+        left = self._left()
         return self._run is not None and bool(left - self._unheard)
 
     def _find(self) -> bool:
         """Read on to the cycle's next batch; say whether there is one."""
         if self._ahead is None and self._run is None:
-            self._unheard = {row for row, place in enumerate(self.places) if place.cycle == self._cycle}
+            self._unheard = self._left()
             self._run = self._make_run(tuple(self.places), self._cycle, self.turn)
         while self._ahead is None and self._run is not None:
-            if all(place.cycle != self._cycle for place in self.places):
+            if not self._left():
+                self._note_passed()
                 return False
             item = next(self._run, None)
             if item is None:
@@ -102,11 +113,12 @@ class RankReader:
             if item.samples:
                 self._ahead = item
             else:
-                self._note(item)  # nothing is left of that lane
+                # Not noted yet: where a run stands must not depend on how far it has looked ahead.
+                self._passed.append(item)
         return True
 
     def _check_end(self) -> None:
-        early = [self._lanes[row] for row, place in enumerate(self.places) if place.cycle == self._cycle]
+        early = [self._lanes[row] for row in sorted(self._left())]
         if early:  # it would end the epoch without a word
             raise RuntimeError(f"loader: lanes {early} stopped before their end. A worker has ended by itself.")
 
@@ -114,9 +126,21 @@ class RankReader:
         self._run, self.turn = None, 0
         self._cycle = min(place.cycle for place in self.places)
 
+    def _left(self) -> set[int]:
+        """Return the lanes that are not known to be at their end."""
+        open_rows = {row for row, place in enumerate(self.places) if place.cycle == self._cycle}
+        return open_rows - {item.row for item in self._passed}
+
+    def _note_passed(self) -> None:
+        for item in self._passed:
+            self._note(item)
+            if type(item.batch) is Reported:
+                self._unyielded.append(item.batch)
+        self._passed = []
+
     def _note(self, item: Item) -> None:
         self.places[item.row] = item.place
         self._unheard.discard(item.row)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_run": None, "_ahead": None}
+        return self.__dict__ | {"_run": None, "_ahead": None, "_passed": []}

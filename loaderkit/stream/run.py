@@ -15,12 +15,15 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.utils.data as torch_data
 
+from loaderkit.bad_samples import Reported
 from loaderkit.collate.stack import stack
 from loaderkit.config import LoaderConfig
 from loaderkit.engine.torch import Batches, Hidden, StartWorker
 from loaderkit.seeding import SampleSeeds
 from loaderkit.stream.dataset import StreamDataset
-from loaderkit.stream.lane import Lane, Place, prepared
+from loaderkit.stream.lane import Lane, Place
+from loaderkit.stream.skipping import SkippingLane
+from loaderkit.stream.taken import prepared
 from loaderkit.transfer import pin, should_pin
 
 
@@ -30,7 +33,7 @@ class Item(NamedTuple):
     row: int  # of the lane, among the rank's
     place: Any
     samples: int  # 0 where there is no batch
-    batch: Any
+    batch: Any  # in a Reported where samples were bad
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +73,7 @@ class LaneRun(torch_data.IterableDataset[Any]):
                     yield None
                     continue
                 if row not in readers:
-                    readers[row] = self.stream.open(self.lanes[row], self.places[row])
+                    readers[row] = self._open(row)
                 item = self._item(row, readers[row])
                 if item.place.cycle != self.cycle:
                     open_rows.discard(row)
@@ -79,16 +82,30 @@ class LaneRun(torch_data.IterableDataset[Any]):
                 if not open_rows:
                     return
 
+    def _open(self, row: int) -> Lane:
+        policy = self.config.bad_samples
+        lane = self.stream.open(self.lanes[row], self.places[row], policy=policy)
+        return lane if policy.policy == "raise" else SkippingLane(lane, policy)
+
     def _item(self, row: int, reader: Lane) -> Item:
         size = self.config.batch_size or 1
         taken = reader.take(size)
         drops = self.config.tail_policy == "drop"
         if not taken or (drops and len(taken) < size):
-            return Item(row, Place(cycle=self.cycle + 1), 0, None)
+            return Item(row, Place(cycle=self.cycle + 1), 0, _reported(None, reader, over=True))
         # The end is found out with the last batch: whoever holds that one knows that it is.
         more = reader.fill(size if drops else 1)
         batch = prepared(taken, functools.partial(collated, self.config))
-        return Item(row, reader.place if more else Place(cycle=self.cycle + 1), len(taken), batch)
+        place = reader.place if more else Place(cycle=self.cycle + 1)
+        return Item(row, place, len(taken), _reported(batch, reader, over=not more))
+
+
+def _reported(batch: Any, reader: Lane, *, over: bool) -> Any:
+    """Put the bad samples beside a batch, if there are any."""
+    if not isinstance(reader, SkippingLane):
+        return batch
+    bad, first = reader.report(over=over)
+    return batch if first is None or not bad else Reported(batch, bad, first)
 
 
 def collated(config: LoaderConfig, samples: list[Any], seeds: SampleSeeds) -> Any:

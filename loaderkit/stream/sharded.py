@@ -16,6 +16,11 @@ class StreamWalk(LaneWalk):
 
     def _check_settings(self) -> None:
         check_unindexed(self.dataset, self.config, "it says so itself: StreamDataset(shuffle=True)")
+        if self.config.bad_samples.policy == "replace":
+            raise ValueError(
+                "loader: bad_samples='replace' is for data with an index: a stream has no other samples to choose from. "
+                "Use 'skip': the lane's next sample comes in a bad one's place."
+            )
         stream, seed = self.dataset, self.config.seed
         if seed not in (0, stream.seed):
             raise ValueError(
@@ -65,11 +70,6 @@ def check_unindexed(dataset: Any, config: LoaderConfig, order: str) -> None:
     Raises:
         ValueError: If there are such.
     """
-    if config.bad_samples.policy != "raise":
-        raise ValueError(
-            f"loader: bad_samples={config.bad_samples.policy!r} is for data with an index, and the data is a stream. Leave "
-            "it out, and let the stream itself leave out what it can't read or transform."
-        )
     for name in ("shuffle", "order", "plan"):
         if value := getattr(config, name):
             raise ValueError(

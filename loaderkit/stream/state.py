@@ -1,5 +1,6 @@
 """The state of a stream: where each lane stands, over all ranks."""
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ class Position:
     Args:
         epoch: Of the loader.
         batches: Yielded in it, by each rank.
+        bad: Samples of it that were left out, where one rank has read it alone.
         turns: Of each rank, which of its lanes comes next; rank r has the lanes r, r + ranks, ...
         lanes: Where each stands; None where its rank could not be asked. None at all: at
             the epoch's start.
@@ -26,6 +28,7 @@ class Position:
 
     epoch: int = 0
     batches: int = 0
+    bad: int = 0
     turns: Sequence[int | None] = field(default=(0,))
     lanes: Sequence[Any] = ()
 
@@ -44,6 +47,7 @@ class Standing(NamedTuple):
     batches: int
     turn: int
     places: tuple[Any, ...]  # of the rank's lanes
+    bad: int = 0  # samples of the epoch that were left out
 
     @property
     def point(self) -> str:
@@ -75,15 +79,18 @@ def position_of(
         if value is not None:
             part = json.loads(value)
             turns[rank], lanes[rank :: len(values)] = part["turn"], [place(*parts) for parts in part["lanes"]]
-    return Position(epoch=standing.epoch, batches=standing.batches, turns=turns, lanes=lanes)
+    # Ranks don't know what others left out, and the state is the same on all of them.
+    bad = standing.bad if len(values) == 1 else standing.origin.bad * (standing.epoch == standing.origin.epoch)
+    return Position(epoch=standing.epoch, batches=standing.batches, bad=bad, turns=turns, lanes=lanes)
 
 
 def pack_position(position: Position, identity: Mapping[str, Any]) -> dict[str, Any]:
     """Turn a position into a dict of plain ints, strings and lists: some 30 bytes a lane."""
+    bad = {"bad": position.bad} if position.bad else {}
     return {
         "version": STREAM_STATE_VERSION,
         "stream": dict(identity),
-        "cursor": {"epoch": position.epoch, "batches": position.batches},
+        "cursor": {"epoch": position.epoch, "batches": position.batches, **bad},
         "turns": list(position.turns),
         "lanes": [None if place is None else list(place) for place in position.lanes],
         "missing": position.missing,
@@ -144,7 +151,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 )
         turns = [old if new is None else new for old, new in zip(turns, position.turns, strict=True)]
         lanes = [old if new is None else new for old, new in zip(lanes, position.lanes, strict=True)]
-    whole = Position(epoch=first.epoch, batches=first.batches, turns=turns, lanes=lanes)
+    whole = dataclasses.replace(first, turns=turns, lanes=lanes)
     return pack_position(whole, states[0]["stream"])
 
 
@@ -155,7 +162,10 @@ def _plain(*parts: Any) -> Any:
 def _position(state: Mapping[str, Any], place: Callable[..., Any]) -> Position:
     cursor = state["cursor"]
     lanes = [None if parts is None else place(*parts) for parts in state["lanes"]]
-    return Position(epoch=cursor["epoch"], batches=cursor["batches"], turns=list(state["turns"]), lanes=lanes)
+    turns = list(state["turns"])
+    return Position(
+        epoch=cursor["epoch"], batches=cursor["batches"], bad=cursor.get("bad", 0), turns=turns, lanes=lanes
+    )
 
 
 def _check_form(state: Mapping[str, Any]) -> None:

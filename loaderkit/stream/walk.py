@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from loaderkit.bad_samples import Reported
+from loaderkit.bad_samples import JUDGED_FROM, Reported
 from loaderkit.config import LoaderConfig
 from loaderkit.cursor import Cursor
 from loaderkit.seeding import Int64Array
@@ -61,6 +61,7 @@ class LaneWalk(Walk):
         self._check_workers(len(reader.places))
         has_batch = self._has_batch(reader)
         if not has_batch:
+            self._count_bad(None, reader)
             self.say(f"Loader: an epoch without more batches: {self._no_data()}.")
         if not (all(self._all_have("begin", has_batch)) if self.config.stop == "shortest" else has_batch):
             self._roll_over()
@@ -70,7 +71,7 @@ class LaneWalk(Walk):
     def count(self, report: Reported | None) -> bool:
         before = self._now()
         try:
-            over = self._count()
+            over = self._count(report)
         except BaseException:
             self._return_to(before)  # the batch is not handed on
             raise
@@ -115,7 +116,7 @@ class LaneWalk(Walk):
     def load(self, state: Mapping[str, Any]) -> None:
         position = unpack_position(state, self._identity(), self._place)
         if self.config.steps and position.batches >= self.config.steps:  # of a run with more steps an epoch
-            position = dataclasses.replace(position, epoch=position.epoch + 1, batches=0)
+            position = dataclasses.replace(position, epoch=position.epoch + 1, batches=0, bad=0)
         self._stand_at(position)
 
     def follow(self, before: Walk) -> None:
@@ -198,12 +199,14 @@ class LaneWalk(Walk):
         self.close()
         self._origin, self._since = position, 0
         self._epoch, self._batches = position.epoch, position.batches
+        self.bad.start(position.epoch, position.bad)
         self._reader, self._begun = None, False
 
     def _return_to(self, standing: Standing) -> None:
         """Stand where this rank, or the one in whose place it comes, stood before."""
         reader = self._reader
-        self._origin, self._since, self._epoch, self._batches, turn, places = standing
+        self._origin, self._since, self._epoch, self._batches, turn, places, bad = standing
+        self.bad.start(self._epoch, bad)
         self._begun = False
         self.turn += 1
         if reader is None or (reader.turn, tuple(reader.places)) != (turn, places):
@@ -236,7 +239,8 @@ class LaneWalk(Walk):
 
     def _now(self) -> Standing:
         reader = self._bind()
-        return Standing(self._origin, self._since, self._epoch, self._batches, reader.turn, tuple(reader.places))
+        places, bad = tuple(reader.places), self._bad_now()
+        return Standing(self._origin, self._since, self._epoch, self._batches, reader.turn, places, bad)
 
     def _upcoming(self) -> Standing:
         """Return where the next pass begins."""
@@ -248,7 +252,7 @@ class LaneWalk(Walk):
             return standing
         epoch = standing.epoch + 1
         if self.config.steps:  # the data goes on from here
-            return standing._replace(epoch=epoch, batches=0)
+            return standing._replace(epoch=epoch, batches=0, bad=0)
         places = tuple(self._place(cycle=epoch) for _ in standing.places)
         return Standing(Position(epoch=epoch), 0, epoch, 0, 0, places)
 
@@ -259,13 +263,14 @@ class LaneWalk(Walk):
         while self._has_batch(reader):
             yield reader.batch
 
-    def _count(self) -> bool:
+    def _count(self, report: Reported | None) -> bool:
         reader, config = self._bind(), self.config
         reader.go_on()
         self._batches += 1
         self._since += 1
         # A rank that repeats its data is in a later cycle.
         over = reader.end_if_over() or (config.steps is None and reader.cycle > self._epoch)
+        self._count_bad(report, reader)
         if config.steps:
             over = self._batches >= config.steps
         elif config.stop == "shortest":
@@ -276,12 +281,31 @@ class LaneWalk(Walk):
             self._roll_over()
         return over
 
+    def _count_bad(self, report: Reported | None, reader: RankReader) -> None:
+        """Count the bad samples of a batch, and those that belong to none and were passed since the last one."""
+        reports = [*reader.unyielded(), *([] if report is None else [report])]
+        if not reports:
+            return
+        bad = [dataclasses.replace(each, epoch=self._epoch) for one in reports for each in one.bad]
+        # Nobody knows how many samples were read: those of full batches, and the bad ones.
+        seen = self._batches * (self.config.batch_size or 1) + self._bad_now() + len(bad)
+        self.bad.add(
+            Reported(None, bad, reports[0].first),
+            epoch=self._epoch,
+            batches=self._batches,
+            seen=max(seen, JUDGED_FROM),
+        )
+
+    def _bad_now(self) -> int:
+        return self.bad.at(self._epoch, self._batches)
+
     def _has_batch(self, reader: RankReader) -> bool:
         again = self.config.steps is not None or self.config.stop == "repeat"
         if not again and reader.cycle > self._epoch:  # of a run that repeated its data
             return False
         has_batch = reader.look_ahead(again=again)
         if again and not has_batch:
+            self._count_bad(None, reader)
             raise RuntimeError(
                 f"loader: {self._no_data()}, wanted {self.config.steps or 'one or more'} batches an epoch."
             )
