@@ -366,7 +366,9 @@ def test_what_only_data_with_an_index_has_is_refused() -> None:
         len(loader)
 
 
-@pytest.mark.parametrize("settings", [{"steps": 3}, {"stop": "each"}, {"store": object()}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"steps": 3}, {"stop": "each"}, {"store": object()}], ids=lambda settings: next(iter(settings))
+)
 def test_what_only_streams_have_is_refused_for_other_data(settings: dict[str, Any]) -> None:
     name = next(iter(settings))
     with pytest.raises(ValueError, match=f"{name}=.* is for streams, and range has an index"):
