@@ -7,6 +7,7 @@
 """
 
 import argparse
+import itertools
 from pydoc_data.topics import topics
 
 import torch
@@ -98,20 +99,15 @@ def main() -> None:
     print(f"gradients differ by {difference:.1e} of the largest")
     model = model.float()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    real = places = step = 0
-    while step < given.steps:
-        for batch in loader:
-            learnt = int((batch["labels"] != -100).sum())
-            loss = packed_loss(model, batch) / learnt
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            real, places = real + int((batch["document_ids"] >= 0).sum()), places + batch["tokens"].numel()
-            if step % 20 == 0:
-                print(f"step {step:3}: {loss.item():.4f} nats a byte", flush=True)
-            step += 1
-            if step == given.steps:
-                break
+    real = places = 0
+    for step, batch in enumerate(itertools.islice(loader, given.steps)):
+        loss = packed_loss(model, batch) / (batch["labels"] != -100).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        real, places = real + int((batch["document_ids"] >= 0).sum()), places + batch["tokens"].numel()
+        if step % 20 == 0:
+            print(f"step {step:3}: {loss.item():.4f} nats a byte", flush=True)
     print(f"{places / real:.4f} places for each token; {loss.item():.4f} nats a byte in the end")
 
 

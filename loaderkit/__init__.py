@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from loaderkit.config import LoaderConfig as LoaderConfig
     from loaderkit.cursor import Cursor as Cursor
     from loaderkit.datamodules import DataModule as DataModule
+    from loaderkit.datamodules import DetectionDataModule as DetectionDataModule
     from loaderkit.datamodules import ImageDataModule as ImageDataModule
     from loaderkit.datamodules import ShardDataModule as ShardDataModule
     from loaderkit.datamodules import TableDataModule as TableDataModule
@@ -88,6 +89,7 @@ _LAZY = {
     "Cursor": "loaderkit.cursor",
     "DataModule": "loaderkit.datamodules",
     "DetectionCollate": "loaderkit.collate",
+    "DetectionDataModule": "loaderkit.datamodules",
     "DocumentDataset": "loaderkit.datasets",
     "HFDataset": "loaderkit.datasets",
     "ImageDataModule": "loaderkit.datamodules",
@@ -162,6 +164,7 @@ __all__ = [
     "Cursor",
     "DataModule",
     "DetectionCollate",
+    "DetectionDataModule",
     "DocumentDataset",
     "HFDataset",
     "ImageDataModule",

@@ -172,6 +172,14 @@ def test_an_lstm_learns_sections_from_batches_with_little_padding(tmp_path: Path
     assert int(right[1]) > int(right[2]) / 4
 
 
+def test_boxes_are_drawn_on_augmented_pictures(tmp_path: Path) -> None:
+    text = run(tmp_path, EXAMPLES / "detection.py", "--epochs", "3")
+    boxes = re.search(r"6 pictures with (\d+) boxes of 2 classes", text)
+    assert boxes
+    assert 6 <= int(boxes[1]) <= 9
+    assert (tmp_path / "runs" / "detection" / "boxes.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_packed_transformers_loss_and_gradients_are_those_of_the_texts_alone(tmp_path: Path) -> None:
     text = run(tmp_path, EXAMPLES / "packed_transformer.py", "--steps", "21")
     found = re.search(r"(\d+) texts in (\d+) rows: loss ([\d.]+) packed, ([\d.]+) one by one", text)

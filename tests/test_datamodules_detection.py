@@ -1,0 +1,179 @@
+"""DetectionDataModule: boxes go with their pictures, from COCO's files and from dicts; runs resume exactly."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+import loaderkit as lk
+from loaderkit import DetectionDataModule, LoaderConfig
+
+SIZE = 12
+
+
+def picture(number: int) -> torch.Tensor:
+    found = torch.zeros(3, SIZE, SIZE + number, dtype=torch.uint8)
+    found[:, 2:5, 3:9] = 100 + number  # the object
+    return found
+
+
+@pytest.fixture
+def coco(tmp_path: Path) -> Path:
+    for number in range(SIZE):
+        Image.fromarray(picture(number).permute(1, 2, 0).numpy()).save(tmp_path / f"{number:02}.png")
+    content = {
+        "images": [{"id": 7 * number, "file_name": f"{number:02}.png"} for number in range(SIZE)],
+        "annotations": [
+            {"image_id": 7 * number, "category_id": 90 if number % 2 else 30, "bbox": [3, 2, 6, 3]}
+            for number in range(SIZE)
+            if number != 4
+        ],
+        "categories": [{"id": 90, "name": "odd"}, {"id": 30, "name": "even"}],
+    }
+    path = tmp_path / "instances.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def dicts() -> list[dict[str, Any]]:
+    return [
+        {
+            "image": picture(number),
+            "boxes": [[3, 2, 9, 5]],
+            "labels": ["odd" if number % 2 else "even"],
+            "image_id": 7 * number,
+        }
+        for number in range(SIZE)
+        if number != 4
+    ]
+
+
+def check(pictures: list[Any], targets: list[Any]) -> list[int]:
+    """Each box holds its picture's object; return which pictures these are."""
+    found = []
+    for image, target in zip(pictures, targets, strict=True):
+        number = int(target["image_id"]) // 7
+        found.append(number)
+        assert isinstance(target["boxes"], tv_tensors.BoundingBoxes)
+        assert len(target["labels"]) == (number != 4)
+        for (left, top, right, bottom), label in zip(
+            target["boxes"].int().tolist(), target["labels"].tolist(), strict=True
+        ):
+            assert (image[:, top:bottom, left:right] == 100 + number).all()
+            assert (image == 100 + number).sum() == 3 * (bottom - top) * (right - left) > 0
+            assert label == 1 + number % 2
+    return found
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("source", ["coco", "dicts"])
+def test_boxes_hold_their_objects_also_after_a_flip(coco: Path, source: str, workers: int) -> None:
+    data = DetectionDataModule(
+        coco if source == "coco" else dicts(),
+        train_transform=v2.RandomHorizontalFlip(0.5),
+        loader=LoaderConfig(batch_size=2, num_workers=workers),
+    )
+    assert (data.num_classes, data.classes) == (3, ["even", "odd"])  # without setup
+    found = [number for pictures, targets in data.train_dataloader() for number in check(pictures, targets)]
+    assert sorted(found) == [number for number in range(SIZE) if number != 4 or source == "coco"]
+    assert found != sorted(found)
+
+
+def test_pictures_of_several_sizes_are_padded_and_scaled_on_the_device(coco: Path) -> None:
+    pad = lk.Pad(dims=(1, 2), lengths=True)
+    data = DetectionDataModule(coco, images=pad, loader=LoaderConfig(batch_size=3))
+    batch = next(iter(data.train_dataloader()))
+    pictures, targets, sizes = batch
+    assert pictures.dtype == torch.uint8
+    assert sizes[:, 1].max() == pictures.shape[3]
+    check(list(pictures), targets)
+    made = data.on_after_batch_transfer(batch, 0)
+    assert made[0].dtype == torch.float32
+    assert made[0].max() <= 1
+
+
+def test_parts_are_split_by_pictures_and_predict_needs_no_boxes(coco: Path) -> None:
+    data = DetectionDataModule(
+        coco,
+        predict=[{"image": "03.png"}],
+        root=coco.parent,
+        splits={"train": 0.7, "val": 0.3},
+        loader=LoaderConfig(batch_size=1),
+    )
+    sides = [
+        {number for pictures, targets in loader for number in check(pictures, targets)}
+        for loader in (data.train_dataloader(), data.val_dataloader())
+    ]
+    assert sides[0] | sides[1] == set(range(SIZE))
+    assert not sides[0] & sides[1]
+    assert all(sides)
+    ((pictures, targets),) = data.predict_dataloader()
+    assert (pictures[0] == picture(3)).all()
+    assert targets[0]["boxes"].shape == (0, 4)
+
+
+def test_a_resume_gives_the_pictures_and_flips_that_were_left(coco: Path) -> None:
+    def make() -> Any:
+        data = DetectionDataModule(
+            coco, train_transform=v2.RandomHorizontalFlip(0.5), loader=LoaderConfig(batch_size=2, seed=3)
+        )
+        data.setup("fit")
+        return lk.Loader.from_config(data._data("train"), data.loader_config, shuffle=True)
+
+    def plain(batch: Any) -> Any:
+        return [one.tolist() for one in batch[0]], [target["boxes"].tolist() for target in batch[1]]
+
+    whole = list(map(plain, make()))
+    assert len(whole) == SIZE // 2
+    first = make()
+    for batch, wanted in zip(first, whole[:2], strict=False):
+        assert plain(batch) == wanted
+        if first.cursor.batches == 2:
+            break
+    second = make()
+    second.load_state_dict(first.state_dict())
+    assert list(map(plain, second)) == whole[2:]
+
+
+def test_other_data_has_another_fingerprint(coco: Path) -> None:
+    def fingerprint(data: Any) -> str:
+        module = DetectionDataModule(data, classes=["even", "odd"])
+        module.setup("fit")
+        text: str = module._data("train").fingerprint()
+        return text
+
+    others = dicts()
+    others[3]["boxes"] = np.array([[3, 2, 9, 6]])
+    assert fingerprint(dicts()) == fingerprint(dicts())
+    assert len({fingerprint(data) for data in (coco, dicts(), others)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: DetectionDataModule(dicts(), splits={"val": 1}), "wanted shares of the training data"),
+        (lambda path: DetectionDataModule(dicts(), dicts(), splits={"train": 0.5, "val": 0.5}), "data of their own"),
+        (lambda path: next(iter(DetectionDataModule(dicts(), classes=["cat"]).train_dataloader())), "wanted one of"),
+        (lambda path: DetectionDataModule(path, classes=["odd"]).train_dataloader(), r"categories \['even'\] are not"),
+        (lambda path: DetectionDataModule().classes, "there is no data"),
+    ],
+)
+def test_what_does_not_fit_is_refused(coco: Path, make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(coco)
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", "nothing", '{"images": [], "annotations": [{"image_id": 3}], "categories": []}']
+)
+def test_a_file_of_something_else_is_named(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"a.json: can't be read as COCO's annotations"):
+        DetectionDataModule(path).train_dataloader()
