@@ -36,7 +36,8 @@ class BadSamples:
       sample comes in its place.
     - replace: another sample of the order comes in its place, chosen by (seed,
       epoch, position), and read under that position's seed. It comes once more, then.
-      Not for streams, which have nothing to choose from.
+      Where batches are made by lengths, it is not longer than the bad one; where nothing
+      is as short, the sample is left out. Not for streams, which have nothing to choose from.
 
     A stream reads again from the sample that failed, and behind it where the sample is left
     out, so that its reader has to skip. What transforms it is not tried again.

@@ -32,6 +32,7 @@ class Feed:
         batched: False hands on single samples, not collated.
         bad_samples: What is done where a read fails.
         order: Where replacements are chosen from; the policy "raise" needs none.
+        lengths: Of the samples, where batches are made by them.
     """
 
     dataset: Any
@@ -40,6 +41,7 @@ class Feed:
     batched: bool = True
     bad_samples: BadSamples = RAISE
     order: Order | None = None
+    lengths: Int64Array | None = None
     _whole: bool = field(init=False, default=False)  # whether the dataset makes collated batches itself
 
     def __post_init__(self) -> None:
@@ -153,7 +155,7 @@ class Feed:
     def _repair(self, key: BatchKey) -> "Repair":
         from loaderkit.repair import Repair  # few need it, and its import takes time
 
-        return Repair(self.bad_samples, key, self.seed, self.order)
+        return Repair(self.bad_samples, key, self.seed, self.order, self.lengths)
 
     def _collate(self, samples: list[Any], indices: list[int], bounds: Int64Array | None) -> Any:
         if bounds is not None:  # rows of several samples each; a row of which nothing is left goes, too

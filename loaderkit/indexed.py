@@ -210,14 +210,15 @@ class IndexedWalk(Walk):
 
     def _make_feed(self) -> Feed:
         config = self.config
-        order = None if config.bad_samples.policy == "raise" else self._order()
+        raises = config.bad_samples.policy == "raise"
         return Feed(
             self.dataset,
             config.collate_fn,
             config.seed,
             batched=config.batch_size is not None,
             bad_samples=config.bad_samples,
-            order=order,
+            order=None if raises else self._order(),
+            lengths=None if raises else getattr(self._plan, "lengths", None),
         )
 
     def _order(self) -> Order:

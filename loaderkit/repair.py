@@ -9,9 +9,10 @@ import numpy as np
 from loaderkit.bad_samples import BadSample, BadSamples, BadSamplesError, Reported, describe, drop_traceback, portable
 from loaderkit.order import Order
 from loaderkit.plan import BatchKey
-from loaderkit.seeding import hash_positions
+from loaderkit.seeding import Int64Array, hash_positions
 
 _CANDIDATES = 32  # tried for a replacement
+_LOOKED_AT = 1000  # for one that is short enough
 _LEFT_OUT = object()
 
 ReadOne = Callable[[int, int], Any]  # from a row of the batch and an index to a sample
@@ -26,10 +27,13 @@ class Repair:
         key: The batch's.
         seed: The loader's.
         order: Where replacements are chosen from.
+        lengths: Of the dataset's samples, where batches are made by them: no replacement is longer than what it replaces.
     """
 
-    def __init__(self, policy: BadSamples, key: BatchKey, seed: int, order: Order | None) -> None:
-        self._policy, self._key, self._seed, self._order = policy, key, seed, order
+    def __init__(
+        self, policy: BadSamples, key: BatchKey, seed: int, order: Order | None, lengths: Int64Array | None = None
+    ) -> None:
+        self._policy, self._key, self._seed, self._order, self._lengths = policy, key, seed, order, lengths
         self._chosen: list[int | None] = key.indices.tolist()  # for each row; None where it is left out
         self._bad: list[BadSample] = []
         self._first: Exception | None = None
@@ -61,14 +65,14 @@ class Repair:
             self._bad.append(BadSample(self._key.epoch, position, index, describe(final), None))
             drop_traceback(final)
         if self._policy.policy == "replace":
-            return self._replace(row, read)
+            return self._replace(row, read, alone=False)
         self._chosen[row] = None
         return _LEFT_OUT
 
     def left(self, samples: list[Any], read: ReadOne) -> list[Any]:
         """Return the samples without those that are left out: at least one."""
         kept = [sample for sample in samples if sample is not _LEFT_OUT]
-        return kept or [self._replace(0, read)]
+        return kept or [self._replace(0, read, alone=True)]
 
     def together(self, error: Exception, read: ReadMany) -> Any:
         """Return what a dataset that reads many samples at once makes of those that can be read.
@@ -94,7 +98,7 @@ class Repair:
             except Exception as fault:
                 self.one(row, fault, read_one)
         if not self.rows:
-            self._replace(0, read_one)
+            self._replace(0, read_one, alone=True)
         try:
             return self._policy.retry.call(lambda: read(self.rows, self.indices))
         except Exception as fault:
@@ -105,12 +109,18 @@ class Repair:
         """Put the bad samples beside the batch, if there are any."""
         return batch if self._first is None else Reported(batch, self._bad, self._first)
 
-    def _replace(self, row: int, read: ReadOne) -> Any:
-        """Return another sample of the order in the place of this row's."""
+    def _replace(self, row: int, read: ReadOne, *, alone: bool) -> Any:
+        """Return another sample of the order in the place of this row's, or leave it out where none is short enough.
+
+        Args:
+            row: Of the batch.
+            read: Reads one.
+            alone: Whether nothing else is left of the batch, which must not be empty.
+        """
         number = next(n for n, bad in enumerate(self._bad) if bad.position == self._key.positions[row])
         last: Exception | None = None
-        for attempt in range(_CANDIDATES):
-            index = self._candidate(row, attempt)
+        candidates = self._candidates(row, alone=alone)
+        for index in candidates:
             try:
                 sample = self._policy.retry.call(lambda index=index: read(row, index))  # type: ignore[misc]
             except Exception as error:
@@ -122,11 +132,26 @@ class Repair:
             self._chosen[row] = index
             self._bad[number] = replace(self._bad[number], replacement=index)
             return sample
+        if not alone and self._lengths is not None and len(candidates) < _CANDIDATES:
+            self._chosen[row] = None
+            return _LEFT_OUT
         bad = self._bad[number]
         raise BadSamplesError(
             f"loader: no replacement for sample {bad.index} (epoch {bad.epoch}, position {bad.position}; {bad.error}): "
-            f"{_CANDIDATES} other samples could not be read either, the last by {last!r}. Mend the data, or what it is read from."
+            f"{len(candidates)} other samples could not be read either, the last by {last!r}. Mend the data, or what it is read from."
         ) from last
+
+    def _candidates(self, row: int, *, alone: bool) -> list[int]:
+        """Return what may come in the place of a row's sample, in the order in which it is tried."""
+        lengths = self._lengths
+        if lengths is None:
+            return [self._candidate(row, attempt) for attempt in range(_CANDIDATES)]
+        replaced = int(self._key.indices[row])
+        drawn = dict.fromkeys(self._candidate(row, attempt) for attempt in range(_LOOKED_AT))
+        found = [index for index in drawn if index != replaced and lengths[index] <= lengths[replaced]]
+        if alone:  # whatever is in a batch elsewhere fits
+            found += sorted(set(drawn) - set(found), key=lambda index: (int(lengths[index]), index))
+        return found[:_CANDIDATES]
 
     def _candidate(self, row: int, attempt: int) -> int:
         if self._order is None:

@@ -27,11 +27,14 @@ class Samples:
     def __init__(self, size: int = SIZE, offset: int = 0) -> None:
         self.size = size
         self.offset = offset
+        self.bad: set[int] = set()
 
     def __len__(self) -> int:
         return self.size
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        if index in self.bad:
+            raise ValueError(f"cannot decode {index}")
         noise = torch.rand(8) + float(np.random.rand()) + float(lk.sample_rng().random())
         return {"id": index + self.offset, "x": noise + index % 7, "y": torch.tensor([index % 5.0])}
 
@@ -96,11 +99,22 @@ def augmented(index: int) -> dict[str, Any]:
     return Samples()[index]
 
 
+class Augment:
+    """Fails at some samples."""
+
+    def __init__(self, bad: list[int]) -> None:
+        self.samples = Samples()
+        self.samples.bad = set(bad)
+
+    def __call__(self, index: int) -> dict[str, Any]:
+        return self.samples[index]
+
+
 def make_stream(shards: list[int], **settings: Any) -> Any:
     """Return a stream of the samples 0, 1, ... in shards of these sizes."""
     names = [f"{number}:{size}" for number, size in enumerate(shards)]
-    settings = {"lanes": 4, "window": 5, "seed": 5, **settings}
-    return lk.StreamDataset(names, Shards(shards), transform=augmented, **settings)
+    settings = {"lanes": 4, "window": 5, "seed": 5, "transform": augmented, **settings}
+    return lk.StreamDataset(names, Shards(shards), **settings)
 
 
 class Model(pl.LightningModule):
@@ -201,8 +215,10 @@ def make_trainer(job: dict[str, Any], **settings: Any) -> pl.Trainer:
 def make_data(job: dict[str, Any]) -> lk.DataModule:
     settings = {"batch_size": BATCH, "seed": 5, **job.get("loader", {})}
     train: Any = DATA[job.get("data", "map")](job.get("size", SIZE))
+    if job.get("bad"):
+        train.bad = set(job["bad"])
     if job.get("shards"):
-        train = make_stream(job["shards"], shuffle=True, **job.get("stream", {}))
+        train = make_stream(job["shards"], shuffle=True, transform=Augment(job.get("bad", [])), **job.get("stream", {}))
     if job.get("sizes"):
         more = {name: Samples(size, offset=1000 * row) for row, (name, size) in enumerate(job["sizes"].items())}
         train = {**({"stream": train} if job.get("shards") else {}), **more}

@@ -254,6 +254,58 @@ def test_single_samples_are_replaced(policy: lk.BadSamples) -> None:
     assert not {1, 2} & set(found)
 
 
+@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize("bad", ["a run", "most"])
+@pytest.mark.parametrize("policy", [SKIP, REPLACE], ids=["skip", "replace"])
+def test_rows_hold_what_is_left_and_no_more_than_they_may(policy: lk.BadSamples, bad: str, name: str) -> None:
+    """A row of which nothing is left goes; all ranks have as many batches, none empty; replacements fit."""
+    lengths = np.arange(SIZE) % 9 + 1
+    made: list[list[list[int]]] = []
+
+    def collate(rows: list[list[Any]]) -> int:
+        made.append([[int(sample[0]) for sample in row] for row in rows])
+        return len(made)
+
+    counts, planned_rows, left_rows, found = [], 0, 0, []
+    dataset = (Damaged if name == "batches" else DATASETS[name])(BAD[bad])
+    for rank in range(2):
+        plan = lk.PackPlan(lengths, 10, 2, seed=3)
+        loader = lk.Loader(dataset, plan=plan, collate_fn=collate, bad_samples=policy, world=lk.World(rank, 2))
+        made.clear()
+        counts.append(len(list(loader)))
+        assert len(made) == counts[-1] > 1
+        for number, rows_made in enumerate(made):
+            planned_rows += len(plan.with_world(lk.World(rank, 2)).batch(lk.Cursor(), number).rows) - 1
+            left_rows += len(rows_made)
+            assert rows_made
+            assert all(rows_made)
+            assert all(sum(lengths[each] for each in row) <= 10 for row in rows_made)
+            found += [each for row in rows_made for each in row]
+        for each in loader.bad_samples:
+            assert each.replacement is None or lengths[each.replacement] <= lengths[each.index] or policy is SKIP
+    assert counts[0] == counts[1]
+    assert not set(found) & BAD[bad]
+    assert set(found) == set(range(SIZE)) - BAD[bad]
+    assert left_rows <= planned_rows
+
+
+@pytest.mark.parametrize("policy", [SKIP, REPLACE], ids=["skip", "replace"])
+def test_replacements_stay_within_a_budget_of_tokens(policy: lk.BadSamples) -> None:
+    """Also where samples that are too long are in the data, but in no batch."""
+    lengths = np.arange(60) % 20 + 1
+    bad = {9, 29, 49, 3, 0}
+    plan = lk.TokenBudget(lengths, 30, too_long="drop", padded=True, seed=3)
+    plan_15 = lk.TokenBudget(lengths, 15, too_long="drop", seed=3)
+    for each, most in ((plan, 30), (plan_15, 15)):
+        loader = lk.Loader(Damaged(bad, 60), plan=each, bad_samples=policy)
+        batches = [batch[0].tolist() for batch in loader]
+        assert len(batches) == len(loader)
+        assert all(0 < max(lengths[batch]) * len(batch) <= most for batch in batches)
+        stood_in = [sample for sample in loader.bad_samples if sample.replacement is not None]
+        assert stood_in or policy is SKIP
+        assert {sample.index for sample in loader.bad_samples} == {i for i in bad if lengths[i] <= most}
+
+
 class Flaky(Damaged):
     """Some samples fail so many times before they can be read, in each process."""
 

@@ -174,3 +174,33 @@ def test_it_pickles_with_what_it_has_fitted() -> None:
     data = lk.TableDataModule(TRAIN, columns=SPEC)
     fitted = data.statistics
     assert pickle.loads(pickle.dumps(data)).statistics == fitted
+
+
+class Renamed(lk.TableDataModule):
+    pass
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's own
+def test_a_checkpoint_of_a_class_of_another_name_is_said(tmp_path: Path) -> None:
+    """Lightning passes its state over; the training data would be fitted to anew, without a word."""
+    jobs.fit(tmp_path, model(), lk.TableDataModule(TRAIN, columns=SPEC), saving=True)
+    checkpoint = str(tmp_path / "saved" / "step=2.ckpt")
+    with pytest.warns(UserWarning, match="data state of class 'TableDataModule', and this DataModule is 'Renamed'"):
+        jobs.trainer(tmp_path).predict(
+            model(), datamodule=Renamed(TRAIN, predict=VAL, columns=SPEC), ckpt_path=checkpoint
+        )
+
+
+def test_columns_that_differ_from_a_checkpoints_are_said_with_both_values() -> None:
+    first = lk.TableDataModule({"x": [1.0, 2.0], "c": ["a", "b"], "y": [0, 1]}, columns=lk.TableColumns(target="y"))
+    assert first.num_numeric == 1
+    state = first.state_dict()
+    lk.TableDataModule().load_state_dict(state)  # takes what the checkpoint has
+    for changes, message in (
+        ({"target": "c"}, "target 'c', fitted 'y'"),
+        ({"target": "y", "missing": "mean"}, "missing 'mean', fitted 'raise'"),
+        ({"target": "y", "categorical": ["x"]}, r"categorical \['x'\], fitted \['c'\]"),
+        ({"target": "y", "ignore": ["x"]}, r"ignore \['x'\], fitted \"with \['x'\] as features\""),
+    ):
+        with pytest.warns(UserWarning, match=message):
+            lk.TableDataModule(columns=lk.TableColumns(**changes)).load_state_dict(state)

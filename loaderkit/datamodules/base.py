@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from loaderkit.world import World
 
 L = TypeVar("L", bound=Loader)
 Data = Any  # a dataset, a zero-argument factory of one, or a dict or list of those
+_KEYS = {"train", "batches", "epoch_over"}  # of the state
 _STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}
 
 
@@ -98,8 +100,8 @@ class DataModule(pl.LightningDataModule):
                 self._data(name)
         if stage == "fit":
             self._loaders, self._restored = [], None
-            if self.trainer is not None and not any(isinstance(c, TrainProgress) for c in _callbacks(self.trainer)):
-                _callbacks(self.trainer).append(TrainProgress())
+        if self.trainer is not None and not any(isinstance(c, TrainProgress) for c in _callbacks(self.trainer)):
+            _callbacks(self.trainer).append(TrainProgress())
 
     @override
     def train_dataloader(self) -> Any:
@@ -285,6 +287,19 @@ class DataModule(pl.LightningDataModule):
             self._restored = {**state, "epoch_over": True}
             return 0
         return done
+
+    def _check_names(self, checkpoint: Mapping[str, Any]) -> None:
+        """Say that a checkpoint's data state was passed over, as Lightning does where the class has another name."""
+        own = type(self).__qualname__
+        states = [name for name, state in checkpoint.items() if isinstance(state, Mapping) and set(state) >= _KEYS]
+        if own not in checkpoint and states:
+            warnings.warn(
+                f"DataModule: the checkpoint has the data state of class {states[0]!r}, and this DataModule is {own!r}: "
+                "Lightning files it under the class's name. Neither the place in the data nor what was fitted to it was "
+                f"loaded. Name the class {states[0]!r}, or rename the entry: checkpoint[{own!r}] = "
+                f"checkpoint.pop({states[0]!r}).",
+                stacklevel=2,
+            )
 
     def _correct_loops(self, fit_loop: dict[str, Any]) -> None:
         """Make a checkpoint's own counts of batches agree with the loaders, before the loops read them."""

@@ -31,6 +31,7 @@ class TrainProgress(pl.Callback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
+        trainer.datamodule._check_names(checkpoint)  # type: ignore[attr-defined]
         if trainer.state.fn == "fit":
             trainer.datamodule._correct_loops(checkpoint["loops"]["fit_loop"])  # type: ignore[attr-defined]
 

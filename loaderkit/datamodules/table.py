@@ -1,6 +1,7 @@
 """A DataModule for tables: columns to numbers by statistics of the training data, which go with the checkpoint."""
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +65,7 @@ class TableDataModule(DataModule):
         given = {"train": train, "val": val, "test": test, "predict": predict}
         factories = {name: functools.partial(_RawTable, name, data) for name, data in given.items() if data is not None}
         super().__init__(**factories, loader=loader, eval_loader=eval_loader)
-        self.columns = columns or TableColumns()
+        self.columns, self._columns_given = columns or TableColumns(), columns is not None
         self._missing_values, self._delimiter = tuple(missing_values), delimiter
         self._statistics: TableStatistics | None = None
         self._encoded: dict[str, ArrayDataset] = {}
@@ -131,7 +132,29 @@ class TableDataModule(DataModule):
         if "statistics" in state_dict:
             self._statistics = TableStatistics.from_state(state_dict["statistics"])
             self._encoded.clear()
+            self._check_columns(self._statistics)
         super().load_state_dict(state_dict)
+
+    def _check_columns(self, fitted: TableStatistics) -> None:
+        """Say where the columns differ from what a checkpoint's statistics were fitted to."""
+        given = self.columns
+        pairs: list[tuple[str, Any, Any]] = [
+            (name, getattr(given, name), getattr(fitted, name)) for name in ("target", "missing", "unknown")
+        ]
+        pairs += [
+            (role, sorted(getattr(given, role)), sorted(getattr(fitted, role)))
+            for role in ("numeric", "categorical")
+            if not set(getattr(given, role)) <= set(getattr(fitted, role))
+        ]
+        if both := {*fitted.numeric, *fitted.categorical} & set(given.ignore):
+            pairs.append(("ignore", sorted(given.ignore), f"with {sorted(both)} as features"))
+        said = "; ".join(f"{name} {mine!r}, fitted {theirs!r}" for name, mine, theirs in pairs if mine != theirs)
+        if self._columns_given and said:
+            warnings.warn(
+                f"{type(self).__name__}: columns= differs from what the checkpoint was fitted to: {said}. The checkpoint's "
+                "values are used: its weights belong to them. Give the same TableColumns, or train anew.",
+                stacklevel=2,
+            )
 
     @override
     def _make(self, name: str, make: Callable[[Any], Loader]) -> Any:
