@@ -91,6 +91,32 @@ def table(folder: Path) -> str:
         f"{number(sampler['rss_growth_mb'], ' MB')}",
         "order",
     )
+    plans = read("text_plans", folder)
+    for sigma in ("0.6", "1"):
+        ratios = [
+            f"{name.removeprefix('lk.')} {float(pick(plans, contender=name, sigma=sigma)['padded_to_real']):.3f}"
+            for name in ("lk.LengthBuckets", "lk.TokenBudget", "lk.PackPlan")
+        ]
+        random = pick(plans, contender="random batches", sigma=sigma)
+        add(
+            f"Texts with lognormal lengths (sigma {float(sigma)}): tokens computed for each real one",
+            f"**{', '.join(ratios)}**",
+            f"random batches {number(random['padded_to_real'])}",
+            "text",
+        )
+    texts = read("text", folder)
+    for sigma in ("0.6", "1"):
+        packed, lhotse = (
+            pick(texts, contender=name, sigma=sigma) for name in ("lk.PackPlan", "lhotse DynamicBucketingSampler")
+        )
+        budget = pick(texts, contender="lk.TokenBudget", sigma=sigma)
+        add(
+            f"Training on them (sigma {float(sigma)}), a small model: tokens a second over `DataLoader` + `pad_sequence`",
+            f"**TokenBudget {number(budget['throughput_ratio_to_reference'])} x, "
+            f"PackPlan {number(packed['throughput_ratio_to_reference'])} x**",
+            f"lhotse's dynamic buckets {number(lhotse['throughput_ratio_to_reference'])} x",
+            "text",
+        )
     resumes = read("peers_resume", folder)
     names = [name for name in resumes[0] if name != "case"]
     elastic = [row for row in resumes if " then " in row["case"] or row["case"].startswith(("same", "resumed"))]
