@@ -97,7 +97,7 @@ def http_status(error: Any) -> int | None:
     return status if isinstance(status, int) and status >= 400 else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: jsonargparse reads vars() of a default
 class Retry:
     """How often something is tried that fails with a transient error.
 

@@ -202,14 +202,36 @@ data:
     train_transform: {{class_path: torchvision.transforms.v2.RandomHorizontalFlip}}
     loader: {{batch_size: 2}}
 """
+TEXTS = """
+data:
+  class_path: loaderkit.TextDataModule
+  init_args:
+    train: {path}
+    text: c
+    label: y
+    batching: {{how: budget, max_tokens: 100}}
+    splits: {{train: 0.9, val: 0.1}}
+    loader: {{batch_size: 2}}
+"""
+BOXES = """
+data:
+  class_path: loaderkit.DetectionDataModule
+  init_args:
+    train: {path}/boxes.json
+    classes: [cat]
+    images: stack
+    train_transform: {{class_path: torchvision.transforms.v2.RandomHorizontalFlip}}
+    loader: {{batch_size: 2}}
+"""
+KINDS = [(TABLE, "TableDataModule", 2), (IMAGES, "ImageDataModule", 1), (TEXTS, "TextDataModule", 2)]
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("text", "kind"), [(TABLE, "TableDataModule"), (IMAGES, "ImageDataModule")])
-def test_a_yaml_file_describes_the_others(text: str, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "kind", "classes"), [*KINDS, (BOXES, "DetectionDataModule", 2)])
+def test_a_yaml_file_describes_the_others(text: str, kind: str, classes: int, tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("x,c,y\n1,a,0\n2,b,1\n")
     (tmp_path / "cat").mkdir()
-    path = tmp_path / "table.csv" if kind == "TableDataModule" else tmp_path
+    path = tmp_path / "table.csv" if kind in ("TableDataModule", "TextDataModule") else tmp_path
     config = tmp_path / "config.yaml"
     config.write_text(text.format(path=path))
     cli = LightningCLI(
@@ -222,4 +244,4 @@ def test_a_yaml_file_describes_the_others(text: str, kind: str, tmp_path: Path) 
     )
     assert type(cli.datamodule).__name__ == kind
     assert cli.datamodule.loader_config.batch_size == 2
-    assert cli.datamodule.num_classes == (2 if kind == "TableDataModule" else 1)
+    assert cli.datamodule.num_classes == classes
