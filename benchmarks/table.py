@@ -99,7 +99,7 @@ def table(folder: Path) -> str:
         ]
         random = pick(plans, contender="random batches", sigma=sigma)
         add(
-            f"Texts with lognormal lengths (sigma {float(sigma)}): tokens computed for each real one",
+            f"Texts with lognormal lengths (sigma {float(sigma)}, at most 2,048): tokens computed for each real one",
             f"**{', '.join(ratios)}**",
             f"random batches {number(random['padded_to_real'])}",
             "text",
@@ -111,7 +111,7 @@ def table(folder: Path) -> str:
         )
         budget = pick(texts, contender="lk.TokenBudget", sigma=sigma)
         add(
-            f"Training on them (sigma {float(sigma)}), a small model: tokens a second over `DataLoader` + `pad_sequence`",
+            f"Training on them (sigma {float(sigma)}), a small model: tokens a second of CPU time over `DataLoader` + `pad_sequence`",
             f"**TokenBudget {number(budget['throughput_ratio_to_reference'])} x, "
             f"PackPlan {number(packed['throughput_ratio_to_reference'])} x**",
             f"lhotse's dynamic buckets {number(lhotse['throughput_ratio_to_reference'])} x",
