@@ -6,7 +6,7 @@ collate alike: tokens end to end with offsets, pictures stacked. A contender's r
 goes from its first batch to the epoch's end, or for a few seconds where an epoch takes longer. Contenders take turns in an
 order drawn anew each round, and speeds are compared within a round.
 
-The bare loop reads sample by sample: slices of a memory-map, without a collate; or reads, decodes and stacks.
+The bare loop reads, decodes and collates sample by sample, without a loader.
 """
 
 import argparse

@@ -123,19 +123,15 @@ def stateful_loader_of(folder: str, kind: str, shuffle: bool, workers: int) -> A
 
 
 def bare(folder: str, kind: str, shuffle: bool, workers: int) -> Iterator[Any]:  # noqa: ARG001
-    """Read and decode, one after another; for tokens without a collate, pictures are stacked."""
+    """Read, decode and collate, one after another. Without the collate nothing would read the tokens of a memory-map."""
     data = Tokens(folder) if kind == "tokens" else TarPictures(folder)
     order = np.random.permutation(len(data)).tolist() if shuffle else range(len(data))
-    collate: Any = list if kind == "tokens" else default_collate
+    collate: Any = pack if kind == "tokens" else default_collate
     for start in range(0, len(data), BATCH):
         yield collate([data[index] for index in order[start : start + BATCH]])
 
 
-def count(batch: Any) -> int:
-    return len(batch) if isinstance(batch, list) and not isinstance(batch[0], torch.Tensor) else len(batch[0])
-
-
 throughput = timed_job(loader_of)
-throughput_bare = timed_job(bare, count)
+throughput_bare = timed_job(bare)
 memory = memory_job(loader_of)
 save_state, resume_from_state = resume_jobs(stateful_loader_of)
