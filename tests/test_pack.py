@@ -172,7 +172,7 @@ class Model(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tokens, self.places = torch.nn.Embedding(50, 8), torch.nn.Embedding(16, 8)
+        self.tokens, self.places = torch.nn.Embedding(50, 8), torch.nn.Embedding(128, 8)
         self.mix, self.out = torch.nn.Linear(8, 24), torch.nn.Linear(8, 50)
 
     def forward(self, tokens: Tensor, places: Tensor, mask: Tensor) -> Tensor:

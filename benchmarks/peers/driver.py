@@ -51,7 +51,7 @@ class Peer:
 
     def __init__(self, module: str, python: str, log: Path, scratch: str) -> None:
         self._log = log.open("ab")
-        settings = {"OMP_NUM_THREADS": "1", "TMPDIR": scratch}  # some leave files behind
+        settings = {"TMPDIR": scratch}  # some leave files behind
         paths = [str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")]
         self._process = subprocess.Popen(
             [python, str(HERE / "serve.py"), module],
