@@ -146,10 +146,11 @@ def table(folder: Path) -> str:
                 f"{best['contender']} {number(best['over_bare_loop'])} x, the best of the peers",
                 "peers/peers_throughput",
             )
-    lines += [
-        "",
-        f"Medians on {rows[0]['machine']} (beside the peers: {speeds[0]['machine']}, busy). Ratios carry over to other machines, milliseconds do not.",
-    ]
+    machines: dict[str, list[str]] = {}
+    for name in ("rows", "per_sample", "resume", "order", "text", "peers_throughput"):
+        machines.setdefault(read(name, folder)[0]["machine"], []).append(name)
+    where = "; ".join(f"{', '.join(names)}: {machine}" for machine, names in machines.items())
+    lines += ["", f"Medians ({where}). Ratios carry over to other machines, milliseconds do not."]
     return "\n".join(lines)
 
 
