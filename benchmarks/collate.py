@@ -107,11 +107,11 @@ def draw(figure: Any, rows: list[Row]) -> None:
                 axes.plot(places, [row["times_faster"] for row in some], "o-", color=colours[name], label=name)
         axes.set_title(f"{dtype}, {kind}", loc="left", fontsize=10)
         axes.set_xticks(SIZES)
-        axes.set_ylim(0)
+        axes.set_ylim(0, 1.05 * max(row["times_faster"] for row in rows))
         axes.axhline(1, color="#24292f", linewidth=0.8, linestyle=":")
     all_axes[0].set_ylabel("times as fast as the reference")
     labels = {label: line for axes in all_axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(labels.values(), labels.keys(), loc="outside upper center", ncols=2, fontsize=8)
+    figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=2, fontsize=8)
     figure.suptitle("Sequences of 16 to 512 tokens to a batch, by sequences a batch", x=0.01, ha="left", fontsize=11)
 
 
