@@ -6,7 +6,8 @@ collate alike: tokens end to end with offsets, pictures stacked. A contender's r
 goes from its first batch to the epoch's end, or for a few seconds where an epoch takes longer. Contenders take turns in an
 order drawn anew each round, and speeds are compared within a round.
 
-The bare loop reads, decodes and collates sample by sample, without a loader.
+The bare loop reads, decodes and collates sample by sample, without a loader, in one thread. Without workers, loaderkit
+decodes pictures in as many threads as torch has: over one thread its ratio may exceed 1.
 """
 
 import argparse
