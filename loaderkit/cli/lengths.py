@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from loaderkit.cli.arguments import count, named, option
+from loaderkit.cli.arguments import count, named
 from loaderkit.cli.report import complain, say
-from loaderkit.cli.source import open_source, survives_fork
+from loaderkit.cli.source import add_source, given_source
 from loaderkit.length_plans import LengthBuckets, TokenBudget
 from loaderkit.lengths import measure_lengths
 from loaderkit.order import Shuffled
@@ -43,7 +43,7 @@ def add_to(commands: Any) -> None:
         description="Measure the lengths of samples, and say how much of an epoch is padding: with random batches, with "
         "buckets, under a budget of tokens, and packed.",
     )
-    parser.add_argument("source", metavar="SOURCE", help="a file, folder, glob, URL, or MODULE:FACTORY of a dataset")
+    add_source(parser)
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--column", metavar="FIELD", help="the field (or its place) whose length counts, or that is one")
     how.add_argument("--length", metavar="MODULE:FUNCTION", help="from a sample to its length, such as a tokenizer's")
@@ -63,31 +63,19 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--plot", metavar="FILE.png", help="also draw it; needs matplotlib")
     parser.add_argument("--cache", metavar="FILE", help="keeps the lengths for the next time")
     parser.add_argument("--jobs", type=count, default=usable_cpus(), help="parallel processes (%(default)s)")
-    parser.add_argument("--spawn", action="store_true", help="start processes anew: for a source that can't be forked")
-    parser.add_argument(
-        "--source-format", metavar="FORMAT", help="as jsonl or tar, or MODULE:CLASS; by suffix if not given"
-    )
-    parser.add_argument(
-        "--option",
-        type=option,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a setting of the source's dataset",
-    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, say what came of it, and return the exit code."""
     try:
-        source = open_source(arguments.source, arguments.source_format, dict(arguments.option))
+        source, method = given_source(arguments)
         lengths = measure_lengths(
             source,
             _length(arguments),
             num_workers=arguments.jobs,
             cache=arguments.cache,
-            multiprocessing_context="spawn" if arguments.spawn or not survives_fork(arguments.source) else "fork",
+            multiprocessing_context=method,
         )
         if not len(lengths):
             raise ValueError("the source has no samples.")

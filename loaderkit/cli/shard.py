@@ -4,9 +4,9 @@ import argparse
 import contextlib
 from typing import Any
 
-from loaderkit.cli.arguments import count, named, option, size
+from loaderkit.cli.arguments import count, named, size
 from loaderkit.cli.report import complain, say, with_progress
-from loaderkit.cli.source import open_source, survives_fork
+from loaderkit.cli.source import add_source, given_source
 from loaderkit.pool import usable_cpus
 from loaderkit.writing.format import Format
 from loaderkit.writing.manifest import read_records
@@ -31,7 +31,7 @@ def add_to(commands: Any) -> None:
         description="Write a dataset to shards. Run it again after it was stopped: what is finished stays. "
         "The exit code is 1 if something failed.",
     )
-    parser.add_argument("source", metavar="SOURCE", help="a file, folder, glob, URL, or MODULE:FACTORY of a dataset")
+    add_source(parser)
     parser.add_argument("dest", metavar="DEST", help="a local folder")
     parser.add_argument("--format", choices=_FORMATS, default="tar", help="of the shards (%(default)s)")
     sizes = parser.add_mutually_exclusive_group()
@@ -40,18 +40,6 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--shuffle", action="store_true", help="write in random order")
     parser.add_argument("--seed", type=int, default=0, help="of that order (%(default)s)")
     parser.add_argument("--jobs", type=count, default=usable_cpus(), help="parallel processes (%(default)s)")
-    parser.add_argument("--spawn", action="store_true", help="start processes anew: for a source that can't be forked")
-    parser.add_argument(
-        "--source-format", metavar="FORMAT", help="as jsonl or tar, or MODULE:CLASS; by suffix if not given"
-    )
-    parser.add_argument(
-        "--option",
-        type=option,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a setting of the source's dataset",
-    )
     parser.add_argument("--quiet", action="store_true", help="say only what failed")
     tar = parser.add_argument_group("tar and parquet")
     tar.add_argument("--fields", type=_names, metavar="A,B", help="names for the fields of samples that are tuples")
@@ -72,8 +60,9 @@ def add_to(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the shards, and return the exit code."""
     try:
+        source, method = given_source(arguments)
         writing = Writing(
-            open_source(arguments.source, arguments.source_format, dict(arguments.option)),
+            source,
             arguments.dest,
             _format(arguments),
             arguments.samples_per_shard,
@@ -81,8 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.shuffle,
             arguments.seed,
         )
-        spawn = arguments.spawn or not survives_fork(arguments.source)
-        steps = writing.run(arguments.jobs, "spawn" if spawn else "fork")
+        steps = writing.run(arguments.jobs, method)
         with contextlib.closing(steps):
             before, total = next(steps)
             for _ in with_progress(steps, total - before, "writing"):

@@ -1,11 +1,12 @@
 """What a command reads samples from: files of any format, a folder of pictures, or a function of one's own."""
 
+import argparse
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from loaderkit.cli.arguments import named
+from loaderkit.cli.arguments import named, option
 from loaderkit.datasets.formats import format_named, formats_of, known_suffixes
 from loaderkit.datasets.images import ImageFolder
 from loaderkit.datasets.pictures import decode_picture
@@ -14,6 +15,35 @@ from loaderkit.datasets.urls import expand, is_remote
 
 _NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _SAME = {"jpeg": "jpg", "tiff": "tif"}
+
+
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that name a source and its settings to a command."""
+    parser.add_argument("source", metavar="SOURCE", help="a file, folder, glob, URL, or MODULE:FACTORY of a dataset")
+    parser.add_argument(
+        "--source-format", metavar="FORMAT", help="as jsonl or tar, or MODULE:CLASS; by suffix if not given"
+    )
+    parser.add_argument(
+        "--option",
+        type=option,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the source's dataset",
+    )
+    parser.add_argument("--spawn", action="store_true", help="start processes anew: for a source that can't be forked")
+
+
+def given_source(arguments: argparse.Namespace) -> tuple[Any, Literal["fork", "spawn"]]:
+    """Return the dataset that a command's arguments name, and how processes that read it are started.
+
+    Raises:
+        ValueError: If they name none.
+        FileNotFoundError: If there are no files.
+    """
+    dataset = open_source(arguments.source, arguments.source_format, dict(arguments.option))
+    # fsspec's threads don't survive a fork.
+    return dataset, "spawn" if arguments.spawn or is_remote(arguments.source) else "fork"
 
 
 def open_source(source: str, format: str | None, options: dict[str, Any]) -> Any:  # noqa: A002
@@ -46,11 +76,6 @@ def open_source(source: str, format: str | None, options: dict[str, Any]) -> Any
     if kind is TarDataset:
         options = {"decode": None} | options  # files stay what they are
     return kind(source, **options)
-
-
-def survives_fork(source: str) -> bool:
-    """Say whether processes may be forked that read it: fsspec's threads don't survive it."""
-    return not is_remote(source)
 
 
 class PictureFiles:
