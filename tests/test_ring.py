@@ -132,7 +132,7 @@ def test_a_batch_may_be_written_to() -> None:
 
 
 def test_without_memory_batches_go_through_the_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loaderkit.engine.ring.layout.LARGEST", 100)  # seen by workers that are forked
+    monkeypatch.setattr("loaderkit.engine.ring.slots.LARGEST", 4096)  # seen by workers that are forked
     found = list(lk.Loader(Numbers(40), 4, **RING))
     assert same(torch.cat(found)[:, 0], torch.arange(40))
 

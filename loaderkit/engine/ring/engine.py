@@ -2,12 +2,11 @@
 
 import pickle
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from loaderkit.engine.ring.layout import read
-from loaderkit.engine.ring.team import Answer, Team
-from loaderkit.engine.ring.worker import FAILED
+from loaderkit.engine.ring.team import Answer, Team, WorkerDied
 from loaderkit.feed import Feed
 from loaderkit.plan import BatchKey
 from loaderkit.transfer import pin
@@ -40,9 +39,14 @@ class RingEngine:
         self._persistent, self._context = persistent_workers, multiprocessing_context
         self._init, self._timeout_s = worker_init_fn, timeout or None
         self._team: Team | None = None
+        self._run: Callable[[], _Run | None] = lambda: None  # the last one, while it is in use
         self._numbers = 0  # tasks so far, over all runs
 
     def run(self, keys: Iterable[BatchKey]) -> Iterator[Any]:
+        if self._team is not None and not self._team.is_here:
+            self._team = None  # of the process that this one was forked from
+        elif (before := self._run()) is not None:
+            before.end()
         if not self._persistent:
             self.close()
         if self._team is None:
@@ -53,7 +57,10 @@ class RingEngine:
                 context=self._context,
                 init=self._init,
             )
-        return _Run(self, self._team, iter(keys))
+        self._team.forget_before(self._numbers)
+        run = _Run(self, self._team, iter(keys))
+        self._run = weakref.ref(run)
+        return run
 
     def close(self) -> None:
         """Stop the workers."""
@@ -71,6 +78,7 @@ class _Run:
         self._answers: dict[int, Answer] = {}
         self._over = False
         self._all_out = False  # no key is left
+        self._pending: BatchKey | None = None  # found no place yet
         self._waiting: dict[int, BatchKey] = {}  # under way, for errors
 
     def __iter__(self) -> "_Run":
@@ -82,26 +90,28 @@ class _Run:
         try:
             self._submit()
             if self._next == self._submitted and self._all_out:
-                self._end()
+                self.end()
                 raise StopIteration
             batch = self._take(self._await())
             self._submit()
         except StopIteration:
             raise
         except BaseException:
-            self._end(failed=True)
+            self.end(failed=True)
             raise
         return batch
 
     def _submit(self) -> None:
         """Have as many tasks under way as there are places for."""
         engine, team = self._engine, self._team
-        while self._submitted - self._next < engine._window and team.free:
-            key = next(self._keys, None)
+        while self._submitted - self._next < engine._window and team.free and not self._all_out:
+            key = self._pending = self._pending or next(self._keys, None)
             if key is None:
                 self._all_out = True
                 return
-            team.submit(self._submitted, pickle.dumps(key, pickle.HIGHEST_PROTOCOL))
+            if not team.submit(self._submitted, pickle.dumps(key, pickle.HIGHEST_PROTOCOL)):
+                return
+            self._pending = None
             self._waiting[self._submitted] = key
             self._submitted += 1
             engine._numbers = self._submitted
@@ -116,49 +126,45 @@ class _Run:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while self._next not in self._answers:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            answers = self._team.receive(left)
+            try:
+                answers = self._team.receive(left)
+            except WorkerDied as died:
+                died.add_note(f"loaderkit: it worked on {self._samples(died.number)}.")
+                raise
             if not answers:
-                key = self._waiting.get(self._next)
-                samples = "those of an earlier pass" if key is None else f"samples {key.indices[:8].tolist()}"
                 raise RuntimeError(
-                    f"loader: no batch in {timeout_s:g} s (timeout): a worker hangs, or {samples} take longer. See what they "
-                    "do, or give more time."
+                    f"loader: no batch in {timeout_s:g} s (timeout): a worker hangs, or {self._samples(self._next)} take "
+                    "longer. See what they do, or give more time."
                 )
             for answer in answers:
                 if answer.number < self._first:  # of a run that was left
-                    self._team.free.append(answer.slot)
+                    self._team.drop(answer)
                     self._submit()
                 else:
                     self._answers[answer.number] = answer
         self._waiting.pop(self._next)
         return self._answers.pop(self._next)
 
+    def _samples(self, number: int) -> str:
+        """Name the samples of a task, for errors."""
+        if number < 0:
+            return "nothing"
+        key = self._waiting.get(number)
+        return "samples of an earlier pass" if key is None else f"samples {key.indices[:8].tolist()}"
+
     def _take(self, answer: Answer) -> Any:
-        """Make the batch of an answer, and see to its slot."""
+        """Make the batch of an answer."""
         team, self._next = self._team, self._next + 1
-        if answer.used <= 0:
-            team.free.append(answer.slot)
-            content = pickle.loads(answer.structure) if answer.used else read(answer.structure, None)
-            if answer.used == FAILED:
-                content.reraise()
-            return pin(content) if self._engine._pinned else content
-        slot = team.slots[answer.slot]
         under_way = self._submitted - self._next
-        held = len(team.slots) - len(team.free) - under_way - 1
-        if held >= _HELD:
-            private = bytearray(memoryview(slot.mapping(answer.used))[: answer.used])
-            team.free.append(answer.slot)
-            batch = read(answer.structure, private)
-        else:
-            batch = read(answer.structure, slot.lease(answer.used, team.free.append))
+        held = team.slots.count - len(team.free) - under_way - 1
+        batch = team.open(answer, copied=held >= _HELD)
         return pin(batch) if self._engine._pinned else batch
 
-    def _end(self, *, failed: bool = False) -> None:
+    def end(self, *, failed: bool = False) -> None:
         """Give back what is under way; let workers go that don't persist, and those of a run that failed."""
         self._over = True
-        for answer in self._answers.values():
-            self._team.free.append(answer.slot)
-        self._answers.clear()
+        while self._answers:
+            self._team.drop(self._answers.popitem()[1])
         if failed or not self._engine._persistent:
             self._team.close()
             if self._engine._team is self._team:
@@ -166,4 +172,4 @@ class _Run:
 
     def __del__(self) -> None:
         if not self._over:
-            self._end()
+            self.end()

@@ -2,95 +2,162 @@
 
 import io
 import pickle
+import struct
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.storage import TypedStorage, UntypedStorage
 
-from loaderkit.engine.ring.slot import ALIGNMENT, LARGEST, Slot
+from loaderkit.engine.ring.slots import ALIGNMENT
 
-Leaf = tuple[int, torch.dtype | str, tuple[int, ...]]  # where in the slot, its dtype (numpy's as a string), its shape
+Raw = np.ndarray[Any, np.dtype[np.uint8]]
+_COUNT = struct.Struct("<q")
+
+
+class Written(NamedTuple):
+    """A batch on its way."""
+
+    structure: bytes
+    size: int  # bytes in the slot or the image
+    image: bytearray | None  # what would lie in the slot, where there was no memory for it
 
 
 class _Writer(ForkingPickler):
-    """Pickles all but plain tensors and arrays, of which it notes where they will lie."""
+    """Pickles a batch, but notes where the memory of tensors and arrays will lie; the same memory lies there once."""
 
     def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self.leaves: list[tuple[int, np.ndarray[Any, Any]]] = []
+        super().__init__(file, pickle.HIGHEST_PROTOCOL, True, self._note_buffer)
+        self.parts: list[tuple[int, Raw]] = []
+        self.buffers: list[int] = []  # start and size of each of pickle's own
         self.size = 0
+        self._known: dict[int, tuple[Any, Any]] = {}  # by id, which the object itself keeps from being used again
+        self._places: dict[tuple[int, int], int] = {}
 
-    def persistent_id(self, value: Any) -> Leaf | None:
-        if type(value) is Tensor and _is_plain(value):
+    def persistent_id(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is Tensor:
+            if not _is_plain(value):
+                return None
+        elif (kind is not TypedStorage and kind is not UntypedStorage) or _untyped(value).device.type != "cpu":
+            return None
+        known = self._known.get(id(value))
+        if known is None:
+            known = self._known[id(value)] = value, (len(self._known), *self._describe(value))
+        return known[1]
+
+    def reducer_override(self, value: Any) -> Any:
+        # By value, and not through torch's own shared memory; the tensors and storages within come by here again.
+        if isinstance(value, Tensor) and value.device.type == "cpu":
+            if value.layout == torch.strided and not value.is_quantized and _is_part(value):
+                value = value.detach().clone().requires_grad_(value.requires_grad)  # a storage travels as a whole
+            return value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return NotImplemented
+
+    def _describe(self, value: Any) -> tuple[Any, ...]:
+        if isinstance(value, Tensor):
+            shape, stride = tuple(value.shape), None
+            if not value.is_contiguous():
+                order = sorted(range(value.dim()), key=value.stride, reverse=True)
+                dense = value.permute(order)
+                value, stride = (dense, value.stride()) if dense.is_contiguous() else (value.contiguous(), None)
             raw = value.detach().reshape(-1).view(torch.uint8).numpy() if value.numel() else np.empty(0, np.uint8)
-            return self._place(raw), value.dtype, tuple(value.shape)
-        if type(value) is np.ndarray and value.dtype.kind in "biufc" and value.flags.c_contiguous and value.ndim:
-            return self._place(value.reshape(-1).view(np.uint8)), value.dtype.str, value.shape
-        return None
+            return self._place(raw), value.dtype, shape, stride
+        untyped = _untyped(value)
+        raw = torch.empty(0, dtype=torch.uint8).set_(untyped).numpy()
+        return self._place(raw), raw.size, None if value is untyped else value.dtype
 
-    def _place(self, raw: np.ndarray[Any, Any]) -> int:
-        start = self.size
-        self.leaves.append((start, raw))
-        self.size = -(-(start + raw.size) // ALIGNMENT) * ALIGNMENT
+    def _note_buffer(self, buffer: pickle.PickleBuffer) -> None:
+        raw = np.frombuffer(buffer.raw(), np.uint8)
+        self.buffers += self._place(raw), raw.size
+
+    def _place(self, raw: Raw) -> int:
+        if not raw.size:
+            return 0
+        where = raw.__array_interface__["data"][0], raw.size
+        start = self._places.get(where)
+        if start is None:
+            start = self._places[where] = self.size
+            self.parts.append((start, raw))
+            self.size = -(-(start + raw.size) // ALIGNMENT) * ALIGNMENT
         return start
 
 
 class _Reader(pickle.Unpickler):
     """Gives views of a slot's memory in the place of tensors and arrays."""
 
-    def __init__(self, file: io.BytesIO, buffer: Any) -> None:
-        super().__init__(file)
-        self._buffer = buffer
+    def __init__(self, file: io.BytesIO, memory: Any, buffers: list[Any]) -> None:
+        super().__init__(file, buffers=buffers)
+        self._memory, self._known = memory, dict[int, Any]()
 
-    def persistent_load(self, leaf: Leaf) -> Any:
-        start, dtype, shape = leaf
-        if isinstance(dtype, str):
-            kind = np.dtype(dtype)
-            count = int(np.prod(shape, dtype=np.int64))
-            return np.frombuffer(self._buffer, kind, count, start).reshape(shape) if count else np.empty(shape, kind)
+    def persistent_load(self, leaf: Any) -> Any:
+        number, *about = leaf
+        if number not in self._known:
+            self._known[number] = self._storage(*about) if len(about) == 3 else self._tensor(*about)
+        return self._known[number]
+
+    def _tensor(self, start: int, dtype: torch.dtype, shape: tuple[int, ...], stride: Any) -> Tensor:
         size = dtype.itemsize
         for length in shape:
             size *= length
         if not size:
             return torch.empty(shape, dtype=dtype)
-        raw = torch.from_numpy(np.frombuffer(self._buffer, np.uint8, size, start))
-        return raw.view(dtype).view(shape)
+        flat = torch.from_numpy(np.frombuffer(self._memory, np.uint8, size, start)).view(dtype)
+        return flat.view(shape) if stride is None else flat.as_strided(shape, stride)
+
+    def _storage(self, start: int, size: int, dtype: torch.dtype | None) -> Any:
+        raw = np.frombuffer(self._memory, np.uint8, size, start) if size else np.empty(0, np.uint8)
+        untyped = torch.from_numpy(raw).untyped_storage()
+        return untyped if dtype is None else TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
 
 
-def write(batch: Any, slot: Slot) -> tuple[bytes, int]:
-    """Write a batch into a slot; return its structure, and how many bytes of the slot it takes.
-
-    Where it is too large for any slot, or there is no memory left, all of it is in the structure, and the number is -1.
-    """
-    structure = io.BytesIO()
-    writer = _Writer(structure)
+def write(batch: Any, slots: Any, slot: int) -> Written:
+    """Write a batch into a slot, or into an image of one if it is too large for a slot or there is no memory left."""
+    pickled = io.BytesIO()
+    writer = _Writer(pickled)
     writer.dump(batch)
+    table = writer.buffers
+    structure = struct.pack(f"<{1 + len(table)}q", len(table), *table) + pickled.getbuffer()
+    image = None
     try:
-        if writer.size > LARGEST:
-            raise OSError("larger than a slot may be")
-        memory = np.frombuffer(slot.mapping(writer.size, grow=True), np.uint8)
+        slots.reserve(slot, writer.size)
+        memory = slots.bytes(slot, writer.size)
     except OSError:
-        return pickle.dumps(batch, pickle.HIGHEST_PROTOCOL), -1
-    for start, raw in writer.leaves:
+        image = bytearray(writer.size)
+        memory = np.frombuffer(image, np.uint8)
+    for start, raw in writer.parts:
         memory[start : start + raw.size] = raw
-    return structure.getvalue(), writer.size
+    return Written(structure, writer.size, image)
 
 
-def read(structure: bytes, buffer: Any) -> Any:
-    """Return the batch of a structure; its tensors and arrays are views of the slot's buffer."""
-    return _Reader(io.BytesIO(structure), buffer).load()
+def read(structure: bytes, memory: Any) -> Any:
+    """Return the batch of a structure; its tensors and arrays are views of the slot's memory."""
+    (count,) = _COUNT.unpack_from(structure)
+    head = _COUNT.size * (1 + count)
+    table = struct.unpack_from(f"<{count}q", structure, _COUNT.size)
+    view = memoryview(memory).cast("B")
+    buffers = [view[start : start + size] for start, size in zip(table[::2], table[1::2], strict=True)]
+    return _Reader(io.BytesIO(memoryview(structure)[head:]), memory, buffers).load()
 
 
 def _is_plain(tensor: Tensor) -> bool:
     return (
         tensor.layout == torch.strided
         and tensor.device.type == "cpu"
-        and tensor.is_contiguous()
         and not tensor.requires_grad
         and not tensor.is_quantized
         and not tensor.is_conj()
         and not tensor.is_neg()
         and not vars(tensor)
     )
+
+
+def _untyped(storage: Any) -> UntypedStorage:
+    untyped: UntypedStorage = storage if isinstance(storage, UntypedStorage) else storage._untyped_storage
+    return untyped
+
+
+def _is_part(tensor: Tensor) -> bool:
+    return tensor.untyped_storage().nbytes() > tensor.nbytes

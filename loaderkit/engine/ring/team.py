@@ -1,18 +1,21 @@
 """The ring's worker processes, as the loader sees them: tasks go out, answers come in, none is waited for in vain."""
 
 import contextlib
+import errno
 import multiprocessing
 import os
+import pickle
 import select
 import signal
 import time
 from collections import deque
+from multiprocessing import forkserver, util
 from typing import Any, NamedTuple
 
-from loaderkit.engine.ring.slot import Slot
-from loaderkit.engine.ring.worker import ANSWER, TASK, TaskPipe, Worker
-
-_GRACE_S = 1.0  # for a worker to end by itself
+from loaderkit.engine.ring.layout import read
+from loaderkit.engine.ring.processes import Processes
+from loaderkit.engine.ring.slots import Slots
+from loaderkit.engine.ring.worker import ANSWER, FAILED, IN_SLOT, TASK, PipeEnd, Worker, raise_again
 
 
 class Answer(NamedTuple):
@@ -20,12 +23,20 @@ class Answer(NamedTuple):
 
     number: int
     slot: int
-    used: int  # bytes of the slot
+    kind: int
+    size: int  # bytes of the slot, or of the image in its place
     structure: bytes
+    image: bytes
 
 
 class WorkerDied(RuntimeError):  # noqa: N818 - what happened
-    """A worker process ended without being asked to."""
+    """A worker process ended without being asked to.
+
+    Attributes:
+        number: Of the task that it had; -1 if it had none.
+    """
+
+    number = -1
 
 
 class Team:
@@ -37,55 +48,102 @@ class Team:
         slots: How many batches are under way or in use at most.
         context: How processes are started, as multiprocessing has it.
         init: Called in each with its number.
+
+    Raises:
+        OSError: If there is no memory, or too many files are open.
     """
 
     def __init__(self, feed: Any, *, workers: int, slots: int, context: Any, init: Any) -> None:
         if not hasattr(context, "Process"):
             context = multiprocessing.get_context(context)
-        self.slots = [Slot(number) for number in range(slots)]
+        method = context.get_start_method()
+        if method == "forkserver":
+            _preload()
         self.free: deque[int] = deque(range(slots))
-        self._owner = os.getpid()
-        reading, self._tasks = os.pipe()
         self._poll = select.poll()
-        self._answers: dict[int, Any] = {}
-        self._dead: dict[int, Any] = {}
-        self._processes: list[Any] = []
+        self._inboxes: dict[int, _Inbox] = {}
+        self._own = own = Processes()
+        # Closes it when the team is forgotten, and at the interpreter's end before multiprocessing waits for processes.
+        util.Finalize(self, own.close, exitpriority=100)
         try:
+            own.slots = self.slots = Slots(slots, workers)
+            tasks, own.tasks = own.pipe()
+            os.set_blocking(own.tasks, False)
             for number in range(workers):
-                ours, theirs = context.Pipe(duplex=False)
+                answers, theirs = own.pipe()
+                os.set_blocking(answers, False)
                 work = Worker(
                     feed=feed,
                     slots=self.slots,
-                    tasks=TaskPipe(reading),
-                    answers=theirs,
+                    tasks=PipeEnd(tasks),
+                    answers=PipeEnd(theirs),
                     number=number,
                     workers=workers,
                     init=init,
+                    inherited=[fd for fd in own.fds if fd not in (tasks, theirs)] if method == "fork" else [],
                 )
-                process = context.Process(target=work, daemon=True, name=f"loader worker {number}")
-                process.start()
-                theirs.close()
-                self._processes.append(process)
-                self._answers[ours.fileno()] = ours
-                self._dead[process.sentinel] = process
-                self._poll.register(ours.fileno(), select.POLLIN)
-                self._poll.register(process.sentinel, select.POLLIN)
-        except BaseException:
-            self.close()
+                own.start(context.Process(target=work, daemon=True, name=f"loader worker {number}"))
+                own.close_fd(theirs)
+                self._inboxes[answers] = _Inbox(answers)
+                self._poll.register(answers, select.POLLIN)
+            own.close_fd(tasks)
+            for fd in own.watched:
+                self._poll.register(fd, select.POLLIN)
+        except BaseException as error:
+            own.close()
+            if isinstance(error, OSError) and error.errno == errno.EMFILE:
+                raise OSError(
+                    error.errno,
+                    f"loader: too many files are open in this process to start {workers} workers, which take 3 for each "
+                    "and 3 more. Allow more (ulimit -n), or use fewer workers.",
+                ) from error
+            if isinstance(error, pickle.PicklingError | AttributeError | TypeError):
+                error.add_note(
+                    "loaderkit: raised while a worker was started. What it needs (dataset, collate_fn, worker_init_fn) "
+                    f"is pickled under {method!r}: define it in a module, not in a function, and open files in the worker."
+                )
             raise
-        finally:
-            os.close(reading)
 
     @property
     def pids(self) -> list[int]:
         """The workers' process ids."""
-        return [process.pid for process in self._processes]
+        return [process.pid for process in self._own.processes]
 
-    def submit(self, number: int, key: bytes) -> None:
-        """Hand out a task, into a slot that is free."""
-        slot = self.slots[self.free.popleft()]
-        slot.mapping(len(key), grow=True)[: len(key)] = key
-        os.write(self._tasks, TASK.pack(number, slot.number, len(key)))
+    @property
+    def is_here(self) -> bool:
+        """Whether it belongs to this process, not to the one that this was forked from."""
+        return self._own.is_here
+
+    def forget_before(self, number: int) -> None:
+        """Have workers pass over tasks of lower numbers."""
+        self.slots.wanted = number
+
+    def submit(self, number: int, key: bytes) -> bool:
+        """Hand out a task, into a slot that is free; say whether there was one, and place in the pipe.
+
+        Raises:
+            OSError: If there is no memory left.
+        """
+        self._check()
+        if not self.free:
+            return False
+        slot = self.free.popleft()
+        size = self.slots.excess(slot)
+        if size is not None:
+            self.slots.cut(slot, max(size, len(key)))
+        try:
+            self.slots.put_key(slot, key)
+        except OSError as error:
+            self.free.append(slot)
+            raise OSError(
+                error.errno, f"loader: no memory left for a batch's key of {len(key):,} bytes: {error.strerror}."
+            ) from error
+        try:
+            os.write(self._own.tasks, TASK.pack(number, slot, len(key)))
+        except BlockingIOError:
+            self.free.appendleft(slot)
+            return False
+        return True
 
     def receive(self, timeout_s: float | None) -> list[Answer]:
         """Wait for answers.
@@ -97,63 +155,112 @@ class Team:
             At least one answer; none if the time is over.
 
         Raises:
-            WorkerDied: If a worker ended, and no answer is left.
+            WorkerDied: If a worker ended, and no answer is there.
         """
-        ready = self._poll.poll(None if timeout_s is None else timeout_s * 1000)
-        answers, dead = [], None
-        for fd, _ in ready:
-            if fd in self._answers:
-                try:
-                    message = self._answers[fd].recv_bytes()
-                except (EOFError, OSError):
-                    self._poll.unregister(fd)
-                    continue
-                number, slot, used = ANSWER.unpack(message[: ANSWER.size])
-                answers.append(Answer(number, slot, used, message[ANSWER.size :]))
-            else:
-                dead = self._dead[fd]
-        if dead is not None and not answers:
-            raise WorkerDied(_obituary(dead))
-        return answers if answers or not ready else self.receive(timeout_s)
+        self._check()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left = None if deadline is None else max(0.0, 1000 * (deadline - time.monotonic()))
+            ready = [fd for fd, _ in self._poll.poll(left)]
+            if not ready:
+                return []
+            # Of a worker that has ended, what it sent may have come after its pipe was looked at.
+            dead = [fd for fd in ready if fd in self._own.watched]
+            answers = []
+            for fd, inbox in self._inboxes.items():
+                if (dead or fd in ready) and not inbox.ended:
+                    answers += inbox.read()
+                    if inbox.ended:
+                        self._poll.unregister(fd)
+            if answers:
+                return answers
+            if dead:
+                raise self._obituary(self._own.watched[dead[0]])
+
+    def open(self, answer: Answer, *, copied: bool) -> Any:
+        """Make the batch of an answer: a view of its slot, or a copy. The slot is free when it is not needed any more.
+
+        Raises:
+            Exception: What the worker raised instead, or what unpickling the batch raises.
+        """
+        slots, slot = self.slots, answer.slot
+        if answer.kind == IN_SLOT:
+            slots.note(slot, answer.size)
+            if not copied and answer.size:
+                return read(answer.structure, slots.lease(slot, self.free.append))
+            memory = bytearray(slots.bytes(slot, answer.size))
+        else:
+            memory = bytearray(answer.image)
+        self.free.append(slot)
+        if answer.kind == FAILED:
+            raise_again(answer.structure)
+        return read(answer.structure, memory)
+
+    def drop(self, answer: Answer) -> None:
+        """Free the slot of an answer that nobody wants."""
+        self.free.append(answer.slot)
 
     def close(self) -> None:
         """Stop the workers, those too that are busy; slots in use stay until their views are gone."""
-        if self._tasks < 0 or os.getpid() != self._owner:
-            return
-        tasks, self._tasks = self._tasks, -1
-        with contextlib.suppress(OSError):
-            for _ in self._processes:
-                os.write(tasks, TASK.pack(-1, 0, 0))
-        os.close(tasks)
-        deadline = time.monotonic() + _GRACE_S
-        for stop in (None, "terminate", "kill"):
-            for process in self._processes:
-                if stop and process.is_alive():
-                    getattr(process, stop)()
-            for process in self._processes:
-                process.join(max(0.0, deadline - time.monotonic()))
-            deadline = time.monotonic() + _GRACE_S
-        for answers in self._answers.values():
-            answers.close()
-        for process in self._processes:
-            process.close()
-        for slot in self.slots:
-            slot.close()
+        self._own.close()
 
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # the interpreter may be at its end
-            self.close()
+    def _check(self) -> None:
+        if not self.is_here:
+            raise RuntimeError(
+                f"loader: this iterator belongs to process {self._own.owner}, from which process {os.getpid()} was forked. "
+                "Call iter(loader) here."
+            )
+
+    def _obituary(self, worker: int) -> WorkerDied:
+        process = self._own.processes[worker]
+        if process.is_alive():
+            process.join(1)  # its end is known before its exit code
+        code = process.exitcode
+        if code is not None and code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+            if -code == signal.SIGKILL:
+                how += " (by the system, if memory ran out)"
+            elif -code in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL):
+                how += ": a crash in native code"
+        else:
+            how = f"ended by itself, with exit code {code}"
+        died = WorkerDied(
+            f"loader: worker process {process.pid} {how}. Resume from the last checkpoint, or iterate anew."
+        )
+        died.number = int(self.slots.doing[worker])
+        return died
 
 
-def _obituary(process: Any) -> str:
-    process.join(1)
-    code = process.exitcode
-    if code is not None and code < 0:
-        how = f"was killed by {signal.Signals(-code).name}"
-        if -code == signal.SIGKILL:
-            how += " (by the system, if memory ran out)"
-        elif -code in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT):
-            how += ": a crash in native code"
-    else:
-        how = f"ended by itself, with exit code {code}"
-    return f"loader: worker process {process.pid} {how}. Resume from the last checkpoint, or iterate anew."
+class _Inbox:
+    """A worker's answers as they come through its pipe: one that is incomplete never holds up the reader."""
+
+    def __init__(self, fd: int) -> None:
+        self.ended = False
+        self._fd = fd
+        self._data = bytearray()
+
+    def read(self) -> list[Answer]:
+        """Return the answers that are complete."""
+        size = 1 << 16  # a pipe's
+        with contextlib.suppress(BlockingIOError):
+            while len(chunk := os.read(self._fd, size)) == size:
+                self._data += chunk
+            self._data += chunk
+            self.ended = not chunk
+        answers = []
+        while len(self._data) >= ANSWER.size:
+            number, slot, kind, used, structure, image = ANSWER.unpack_from(self._data)
+            middle, end = ANSWER.size + structure, ANSWER.size + structure + image
+            if len(self._data) < end:
+                break
+            data = bytes(self._data[:end])
+            answers.append(Answer(number, slot, kind, used, data[ANSWER.size : middle], data[middle:]))
+            del self._data[:end]
+        return answers
+
+
+def _preload() -> None:
+    """Have the fork server import torch before it forks workers, which else each do; not where others told it what to."""
+    server: Any = forkserver._forkserver
+    if server._forkserver_pid is None and server._preload_modules == ["__main__"]:
+        forkserver.set_forkserver_preload(["__main__", "torch", "loaderkit.engine.ring.worker"])

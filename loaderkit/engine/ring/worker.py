@@ -1,5 +1,6 @@
 """What runs in a worker process of the ring."""
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -18,23 +19,18 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 
 from loaderkit.engine.ring.layout import write
-from loaderkit.engine.ring.slot import Slot
+from loaderkit.engine.ring.slots import STOP, Slots
 from loaderkit.feed import Feed
 from loaderkit.seeding import derive_seed
 
-TASK = struct.Struct("<qqq")  # number of the batch (-1: stop), slot, size of its key there; a pipe hands it over whole
-ANSWER = struct.Struct("<qqq")  # number of the batch, slot, bytes of the slot in use (-1: none, FAILED: an exception)
-FAILED = -2
+TASK = struct.Struct("<qqq")  # number of the batch, slot, size of its key there; a pipe hands it over whole
+ANSWER = struct.Struct("<qqqqqq")  # number of the batch, slot, kind; bytes in the slot, of the structure, of the image
+
+IN_SLOT, IN_PIPE, FAILED, LEFT = range(4)  # kinds of answers: where the batch is, or why there is none
 
 
-class _SlotWorkerInfo(torch_worker.WorkerInfo):
-    """What torch's `get_worker_info()` returns here; collates that know it don't make batches in torch's shared memory."""
-
-    writes_into_slots = True
-
-
-class TaskPipe:
-    """The reading end of the pipe that all workers take their tasks from."""
+class PipeEnd:
+    """An end of a pipe, for a process that is being started."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -48,34 +44,44 @@ class TaskPipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Worker:
-    """A worker process's work: takes tasks, reads their batches, writes them into the tasks' slots, and says so."""
+    """A worker process's work: takes tasks, reads their batches, writes them into the tasks' slots, and says so.
+
+    Args:
+        inherited: Open files of the loader's process that a forked worker has, and must not keep open.
+    """
 
     feed: Feed
-    slots: Sequence[Slot]
-    tasks: TaskPipe
-    answers: "connection.Connection[Any, Any]"
+    slots: Slots
+    tasks: PipeEnd
+    answers: PipeEnd
     number: int
     workers: int
     init: Callable[[int], None] | None
+    inherited: Sequence[int] = ()
 
     def __call__(self) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the loader's process gets it too, and stops this one
-        parent = multiprocessing.parent_process()
-        if parent is not None:
-            threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+        signal.signal(
+            signal.SIGTERM, signal.SIG_DFL
+        )  # a forked worker has the trainer's handlers, which are not for it
+        signal.set_wakeup_fd(-1)
+        for fd in self.inherited:
+            os.close(fd)
+        threading.Thread(target=_end_with_parent, daemon=True).start()
         failed = None
         try:
             self._prepare()
-        except Exception:
-            failed = _wrapped(f"in loader worker process {self.number}, when it started")
-        while True:
-            task = os.read(self.tasks.fd, TASK.size)
-            if len(task) < TASK.size:
-                return
-            number, slot, size = TASK.unpack(task)
-            if number < 0:
-                return
-            self.answers.send_bytes(self._answer(number, self.slots[slot], size, failed))
+        except BaseException as error:
+            failed = _failure(error, f"in loader worker process {self.number}, when it started")
+        with contextlib.suppress(BrokenPipeError):  # nobody wants the answer any more
+            while len(task := os.read(self.tasks.fd, TASK.size)) == TASK.size:
+                number, slot, size = TASK.unpack(task)
+                if self.slots.wanted == STOP:
+                    break
+                self.slots.doing[self.number] = number
+                for part in self._answer(number, slot, size, failed):
+                    _send(self.answers.fd, part)
+                self.slots.doing[self.number] = -1
 
     def _prepare(self) -> None:
         torch.set_num_threads(1)
@@ -93,22 +99,84 @@ class Worker:
         if self.init is not None:
             self.init(self.number)
 
-    def _answer(self, number: int, slot: Slot, size: int, failed: ExceptionWrapper | None) -> bytes:
+    def _answer(self, number: int, slot: int, size: int, failed: bytes | None) -> Sequence[Any]:
+        if number < self.slots.wanted:
+            return (ANSWER.pack(number, slot, LEFT, 0, 0, 0),)
         if failed is None:
+            key = pickle.loads(self.slots.key(slot, size))
+            doing = "made"
             try:
-                key = pickle.loads(slot.mapping(size)[:size])
-                structure, used = write(self.feed.read(key), slot)
-                return ANSWER.pack(number, slot.number, used) + structure
-            except Exception:
-                failed = _wrapped(f"in loader worker process {self.number}")
-        return ANSWER.pack(number, slot.number, FAILED) + pickle.dumps(failed)
+                batch = self.feed.read(key)
+                doing = "sent"
+                structure, size, image = write(batch, self.slots, slot)
+            except BaseException as error:
+                if doing == "sent" or not isinstance(error, Exception):
+                    some = ", ".join(map(str, key.indices[:8].tolist()))
+                    error.add_note(f"loaderkit: raised while the batch of samples {some} was {doing}.")
+                failed = _failure(error, f"in loader worker process {self.number}")
+            else:
+                kind = IN_SLOT if image is None else IN_PIPE
+                head = ANSWER.pack(number, slot, kind, size, len(structure), 0 if image is None else size)
+                return (head + structure,) if image is None else (head + structure, image)
+        return (ANSWER.pack(number, slot, FAILED, 0, len(failed), 0) + failed,)
 
 
-def _wrapped(where: str) -> ExceptionWrapper:
-    """Return the exception that is being handled, with its traceback, so that it pickles."""
-    return ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+class _SlotWorkerInfo(torch_worker.WorkerInfo):
+    """What torch's `get_worker_info()` returns here; collates that know it don't make batches in torch's shared memory."""
+
+    writes_into_slots = True
 
 
-def _end_with(sentinel: int) -> None:
-    connection.wait([sentinel])
+def raise_again(failure: bytes) -> None:
+    """Raise a worker's exception, with the worker's own traceback in its message.
+
+    Of the same type, where that can be made from a message, and is no StopIteration or SystemExit, which would mean
+    something else here.
+    """
+    message, wrapped = pickle.loads(failure)
+    try:
+        wrapper = pickle.loads(wrapped)
+    except Exception:
+        raise RuntimeError(message) from None
+    try:
+        wrapper.reraise()
+    except wrapper.exc_type as error:
+        if message not in str(error):  # its own constructor says something else
+            error.add_note(message)
+        raise
+    except Exception:
+        raise RuntimeError(message) from None
+
+
+def _failure(error: BaseException, where: str) -> bytes:
+    """Return an exception with its traceback as bytes, whatever it holds."""
+    wrapper = ExceptionWrapper((type(error), error, error.__traceback__), where)  # type: ignore[no-untyped-call]
+    message = f"Caught {type(error).__name__} {where}.\nOriginal {wrapper.exc_msg}"
+    wrapped = b""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
+        with contextlib.suppress(Exception):  # its class may be one that only this process knows
+            wrapped = pickle.dumps(wrapper)
+    return pickle.dumps((message, wrapped))
+
+
+def _send(fd: int, content: Any) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def _end_with_parent() -> None:
+    """End when the loader's process does."""
+    parent = multiprocessing.parent_process()
+    if parent is None or parent.pid is None:
+        return
+    try:
+        # Better than multiprocessing's pipe, which any process that was forked from the loader's keeps open.
+        watched: Any = os.pidfd_open(parent.pid)
+    except AttributeError:
+        watched = parent.sentinel
+    except OSError:
+        watched = None
+    if watched is not None:
+        connection.wait([watched])
     os._exit(1)

@@ -1,0 +1,104 @@
+"""What a team of workers takes of the system, and how it is given back, whatever state it is in."""
+
+import contextlib
+import os
+import select
+import time
+from typing import Any
+
+from loaderkit.engine.ring.slots import STOP, Slots
+from loaderkit.engine.ring.worker import TASK
+
+_GRACE_S = 1.0  # for a worker to end by itself
+_TERM_S = 0.5  # to end when it is told to
+
+
+class Processes:
+    """Worker processes, open files and slots of one process; those that are forked from it leave the workers alone."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self.slots: Slots | None = None
+        self.processes: list[Any] = []
+        self.watched: dict[int, int] = {}  # a file that is ready when a worker has ended, and the worker's number
+        self.tasks = -1
+        self.fds: list[int] = []
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it belongs to this process."""
+        return os.getpid() == self.owner
+
+    def pipe(self) -> tuple[int, int]:
+        """Open a pipe."""
+        ends = os.pipe()
+        self.fds += ends
+        return ends
+
+    def start(self, process: Any) -> None:
+        """Start a worker, and watch it."""
+        self.processes.append(process)  # first: it may be started, and this interrupted
+        process.start()
+        try:
+            # Better than multiprocessing's pipe, which any process that the worker forks keeps open.
+            fd = os.pidfd_open(process.pid)
+        except (AttributeError, ProcessLookupError):
+            fd = os.dup(process.sentinel)
+        self.fds.append(fd)
+        self.watched[fd] = len(self.processes) - 1
+
+    def close_fd(self, fd: int) -> None:
+        """Close an open file."""
+        self.fds.remove(fd)
+        os.close(fd)
+
+    def close(self) -> None:
+        """Stop the workers, by force in the end; give everything back. May be called again, also when it was interrupted."""
+        try:
+            if self.is_here:
+                self._ask()
+                self._wait(_GRACE_S)
+        finally:
+            if self.is_here:
+                self._force()
+            self.watched = {}
+            while self.fds:
+                os.close(self.fds.pop())
+            if self.slots is not None:
+                self.slots.close()
+
+    def _ask(self) -> None:
+        if self.slots is not None and self.tasks >= 0 and self.processes:
+            tasks, self.tasks = self.tasks, -1
+            self.slots.wanted = STOP
+            with contextlib.suppress(OSError):  # it is full: then each worker finds a task there, and that it is over
+                for _ in self.processes:
+                    os.write(tasks, TASK.pack(-1, 0, 0))
+            for fd in set(self.fds) - set(self.watched):  # who waits to hand over an answer ends, too
+                self.close_fd(fd)
+
+    def _wait(self, seconds: float) -> None:
+        """Wait for workers to end; those that did are left out."""
+        deadline = time.monotonic() + seconds
+        poll = select.poll()
+        for fd in self.watched:
+            poll.register(fd, select.POLLIN)
+        left = set(self.watched)
+        while left and (now := time.monotonic()) < deadline:
+            for fd, _ in poll.poll(1000 * (deadline - now)):
+                poll.unregister(fd)
+                left.discard(fd)
+
+    def _force(self) -> None:
+        for stop in ("terminate", "kill"):
+            alive = [process for process in self.processes if process.pid is not None and process.is_alive()]
+            if alive:
+                for process in alive:
+                    getattr(process, stop)()
+                self._wait(_TERM_S)
+        while self.processes:
+            process = self.processes.pop()
+            if process.pid is not None:
+                process.join(1)
+            with contextlib.suppress(ValueError):  # it does not end: the kernel holds it
+                process.close()

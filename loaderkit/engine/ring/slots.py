@@ -1,0 +1,181 @@
+"""Memory that processes share, without a name: whoever is killed, nothing stays behind."""
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+import resource
+import tempfile
+import weakref
+from collections.abc import Callable
+from multiprocessing import reduction
+from typing import Any
+
+import numpy as np
+
+ALIGNMENT = 64  # bytes, a cache line
+LARGEST = 1 << 30  # bytes; a larger batch goes another way
+STOP = (1 << 63) - 1  # no task is wanted any more
+
+_LARGE = 1 << 20  # bytes; of less, nothing is given back
+_PATIENCE = 16  # batches that need a quarter at most, before a slot gives the rest back
+
+
+class Slots:
+    """Places for batches: equal stretches of one sparse file, each with as much memory as its batches needed lately.
+
+    A slot has one owner at a time: the loader, or the worker that has its task. Before the slots lies what all
+    processes see: which tasks are still wanted, what each worker does, and how much memory each slot has.
+
+    Pickles to a process that is being started, and to no other.
+
+    Raises:
+        OSError: If no file can be opened or mapped.
+    """
+
+    def __init__(self, count: int, workers: int) -> None:
+        self.count, self.workers = count, workers
+        self.stride = _stride(count)
+        self._fd = -1
+        self._fd = _anonymous_file(self._size)
+        try:
+            self._map()
+        except BaseException:
+            self.close()
+            raise
+        self.doing[:] = -1
+        self._most = [0] * count  # bytes that a batch took, since the slot was last cut
+        self._uses = [0] * count
+
+    def _map(self) -> None:
+        self._memory = mmap.mmap(self._fd, self._size)
+        words = np.frombuffer(self._memory, np.int64, 1 + self.workers + self.count)
+        self._wanted, self.doing, self.reserved = np.split(words, [1, 1 + self.workers])
+        self._place: Any = ctypes.c_char * self.stride
+
+    @property
+    def wanted(self) -> int:
+        """The first task whose batch someone still wants; STOP where the work is over."""
+        return int(self._wanted[0])
+
+    @wanted.setter
+    def wanted(self, number: int) -> None:
+        self._wanted[0] = number
+
+    def start(self, slot: int) -> int:
+        """Return where a slot begins, in bytes of the memory."""
+        return self._head + slot * self.stride
+
+    def put_key(self, slot: int, key: bytes) -> None:
+        """Lay a task's key into a slot.
+
+        Raises:
+            OSError: If there is no memory left.
+        """
+        self.reserve(slot, len(key))
+        start = self.start(slot)
+        self._memory[start : start + len(key)] = key
+
+    def key(self, slot: int, size: int) -> bytes:
+        """Return the key that lies in a slot."""
+        start = self.start(slot)
+        return self._memory[start : start + size]
+
+    def reserve(self, slot: int, size: int) -> None:
+        """Have memory behind a slot's first bytes: without, the first write that finds none would kill the process.
+
+        Raises:
+            OSError: If there is none left, or a slot may not have so much.
+        """
+        if size <= self.reserved[slot]:
+            return
+        if size > self.stride:
+            raise OSError(errno.EFBIG, f"{size:,} bytes, and a slot may have {self.stride:,}")
+        wanted = min(self.stride, _pages(size * 5 // 4))
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self._fd, self.start(slot), wanted)
+        self.reserved[slot] = wanted
+
+    def bytes(self, slot: int, size: int) -> np.ndarray[Any, Any]:
+        """Return a view (size,) uint8 of a slot's memory, which does not hold the slot."""
+        return np.frombuffer(self._memory, np.uint8, size, self.start(slot))
+
+    def lease(self, slot: int, free: Callable[[int], Any]) -> Any:
+        """Return a slot's memory as a buffer, and call `free` with its number when the last view of it is gone."""
+        buffer = self._place.from_buffer(self._memory, self.start(slot))
+        weakref.finalize(buffer, free, slot).atexit = False
+        return buffer
+
+    def note(self, slot: int, size: int) -> None:
+        """Remember how much of a slot a batch took."""
+        self._most[slot] = max(self._most[slot], size)
+        self._uses[slot] += 1
+
+    def excess(self, slot: int) -> int | None:
+        """Return to which size a slot is to be cut, as many batches in a row needed much less; None if it is not."""
+        if self._uses[slot] < _PATIENCE:
+            return None
+        most, self._most[slot], self._uses[slot] = self._most[slot], 0, 0
+        large = self.reserved[slot] > max(_LARGE, 4 * most)
+        return max(mmap.PAGESIZE, _pages(most * 5 // 4)) if large else None
+
+    def cut(self, slot: int, size: int) -> None:
+        """Give a slot's memory back, but for so many bytes; nobody may have a view of it."""
+        if hasattr(mmap, "MADV_REMOVE"):
+            rest = int(self.reserved[slot]) - size
+            self.reserved[slot] = size  # first: whoever is stopped in between reserves again
+            with contextlib.suppress(OSError):
+                self._memory.madvise(mmap.MADV_REMOVE, self.start(slot) + size, rest)
+
+    def close(self) -> None:
+        """Let go of it; leased memory stays until its views are gone."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+        vars(self).pop("_memory", None)
+        self.doing = self.reserved = self._wanted = np.zeros(0, np.int64)
+
+    @property
+    def _head(self) -> int:
+        return _pages(8 * (1 + self.workers + self.count))
+
+    @property
+    def _size(self) -> int:
+        return self._head + self.count * self.stride
+
+    def __getstate__(self) -> dict[str, Any]:
+        shape = {"count": self.count, "workers": self.workers, "stride": self.stride}
+        return shape | {"_fd": reduction.DupFd(self._fd)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state | {"_fd": state["_fd"].detach()})
+        self._map()
+
+
+def _stride(count: int) -> int:
+    """Return how large a slot may be: of the address space and the file size that are allowed, all take an eighth at most."""
+    stride = LARGEST
+    for kind in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE):
+        limit, _ = resource.getrlimit(kind)
+        if limit != resource.RLIM_INFINITY:
+            stride = min(stride, limit // 8 // count)
+    return max(mmap.PAGESIZE, stride // mmap.PAGESIZE * mmap.PAGESIZE)
+
+
+def _anonymous_file(size: int) -> int:
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("loaderkit")
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    try:
+        os.ftruncate(fd, size)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _pages(size: int) -> int:
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
