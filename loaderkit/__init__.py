@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from loaderkit.bad_samples import BadSample as BadSample
     from loaderkit.bad_samples import BadSamples as BadSamples
     from loaderkit.bad_samples import BadSamplesError as BadSamplesError
+    from loaderkit.callbacks import DataWaitCallback as DataWaitCallback
     from loaderkit.callbacks import SeedSteps as SeedSteps
     from loaderkit.collate import DetectionCollate as DetectionCollate
     from loaderkit.collate import Jagged as Jagged
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from loaderkit.length_plans import TokenBudget as TokenBudget
     from loaderkit.lengths import measure_lengths as measure_lengths
     from loaderkit.loader import Loader as Loader
+    from loaderkit.monitor import DataWaitMonitor as DataWaitMonitor
     from loaderkit.order import Order as Order
     from loaderkit.order import Sequential as Sequential
     from loaderkit.order import Shuffled as Shuffled
@@ -88,6 +90,8 @@ _LAZY = {
     "CsvDataset": "loaderkit.datasets",
     "Cursor": "loaderkit.cursor",
     "DataModule": "loaderkit.datamodules",
+    "DataWaitCallback": "loaderkit.callbacks",
+    "DataWaitMonitor": "loaderkit.monitor",
     "DetectionCollate": "loaderkit.collate",
     "DetectionDataModule": "loaderkit.datamodules",
     "DocumentDataset": "loaderkit.datasets",
@@ -163,6 +167,8 @@ __all__ = [
     "CsvDataset",
     "Cursor",
     "DataModule",
+    "DataWaitCallback",
+    "DataWaitMonitor",
     "DetectionCollate",
     "DetectionDataModule",
     "DocumentDataset",

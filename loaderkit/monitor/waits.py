@@ -1,0 +1,109 @@
+"""What is kept of the steps' times: a moving window, the whole, and a course of bounded size."""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+_MAX_BINS = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WaitSummary:
+    """The mean step.
+
+    Args:
+        steps: How many were measured.
+        step_s: Its duration.
+        wait_s: How much of it was spent waiting for data.
+        host_wait_s: How much of it the host waited, which on CUDA may be more: the device still had work.
+        remedy: What would help, if the share is worth it.
+    """
+
+    steps: int
+    step_s: float
+    wait_s: float
+    host_wait_s: float
+    remedy: str = ""
+
+    @property
+    def share(self) -> float:
+        """The share of the step that is spent waiting; NaN if nothing was measured."""
+        return self.wait_s / self.step_s if self.step_s else math.nan
+
+    def __str__(self) -> str:
+        if not self.steps:
+            return "no steps were measured"
+        said = (
+            f"{self.share:.1%} of each step is spent waiting for data: {self.wait_s * 1e3:.3g} of "
+            f"{self.step_s * 1e3:.3g} ms, the mean of {self.steps:,} steps"
+        )
+        return f"{said}. {self.remedy}" if self.remedy else said
+
+
+@dataclass(slots=True)
+class Sums:
+    """Steps, and their nanoseconds."""
+
+    steps: int = 0
+    step_ns: int = 0
+    wait_ns: int = 0
+    host_wait_ns: int = 0
+
+    def add(self, other: "Sums", sign: int = 1) -> None:
+        """Add other steps, or take them away again."""
+        self.steps += sign * other.steps
+        self.step_ns += sign * other.step_ns
+        self.wait_ns += sign * other.wait_ns
+        self.host_wait_ns += sign * other.host_wait_ns
+
+    @property
+    def share(self) -> float:
+        """The share of waiting; NaN if there is nothing."""
+        return self.wait_ns / self.step_ns if self.step_ns else math.nan
+
+    def summary(self, remedy: str = "") -> WaitSummary:
+        """Return the mean step."""
+        unit = 1e-9 / max(1, self.steps)
+        return WaitSummary(
+            steps=self.steps,
+            step_s=self.step_ns * unit,
+            wait_s=self.wait_ns * unit,
+            host_wait_s=self.host_wait_ns * unit,
+            remedy=remedy,
+        )
+
+
+class Waits:
+    """Adds up steps.
+
+    Args:
+        window: Steps of the moving window.
+        warmup: First steps that are left out.
+    """
+
+    def __init__(self, window: int, warmup: int) -> None:
+        self.window, self.whole = Sums(), Sums()
+        self.course: list[Sums] = []  # as many steps in each, but the last
+        self.skipped = 0
+        self._warmup, self._size = warmup, window
+        self._last: deque[Sums] = deque()
+        self._bin_steps = 1
+
+    def add(self, step: Sums) -> None:
+        """Add a step."""
+        if self.skipped < self._warmup:
+            self.skipped += 1
+            return
+        self.whole.add(step)
+        self.window.add(step)
+        self._last.append(step)
+        if len(self._last) > self._size:
+            self.window.add(self._last.popleft(), -1)
+        if not self.course or self.course[-1].steps == self._bin_steps:
+            if len(self.course) == _MAX_BINS:
+                for first, second in zip(self.course[::2], self.course[1::2], strict=True):
+                    first.add(second)
+                del self.course[1::2]
+                self._bin_steps *= 2
+            self.course.append(Sums())
+        self.course[-1].add(step)
