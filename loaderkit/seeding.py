@@ -91,10 +91,13 @@ class SampleSeeds:
     the caller's generators stand where they stood (unless `restore` is off, as
     in a worker process, where nobody else draws from them).
 
+    The generators are the process's: another thread that reads samples waits until they are given back.
+
     numpy's global generator is seeded with 32 bits, `sample_rng()` with 64.
     """
 
     _numpy_bits = np.random.MT19937()
+    _turn = threading.RLock()  # of the thread whose samples the generators are seeded for
 
     def __init__(self, words: UInt64Array, *, restore: bool = True) -> None:
         self._words = words.tolist()
@@ -108,6 +111,7 @@ class SampleSeeds:
     def __enter__(self) -> Self:
         self._outer = _current.seeds
         if self._restore:
+            SampleSeeds._turn.acquire()
             self._torch = torch.default_generator.get_state()
             self._random = random.getstate()
             self._bits = np_random.get_bit_generator()
@@ -128,6 +132,7 @@ class SampleSeeds:
             np_random.set_bit_generator(self._bits)
             if self._numpy is not None:
                 np.random.set_state(self._numpy)
+            SampleSeeds._turn.release()
 
     def enter(self, row: int) -> None:
         """Make the randomness that of sample number `row` of those being read."""
@@ -171,6 +176,13 @@ class SampleSeeds:
         if self._rng is None:
             self._rng = np.random.Generator(np.random.Philox(key=self._word))
         return self._rng
+
+
+def _new_turn() -> None:
+    SampleSeeds._turn = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_new_turn)  # the thread that has the turn is not in the child
 
 
 class _NoWords:

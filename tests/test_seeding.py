@@ -1,5 +1,6 @@
 """Randomness belongs to the sample, and the caller's own generators are left as they were."""
 
+import concurrent.futures
 import random
 import subprocess
 import sys
@@ -233,3 +234,23 @@ print("right")
 def test_a_dataset_that_seeds_numpy_itself_works() -> None:
     done = subprocess.run([sys.executable, "-c", SEEDING_DATASET], capture_output=True, text=True, timeout=120)
     assert done.stdout == "right\n", done.stderr
+
+
+def test_threads_that_read_at_once_have_their_own_draws() -> None:
+    def draws(thread: int) -> list[tuple[float, float, float]]:
+        found = []
+        for batch in range(40):
+            with SampleSeeds(hash_positions(np.arange(8), "sample", thread, batch)) as seeds:
+                for row in range(8):
+                    seeds.enter(row)
+                    found.append((torch.rand(()).item(), np.random.random(), random.random()))
+        return found
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            together = list(pool.map(draws, range(4), timeout=60))
+    finally:
+        sys.setswitchinterval(before)
+    assert together == [draws(thread) for thread in range(4)]
