@@ -13,7 +13,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,16 +48,27 @@ def parse_options(description: str | None) -> Options:
 
 
 def seconds(function: Callable[[], object]) -> float:
-    """Time one call."""
+    """Time one call, or return the seconds that it has taken itself, where it does."""
     start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
+    own = function()
+    return own if isinstance(own, float) else time.perf_counter() - start
 
 
 def drain(batches: Iterable[Any]) -> None:
     """Iterate as a training loop does, holding one batch at a time."""
     for _ in batches:
         pass
+
+
+def steady(batches: Iterator[Any], count: int, ahead: int = 8) -> float:
+    """Return the seconds of so many batches in the middle of a run: without its start, and what was made ahead of it."""
+    skip = min(ahead, count // 4) + 1
+    for _ in range(skip):
+        next(batches)
+    start = time.perf_counter()
+    for _ in range(count - skip):
+        next(batches)
+    return (time.perf_counter() - start) * count / (count - skip)
 
 
 def interleave(
@@ -77,7 +88,8 @@ def interleave(
     found: dict[str, dict[int, float]] = {name: {} for name in contenders}
     for number in range(-1, rounds):
         names = [name for name in contenders if max(number, 0) % (seldom or {}).get(name, 1) == 0]
-        draw.shuffle(names)
+        if number >= 0:  # the first time in the order given: forks before threads
+            draw.shuffle(names)
         for name in names:
             gc.collect()
             taken = seconds(contenders[name])

@@ -1,24 +1,22 @@
 """Samples that cost something each: seeding every one of them, against a DataLoader that seeds none.
 
-A sample is a numpy computation of 10 to 1,000 us, batches of 32, shuffled, with 0 and 2 workers.
-The reference is the DataLoader with as many workers; the limit is a loop over the dataset, without
+A sample is a numpy computation of 10 to 1,000 us, batches of 32, shuffled, with 0 and 2 workers; at 100 us beside the other
+peers. The reference is the DataLoader with as many workers; the limit is a loop over the dataset, without
 any loader and without collating (with 2 workers: half of it).
 """
 
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from harness import OURS, TORCH, Options, Row, drain, interleave, parse_options, ratio, report, spread
+from contenders import BARE, LOADER, REFERENCE, Job, colour_of, compare
+from harness import Row, drain, parse_options, report
 from torch import Tensor
-from torch.utils.data import DataLoader
-
-import loaderkit as lk
 
 BATCH = 32
 TARGET_US = 100
-LOOP, LOADER, REFERENCE = "loop over the dataset", "lk.Loader", "DataLoader"
 
 
 class Computed:
@@ -50,55 +48,37 @@ class Computed:
         return float(np.median(taken)) * 1e6
 
 
-def compare(sample_us: int, workers: int, options: Options) -> list[Row]:
-    seconds = 0.05 if options.quick else 0.25
-    size = round(seconds * max(1, workers) / (sample_us * 1e-6) / BATCH + 1) * BATCH
-    data = Computed(size, sample_us)
-    settings: dict[str, Any] = {"num_workers": workers, "persistent_workers": True} if workers else {}
-    dataset: Any = data
-    ours = lk.Loader(data, BATCH, shuffle=True, **settings)
-    theirs: DataLoader[Any] = DataLoader(dataset, BATCH, shuffle=True, **settings)
-    contenders = {
-        LOOP: lambda: drain(data[index] for index in range(size)),
-        LOADER: lambda: drain(ours),
-        REFERENCE: lambda: drain(theirs),
-    }
-    found = interleave(contenders, rounds=3 if options.quick else 21 if sample_us == TARGET_US else 7)
-    found[LOOP] = {number: taken / max(1, workers) for number, taken in found[LOOP].items()}
-    return [
-        {
-            "contender": name,
-            "workers": workers,
-            "sample_us": sample_us,
-            "us_per_sample": middle / size * 1e6,
-            "us_per_sample_q1": low / size * 1e6,
-            "us_per_sample_q3": high / size * 1e6,
-            "throughput_ratio_to_reference": 1 / ratio(found[name], found[REFERENCE]),
-            "throughput_ratio_to_limit": 1 / ratio(found[name], found[LOOP]),
-            "repeats": len(found[name]),
-        }
-        for name in contenders
-        for low, middle, high in [spread(found[name].values())]
-    ]
-
-
 def main() -> None:
     options = parse_options(__doc__)
     rows: list[Row] = []
     for workers in (0, 2):
         for sample_us in (10, 30, 100, 300, 1000):
-            rows += compare(sample_us, workers, options)
-    report("per_sample", rows, options, lambda figure: draw(figure, rows))
+            seconds = 0.05 if options.quick else 0.25
+            size = round(seconds * max(1, workers) / (sample_us * 1e-6) / BATCH + 1) * BATCH
+            data, at_target = Computed(size, sample_us), sample_us == TARGET_US
+            rows += compare(
+                Job(dataset=data, batch_size=BATCH),
+                workers,
+                rounds=3 if options.quick else 15 if at_target else 7,
+                bare=partial(run, data),
+                columns={"sample_us": sample_us},
+                alone=not at_target,
+            )
+    report("per_sample", rows, options, lambda figure: draw(figure, rows), height=7)
+
+
+def run(data: Computed) -> None:
+    drain(data[index] for index in range(len(data)))
 
 
 def draw(figure: Any, rows: list[Row]) -> None:
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, workers in zip(panels, (0, 2), strict=True):
-        for name, colour in ((REFERENCE, TORCH), (LOADER, OURS)):
+    lines, bars = figure.subplots(2, 2, sharey="row", height_ratios=(3, 4))
+    column = "throughput_ratio_to_reference"
+    for axes, workers in zip(lines, (0, 2), strict=True):
+        for name in (REFERENCE, LOADER):
             line = [row for row in rows if row["contender"] == name and row["workers"] == workers]
-            costs = [row["sample_us"] for row in line]
-            values = [row["throughput_ratio_to_reference"] for row in line]
-            axes.plot(costs, values, "o-", color=colour, label=name)
+            costs, values = [row["sample_us"] for row in line], [row[column] for row in line]
+            axes.plot(costs, values, "o-", color=colour_of(name), label=name)
             if name == LOADER:
                 for cost, value in zip(costs, values, strict=True):
                     axes.annotate(f"{value:.2f}", (cost, value), (0, -15), textcoords="offset points", ha="center")
@@ -106,9 +86,24 @@ def draw(figure: Any, rows: list[Row]) -> None:
         axes.set_xscale("log")
         axes.set_xlabel("cost of a sample (us, log scale)")
         axes.set_title(f"{workers} workers", loc="left")
-        axes.set_ylim(0, 1.15 * max(row["throughput_ratio_to_reference"] for row in rows if row["contender"] != LOOP))
-    panels[0].set_ylabel("throughput over DataLoader's\n(more is better)")
-    panels[0].legend(loc="lower right", frameon=False)
+        axes.set_ylim(0, 1.3 * max(row[column] for row in rows if row["contender"] in (LOADER, REFERENCE)))
+    lines[0].set_ylabel("throughput over DataLoader's\n(more is better)")
+    lines[0].legend(loc="lower right", frameon=False)
+    names = list(dict.fromkeys(row["contender"] for row in rows if row["contender"] != BARE))
+    for axes, workers in zip(bars, (0, 2), strict=True):
+        mine = [row for row in rows if row["workers"] == workers and row["sample_us"] == TARGET_US]
+        mine = [row for row in mine if row["contender"] != BARE]
+        found = axes.barh(
+            [names.index(row["contender"]) for row in mine],
+            [row[column] for row in mine],
+            color=[colour_of(row["contender"]) for row in mine],
+        )
+        axes.bar_label(found, [f" {row[column]:.2f}" for row in mine], fontsize=8)
+        axes.set_xlim(0, 1.2 * max(row[column] for row in mine))
+        axes.set_title(f"{TARGET_US} us a sample, {workers} workers", loc="left")
+    bars[0].set_yticks(range(len(names)), names)
+    bars[0].invert_yaxis()
+    bars[0].set_xlabel("throughput over DataLoader's (more is better)")
     figure.suptitle(f"torch, numpy and random seeded for each sample, batches of {BATCH}", x=0.01, ha="left")
 
 

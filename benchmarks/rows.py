@@ -5,10 +5,13 @@ is the loop that one would write by hand, the limit is its gather alone.
 """
 
 from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
-from harness import DATA, LIMIT, OURS, TORCH, Row, drain, interleave, parse_options, ratio, report, spread
+from contenders import Epoch, Job, colour_of, others
+from harness import LIMIT, Row, drain, interleave, parse_options, ratio, report, spread
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -16,9 +19,18 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import loaderkit as lk
 
 BATCH = 1024
-BARE = "gather alone, indices ready (the limit)"
+ALONE = "gather alone, indices ready (the limit)"
 LOOP = "loop over randperm + index_select (the reference)"
-COLOURS = {"lk.Loader": OURS, "DataLoader": TORCH, "StatefulDataLoader": DATA}
+
+
+class Gather:
+    """Reads a batch from its indices."""
+
+    def __init__(self, data: Tensor) -> None:
+        self._data = data
+
+    def __call__(self, indices: Any) -> Tensor:
+        return self._data.index_select(0, torch.as_tensor(indices))
 
 
 def hand_written(data: Tensor) -> Iterator[Tensor]:
@@ -28,52 +40,60 @@ def hand_written(data: Tensor) -> Iterator[Tensor]:
 
 def main() -> None:
     options = parse_options(__doc__)
-    size = 100_000 if options.quick else 1_000_000
+    size = (100 if options.quick else 977) * BATCH
     data = torch.randn(size, 32)
     ready = torch.split(torch.randperm(size), BATCH)
     array, tensors = lk.ArrayDataset(data), TensorDataset(data)
     workers: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}
-    batches_at_once: dict[str, Any] = {
-        "batch_size": None,
-        "sampler": BatchSampler(RandomSampler(tensors), BATCH, drop_last=False),
-    }
+    at_once: dict[str, Any] = {"batch_size": None, "sampler": BatchSampler(RandomSampler(tensors), BATCH, False)}
     loaders: dict[str, Any] = {
         "lk.Loader(ArrayDataset)": lk.Loader(array, BATCH, shuffle=True),
         "lk.Loader(ArrayDataset), 2 workers": lk.Loader(array, BATCH, shuffle=True, **workers),
-        "DataLoader(TensorDataset), sampler of batches": DataLoader(tensors, **batches_at_once),
+        "lk.Loader(ArrayDataset), ring, 2 workers": lk.Loader(array, BATCH, shuffle=True, engine="ring", **workers),
         "DataLoader(TensorDataset)": DataLoader(tensors, BATCH, shuffle=True),
         "DataLoader(TensorDataset), 2 workers": DataLoader(tensors, BATCH, shuffle=True, **workers),
+        "DataLoader(TensorDataset), sampler of batches": DataLoader(tensors, **at_once),
+        "DataLoader(TensorDataset), sampler of batches, 2 workers": DataLoader(tensors, **at_once, **workers),
         "StatefulDataLoader(TensorDataset)": StatefulDataLoader(tensors, BATCH, shuffle=True),
+        "StatefulDataLoader(TensorDataset), 2 workers": StatefulDataLoader(tensors, BATCH, shuffle=True, **workers),
     }
-    contenders = {
-        BARE: lambda: drain(data.index_select(0, indices) for indices in ready),
+    contenders: dict[str, Epoch] = {
+        ALONE: lambda: drain(data.index_select(0, indices) for indices in ready),
         LOOP: lambda: drain(hand_written(data)),
-    } | {name: lambda loader=loader: drain(loader) for name, loader in loaders.items()}
-    slow = {name: 10 for name in loaders if "TensorDataset" in name} | {"lk.Loader(ArrayDataset), 2 workers": 4}
-    found = interleave(contenders, rounds=3 if options.quick else 40, seldom=slow)
+    }
+    contenders |= {name: partial(drain, loader) for name, loader in loaders.items()}
+    # A copy: what goes to processes moves to shared memory.
+    job = Job(dataset=array, batch_size=BATCH, gather=Gather(data.clone()), most=100)
+    with ExitStack() as stack:
+        contenders |= others(job, 0, stack)
+        contenders |= {f"{name}, 2 workers": epoch for name, epoch in others(job, 2, stack).items()}
+        slow = {name: 10 for name in contenders if not name.startswith("lk.")} | {ALONE: 1, LOOP: 1}
+        slow |= {name: 4 for name in contenders if name.startswith("lk.") and "2 workers" in name}
+        found = interleave(contenders, rounds=3 if options.quick else 31, seldom=slow)
     rows: list[Row] = []
     for name, taken in found.items():
         low, middle, high = spread(taken.values())
         rows.append(
             {
                 "contender": name,
+                "workers": 2 if name.endswith("2 workers") else 0,
                 "epoch_ms": middle * 1e3,
                 "epoch_ms_q1": low * 1e3,
                 "epoch_ms_q3": high * 1e3,
                 "us_per_batch": middle * 1e6 / len(ready),
                 "ratio_to_reference": ratio(taken, found[LOOP]),
-                "ratio_to_limit": ratio(taken, found[BARE]),
+                "ratio_to_limit": ratio(taken, found[ALONE]),
                 "repeats": len(taken),
             }
         )
-    report("rows", rows, options, lambda figure: draw(figure, rows, size))
+    report("rows", rows, options, lambda figure: draw(figure, rows, size), height=6)
 
 
 def draw(figure: Any, rows: list[Row], size: int) -> None:
     axes = figure.subplots()
     names = [row["contender"] for row in rows]
     values = [row["ratio_to_reference"] for row in rows]
-    bars = axes.barh(names, values, color=[COLOURS.get(name.split("(")[0], LIMIT) for name in names])
+    bars = axes.barh(names, values, color=[LIMIT if name in (ALONE, LOOP) else colour_of(name) for name in names])
     axes.bar_label(bars, [f" {value:.2f} x" if value < 10 else f" {value:.0f} x" for value in values])
     axes.set_xscale("log")
     axes.set_xlim(0.5, max(values) * 2.5)

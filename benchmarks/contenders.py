@@ -1,0 +1,278 @@
+"""The loaders that the scripts compare over the same map-style data, each used as its documentation says.
+
+Each `by_...` returns a callable that runs an epoch. Workers are kept from epoch to epoch where that can be had; torchdata.nodes starts its
+processes with each epoch, spdl its pipeline, and grain has no epochs: they say themselves how long an epoch takes, from when they run steadily. Peers get
+whole batches of indices, as tensors, wherever they take them. grain's batches are left as numpy arrays.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+from harness import DATA, LIMIT, OURS, TORCH, Row, drain, interleave, ratio, spread, steady
+from torch import Tensor
+from torch.utils.data import DataLoader, default_collate
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import loaderkit as lk
+
+BARE, LOADER, RING, REFERENCE = "bare loop (the limit)", "lk.Loader", "lk.Loader, ring", "DataLoader"
+STATEFUL, NODES, GRAIN, SPDL = "StatefulDataLoader", "torchdata.nodes", "grain", "spdl"
+COLOURS = {LOADER: OURS, REFERENCE: TORCH, STATEFUL: "#e6a08b", NODES: DATA, GRAIN: "#2da44e", SPDL: "#bf8700"}
+Epoch = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Reads and collates the batch of some indices."""
+
+    dataset: Any
+    collate: Callable[[list[Any]], Any]
+
+    def __call__(self, indices: Any) -> Any:
+        numbers = indices.tolist() if isinstance(indices, Tensor) else list(map(int, indices))
+        many = getattr(self.dataset, "__getitems__", None)
+        return self.collate(many(numbers) if many is not None else [self.dataset[index] for index in numbers])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """An epoch of a map-style dataset, in batches.
+
+    Args:
+        dataset: With `__len__` and `__getitem__`; its length is a multiple of the batch size.
+        batch_size: Samples a batch.
+        collate: From a list of samples to a batch.
+        shuffle: Or in order.
+        gather: Reads a whole batch from a tensor or array of its indices, where the data allows that.
+        own: The dataset that lk.Loader is given, where that is another one.
+        most: Batches that those peers are given; their time is scaled to an epoch.
+    """
+
+    dataset: Any
+    batch_size: int
+    collate: Callable[[list[Any]], Any] = default_collate
+    shuffle: bool = True
+    gather: Callable[[Any], Any] | None = None
+    own: Any = None
+    most: int = sys.maxsize
+
+    @property
+    def fetch(self) -> Callable[[Any], Any]:
+        return self.gather or Fetch(self.dataset, self.collate)
+
+    @property
+    def batches(self) -> int:
+        return len(self.dataset) // self.batch_size
+
+    @property
+    def run(self) -> int:
+        return min(self.batches, self.most)
+
+
+class IndexBatches:
+    """A sampler of whole batches, as tensors."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def __iter__(self) -> Iterator[Tensor]:
+        size = len(self._job.dataset)
+        order = torch.randperm(size) if self._job.shuffle else torch.arange(size)
+        return iter(torch.split(order, self._job.batch_size)[: self._job.run])
+
+
+def ours(job: Job, workers: int, engine: Any = "auto", **settings: Any) -> Epoch:
+    settings |= {"num_workers": workers, "persistent_workers": True} if workers else {}
+    collate = None if job.collate is default_collate else job.collate
+    dataset = job.dataset if job.own is None else job.own
+    loader = lk.Loader(dataset, job.batch_size, shuffle=job.shuffle, collate_fn=collate, engine=engine, **settings)
+    return lambda: drain(loader)
+
+
+def by_torch(job: Job, workers: int, kind: Any = DataLoader, **settings: Any) -> Epoch:
+    settings |= {"num_workers": workers, "persistent_workers": True} if workers else {}
+    loader = kind(job.dataset, job.batch_size, shuffle=job.shuffle, collate_fn=job.collate, **settings)
+    return lambda: drain(loader)
+
+
+def by_nodes(job: Job, workers: int, method: Any, stack: ExitStack) -> Epoch:  # noqa: ARG001 - ends its processes itself
+    from torchdata import nodes
+
+    source = nodes.SamplerWrapper(IndexBatches(job))
+    settings = {"method": method} | ({"multiprocessing_context": "forkserver"} if method == "process" else {})
+    root = (
+        nodes.ParallelMapper(source, job.fetch, num_workers=workers, **settings)
+        if workers
+        else nodes.Mapper(source, job.fetch)
+    )
+    loader = nodes.Loader(root)
+
+    def epoch() -> float:
+        batches = iter(loader)
+        taken = steady(batches, job.run)
+        drain(batches)
+        return taken * job.batches / job.run
+
+    return epoch
+
+
+@dataclass(frozen=True)
+class AsArrays:
+    """Makes arrays of the tensors in a batch, which is what grain moves between processes."""
+
+    make: Callable[[Any], Any]
+
+    def __call__(self, given: Any) -> Any:
+        return _as_arrays(self.make(given))
+
+
+def _as_arrays(batch: Any) -> Any:
+    if isinstance(batch, Tensor):
+        return batch.numpy()
+    if isinstance(batch, dict):
+        return {key: _as_arrays(value) for key, value in batch.items()}
+    return type(batch)(map(_as_arrays, batch)) if isinstance(batch, tuple | list) else batch
+
+
+def by_grain(job: Job, workers: int, method: Any, stack: ExitStack) -> Epoch:
+    import grain
+
+    data = grain.MapDataset.range(len(job.dataset)) if job.gather else grain.MapDataset.source(job.dataset)
+    data = data.seed(0).shuffle() if job.shuffle else data
+    if job.gather:
+        data = data.batch(job.batch_size, drop_remainder=True).map(AsArrays(job.gather))
+    else:
+        data = data.batch(job.batch_size, drop_remainder=True, batch_fn=AsArrays(job.collate))
+    threads = workers if method == "thread" else 0
+    found = data.repeat().to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads))
+    if workers and method == "process":
+        found = found.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2))
+    batches = iter(found)  # without an end, so that workers are kept
+    stack.callback(batches.close)
+    return lambda: steady(batches, job.run) * job.batches / job.run
+
+
+_kept: list[Callable[[Any], Any]] = []
+
+
+def _keep(fetch: Callable[[Any], Any]) -> None:
+    _kept.append(fetch)
+
+
+def _fetch_kept(indices: Any) -> Any:
+    return _kept[0](indices)
+
+
+def by_spdl(job: Job, workers: int, method: Any, stack: ExitStack) -> Epoch:
+    from spdl.pipeline import PipelineBuilder
+
+    count = max(1, workers)  # without workers, one thread beside the main one
+    settings: dict[str, Any] = {}
+    operation: Any = job.fetch
+    if method == "process":
+        pool = ProcessPoolExecutor(count, get_context("forkserver"), initializer=_keep, initargs=(job.fetch,))
+        settings, operation = {"executor": pool}, _fetch_kept
+        stack.callback(pool.shutdown)
+
+    def epoch() -> float:
+        builder = PipelineBuilder().add_source(IndexBatches(job))
+        builder = builder.pipe(operation, concurrency=count, output_order="input", **settings)
+        pipeline = builder.add_sink(2 * count).build(num_threads=count)
+        with pipeline.auto_stop():
+            return steady(iter(pipeline), job.run) * job.batches / job.run
+
+    return epoch
+
+
+OTHERS: dict[str, Callable[[Job, int, Any, ExitStack], Epoch]] = {NODES: by_nodes, GRAIN: by_grain, SPDL: by_spdl}
+
+
+def others(job: Job, workers: int, stack: ExitStack) -> dict[str, Epoch]:
+    """Return the epochs of the peers beside torch's that are installed; say which are not."""
+    found: dict[str, Epoch] = {}
+    for name, make in OTHERS.items():
+        if not installed(name):
+            continue
+        if workers:
+            found[f"{name}, processes"] = make(job, workers, "process", stack)
+            found[f"{name}, threads"] = make(job, workers, "thread", stack)
+        else:
+            found[name] = make(job, 0, "thread", stack)
+    return found
+
+
+def installed(name: str) -> bool:
+    """Whether a peer can be imported; says so where it can't."""
+    if importlib.util.find_spec(name.split(".")[0]) is not None:
+        return True
+    print(f"{name}: not run: not installed. pip install -e '.[bench]'", file=sys.stderr)
+    return False
+
+
+def compare(
+    job: Job, workers: int, *, rounds: int, bare: Epoch, columns: Row | None = None, alone: bool = False
+) -> list[Row]:
+    """Measure an epoch of each loader: ours, torch's, and unless `alone` the other peers.
+
+    Args:
+        job: What they do.
+        workers: Processes or threads.
+        rounds: How often.
+        bare: The same work without a loader, in one process; its time is divided by the number of workers, unless the work
+            is a gather.
+        columns: That come before the others.
+        alone: Without the other peers.
+    """
+    with ExitStack() as stack:
+        contenders: dict[str, Epoch] = {BARE: bare, LOADER: ours(job, workers)}
+        contenders |= {RING: ours(job, workers, "ring")} if workers else {}
+        contenders[REFERENCE] = by_torch(job, workers)
+        if not alone:
+            contenders |= {STATEFUL: by_torch(job, workers, StatefulDataLoader)} | others(job, workers, stack)
+        found = interleave(contenders, rounds=rounds)
+    share = 1 if job.gather else max(1, workers)
+    found[BARE] = {number: taken / share for number, taken in found[BARE].items()}
+    size = len(job.dataset)
+    return [
+        {
+            **(columns or {}),
+            "workers": workers,
+            "contender": name,
+            "us_per_sample": middle / size * 1e6,
+            "us_per_sample_q1": low / size * 1e6,
+            "us_per_sample_q3": high / size * 1e6,
+            "throughput_ratio_to_reference": 1 / ratio(taken, found[REFERENCE]),
+            "throughput_ratio_to_limit": 1 / ratio(taken, found[BARE]),
+            "repeats": len(taken),
+        }
+        for name, taken in found.items()
+        for low, middle, high in [spread(taken.values())]
+    ]
+
+
+def draw_bars(figure: Any, rows: list[Row], title: str, column: str = "throughput_ratio_to_limit") -> None:
+    """Draw a panel for each number of workers."""
+    panels = figure.subplots(1, len({row["workers"] for row in rows}), squeeze=False)[0]
+    for axes, workers in zip(panels, sorted({row["workers"] for row in rows}), strict=True):
+        mine = [row for row in rows if row["workers"] == workers and row["contender"] != BARE]
+        values = [row[column] for row in mine]
+        bars = axes.barh(
+            [row["contender"] for row in mine], values, color=[colour_of(row["contender"]) for row in mine]
+        )
+        axes.bar_label(bars, [f" {value:.2g}" for value in values])
+        axes.axvline(1, color="#24292f", linewidth=0.8, linestyle=":")
+        axes.set_xlim(0, 1.15 * max(1.0, *values))
+        axes.invert_yaxis()
+        axes.set_title(f"{workers} workers", loc="left")
+    figure.suptitle(title, x=0.01, ha="left")
+
+
+def colour_of(name: str) -> str:
+    return next((colour for start, colour in COLOURS.items() if name.startswith(start)), LIMIT)

@@ -1,0 +1,192 @@
+"""Worker memory: how much a million records in a dataset grow over a full pass of four workers.
+
+A record is a dict of a text, a tag and three numbers. Each contender runs in a fork of its own, which makes the records and the loader;
+workers are forked, the pass is shuffled, in batches of 1,024, and a batch keeps the records' ids alone. `growth` is what the workers'
+unique set sizes (Private_Clean and Private_Dirty of smaps_rollup) add up to at the end of the pass, over what they were after the first
+batch; `total` is the growth of the proportional set sizes of all processes, the main one and shared memory included.
+`records` is what the list of dicts itself takes.
+"""
+
+import gc
+import os
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Pipe
+from pathlib import Path
+from typing import Any
+
+import torch
+from contenders import LOADER, colour_of
+from harness import Row, parse_options, report
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+import loaderkit as lk
+
+BATCH, WORKERS = 1024, 4
+Record = dict[str, Any]
+LISTED = "a list of dicts"
+
+
+def make_records(count: int) -> list[Record]:
+    return [
+        {
+            "text": f"record {number} says " + "word " * (number % 20),
+            "tag": f"tag {number * 7919 % 1000}",
+            "id": number,
+            "score": number / 7,
+            "label": number % 10,
+        }
+        for number in range(count)
+    ]
+
+
+def ids(samples: list[Record]) -> Tensor:
+    return torch.tensor([sample["id"] for sample in samples])
+
+
+class Records:
+    """A dataset over records, as one writes it."""
+
+    def __init__(self, records: Any) -> None:
+        self._records = records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._records[index]
+
+
+def as_they_are(count: int) -> Any:
+    return Records(make_records(count))
+
+
+def packed(count: int) -> Any:
+    return lk.RecordDataset(make_records(count))
+
+
+def shared(count: int) -> Any:
+    share: Any = getattr(lk, "share", None)
+    return None if share is None else Records(share(make_records(count)))
+
+
+def in_arrow(count: int) -> Any:
+    try:
+        import datasets
+    except ImportError:
+        return None
+    return datasets.Dataset.from_list(make_records(count))
+
+
+CONTENDERS: dict[str, tuple[Callable[[int], Any], bool]] = {  # the data, and whether the loader is ours
+    f"DataLoader, {LISTED}": (as_they_are, False),
+    f"{LOADER}, {LISTED}": (as_they_are, True),
+    f"{LOADER}, lk.RecordDataset": (packed, True),
+    f"{LOADER}, lk.share": (shared, True),
+    "DataLoader, lk.RecordDataset": (packed, False),
+    "DataLoader, lk.share": (shared, False),
+    "DataLoader, Hugging Face datasets": (in_arrow, False),
+}
+
+
+def measure(make: Callable[[int], Any], own: bool, count: int) -> dict[str, float]:
+    """Run a pass in this process, which has nothing else; empty if the contender is not there."""
+    before = memory_of(os.getpid(), "Pss")
+    data = make(count)
+    if data is None:
+        return {}
+    gc.collect()
+    held = memory_of(os.getpid(), "Pss") - before
+    gc.freeze()  # or a collection in a worker would write to all objects
+    settings: dict[str, Any] = {"collate_fn": ids, "num_workers": WORKERS, "shuffle": True}
+    loader: Any = (lk.Loader if own else DataLoader)(data, BATCH, **settings)
+    batches = iter(loader)
+    seen = len(next(batches))
+    workers = children()
+    unique = sum(memory_of(worker, "Private") for worker in workers)
+    total = sum(memory_of(process, "Pss") for process in (os.getpid(), *workers))
+    most, most_total = unique, total
+    left = -(-count // BATCH) - 1
+    for number, batch in enumerate(batches, 1):
+        seen += len(batch)
+        if number in (left // 2, left - 1):  # behind the last one the workers end
+            most = max(most, sum(memory_of(worker, "Private") for worker in workers))
+            most_total = max(most_total, sum(memory_of(process, "Pss") for process in (os.getpid(), *workers)))
+    if seen != count:
+        raise RuntimeError(f"memory: {seen:,} records came, wanted {count:,}.")
+    return {"held": held, "growth": most - unique, "total": most_total - total, "workers": len(workers)}
+
+
+def memory_of(process: int, kind: str) -> float:
+    """Return the megabytes of all lines of smaps_rollup that begin so."""
+    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    wanted = (f"{kind}_Clean:", f"{kind}_Dirty:") if kind == "Private" else (f"{kind}:",)
+    return sum(int(line.split()[1]) for line in lines if line.startswith(wanted)) / 1024
+
+
+def children() -> list[int]:
+    return [int(one) for one in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()]
+
+
+def in_fork(function: Callable[[], dict[str, float]]) -> dict[str, float]:
+    receiver, sender = Pipe(duplex=False)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            sender.send(function())
+            code = 0
+        finally:
+            os._exit(code)
+    sender.close()
+    try:
+        found: dict[str, float] = receiver.recv()
+    except EOFError:
+        raise RuntimeError("memory: a contender failed, see above.") from None
+    os.waitpid(child, 0)
+    return found
+
+
+def main() -> None:
+    options = parse_options(__doc__)
+    count = 20 * BATCH if options.quick else 1_000_000
+    rows: list[Row] = []
+    records = float("nan")
+    for name, (make, own) in CONTENDERS.items():
+        found = in_fork(partial(measure, make, own, count))
+        if not found:
+            print(f"{name}: not measured: not there")
+            continue
+        records = found["held"] if make is as_they_are and records != records else records
+        rows.append(
+            {
+                "contender": name,
+                "records": count,
+                "records_mb": records,
+                "held_mb": found["held"],
+                "growth_mb": found["growth"],
+                "total_growth_mb": found["total"],
+                "growth_over_records": found["growth"] / records,
+                "total_growth_over_records": found["total"] / records,
+                "repeats": 1,
+            }
+        )
+    report("memory", rows, options, partial(draw, rows=rows), height=3.6)
+
+
+def draw(figure: Any, rows: list[Row]) -> None:
+    axes = figure.subplots()
+    values = [max(row["growth_over_records"], 1e-3) for row in rows]
+    bars = axes.barh([row["contender"] for row in rows], values, color=[colour_of(row["contender"]) for row in rows])
+    axes.bar_label(bars, [f" {row['growth_over_records']:.1%} ({row['growth_mb']:.0f} MB)" for row in rows])
+    axes.axvline(0.1, color="#24292f", linewidth=0.8, linestyle=":")
+    axes.set_xscale("log")
+    axes.set_xlim(5e-4, 40)
+    axes.invert_yaxis()
+    axes.set_xlabel("growth of four workers over the records' own size (log scale; less is better; target 10 %)")
+    axes.set_title(f"{rows[0]['records']:,} records, one pass", loc="left")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""Two workers: time to the first batch, cold and the second time, and the gap from one epoch to the next.
+
+Samples cost next to nothing. Each run is a fork of a process that has imported everything and started nothing. `cold` is from making
+its first loader to the first batch, `second` the same for another loader after that one was closed. `gap` is from an epoch's last batch to
+the next epoch's first, by loaders that keep their workers; grain has no epochs and no gap, and starts by spawn alone; spdl starts its
+workers with the first use and goes on with a source that does not end.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+import torch
+from contenders import GRAIN, NODES, Fetch, IndexBatches, Job, colour_of, installed
+from harness import Row, parse_options, report, spread
+from torch import Tensor
+from torch.utils.data import DataLoader, default_collate
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import loaderkit as lk
+
+SIZE, BATCH, WORKERS, EPOCHS = 1024, 32, 2, 20
+METHODS = ("fork", "forkserver", "spawn")
+LOADER, RING, THEIRS = "lk.Loader", "lk.Loader, ring", "lk.Loader, torch"
+REFERENCE, STATEFUL = "DataLoader", "StatefulDataLoader"
+Loader = Any
+
+
+class Cheap:
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.full((32,), float(index))
+
+
+def make(name: str, method: str, stack: ExitStack) -> Loader:
+    """Return an iterable whose workers stay."""
+    data: Any = Cheap()
+    settings: dict[str, Any] = {"num_workers": WORKERS, "multiprocessing_context": method, "persistent_workers": True}
+    if name in (LOADER, RING, THEIRS):
+        engine: Any = name.rpartition(" ")[2] if ", " in name else "auto"
+        return lk.Loader(data, BATCH, engine=engine, **settings)
+    if name in (REFERENCE, STATEFUL):
+        return (DataLoader if name == REFERENCE else StatefulDataLoader)(data, BATCH, **settings)
+    job = Job(dataset=data, batch_size=BATCH, shuffle=False)
+    if name == NODES:
+        from torchdata import nodes
+
+        source = nodes.SamplerWrapper(IndexBatches(job))
+        workers: dict[str, Any] = {"num_workers": WORKERS, "method": "process", "multiprocessing_context": method}
+        return nodes.Loader(nodes.ParallelMapper(source, Fetch(data, default_collate), **workers))
+    import grain
+
+    batches = grain.MapDataset.source(data).batch(BATCH, batch_fn=default_arrays).repeat()
+    read = batches.to_iter_dataset(grain.ReadOptions(num_threads=0))
+    found = iter(read.mp_prefetch(grain.MultiprocessingOptions(num_workers=WORKERS)))
+    stack.callback(found.close)
+    return found
+
+
+def default_arrays(samples: list[Tensor]) -> Any:
+    return default_collate(samples).numpy()
+
+
+def measure(name: str, method: str) -> dict[str, list[float]]:
+    """Time a contender in this process, which has started nothing yet."""
+    found: dict[str, list[float]] = {"cold": [], "second": [], "gap": []}
+    for moment in ("cold", "second"):
+        with ExitStack() as stack:
+            started = time.perf_counter()
+            loader = make(name, method, stack)
+            batches = iter(loader)
+            next(batches)
+            found[moment].append(time.perf_counter() - started)
+            if moment == "second" and name != GRAIN:
+                found["gap"] = list(gaps(loader, batches))
+            del batches, loader
+    return found
+
+
+def gaps(loader: Loader, batches: Iterator[Any]) -> Iterator[float]:
+    """Yield the seconds from each epoch's last batch to the next one's first, the second epoch and later."""
+    left = SIZE // BATCH - 1
+    for _ in range(EPOCHS):
+        for _ in range(left):
+            next(batches)
+        last = time.perf_counter()
+        for _ in batches:  # ends the epoch
+            raise RuntimeError("startup: an epoch has more batches than were expected.")
+        batches = iter(loader)
+        next(batches)
+        yield time.perf_counter() - last
+
+
+def in_fork(function: Callable[[], Any]) -> Any:
+    """Run a function in a fork of this process."""
+    receiver, sender = Pipe(duplex=False)
+    child = os.fork()
+    if child == 0:
+        answer(function, sender)
+    sender.close()
+    found = receiver.recv() if receiver.poll(120) else {}
+    os.waitpid(child, 0)
+    return found
+
+
+def answer(function: Callable[[], Any], sender: Connection) -> None:
+    code = 1
+    try:
+        sender.send(function())
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def main() -> None:
+    options = parse_options(__doc__)
+    names = [LOADER, RING, THEIRS, REFERENCE, STATEFUL, *(name for name in (NODES, GRAIN) if installed(name))]
+    cases = [(name, method) for method in METHODS for name in names if name != GRAIN or method == "spawn"]
+    cases = [case for case in cases if not options.quick or case[1] != "spawn"]
+    found: dict[tuple[str, str], list[dict[str, list[float]]]] = {case: [] for case in cases}
+    for number in range(1 if options.quick else 3):
+        for case in cases[number:] + cases[:number]:
+            found[case].append(in_fork(partial(measure, *case)))
+    rows: list[Row] = []
+    for (name, method), runs in found.items():
+        taken = {key: [value for run in runs for value in run.get(key, [])] for key in ("cold", "second", "gap")}
+        medians = {key: spread(values)[1] * 1e3 if values else float("nan") for key, values in taken.items()}
+        rows.append(
+            {
+                "contender": name,
+                "start_method": method,
+                "cold_ms": medians["cold"],
+                "second_ms": medians["second"],
+                "epoch_gap_ms": medians["gap"],
+                "repeats": len(taken["cold"]),
+            }
+        )
+    report("startup", rows, options, partial(draw, rows=rows), height=4.6)
+
+
+def draw(figure: Any, rows: list[Row]) -> None:
+    panels = figure.subplots(1, 3)
+    names = list(dict.fromkeys(row["contender"] for row in rows))
+    titles = {"cold_ms": "first batch, cold (ms)", "second_ms": "first batch, second (ms)", "epoch_gap_ms": "gap (ms)"}
+    for axes, (column, title) in zip(panels, titles.items(), strict=True):
+        for offset, method in enumerate(METHODS):
+            mine = [row for row in rows if row["start_method"] == method and row[column] == row[column]]
+            places = [names.index(row["contender"]) + (offset - 1) * 0.27 for row in mine]
+            colours = [colour_of(row["contender"]) for row in mine]
+            bars = axes.barh(places, [row[column] for row in mine], 0.25, color=colours, alpha=1 - 0.3 * offset)
+            axes.bar_label(bars, [f" {row[column]:.3g}" for row in mine], fontsize=7)
+        axes.set_xscale("log")
+        axes.margins(x=0.2)
+        axes.set_yticks(range(len(names)), names if axes is panels[0] else [])
+        axes.invert_yaxis()
+        axes.set_title(title, loc="left", fontsize=10)
+    panels[2].axvline(5, color="#24292f", linewidth=0.8, linestyle=":")
+    figure.suptitle(
+        f"{WORKERS} workers; for each: {', '.join(METHODS)}, from above (log scale)", x=0.01, ha="left", fontsize=10
+    )
+
+
+if __name__ == "__main__":
+    main()

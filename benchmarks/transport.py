@@ -1,0 +1,250 @@
+"""From a worker to the main process: what handing over a batch costs, by its size and its number of tensors.
+
+Batches of 40 KB, 400 KB and 4 MB, in one tensor or ten, from one worker. The worker copies a batch that it has, as if it had just
+made it; the loop takes batches and looks at none. The limit is a bare shared buffer of eight slots that are used again:
+one process copies the tensors into a slot and writes its number into a pipe, the other makes tensors that are views of it.
+Costs are CPU time, of the main process and of both together, so that a busy machine changes them little; `wall` is how often
+a batch comes.
+"""
+
+import mmap
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from contenders import GRAIN, NODES, SPDL, AsArrays, colour_of, installed
+from harness import OURS, Options, Row, interleave, parse_options, ratio, report, spread
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+import loaderkit as lk
+
+SIZES = (40_000, 400_000, 4_000_000)
+LEAVES = (1, 10)
+SLOTS = 8
+BUFFER, RING, THEIRS, REFERENCE = "bare shared buffer (the limit)", "lk.Loader, ring", "lk.Loader, torch", "DataLoader"
+Batch = dict[str, Tensor]
+MANY = 1 << 40  # samples: nobody reaches the end
+
+
+class Batches:
+    """Whole batches, each a new copy."""
+
+    def __init__(self, size: int, leaves: int) -> None:
+        self._leaves = {f"leaf {number}": torch.rand(size // leaves // 4) for number in range(leaves)}
+
+    def __len__(self) -> int:
+        return MANY
+
+    def __getitem__(self, index: Any) -> Batch:
+        return {name: leaf.clone() for name, leaf in self._leaves.items()}
+
+
+class Numbers:
+    """Indices without an end."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(MANY))
+
+    def __len__(self) -> int:
+        return MANY
+
+
+def by_hand(data: Batches, stack: ExitStack) -> Iterator[Batch]:
+    """The bare buffer: yields views of its slots in turn; a slot is written again when seven more were taken."""
+    example = data[0]
+    each = [leaf.numel() * 4 for leaf in example.values()]
+    starts = np.concatenate([[0], np.cumsum([-(-size // 64) * 64 for size in each])]).tolist()
+    slot = -(-starts[-1] // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = torch.from_numpy(np.frombuffer(mmap.mmap(-1, SLOTS * slot), np.uint8))
+    filled, filler = os.pipe()
+    freed, freer = os.pipe()
+
+    def write() -> None:
+        torch.set_num_threads(1)
+        while number := os.read(freed, 1):
+            for start, leaf in zip(starts, data[0].values(), strict=False):
+                at = number[0] * slot + start
+                memory[at : at + leaf.numel() * 4].view(torch.float32).copy_(leaf)
+            os.write(filler, number)
+
+    worker = get_context("fork").Process(target=write, daemon=True)
+    worker.start()
+    stack.callback(worker.terminate)
+    for number in range(SLOTS - 1):
+        os.write(freer, bytes([number]))
+    held = SLOTS - 1
+    while True:
+        number = os.read(filled, 1)[0]
+        base = number * slot
+        batch = {
+            name: memory[base + start : base + start + size].view(torch.float32)
+            for name, start, size in zip(example, starts, each, strict=False)
+        }
+        os.write(freer, bytes([held]))
+        held = number
+        yield batch
+
+
+def by_nodes(data: Batches, stack: ExitStack) -> Iterator[Any]:  # noqa: ARG001 - ends with its process
+    from torchdata import nodes
+
+    source = nodes.IterableWrapper(Numbers())
+    return iter(nodes.Loader(nodes.ParallelMapper(source, data.__getitem__, 1, method="process")))
+
+
+def by_spdl(data: Batches, stack: ExitStack, ring: bool) -> Iterator[Any]:
+    from spdl.pipeline import SharedMemoryRingBuffer, iterate_in_subprocess
+
+    size = sum(leaf.numel() * 4 for leaf in data[0].values())
+    arena = SharedMemoryRingBuffer((SLOTS + 2) * (size + 4096)) if ring else None
+    found = iterate_in_subprocess(partial(Forever, data), buffer_size=SLOTS, arena=arena, mp_context="fork")
+    batches: Any = iter(found)  # a generator
+    stack.callback(batches.close)
+    return batches  # type: ignore[no-any-return]
+
+
+def by_grain(data: Batches, stack: ExitStack) -> Iterator[Any]:
+    import grain
+
+    batches = grain.MapDataset.range(MANY).map(AsArrays(data.__getitem__))
+    read = grain.ReadOptions(num_threads=0)
+    worker = grain.MultiprocessingOptions(num_workers=1, per_worker_buffer_size=SLOTS)
+    found: Any = iter(batches.to_iter_dataset(read).mp_prefetch(worker))
+    stack.callback(found.close)
+    return found  # type: ignore[no-any-return]
+
+
+class Forever:
+    """Batches without an end."""
+
+    def __init__(self, data: Batches) -> None:
+        self._data = data
+
+    def __iter__(self) -> Iterator[Batch]:
+        return map(self._data.__getitem__, Numbers())
+
+
+def contenders(data: Any, stack: ExitStack) -> dict[str, Iterator[Any]]:
+    worker: dict[str, Any] = {"num_workers": 1, "prefetch_factor": 4}
+    numbers: Any = Numbers()
+    found = {BUFFER: by_hand(data, stack)}
+    found[RING] = iter(lk.Loader(data, None, engine="ring", **worker))
+    found[THEIRS] = iter(lk.Loader(data, None, engine="torch", **worker))
+    found[REFERENCE] = iter(DataLoader(data, batch_size=None, sampler=numbers, **worker))
+    for batches in found.values():
+        next(batches)  # they fork before there are threads
+    if installed(NODES):
+        found[NODES] = by_nodes(data, stack)
+    if installed(SPDL):
+        found[SPDL] = by_spdl(data, stack, False)
+        found[f"{SPDL}, ring buffer"] = by_spdl(data, stack, True)
+    if installed(GRAIN):
+        found[GRAIN] = by_grain(data, stack)
+    return found
+
+
+def descendants(process: int) -> list[int]:
+    files = Path(f"/proc/{process}/task").glob("*/children")
+    found = [int(number) for path in files for number in path.read_text().split()]
+    return found + [other for child in found for other in descendants(child)]
+
+
+def cpu_seconds(processes: list[int]) -> float:
+    """Return the CPU time that these processes and this one have taken."""
+    files = [path for process in processes for path in Path(f"/proc/{process}/task").glob("*/schedstat")]
+    return time.process_time() + sum(int(path.read_text().split()[0]) for path in files) / 1e9
+
+
+@dataclass
+class Turns:
+    """Takes batches from one contender, and keeps what each turn cost."""
+
+    batches: Iterator[Any]
+    count: int
+    main: dict[int, float] = field(default_factory=dict)
+    both: dict[int, float] = field(default_factory=dict)
+
+    def __call__(self) -> float:
+        workers = descendants(os.getpid())
+        main, both, wall = time.process_time(), cpu_seconds(workers), time.perf_counter()
+        for _ in range(self.count):
+            next(self.batches)
+        wall = time.perf_counter() - wall
+        number = len(self.main) - 1  # the first is not counted
+        self.main[number], self.both[number] = time.process_time() - main, cpu_seconds(workers) - both
+        time.sleep(0.05)  # its worker fills its buffers again
+        return wall
+
+
+def compare(size: int, leaves: int, options: Options) -> list[Row]:
+    count, rounds = (20, 2) if options.quick else (100 if size > 10**6 else 300, 9)
+    with ExitStack() as stack:
+        turns = {name: Turns(found, count) for name, found in contenders(Batches(size, leaves), stack).items()}
+        walls = interleave(turns, rounds=rounds)
+        for turn in turns.values():
+            del turn.batches
+    rows: list[Row] = []
+    for name, turn in turns.items():
+        counted = {number: value for number, value in turn.main.items() if number >= 0}
+        limit, reference = turns[BUFFER], turns[REFERENCE]
+        rows.append(
+            {
+                "bytes": size,
+                "leaves": leaves,
+                "contender": name,
+                "main_cpu_us": spread(counted.values())[1] * 1e6 / count,
+                "both_cpu_us": spread(turn.both.values())[1] * 1e6 / count,
+                "wall_us": spread(walls[name].values())[1] * 1e6 / count,
+                "main_cpu_over_limit": ratio(counted, limit.main),
+                "main_cpu_over_dataloader": ratio(counted, reference.main),
+                "both_cpu_over_dataloader": ratio(turn.both, reference.both),
+                "wall_over_limit": ratio(walls[name], walls[BUFFER]),
+                "wall_over_dataloader": ratio(walls[name], walls[REFERENCE]),
+                "repeats": len(counted),
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    options = parse_options(__doc__)
+    torch.set_num_threads(1)
+    rows: list[Row] = []
+    for leaves in LEAVES:
+        for size in SIZES:
+            rows += compare(size, leaves, options)
+    report("transport", rows, options, lambda figure: draw(figure, rows), height=6.5)
+
+
+def draw(figure: Any, rows: list[Row]) -> None:
+    panels = figure.subplots(2, 2, sharex=True, sharey=True)
+    columns = (("main_cpu_us", "CPU of the main process"), ("wall_us", "time from batch to batch"))
+    for line, leaves in zip(panels, LEAVES, strict=True):
+        for axes, (column, title) in zip(line, columns, strict=True):
+            for name in dict.fromkeys(row["contender"] for row in rows):
+                mine = [row for row in rows if row["contender"] == name and row["leaves"] == leaves]
+                colour = OURS if name == RING else "#54aeff" if name == THEIRS else colour_of(name)
+                style = "--" if name in (BUFFER, THEIRS) else ":" if name == SPDL else "-"
+                values = [row[column] for row in mine]
+                axes.plot([row["bytes"] for row in mine], values, "o", linestyle=style, color=colour, label=name)
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            axes.set_title(f"{title}, {leaves} tensor{'s' if leaves > 1 else ''}", loc="left")
+    for axes in panels[1]:
+        axes.set_xlabel("bytes a batch (log scale)")
+    for axes in panels[:, 0]:
+        axes.set_ylabel("us a batch (log scale)")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize=8)
+
+
+if __name__ == "__main__":
+    main()
