@@ -7,14 +7,15 @@ Costs are CPU time, of the main process and of both together, so that a busy mac
 a batch comes.
 """
 
+import contextlib
 import mmap
 import os
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import Pipe, get_context
 from pathlib import Path
 from typing import Any
 
@@ -133,23 +134,81 @@ class Forever:
         return map(self._data.__getitem__, Numbers())
 
 
-def contenders(data: Any, stack: ExitStack) -> dict[str, Iterator[Any]]:
-    worker: dict[str, Any] = {"num_workers": 1, "prefetch_factor": 4}
+def by_loader(data: Any, stack: ExitStack, engine: Any) -> Iterator[Any]:  # noqa: ARG001
+    return iter(lk.Loader(data, None, engine=engine, num_workers=1, prefetch_factor=4))
+
+
+def by_torch(data: Any, stack: ExitStack) -> Iterator[Any]:  # noqa: ARG001
     numbers: Any = Numbers()
-    found = {BUFFER: by_hand(data, stack)}
-    found[RING] = iter(lk.Loader(data, None, engine="ring", **worker))
-    found[THEIRS] = iter(lk.Loader(data, None, engine="torch", **worker))
-    found[REFERENCE] = iter(DataLoader(data, batch_size=None, sampler=numbers, **worker))
-    for batches in found.values():
-        next(batches)  # they fork before there are threads
+    return iter(DataLoader(data, batch_size=None, sampler=numbers, num_workers=1, prefetch_factor=4))
+
+
+def contenders() -> dict[str, Callable[[Batches, ExitStack], Iterator[Any]]]:
+    found: dict[str, Callable[[Batches, ExitStack], Iterator[Any]]] = {
+        BUFFER: by_hand,
+        RING: partial(by_loader, engine="ring"),
+        THEIRS: partial(by_loader, engine="torch"),
+        REFERENCE: by_torch,
+    }
     if installed(NODES):
-        found[NODES] = by_nodes(data, stack)
+        found[NODES] = by_nodes
     if installed(SPDL):
-        found[SPDL] = by_spdl(data, stack, False)
-        found[f"{SPDL}, ring buffer"] = by_spdl(data, stack, True)
+        found[SPDL] = partial(by_spdl, ring=False)
+        found[f"{SPDL}, ring buffer"] = partial(by_spdl, ring=True)
     if installed(GRAIN):
-        found[GRAIN] = by_grain(data, stack)
+        found[GRAIN] = by_grain
     return found
+
+
+class Turns:
+    """A contender in a process of its own, that takes some batches when it is told to, and says what they cost."""
+
+    def __init__(self, make: Callable[[Batches, ExitStack], Iterator[Any]], data: Batches, count: int) -> None:
+        self.costs: list[tuple[float, float, float]] = []  # seconds of wall, of the main process, of both
+        self._count = count
+        self._ours, theirs = Pipe()
+        self._child = os.fork()
+        if self._child == 0:
+            self._ours.close()
+            serve(make, data, theirs)
+        theirs.close()
+
+    def __call__(self) -> float:
+        self._ours.send(self._count)
+        if not self._ours.poll(120):
+            raise RuntimeError("transport: a contender gave no batches for two minutes.")
+        self.costs.append(self._ours.recv())
+        return self.costs[-1][0]
+
+    def close(self) -> None:
+        self._ours.close()
+        os.waitpid(self._child, 0)
+
+
+def serve(make: Callable[[Batches, ExitStack], Iterator[Any]], data: Batches, orders: Any) -> None:
+    code = 1
+    try:
+        with ExitStack() as stack:
+            batches = make(data, stack)
+            next(batches)
+            with contextlib.suppress(EOFError):
+                while count := orders.recv():
+                    orders.send(take(batches, count))
+                    time.sleep(0.05)  # the worker fills its buffers again
+        code = 0
+    finally:
+        for child in descendants(os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        os._exit(code)
+
+
+def take(batches: Iterator[Any], count: int) -> tuple[float, float, float]:
+    workers = descendants(os.getpid())
+    main, both, wall = time.process_time(), cpu_seconds(workers), time.perf_counter()
+    for _ in range(count):
+        next(batches)
+    return time.perf_counter() - wall, time.process_time() - main, cpu_seconds(workers) - both
 
 
 def descendants(process: int) -> list[int]:
@@ -164,55 +223,36 @@ def cpu_seconds(processes: list[int]) -> float:
     return time.process_time() + sum(int(path.read_text().split()[0]) for path in files) / 1e9
 
 
-@dataclass
-class Turns:
-    """Takes batches from one contender, and keeps what each turn cost."""
-
-    batches: Iterator[Any]
-    count: int
-    main: dict[int, float] = field(default_factory=dict)
-    both: dict[int, float] = field(default_factory=dict)
-
-    def __call__(self) -> float:
-        workers = descendants(os.getpid())
-        main, both, wall = time.process_time(), cpu_seconds(workers), time.perf_counter()
-        for _ in range(self.count):
-            next(self.batches)
-        wall = time.perf_counter() - wall
-        number = len(self.main) - 1  # the first is not counted
-        self.main[number], self.both[number] = time.process_time() - main, cpu_seconds(workers) - both
-        time.sleep(0.05)  # its worker fills its buffers again
-        return wall
-
-
 def compare(size: int, leaves: int, options: Options) -> list[Row]:
-    count, rounds = (20, 2) if options.quick else (100 if size > 10**6 else 300, 9)
+    count, rounds = (40, 2) if options.quick else (100 if size > 10**6 else 300, 9)
+    data = Batches(size, leaves)
     with ExitStack() as stack:
-        turns = {name: Turns(found, count) for name, found in contenders(Batches(size, leaves), stack).items()}
-        walls = interleave(turns, rounds=rounds)
+        turns = {name: Turns(make, data, count) for name, make in contenders().items()}
         for turn in turns.values():
-            del turn.batches
-    rows: list[Row] = []
-    for name, turn in turns.items():
-        counted = {number: value for number, value in turn.main.items() if number >= 0}
-        limit, reference = turns[BUFFER], turns[REFERENCE]
-        rows.append(
-            {
-                "bytes": size,
-                "leaves": leaves,
-                "contender": name,
-                "main_cpu_us": spread(counted.values())[1] * 1e6 / count,
-                "both_cpu_us": spread(turn.both.values())[1] * 1e6 / count,
-                "wall_us": spread(walls[name].values())[1] * 1e6 / count,
-                "main_cpu_over_limit": ratio(counted, limit.main),
-                "main_cpu_over_dataloader": ratio(counted, reference.main),
-                "both_cpu_over_dataloader": ratio(turn.both, reference.both),
-                "wall_over_limit": ratio(walls[name], walls[BUFFER]),
-                "wall_over_dataloader": ratio(walls[name], walls[REFERENCE]),
-                "repeats": len(counted),
-            }
-        )
-    return rows
+            stack.callback(turn.close)
+        walls = interleave(turns, rounds=rounds)
+    costs = {  # the first turn is not counted
+        kind: {name: dict(enumerate(cost[place] for cost in turn.costs[1:])) for name, turn in turns.items()}
+        for place, kind in ((1, "main"), (2, "both"))
+    }
+    return [
+        {
+            "bytes": size,
+            "leaves": leaves,
+            "contender": name,
+            "main_cpu_us": spread(costs["main"][name].values())[1] * 1e6 / count,
+            "both_cpu_us": spread(costs["both"][name].values())[1] * 1e6 / count,
+            "wall_us": spread(walls[name].values())[1] * 1e6 / count,
+            "main_cpu_over_limit": ratio(costs["main"][name], costs["main"][BUFFER]),
+            "main_cpu_over_dataloader": ratio(costs["main"][name], costs["main"][REFERENCE]),
+            "both_cpu_over_limit": ratio(costs["both"][name], costs["both"][BUFFER]),
+            "both_cpu_over_dataloader": ratio(costs["both"][name], costs["both"][REFERENCE]),
+            "wall_over_limit": ratio(walls[name], walls[BUFFER]),
+            "wall_over_dataloader": ratio(walls[name], walls[REFERENCE]),
+            "repeats": rounds,
+        }
+        for name in turns
+    ]
 
 
 def main() -> None:
