@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from loaderkit.datasets import TableColumns as TableColumns
     from loaderkit.datasets import TarDataset as TarDataset
     from loaderkit.datasets import TokenDataset as TokenDataset
+    from loaderkit.device_loader import DeviceLoader as DeviceLoader
     from loaderkit.length_plans import LengthBuckets as LengthBuckets
     from loaderkit.length_plans import TokenBudget as TokenBudget
     from loaderkit.lengths import measure_lengths as measure_lengths
@@ -94,6 +95,7 @@ _LAZY = {
     "DataWaitMonitor": "loaderkit.monitor",
     "DetectionCollate": "loaderkit.collate",
     "DetectionDataModule": "loaderkit.datamodules",
+    "DeviceLoader": "loaderkit.device_loader",
     "DocumentDataset": "loaderkit.datasets",
     "HFDataset": "loaderkit.datasets",
     "ImageDataModule": "loaderkit.datamodules",
@@ -171,6 +173,7 @@ __all__ = [
     "DataWaitMonitor",
     "DetectionCollate",
     "DetectionDataModule",
+    "DeviceLoader",
     "DocumentDataset",
     "HFDataset",
     "ImageDataModule",

@@ -51,9 +51,15 @@ class IndexedWalk(Walk):
         self._trained_by_epochs = False
         self._loaded_step: int | None = None  # of the run that wrote the loaded state
 
-    @property
-    def cursor(self) -> Cursor:
-        return self._after(self._origin, self._yielded)
+    def place(self) -> tuple[Cursor, int]:
+        return self._origin, self._yielded
+
+    def cursor_at(self, place: tuple[Cursor, int] | None) -> Cursor:
+        return self._after(*(self.place() if place is None else place))
+
+    def return_to(self, place: tuple[Cursor, int]) -> None:
+        self._stand_at(self.cursor_at(place))
+        self._begun = True
 
     @property
     def step(self) -> int:
@@ -166,7 +172,7 @@ class IndexedWalk(Walk):
 
     def _upcoming(self) -> Cursor:
         """Return where the next pass begins."""
-        cursor = self.cursor
+        cursor = self.cursor_at(None)
         return cursor.next_epoch() if self._begun and cursor.samples else cursor
 
     def _after(self, cursor: Cursor, batches: int) -> Cursor:

@@ -9,11 +9,11 @@ import torch.utils.data as torch_data
 
 from loaderkit.bad_samples import RAISE, BadSample, BadSamples, Reported
 from loaderkit.config import LoaderConfig, Stop
+from loaderkit.cuda import HostBatches
 from loaderkit.cursor import Cursor
 from loaderkit.indexed import IndexedWalk
 from loaderkit.plan import Plan, Tail
 from loaderkit.seeding import Int64Array
-from loaderkit.transfer import to_device
 from loaderkit.walk import Walk
 from loaderkit.world import World
 
@@ -140,6 +140,7 @@ class Loader:
         )
         self._device = None if device is None else torch.device(device)
         self._walk = _make_walk(dataset, self.config)
+        self._copied = HostBatches()
 
     @classmethod
     def from_config(cls, dataset: Any, config: LoaderConfig, **changes: Any) -> Self:
@@ -169,7 +170,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         # Nothing starts before the first next(): Trainers call iter() more often than they iterate.
-        return _Epoch(self._walk, self._device)
+        return Epoch(self._walk, self._device, self._copied)
 
     def __len__(self) -> int:
         return self._walk.length()
@@ -212,6 +213,7 @@ class Loader:
 
     def close(self) -> None:
         """Stop the workers; a later `iter()` starts them again."""
+        self._walk.settle()
         self._walk.close()
 
     @property
@@ -220,51 +222,74 @@ class Loader:
         return _BatchSampler(self._walk)
 
 
-class _Epoch:
+class Epoch:
     """One pass of a walk, on a device."""
 
-    def __init__(self, walk: Walk, device: torch.device | None) -> None:
-        self._walk, self._device = walk, device
+    def __init__(self, walk: Walk, device: torch.device | None, copied: HostBatches) -> None:
+        self.walk = walk
+        self._device, self._copied = device, copied
         self._batches: Iterator[Any] | None = None
-        self._over = False
+        self.over = False
         self._turn = 0
 
-    def __iter__(self) -> "_Epoch":
+    def __iter__(self) -> "Epoch":
         return self
 
-    def __next__(self) -> Any:
-        walk = self._walk
-        if self._over:
-            raise StopIteration
-        if self._batches is not None and walk.turn != self._turn:
+    def begin(self) -> None:
+        """Start the pass, which is done by the first `next()` otherwise."""
+        walk = self.walk
+        walk.settle()
+        try:
+            self._batches = walk.begin()
+        except BaseException:
+            self._fail()
+            raise
+        self._turn = walk.turn
+
+    def check_turn(self, turn: int) -> None:
+        """Say that the walk was moved by others since a turn, if so.
+
+        Raises:
+            RuntimeError: If it was.
+        """
+        if self.walk.turn != turn:
             raise RuntimeError(
                 "loader: this iterator is over: the loader was moved, iterated anew, or failed since. Call iter(loader)."
             )
+
+    def __next__(self) -> Any:
+        walk = self.walk
+        if self.over:
+            raise StopIteration
+        if self._batches is None:
+            self.begin()
+        else:
+            self.check_turn(self._turn)
         try:
-            if self._batches is None:
-                self._batches = walk.begin()
-                self._turn = walk.turn
-            batch = next(self._batches, _END)
+            batch = next(self._batches, _END)  # type: ignore[arg-type]  # begun
             if batch is _END:
                 walk.check_end()
-                self._over = True
+                self.over = True
             else:
                 report = None
                 if type(batch) is Reported:
                     report, batch = batch, batch.batch
                 if self._device is not None:
-                    batch = to_device(batch, self._device)
+                    batch = self._copied.copy(batch, self._device)
                 # Counted before the batch is handed on: a consumer may never come back.
-                self._over = walk.count(report)
+                self.over = walk.count(report)
         except BaseException:
-            walk.fail()
-            self._batches = iter(())  # its workers would wait for the garbage collector
+            self._fail()
             raise
-        if self._over:
+        if self.over:
             self._batches = iter(())  # lets workers go that don't persist
         if batch is _END:
             raise StopIteration
         return batch
+
+    def _fail(self) -> None:
+        self.walk.fail()
+        self._batches = iter(())  # its workers would wait for the garbage collector
 
 
 _END = object()

@@ -54,6 +54,11 @@ def to_device(batch: Any, device: torch.device | str, *, non_blocking: bool | No
     return _map_tensors(batch, move, "to")
 
 
+def map_leaves(batch: Any, function: Callable[[Any], Any]) -> Any:
+    """Apply a function to what `to_device` moves: tensors, and values of types with a method `to`."""
+    return _map_tensors(batch, function, "to")
+
+
 def _map_tensors(batch: Any, function: Callable[[Any], Any], method: str) -> Any:
     """Apply a function to tensors; of other types, to those with a method of the tensor's name."""
     if isinstance(batch, Tensor):

@@ -21,6 +21,9 @@ class Walk(ABC):
 
     For a Trainer, which learns later than it fetches, a walk remembers where it
     stood since `mark`, until that is forgotten.
+
+    Who takes batches ahead, to copy them to a device, counts them as they are taken. He
+    notes the place of the last one that he has handed on, and that is what is seen from outside.
     """
 
     def __init__(self, dataset: Any, config: LoaderConfig) -> None:
@@ -28,6 +31,7 @@ class Walk(ABC):
         self.turn = 0  # an iterator of an earlier turn is over
         self.bad = BadSampleCount(config.bad_samples)
         self._said: set[str] = set()
+        self._noted: tuple[int, Any] = (-1, None)  # in which turn, and the place
 
     @property
     def world(self) -> World:
@@ -35,9 +39,36 @@ class Walk(ABC):
         return self.config.world or World.detect()
 
     @property
-    @abstractmethod
     def cursor(self) -> Cursor:
-        """Where it stands: behind the last batch that was counted."""
+        """Where it stands: behind the last batch that was counted or, where some were taken ahead, handed on."""
+        return self.cursor_at(self.seen())
+
+    @abstractmethod
+    def place(self) -> Any:
+        """Return where it stands behind the last batch that was counted, as a value that means something to it alone."""
+
+    @abstractmethod
+    def cursor_at(self, place: Any) -> Cursor:
+        """Return a place as a cursor; None is where it stands."""
+
+    @abstractmethod
+    def return_to(self, place: Any) -> None:
+        """Stand at a place of this pass, which is left: the batches counted since were not handed on."""
+
+    def note(self, place: Any) -> None:
+        """Take note that what was handed on ends at a place; it holds until the walk is moved by others."""
+        self._noted = self.turn, place
+
+    def seen(self) -> Any:
+        """Return the place that was noted; None if none was, or it holds no longer."""
+        turn, place = self._noted
+        return place if turn == self.turn else None
+
+    def settle(self) -> None:
+        """Give up the batches that were taken ahead."""
+        place = self.seen()
+        if place is not None and place != self.place():
+            self.return_to(place)
 
     @abstractmethod
     def length(self) -> int:
@@ -54,7 +85,10 @@ class Walk(ABC):
 
     @abstractmethod
     def begin(self) -> Iterator[Any]:
-        """Start a pass: at the place that was set, or at the start of the next epoch. Return its batches."""
+        """Start a pass: at the place that was set, or at the start of the next epoch. Return its batches.
+
+        Those taken ahead in an earlier pass have been given up by `settle`.
+        """
 
     @abstractmethod
     def count(self, report: Reported | None) -> bool:

@@ -10,12 +10,20 @@ import lightning.pytorch as pl
 from typing_extensions import override
 
 from loaderkit.config import LoaderConfig
-from loaderkit.datamodules.loaders import EvalLoader, TrainLoader, check_equal_ranks, is_stream
+from loaderkit.datamodules.loaders import (
+    EvalLoader,
+    TrainerLoader,
+    TrainLoader,
+    check_equal_ranks,
+    is_stream,
+    why_not_ahead,
+)
 from loaderkit.datamodules.progress import TrainProgress, epoch_batches, learnt, set_batches, set_epoch_over
 from loaderkit.loader import Loader
+from loaderkit.prefetch import Prefetcher
 from loaderkit.world import World
 
-L = TypeVar("L", bound=Loader)
+L = TypeVar("L", bound=TrainerLoader)
 Data = Any  # a dataset, a zero-argument factory of one, or a dict or list of those
 _KEYS = {"train", "batches", "epoch_over"}  # of the state
 _STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}
@@ -27,6 +35,9 @@ class DataModule(pl.LightningDataModule):
     Its state is the position behind the last batch that was learnt, not behind
     the last one fetched. A checkpoint may be saved anywhere and resumed on another
     number of ranks and workers, or with another batch size.
+
+    On CUDA batches are copied ahead to the Trainer's device, so that Lightning's own transfer finds them there; unless
+    a hook `on_before_batch_transfer` or `transfer_batch_to_device` wants them on the host.
 
     Evaluation gives each sample once, over all ranks, the same way each time.
     With streams the ranks may have unequal numbers of batches there, which is
@@ -210,7 +221,10 @@ class DataModule(pl.LightningDataModule):
                 changes["world"] = World.from_trainer(self.trainer)
             if config.pin_memory == "auto" and self.trainer.strategy.root_device.type != "cuda":
                 changes["pin_memory"] = False
-        return kind.from_config(dataset, config, **changes)
+        loader = kind.from_config(dataset, config, **changes)
+        if self.trainer is not None and why_not_ahead(self.trainer, self, config) is None:
+            loader.prefetcher = Prefetcher(self.trainer.strategy.root_device)
+        return loader
 
     def _saved_state(self, row: int) -> dict[str, Any]:
         state: dict[str, Any] = self.state_dict()["train"][row]

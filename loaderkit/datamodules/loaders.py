@@ -7,11 +7,26 @@ import lightning.pytorch as pl
 import torch.utils.data as torch_data
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from loaderkit.config import LoaderConfig
+from loaderkit.cuda import BACKENDS
+from loaderkit.device_loader import AheadEpoch
 from loaderkit.loader import Loader
+from loaderkit.prefetch import Prefetcher
 
 
-class TrainLoader(Loader):
+class TrainerLoader(Loader):
+    """A loader whose batches may be copied ahead to the Trainer's device."""
+
+    prefetcher: Prefetcher | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch = super().__iter__()
+        return epoch if self.prefetcher is None else AheadEpoch(epoch, self.prefetcher)
+
+
+class TrainLoader(TrainerLoader):
     """A training loader whose state is what was learnt, as its DataModule knows it."""
 
     saved: Callable[[], dict[str, Any]] | None = None  # the state that the DataModule would save
@@ -27,6 +42,7 @@ class TrainLoader(Loader):
 
     def mark(self) -> None:
         """Begin to count where the next `iter()` begins."""
+        self._walk.settle()
         self._walk.mark()
         self._waiting, self._learnt = True, 0
 
@@ -41,6 +57,7 @@ class TrainLoader(Loader):
 
     def follow(self, before: "TrainLoader") -> None:
         """Go on where the next `iter()` of another loader would begin, which is closed."""
+        before._walk.settle()
         if before._waiting:
             before._walk.rewind()
         self._walk.follow(before._walk)
@@ -68,7 +85,7 @@ class TrainLoader(Loader):
         return None
 
 
-class EvalLoader(Loader):
+class EvalLoader(TrainerLoader):
     """An evaluation loader: each pass is the same, that of epoch 0."""
 
     def __iter__(self) -> Iterator[Any]:
@@ -84,6 +101,22 @@ class EvalLoader(Loader):
 def is_stream(dataset: Any) -> bool:
     """Say whether data has no index."""
     return isinstance(dataset, torch_data.IterableDataset)
+
+
+def why_not_ahead(trainer: pl.Trainer | None, data: pl.LightningDataModule, config: LoaderConfig) -> str | None:
+    """Say why batches are not copied ahead to the Trainer's device; None if they are."""
+    if trainer is None:
+        return "there is no Trainer yet"
+    device = trainer.strategy.root_device
+    if device.type not in BACKENDS:
+        return f"the Trainer's device is {device}: copies beside the computation are for CUDA"
+    if config.device is not None:
+        return f"the loader has device={config.device!r}, and copies its batches by itself"
+    for hook in ("on_before_batch_transfer", "transfer_batch_to_device"):
+        for owner in (data, trainer.lightning_module):
+            if owner is not None and is_overridden(hook, owner):
+                return f"{type(owner).__name__} has a {hook} of its own, which wants batches on the host"
+    return None
 
 
 def check_equal_ranks(trainer: pl.Trainer | None, loader: Loader, data: str) -> None:

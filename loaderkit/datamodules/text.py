@@ -14,18 +14,18 @@ from typing_extensions import override
 from loaderkit.collate import PackCollate, Pad, PadCollate
 from loaderkit.config import LoaderConfig
 from loaderkit.datamodules.base import DataModule
+from loaderkit.datamodules.loaders import TrainerLoader
 from loaderkit.datamodules.shards import open_shards
 from loaderkit.datasets.texts import TokenSpans, tokenize
 from loaderkit.datasets.urls import Urls, expand
 from loaderkit.length_plans import LengthBuckets, TokenBudget
-from loaderkit.loader import Loader
 from loaderkit.packing import PackPlan
 from loaderkit.plan import Plan
 from loaderkit.splits import split
 from loaderkit.windows import WINDOW
 from loaderkit.writing.tokens import encode_bytes
 
-L = TypeVar("L", bound=Loader)
+L = TypeVar("L", bound=TrainerLoader)
 TextData = Any  # columns by name, a dataset of dicts, or Urls
 How = Literal["random", "buckets", "budget", "packed", "windows"]
 BYTE_END, BYTE_VOCABULARY = 256, 257

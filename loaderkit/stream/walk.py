@@ -39,9 +39,18 @@ class LaneWalk(Walk):
         self._begun = False  # whether a pass has started
         self._stand_at(Position())
 
-    @property
-    def cursor(self) -> Cursor:
-        return Cursor(epoch=self._epoch, batches=self._batches)
+    def place(self) -> Standing:
+        return self._now()
+
+    def cursor_at(self, place: Standing | None) -> Cursor:
+        epoch, batches = (self._epoch, self._batches) if place is None else (place.epoch, place.batches)
+        return Cursor(epoch=epoch, batches=batches)
+
+    def return_to(self, place: Standing) -> None:
+        self._return_to(place)
+        self._begun = True
+        while self._kept is not None and len(self._kept) > 1 and self._kept[-1] != place:
+            self._kept.pop()
 
     @property
     def step(self) -> None:
@@ -111,7 +120,7 @@ class LaneWalk(Walk):
                 )
                 + " Use loaderkit.DataModule, which is exact in all these cases."
             )
-        return self._pack(self._now())
+        return self._pack(self.seen() or self._now())
 
     def load(self, state: Mapping[str, Any]) -> None:
         position = unpack_position(state, self._identity(), self._place)
