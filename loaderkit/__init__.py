@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from loaderkit.datasets import TarDataset as TarDataset
     from loaderkit.datasets import TokenDataset as TokenDataset
     from loaderkit.device_loader import DeviceLoader as DeviceLoader
+    from loaderkit.device_transforms import Normalize as Normalize
+    from loaderkit.device_transforms import PadRagged as PadRagged
     from loaderkit.length_plans import LengthBuckets as LengthBuckets
     from loaderkit.length_plans import TokenBudget as TokenBudget
     from loaderkit.lengths import measure_lengths as measure_lengths
@@ -103,18 +105,20 @@ _LAZY = {
     "Jagged": "loaderkit.collate",
     "JsonlDataset": "loaderkit.datasets",
     "LengthBuckets": "loaderkit.length_plans",
+    "LineReader": "loaderkit.stream",
     "Loader": "loaderkit.loader",
     "LoaderConfig": "loaderkit.config",
+    "LogReader": "loaderkit.stream",
     "Mixture": "loaderkit.sampling",
     "MultimodalCollate": "loaderkit.collate",
-    "LineReader": "loaderkit.stream",
-    "LogReader": "loaderkit.stream",
+    "Normalize": "loaderkit.device_transforms",
     "NpyDataset": "loaderkit.datasets",
     "Order": "loaderkit.order",
     "PackCollate": "loaderkit.collate",
     "PackPlan": "loaderkit.packing",
     "Pad": "loaderkit.collate",
     "PadCollate": "loaderkit.collate",
+    "PadRagged": "loaderkit.device_transforms",
     "PageReader": "loaderkit.stream",
     "ParquetDataset": "loaderkit.datasets",
     "ParquetFormat": "loaderkit.writing",
@@ -187,12 +191,14 @@ __all__ = [
     "LogReader",
     "Mixture",
     "MultimodalCollate",
+    "Normalize",
     "NpyDataset",
     "Order",
     "PackCollate",
     "PackPlan",
     "Pad",
     "PadCollate",
+    "PadRagged",
     "PageReader",
     "ParquetDataset",
     "ParquetFormat",

@@ -50,6 +50,7 @@ class FakeCuda:
         self.kept: list[Tensor] = []  # pinned copies: torch holds them until they are read
         self.slots: list[Any] = []  # memory that counts as page-locked
         self.waits_of_host = 0
+        self.targets: set[int] = set()  # addresses that were copied to
         self.blocks = 0
         self.own = torch.Generator().manual_seed(1)
 
@@ -116,6 +117,7 @@ class FakeCuda:
     def copy(self, target: Tensor, source: Tensor) -> None:
         assert source.is_contiguous()
         to, of, size = target.data_ptr(), source.data_ptr(), source.nbytes
+        self.targets.add(to)
 
         def move() -> bool:
             ctypes.memmove(to, of, size)
