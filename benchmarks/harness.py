@@ -47,11 +47,11 @@ def parse_options(description: str | None) -> Options:
     return Options(quick=given.quick, out=given.out or (None if given.quick else RESULTS))
 
 
-def seconds(function: Callable[[], object]) -> float:
+def seconds(function: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
     """Time one call, or return the seconds that it has taken itself, where it does."""
-    start = time.perf_counter()
+    start = clock()
     own = function()
-    return own if isinstance(own, float) else time.perf_counter() - start
+    return own if isinstance(own, float) else clock() - start
 
 
 def drain(batches: Iterable[Any]) -> None:
@@ -72,7 +72,11 @@ def steady(batches: Iterator[Any], count: int, ahead: int = 8) -> float:
 
 
 def interleave(
-    contenders: Mapping[str, Callable[[], object]], *, rounds: int, seldom: Mapping[str, int] | None = None
+    contenders: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    seldom: Mapping[str, int] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, dict[int, float]]:
     """Time each contender once a round, after one call that is not counted.
 
@@ -80,6 +84,7 @@ def interleave(
         contenders: What to call, by name.
         rounds: How many times.
         seldom: The contenders that take part in every so many rounds only.
+        clock: What seconds are counted by: `time.process_time` for what runs on one thread and never waits.
 
     Returns:
         Seconds by name and round.
@@ -92,7 +97,7 @@ def interleave(
             draw.shuffle(names)
         for name in names:
             gc.collect()
-            taken = seconds(contenders[name])
+            taken = seconds(contenders[name], clock)
             if number >= 0:
                 found[name][number] = taken
     return found

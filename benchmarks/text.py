@@ -1,9 +1,9 @@
 """Texts of different lengths: what is padding with each plan, what planning costs, and what a training gets from it.
 
-Lengths are lognormal (median 150, sigma 0.6 and 1.0), cut off at 2,048 as by a model's context. The model is the same for
+Lengths are lognormal (median 150, sigma 0.6 and 1.0), cut off at 2,048 as by a model's context; plans also without the cut. The model is the same for
 all contenders: an embedding and two layers at each token, so that a step costs what its tokens cost, padding included.
 Budget and rows are those of 64 mean texts. lhotse's constraint counts padding too. Times are the process's CPU time on one
-thread: nothing here waits, and what else the machine does is not counted.
+thread: nothing here waits, and what else the machine does is not counted. Columns with `wall` have wall time beside it.
 """
 
 import functools
@@ -26,38 +26,49 @@ from loaderkit.datasets.texts import TokenSpans, end_to_end
 from loaderkit.seeding import Int64Array
 
 SIGMAS, LONGEST, BATCH, ROW, VOCABULARY, WIDTH = (0.6, 1.0), 2048, 64, 4096, 64, 32
+DRAWS: tuple[tuple[float, int | None], ...] = ((0.6, LONGEST), (1.0, LONGEST), (1.0, None))  # sigma, where cut
+WINDOWS = (2_048, 8_192, 131_072)  # beside the default
 RANDOM, BUCKETS, BUDGET, PACKED = "random batches", "lk.LengthBuckets", "lk.TokenBudget", "lk.PackPlan"
 REFERENCE, LHOTSE = "DataLoader + pad_sequence, shuffled", "lhotse DynamicBucketingSampler"
 COLOURS = {RANDOM: TORCH, REFERENCE: TORCH, LHOTSE: DATA}
 Batches = Callable[[], Iterator[tuple[Tensor, int]]]
 
 
-def lengths_of(sigma: float, size: int) -> Int64Array:
+def lengths_of(sigma: float, size: int, longest: int | None = LONGEST) -> Int64Array:
     drawn = np.random.default_rng(0).lognormal(np.log(150), sigma, size)
-    return np.clip(drawn, 1, LONGEST).astype(np.int64)
+    return np.clip(drawn, 1, longest).astype(np.int64)
 
 
 def budget_of(lengths: Int64Array) -> int:
-    return max(LONGEST, round(BATCH * float(lengths.mean())))
+    return max(int(lengths.max()), round(BATCH * float(lengths.mean())))
 
 
 def plans_of(lengths: Int64Array) -> dict[str, Callable[[], Any]]:
     budget = budget_of(lengths)
+    row = max(ROW, int(lengths.max()))
     return {
         BUCKETS: lambda: lk.LengthBuckets(lengths, BATCH),
         BUDGET: lambda: lk.TokenBudget(lengths, budget),
-        PACKED: lambda: lk.PackPlan(lengths, ROW, max(1, budget // ROW)),
+        PACKED: lambda: lk.PackPlan(lengths, row, max(1, budget // row)),
+    }
+
+
+def floors_of(lengths: Int64Array) -> dict[str, Callable[[], Any]]:
+    """Return the least padding that batches of a fixed size can have in other windows: those of sorted samples."""
+    return {
+        f"{BUCKETS}, window {window:,}": functools.partial(lk.LengthBuckets, lengths, BATCH, window=window)
+        for window in WINDOWS
     }
 
 
 def plan_rows(size: int, repeats: int) -> list[Row]:
     rows: list[Row] = []
-    for sigma in SIGMAS:
-        lengths = lengths_of(sigma, size)
+    for sigma, longest in DRAWS:
+        lengths, drawn = lengths_of(sigma, size, longest), {"sigma": sigma, "longest": longest or "not cut"}
         batches = lk.Shuffled(size).indices(0, 0, size // BATCH * BATCH).reshape(-1, BATCH)
         padded = float(lengths[batches].max(axis=1).sum() * BATCH / lengths[batches].sum())
-        rows.append({"contender": RANDOM, "sigma": sigma, "padded_to_real": padded} | {"plan_ns_per_sample": 0.0})
-        for name, make in plans_of(lengths).items():
+        rows.append({"contender": RANDOM, **drawn, "padded_to_real": padded, "plan_ns_per_sample": 0.0})
+        for name, make in (plans_of(lengths) | floors_of(lengths)).items():
             taken = []
             for _ in range(repeats):
                 start = time.process_time()  # not the wall's: nothing here waits
@@ -65,7 +76,7 @@ def plan_rows(size: int, repeats: int) -> list[Row]:
                     pass
                 taken.append((time.process_time() - start) / size * 1e9)
             found = make().summary()
-            row = {"contender": name, "sigma": sigma, "padded_to_real": found.padded_to_real}
+            row = {"contender": name, **drawn, "padded_to_real": found.padded_to_real}
             rows.append(row | {"plan_ns_per_sample": float(np.median(taken))})
     return [row | {"samples": size, "repeats": repeats} for row in rows]
 
@@ -139,23 +150,25 @@ def train(model: nn.Module, batches: Iterator[tuple[Tensor, int]]) -> dict[str, 
     return counts
 
 
-def run_epochs(loaders: dict[str, Batches], model: nn.Module, rounds: int) -> tuple[Any, Any, Any]:
-    """Return each contender's counts, and the CPU seconds of its epochs with and without the model."""
+def run_epochs(loaders: dict[str, Batches], model: nn.Module, rounds: int) -> tuple[Any, Any, Any, Any]:
+    """Return each contender's counts, the CPU seconds of its epochs with and without the model, and the wall's with it."""
     counts: dict[str, dict[str, int]] = {}
     found: dict[str, list[float]] = {name: [] for name in loaders}
     alone: dict[str, list[float]] = {name: [] for name in loaders}
+    walls: dict[str, list[float]] = {name: [] for name in loaders}
 
     def epoch(name: str) -> None:
         start = time.process_time()
         for _ in loaders[name]():
             pass
-        between = time.process_time()
+        between, wall = time.process_time(), time.perf_counter()
         counts[name] = train(model, loaders[name]())
         alone[name].append(between - start)
         found[name].append(time.process_time() - between)
+        walls[name].append(time.perf_counter() - wall)
 
     interleave({name: functools.partial(epoch, name) for name in loaders}, rounds=rounds)
-    return counts, found, alone
+    return counts, found, alone, walls
 
 
 def pipeline_rows(size: int, rounds: int) -> list[Row]:
@@ -169,7 +182,7 @@ def pipeline_rows(size: int, rounds: int) -> list[Row]:
         model = nn.Sequential(
             nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, VOCABULARY)
         )
-        counts, found, alone = run_epochs(loaders, model, rounds)
+        counts, found, alone, walls = run_epochs(loaders, model, rounds)
         for name in loaders:
             taken = dict(enumerate(found[name][1:]))  # the first one is not counted
             low, middle, high = spread(taken.values())
@@ -184,6 +197,8 @@ def pipeline_rows(size: int, rounds: int) -> list[Row]:
                     "epoch_s": middle,
                     "epoch_s_q1": low,
                     "epoch_s_q3": high,
+                    "epoch_wall_s": spread(walls[name][1:])[1],
+                    "tokens_per_wall_s": counts[name]["tokens"] / spread(walls[name][1:])[1],
                     "loading_s": spread(alone[name][1:])[1],
                     "padded_to_real": counts[name]["padded"] / counts[name]["tokens"],
                     "throughput_ratio_to_reference": 1 / ratio(taken, dict(enumerate(found[REFERENCE][1:]))),
@@ -195,14 +210,17 @@ def pipeline_rows(size: int, rounds: int) -> list[Row]:
 
 
 def draw(figure: Any, rows: list[Row], value: str, label: str) -> None:
-    panels = figure.subplots(1, len(SIGMAS), sharey=True)
-    for axes, sigma in zip(panels, SIGMAS, strict=True):
-        shown = [row for row in rows if row["sigma"] == sigma]
+    groups = list(dict.fromkeys((row["sigma"], row.get("longest", LONGEST)) for row in rows))
+    panels = figure.subplots(1, len(groups), sharey=True)
+    for axes, group in zip(panels, groups, strict=True):
+        shown = [row for row in rows if (row["sigma"], row.get("longest", LONGEST)) == group]
         names = [row["contender"] for row in shown]
         bars = axes.barh(names, [row[value] for row in shown], color=[COLOURS.get(name, OURS) for name in names])
         axes.bar_label(bars, [f" {row[value]:.4g}" if row[value] < 1e3 else f" {row[value]:,.0f}" for row in shown])
         axes.set_xlim(0, max(row[value] for row in shown) * 1.3)
-        axes.set_title(f"lognormal lengths, sigma {sigma}", loc="left", fontsize=10)
+        axes.set_title(
+            f"lognormal, sigma {group[0]}, at most {group[1]}".replace("at most not", "not"), loc="left", fontsize=10
+        )
         axes.set_xlabel(label)
         axes.axvline(1 if value == "padded_to_real" else 0, color=LIMIT, linewidth=0.8)
     panels[0].invert_yaxis()
@@ -216,7 +234,7 @@ def main() -> None:
         rows,
         options,
         lambda figure: draw(figure, rows, "padded_to_real", "computed / real tokens"),
-        height=3,
+        height=3.8,
     )
     trained = pipeline_rows(300 if options.quick else 6_000, 1 if options.quick else 4)
     report(

@@ -25,7 +25,7 @@ class LengthBuckets(WindowPlan):
     Args:
         lengths: Of each sample of the dataset, (N,) integers of at least 0.
         batch_size: Samples a batch and rank, at most.
-        window: How many samples are sorted together: a hundred steps' worth leaves about 5 % of padding.
+        window: How many samples are sorted together: 500 steps' worth leave at most about 5 % of padding.
         shuffle: Whether samples and steps come in a new order each epoch.
         seed: Of that.
         order: Another order of the samples, in place of `shuffle`.

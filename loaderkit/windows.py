@@ -16,7 +16,7 @@ from loaderkit.plan_summary import Batches, PlanSummary, longest_times_count, su
 from loaderkit.seeding import Int64Array, hash_positions
 from loaderkit.world import World
 
-WINDOW = 8192
+WINDOW = 1 << 15
 _KEPT = 4  # segments; a loader asks for the one it reads, and for where it began
 Geometry = tuple[int, ...]
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loaderkit.collate.joining import join_spaced
+from loaderkit.collate.joining import join_values, spread
 from loaderkit.collate.sequences import Pieces, check_value, pieces_of
 from loaderkit.collate.stack import CollateError, stack_field
 from loaderkit.seeding import Int64Array
@@ -128,7 +128,9 @@ class PackCollate:
     @staticmethod
     def _row_by_row(pieces: Pieces, layout: "_Layout", value: float) -> Tensor:
         check_value(value, pieces.like.dtype, pieces.field)
-        joined = join_spaced(pieces, layout.gaps, value)
+        joined = join_values(pieces)
+        if len(joined) < layout.there.numel():
+            return spread(joined, layout.there, value)
         return joined.view(layout.rows, layout.steps, *pieces.like.shape[1:])
 
     def _label(self, tokens: Tensor, layout: "_Layout") -> Tensor:
@@ -163,13 +165,13 @@ class _Layout:
         sizes, last = np.array(lengths, dtype=np.int64), bounds[1:] - 1
         gaps = np.zeros(len(lengths), dtype=np.int64)
         gaps[last] = steps - np.diff(np.concatenate([[0], np.cumsum(sizes)])[bounds])
-        self.gaps: list[int] = gaps.tolist()  # behind each sequence
         padded = last[gaps[last] > 0]
         numbers = np.arange(len(lengths)) - np.repeat(bounds[:-1], np.diff(bounds))
         # The padding of a row is a sequence of its own, without a number.
         self.sizes = np.insert(sizes, padded + 1, gaps[padded])
         self.ends = np.cumsum(self.sizes)
         self.documents = np.repeat(np.insert(numbers, padded + 1, -1), self.sizes).astype(np.int32)
+        self.there = torch.from_numpy(self.documents >= 0).view(self.rows, self.steps)
 
     def borders(self, *, last: bool) -> Int64Array:
         """Return the place of each sequence's first or last token."""

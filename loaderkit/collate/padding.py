@@ -42,12 +42,14 @@ def pad_field(values: Any, path: str, rule: Pad) -> tuple[Tensor, dict[str, Tens
     pieces.truncate(rule)
     check_value(rule.value, pieces.like.dtype, path)
     steps = _round_up(max(pieces.lengths), rule.each_multiple[0])
-    padded = pad(pieces, steps=steps, value=rule.value, side=rule.side)
+    lengths = np.array(pieces.lengths, dtype=np.int64)
+    there = valid(lengths, steps, rule.side)
+    padded = pad(pieces, there, rule.value, rule.side)
     extras: dict[str, Tensor] = {}
     if rule.lengths:
-        extras["lengths"] = torch.from_numpy(np.array(pieces.lengths, dtype=np.int64))
+        extras["lengths"] = torch.from_numpy(lengths)
     if rule.mask:
-        extras["mask"] = _as_asked(valid(pieces.lengths, steps, rule.side), rule)
+        extras["mask"] = _as_asked(there, rule)
     return _like_the_first(padded, values), extras
 
 
@@ -79,7 +81,7 @@ def _pad_dims(values: Any, path: str, rule: Pad) -> tuple[Tensor, dict[str, Tens
     if rule.mask:
         mask = torch.ones((), dtype=torch.bool)
         for column, most in zip(columns, steps, strict=True):
-            line = valid(column, most, rule.side)
+            line = valid(np.array(column), most, rule.side)
             mask = mask[..., None] & line.view(len(items), *[1] * (mask.ndim - 1), most) if mask.ndim else line
         extras["mask"] = _as_asked(mask, rule)
     return _like_the_first(padded, rows), extras
