@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from loaderkit.device_loader import DeviceLoader as DeviceLoader
     from loaderkit.device_transforms import Normalize as Normalize
     from loaderkit.device_transforms import PadRagged as PadRagged
+    from loaderkit.datasets import share as share
+    from loaderkit.handles import Handle as Handle
     from loaderkit.length_plans import LengthBuckets as LengthBuckets
     from loaderkit.length_plans import TokenBudget as TokenBudget
     from loaderkit.lengths import measure_lengths as measure_lengths
@@ -100,6 +102,7 @@ _LAZY = {
     "DeviceLoader": "loaderkit.device_loader",
     "DocumentDataset": "loaderkit.datasets",
     "HFDataset": "loaderkit.datasets",
+    "Handle": "loaderkit.handles",
     "ImageDataModule": "loaderkit.datamodules",
     "ImageFolder": "loaderkit.datasets",
     "Jagged": "loaderkit.collate",
@@ -157,6 +160,7 @@ _LAZY = {
     "measure_lengths": "loaderkit.lengths",
     "sample_rng": "loaderkit.seeding",
     "seed_worker": "loaderkit.seeding",
+    "share": "loaderkit.datasets",
     "split": "loaderkit.splits",
     "testing": "loaderkit.testing",
     "to_device": "loaderkit.transfer",
@@ -180,6 +184,7 @@ __all__ = [
     "DeviceLoader",
     "DocumentDataset",
     "HFDataset",
+    "Handle",
     "ImageDataModule",
     "ImageFolder",
     "Jagged",
@@ -237,6 +242,7 @@ __all__ = [
     "measure_lengths",
     "sample_rng",
     "seed_worker",
+    "share",
     "split",
     "testing",
     "to_device",

@@ -119,7 +119,7 @@ def test_memory_does_not_grow_with_the_workers(method: str) -> None:
     """Reading all of 40 MB adds less than a third of it to a worker (its own heap, which grows as it works), however it was started."""
     size = 80_000
     data = lk.RecordDataset({"id": number, "text": "x" * 440} for number in range(size))
-    content = data._bytes.nbytes
+    content = data._records.size_bytes
     assert content > 38e6
     changes: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": method, "worker_init_fn": no_collector}
     numbers = torch.cat(list(lk.Loader(Private(data), 1000, **changes))).tolist()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from loaderkit.datasets.parquet import ParquetDataset as ParquetDataset
     from loaderkit.datasets.ragged import Ragged as Ragged
     from loaderkit.datasets.records import RecordDataset as RecordDataset
+    from loaderkit.datasets.shared import share as share
     from loaderkit.datasets.storage import Storage as Storage
     from loaderkit.datasets.table import TableColumns as TableColumns
     from loaderkit.datasets.tar import DECODERS as DECODERS
@@ -39,6 +40,7 @@ _LAZY = {
     "TableColumns": "table",
     "TarDataset": "tar",
     "TokenDataset": "tokens",
+    "share": "shared",
 }
 
 __all__ = [
@@ -62,6 +64,7 @@ __all__ = [
     "TarDataset",
     "TokenDataset",
     "ZipDataset",
+    "share",
 ]
 
 

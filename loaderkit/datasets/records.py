@@ -1,14 +1,12 @@
 """Many small records in memory, packed so that worker processes share them."""
 
 import hashlib
-import pickle
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
+from loaderkit.datasets.packed import Packed
 from loaderkit.seeding import per_sample
 
 
@@ -29,20 +27,11 @@ class RecordDataset:
     """
 
     def __init__(self, records: Iterable[Any], *, transform: Callable[[Any], Any] | None = None) -> None:
-        packed, ends = bytearray(), array("q", [0])
-        for number, record in enumerate(records):
-            try:
-                packed += pickle.dumps(record, protocol=pickle.HIGHEST_PROTOCOL)
-            except (pickle.PicklingError, TypeError, AttributeError) as error:
-                raise TypeError(f"RecordDataset: record {number} can't be packed: {error}.") from error
-            ends.append(len(packed))
-        # Tensors, not arrays: torch moves them to shared memory when a worker is spawned.
-        self._bytes = torch.frombuffer(packed, dtype=torch.uint8) if packed else torch.empty(0, dtype=torch.uint8)
-        self._ends = torch.frombuffer(ends, dtype=torch.int64)
+        self._records = Packed(records, "RecordDataset: record")
         self.transform = transform
 
     def __len__(self) -> int:
-        return len(self._ends) - 1
+        return len(self._records)
 
     def __getitem__(self, index: int) -> Any:
         if not -len(self) <= index < len(self):
@@ -65,10 +54,7 @@ class RecordDataset:
         outside = rows[(rows < 0) | (rows >= len(self))]
         if outside.size:
             raise IndexError(f"RecordDataset: index {outside[0]} in a dataset of {len(self):,} samples.")
-        # Views are made anew each time: moving to shared memory gives the tensors other addresses.
-        ends, content = self._ends.numpy(), self._bytes.numpy().data
-        starts, stops = ends[rows].tolist(), ends[rows + 1].tolist()
-        return [pickle.loads(content[start:stop]) for start, stop in zip(starts, stops, strict=True)]
+        return self._records.read(indices)
 
 
 def _describe(value: Any) -> str:

@@ -14,6 +14,7 @@ import torch.utils.data as torch_data
 from loaderkit.engine.message import dump
 from loaderkit.feed import Feed
 from loaderkit.plan import BatchKey
+from loaderkit.threads import limit_threads
 from loaderkit.transfer import pin
 
 
@@ -69,7 +70,7 @@ class Batches:
 
 @dataclass(frozen=True)
 class StartWorker:
-    """Starts a worker: it ends with its parent, and then the user's `worker_init_fn` is called."""
+    """Starts a worker: it ends with its parent, has one thread, and then the user's `worker_init_fn` is called."""
 
     init: Callable[[int], None] | None
 
@@ -80,6 +81,7 @@ class StartWorker:
         parent = multiprocessing.parent_process()
         if parent is not None:
             threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+        limit_threads()
         if self.init is not None:
             self.init(worker_id)
 

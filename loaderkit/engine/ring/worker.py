@@ -22,6 +22,7 @@ from loaderkit.engine.ring.layout import write
 from loaderkit.engine.ring.slots import STOP, Slots
 from loaderkit.feed import Feed
 from loaderkit.seeding import derive_seed
+from loaderkit.threads import limit_threads
 
 TASK = struct.Struct("<qqq")  # number of the batch, slot, size of its key there; a pipe hands it over whole
 ANSWER = struct.Struct("<qqqqqq")  # number of the batch, slot, kind; bytes in the slot, of the structure, of the image
@@ -84,7 +85,7 @@ class Worker:
                 self.slots.doing[self.number] = -1
 
     def _prepare(self) -> None:
-        torch.set_num_threads(1)
+        limit_threads()
         seed = derive_seed("ring", self.feed.seed, self.number)
         torch.manual_seed(seed)
         random.seed(seed)

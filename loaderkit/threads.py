@@ -1,0 +1,27 @@
+"""One thread for each worker: libraries that start a thread for each core would have workers x cores of them."""
+
+import os
+import sys
+from contextlib import suppress
+from importlib import import_module
+
+import torch
+
+_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS")
+
+
+def limit_threads() -> None:
+    """Leave one thread to torch, BLAS, OpenMP, OpenCV and pyarrow in this process, a worker.
+
+    BLAS and OpenMP that are loaded already are told by threadpoolctl, where that is
+    installed. A `worker_init_fn` comes after this, and may give more.
+    """
+    torch.set_num_threads(1)
+    for variable in _VARIABLES:  # for what is loaded later
+        os.environ.setdefault(variable, "1")
+    with suppress(ImportError):
+        import_module("threadpoolctl").threadpool_limits(1)
+    if "cv2" in sys.modules:
+        sys.modules["cv2"].setNumThreads(0)
+    if "pyarrow" in sys.modules:
+        sys.modules["pyarrow"].set_cpu_count(1)

@@ -1,0 +1,46 @@
+"""Workers have one thread each, whatever the engine."""
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import loaderkit as lk
+
+
+class Threads:
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return torch.get_num_threads(), int(os.environ["OMP_NUM_THREADS"])
+
+
+@pytest.mark.parametrize("engine", ["torch", "ring"])
+def test_a_worker_has_one_thread(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    found = list(lk.Loader(Threads(), 2, num_workers=2, engine=engine))
+    assert [each.tolist() for each in found[0]] == [[1, 1], [1, 1]]
+    assert torch.get_num_threads() == before
+    assert "OMP_NUM_THREADS" not in os.environ
+
+
+def test_blas_has_one_thread_where_it_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    control = pytest.importorskip("threadpoolctl")
+    np.ones((2, 2)) @ np.ones((2, 2))
+
+    class Blas(Threads):
+        def __getitem__(self, index: int) -> Any:
+            return [each["num_threads"] for each in control.threadpool_info()]
+
+    counts = next(iter(lk.Loader(Blas(), 1, num_workers=1, collate_fn=list)))[0]
+    assert counts
+    assert set(counts) == {1}
+
+
+def test_the_users_start_comes_after() -> None:
+    found = list(lk.Loader(Threads(), 2, num_workers=1, worker_init_fn=lambda _: torch.set_num_threads(2)))
+    assert found[0][0].tolist() == [2, 2]
