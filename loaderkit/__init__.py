@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from loaderkit.datasets import TableColumns as TableColumns
     from loaderkit.datasets import TarDataset as TarDataset
     from loaderkit.datasets import TokenDataset as TokenDataset
+    from loaderkit.datasets import share as share
     from loaderkit.device_loader import DeviceLoader as DeviceLoader
     from loaderkit.device_transforms import Normalize as Normalize
     from loaderkit.device_transforms import PadRagged as PadRagged
-    from loaderkit.datasets import share as share
     from loaderkit.handles import Handle as Handle
     from loaderkit.length_plans import LengthBuckets as LengthBuckets
     from loaderkit.length_plans import TokenBudget as TokenBudget
