@@ -1,0 +1,117 @@
+"""What is measured: a dataset and the settings of its loader."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch.utils.data as torch_data
+
+from loaderkit.config import LoaderConfig
+from loaderkit.loader import Loader
+
+_BATCH_SIZE = 32
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Setting:
+    """Who makes the batches."""
+
+    workers: int
+    engine: str
+
+    def __str__(self) -> str:
+        return f'engine="{self.engine}", num_workers={self.workers}'
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A dataset, and the settings that its loaders have in common."""
+
+    dataset: Any
+    config: LoaderConfig
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the data has no index."""
+        return isinstance(self.dataset, torch_data.IterableDataset)
+
+    def loader(self, setting: Setting, **changes: Any) -> Loader:
+        """Make a loader with other workers, and other settings on top of that."""
+        if setting.workers:
+            changes = {"persistent_workers": True, **changes}
+        else:
+            changes = dict.fromkeys(("prefetch_factor", "persistent_workers", "multiprocessing_context")) | changes
+        dataset = changes.pop("dataset", self.dataset)
+        config, workers = self.config, setting.workers
+        return Loader.from_config(dataset, config, engine=setting.engine, num_workers=workers, **changes)
+
+    def samples_per_batch(self) -> float:
+        """Return the mean number of samples in a batch."""
+        size = self.config.batch_size
+        if self.config.plan is None and (self.is_stream or size is None):
+            return size or 1
+        batches = len(self.loader(Setting(0, "inline")))
+        if self.config.plan is None and batches > 1:
+            return size or 1
+        return len(self.dataset) / max(1, batches)
+
+    def __str__(self) -> str:
+        name = type(self.dataset).__name__
+        if self.is_stream:
+            return f"{name}, a stream; batches of {self.config.batch_size}"
+        batches = len(self.loader(Setting(0, "inline")))
+        how = "by a plan" if self.config.plan is not None else f"of {self.config.batch_size}"
+        return f"{name}, {len(self.dataset):,} samples; {batches:,} batches an epoch, {how}"
+
+
+def subject_of(source: Any, *, batch_size: int | None, spawn: bool) -> Subject:
+    """Return what to measure.
+
+    Args:
+        source: A Loader, a DataModule (its training data), a DataLoader, or a dataset.
+        batch_size: In place of the source's.
+        spawn: Whether workers start anew rather than as the source has it.
+
+    Raises:
+        ValueError: If the source is none of these, has no samples, or makes its batches by itself.
+    """
+    if callable(getattr(source, "train_dataloader", None)):
+        source.prepare_data()
+        source.setup("fit")
+        source = source.train_dataloader()
+    if isinstance(source, Loader):
+        found = Subject(source.dataset, source.config)
+    elif isinstance(source, torch_data.DataLoader):
+        found = _of_data_loader(source)
+    elif isinstance(source, torch_data.IterableDataset):
+        found = Subject(source, LoaderConfig(batch_size=_BATCH_SIZE))
+    elif hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, dict | str):
+        found = Subject(source, LoaderConfig(batch_size=_BATCH_SIZE, shuffle=True))  # as training does
+    else:
+        raise ValueError(
+            f"the source is of type {type(source).__name__}, wanted a Loader, a DataModule with one training dataset, or a "
+            "dataset."
+        )
+    changes: dict[str, Any] = {}
+    if spawn:
+        changes["multiprocessing_context"] = "spawn"
+    if batch_size is not None:
+        if found.config.plan is not None:
+            raise ValueError("the loader has a plan that makes the batches: leave out --batch-size.")
+        changes["batch_size"] = batch_size
+    if not found.is_stream and not len(found.dataset):
+        raise ValueError(f"the dataset ({type(found.dataset).__name__}) is empty: 0 samples.")
+    changes |= {"num_workers": 1, "engine": "auto"}  # each setting brings its own
+    return Subject(found.dataset, dataclasses.replace(found.config, **changes))
+
+
+def _of_data_loader(loader: torch_data.DataLoader[Any]) -> Subject:
+    if loader.batch_size is None or type(loader.batch_sampler) not in (torch_data.BatchSampler, type(None)):
+        raise ValueError("the DataLoader has a batch sampler of its own. Give a lk.Loader with a plan, or the dataset.")
+    config = LoaderConfig(
+        batch_size=loader.batch_size,
+        shuffle=isinstance(loader.sampler, torch_data.RandomSampler),
+        collate_fn=None if loader.collate_fn is torch_data.default_collate else loader.collate_fn,
+        worker_init_fn=loader.worker_init_fn,
+    )
+    return Subject(loader.dataset, config)
