@@ -311,3 +311,9 @@ def test_on_a_terminal_the_table_is_drawn(monkeypatch: pytest.MonkeyPatch) -> No
     lines = Report("x", 8, 2, found, Costs([Cost("read", 0.001)], "samples", [])).lines()
     assert any("─" in line for line in lines)
     assert any("not measured" in line for line in lines)
+
+
+def test_a_streams_workers_are_measured_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """They are torchdata's, whatever the engine."""
+    assert run("stream", "--workers", "0,1", "--seconds", 0.5, "--rounds", 1) == 0
+    assert set(table(capsys.readouterr().out)) == {("inline", "0"), ("torch", "1")}

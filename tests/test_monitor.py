@@ -369,3 +369,29 @@ def test_a_pickled_monitor_goes_on() -> None:
 def test_settings_out_of_range_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         lk.DataWaitMonitor(**given)
+
+
+class Described:
+    """A loader that says who makes its batches."""
+
+    def __init__(self, engine: str, num_workers: int) -> None:
+        self.engine, self.num_workers, self.why = engine, num_workers, "it is cheaper"
+        self.config = lk.LoaderConfig(num_workers=3)
+
+    def describe(self) -> "Described":
+        return self
+
+
+@pytest.mark.parametrize(
+    ("loader", "text"),
+    [
+        (Described("ring", 3), "num_workers is 3; 6 would be needed"),
+        (Described("torch", 3), "engine='ring'"),
+        (Described("inline", 0), "made in this process, in spite of num_workers=3 (it is cheaper)"),
+    ],
+)
+def test_a_loader_that_describes_itself_is_believed(loader: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loaderkit.monitor.remedy.usable_cpus", lambda: 4)
+    monitor, hand = monitor_by_hand(window=1000, warn_above=0.1)
+    steps_of(monitor, hand, 5, 5, 20, loader)
+    assert text in str(monitor.summary())

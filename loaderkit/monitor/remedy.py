@@ -33,15 +33,29 @@ def remedy(summary: WaitSummary, loader: Any) -> str:
         summary: The mean step.
         loader: Where the batches come from: a Loader, a DataLoader, or anything else.
     """
-    config = getattr(loader, "config", None)
-    workers = getattr(config, "num_workers", getattr(loader, "num_workers", None))
-    said = [_more_workers(workers, summary) if isinstance(workers, int) else "More worker processes would help."]
-    if workers and getattr(config, "engine", None) in ("auto", "torch"):
+    workers, engine, why = _who(loader)
+    bench = "`loaderkit bench MODULE:FACTORY` measures engines and numbers of workers, and splits a batch's cost."
+    if engine == "inline" and workers:
+        return f"Batches are made in this process, in spite of num_workers={workers} ({why}): make a batch cheaper. {bench}"
+    said = ["More worker processes would help." if workers is None else _more_workers(workers, summary)]
+    if workers and engine == "torch":
         said.append("engine='ring' passes large batches on faster.")
     if workers:
         said.append("Where batches differ in their cost, a larger prefetch_factor evens them out.")
-    said.append("`loaderkit bench MODULE:FACTORY` measures engines and numbers of workers, and splits a batch's cost.")
-    return " ".join(said)
+    return " ".join([*said, bench])
+
+
+def _who(loader: Any) -> tuple[int | None, str | None, str]:
+    """Return how many workers a loader has, who makes its batches, and why: as it says itself, or by its settings."""
+    config: Any = getattr(loader, "config", loader)
+    workers, engine, why = getattr(config, "num_workers", None), getattr(config, "engine", None), ""
+    describe = getattr(loader, "describe", None)
+    if callable(describe):
+        found = describe()
+        engine, why = found.engine, found.why
+        if found.num_workers or workers == "auto":
+            workers = found.num_workers
+    return workers if isinstance(workers, int) else None, engine, why
 
 
 def _more_workers(workers: int, summary: WaitSummary) -> str:

@@ -1,6 +1,7 @@
 """The command's arguments and what it does in which order."""
 
 import argparse
+import sys
 import warnings
 from typing import Any
 
@@ -13,7 +14,8 @@ from loaderkit.cli.report import complain, say, with_progress
 from loaderkit.cli.source import add_source, given_source
 from loaderkit.pool import usable_cpus
 
-_ENGINES = ("inline", "torch", "ring")
+_ENGINES = ("inline", "torch", "ring", "auto")
+_DEFAULT = ("inline", "torch", "ring") if sys.platform == "linux" else ("inline", "torch")
 
 
 def add_to(commands: Any) -> None:
@@ -29,7 +31,11 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--batch-size", type=count, metavar="N", help="in place of the loader's; of a dataset 32")
     parser.add_argument("--workers", type=_numbers, metavar="0,2,4", help="to try; from 0 to one a CPU if not given")
     parser.add_argument(
-        "--engines", type=_engines, default=_ENGINES, metavar="A,B", help=f"to try ({','.join(_ENGINES)})"
+        "--engines",
+        type=_engines,
+        default=list(_DEFAULT),
+        metavar="A,B",
+        help=f"to try, of {','.join(_ENGINES)} ({','.join(_DEFAULT)})",
     )
     parser.add_argument("--seconds", type=_seconds, default=30.0, metavar="S", help="for all, about (%(default)g)")
     parser.add_argument("--rounds", type=count, default=5, metavar="N", help="turns of each setting (%(default)s)")
@@ -65,14 +71,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _measure(subject: Subject, arguments: argparse.Namespace) -> Report:
-    settings = settings_of(arguments.engines, arguments.workers or _up_to(usable_cpus()))
+    engines = [name for name in arguments.engines if name in ("inline", "torch") or not subject.is_stream]
+    settings = settings_of(engines, arguments.workers or _up_to(usable_cpus()))
     if not settings:
         raise ValueError(
-            f"nothing to measure: engines {','.join(arguments.engines)} with {arguments.workers} workers. 'inline' has 0, the "
+            f"nothing to measure: engines {','.join(engines)} with {arguments.workers} workers. 'inline' has 0, the "
             "others at least 1."
         )
     seconds = arguments.seconds
-    costs = measure_costs(subject, list(arguments.engines), seconds=0.25 * seconds)
+    costs = measure_costs(subject, engines, seconds=0.25 * seconds)
     done = turns(subject, settings, seconds=0.75 * seconds, rounds=arguments.rounds)
     *_, found = with_progress(done, len(settings) * arguments.rounds, "measuring")
     return Report(str(subject), subject.samples_per_batch(), arguments.rounds, found, costs)

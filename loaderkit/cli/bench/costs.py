@@ -166,7 +166,7 @@ def _read(loader: Loader, collate: TimedCollate | None, seconds: float) -> tuple
 
 def _transport(subject: Subject, engines: list[str], batch: Any, seconds: float) -> list[Cost]:
     parts = []
-    settings = [Setting(1, engine) for engine in engines if engine != "inline"]
+    settings = [Setting(1, engine) for engine in engines if engine in ("torch", "ring")]
     again = Again(batch)
     limit_s = seconds / (2 * len(settings) + 1)
     threads = torch.get_num_threads()

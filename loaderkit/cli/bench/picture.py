@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from loaderkit.cli.bench.report import Report
 
-_COLOURS = {"inline": "#8c959f", "torch": "#d1603d", "ring": "#1f6feb"}
+_COLOURS = {"inline": "#8c959f", "torch": "#d1603d", "ring": "#1f6feb", "auto": "#8a63d2"}
 _DARK = "#24292f"
 
 
