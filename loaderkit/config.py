@@ -1,5 +1,6 @@
 """A loader's settings as a value, for config files and the command line."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -28,7 +29,7 @@ class LoaderConfig:
     order: Any = None
     plan: Plan | None = None
     collate_fn: Callable[[list[Any]], Any] | None = None
-    num_workers: int = 0
+    num_workers: int | Literal["auto"] = 0
     drop_last: bool = False
     tail: Tail = "keep"
     world: World | None = None
@@ -54,8 +55,9 @@ class LoaderConfig:
             )
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise ValueError(f"loader: seed is {self.seed!r}, wanted an integer.")
-        if not isinstance(self.num_workers, int) or self.num_workers < 0:
-            raise ValueError(f"loader: num_workers is {self.num_workers!r}, wanted an integer of at least 0.")
+        workers = self.num_workers
+        if workers != "auto" and (not isinstance(workers, int) or workers < 0):
+            raise ValueError(f"loader: num_workers is {workers!r}, wanted an integer of at least 0, or 'auto'.")
         if self.tail not in get_args(Tail):
             raise ValueError(f"loader: tail is {self.tail!r}, wanted one of {', '.join(map(repr, get_args(Tail)))}.")
         if self.drop_last and self.tail not in ("keep", "drop"):
@@ -64,8 +66,13 @@ class LoaderConfig:
             raise ValueError(f"loader: engine is {self.engine!r}, wanted 'auto', 'inline', 'torch' or 'ring'.")
         if self.engine == "ring" and not self.num_workers:
             raise ValueError("loader: engine='ring' works in worker processes, and num_workers is 0. Use workers.")
-        if self.engine == "inline" and self.num_workers:
-            raise ValueError(f"loader: engine='inline' has no workers, num_workers is {self.num_workers}; wanted 0.")
+        if self.engine == "ring" and sys.platform != "linux":
+            raise ValueError(
+                f"loader: engine='ring' shares memory as Linux does, and this is {sys.platform}. Give engine='auto', which "
+                "takes the ring where it works, or engine='torch'."
+            )
+        if self.engine == "inline" and workers:
+            raise ValueError(f"loader: engine='inline' has no workers, num_workers is {workers!r}; wanted 0.")
         if self.order is not None and self.shuffle:
             raise ValueError("loader: shuffle=True and order= contradict each other: the order says how to shuffle.")
         if self.plan is not None and (self.order is not None or self.shuffle):

@@ -7,7 +7,7 @@ from typing import Any
 from loaderkit.bad_samples import JUDGED_FROM, Reported
 from loaderkit.config import LoaderConfig
 from loaderkit.cursor import Cursor, Identity, fingerprint, pack_state, saved_order, unpack_state
-from loaderkit.engine import Engine, make_engine
+from loaderkit.engine import Description, Engine, describe, make_engine
 from loaderkit.feed import Feed
 from loaderkit.order import Order, Sequential
 from loaderkit.plan import BatchPlan, Plan
@@ -65,6 +65,11 @@ class IndexedWalk(Walk):
     def step(self) -> int:
         return self._bound_plan().step
 
+    def describe(self) -> Description:
+        workers, why = self._workers()
+        engine = self._engine or make_engine(self._make_feed(), self.config, workers)
+        return describe(engine, self.config, why)
+
     def length(self) -> int:
         cursor = self.cursor  # a plan may need more steps for what is left than for the whole: it counts from here
         return cursor.batches + self._bound_plan().remaining(cursor)
@@ -74,7 +79,7 @@ class IndexedWalk(Walk):
         self._stand_at(cursor)
         self._begun = True
         self._check_sampler(cursor.epoch)
-        plan, workers = self._bound_plan(), self.config.num_workers
+        plan, workers = self._bound_plan(), self.num_workers
         self._left = plan.remaining(cursor)
         if self._left == 0:
             self.say(
@@ -87,7 +92,7 @@ class IndexedWalk(Walk):
                 f"Loader: {workers} workers for {self._left} batches an epoch: {workers - self._left} of them will be idle."
             )
         if self._engine is None:
-            self._engine = make_engine(self._make_feed(), self.config)
+            self._engine = make_engine(self._make_feed(), self.config, self.num_workers)
         return self._engine.run(plan.keys(cursor))
 
     def count(self, report: Reported | None) -> bool:

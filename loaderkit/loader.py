@@ -11,6 +11,7 @@ from loaderkit.bad_samples import RAISE, BadSample, BadSamples, Reported
 from loaderkit.config import LoaderConfig, Stop
 from loaderkit.cuda import HostBatches
 from loaderkit.cursor import Cursor
+from loaderkit.engine import Description
 from loaderkit.indexed import IndexedWalk
 from loaderkit.plan import Plan, Tail
 from loaderkit.seeding import Int64Array
@@ -49,7 +50,8 @@ class Loader:
         order: Another order, or a sampler, in place of `shuffle`.
         plan: Another way to make batches, in place of order and batch size.
         collate_fn: From a list of samples to a batch; stacks by default.
-        num_workers: Worker processes; 0 reads in this one.
+        num_workers: Worker processes; 0 reads in this one. "auto": this rank's share of the CPUs that the host's
+            affinity and control groups allow, less one for the trainer; 1 to 16.
         drop_last: The same as tail="drop".
         tail: At an epoch's end: "keep" spreads what is left evenly over the
             ranks, "drop" leaves an incomplete step out, "pad" fills it up. Of a
@@ -58,7 +60,8 @@ class Loader:
         device: Where batches go; None leaves them on the host.
         pin_memory: "auto" pins for CUDA and nowhere else.
         engine: "inline", "torch" (its worker processes), "ring" (workers that write
-            into shared memory), or "auto".
+            into shared memory; on Linux), or "auto": with workers the ring (elsewhere torch's), until batches are found
+            to be made here in less time than it takes to receive them; then here. `describe()` says which.
         prefetch_factor: Batches that each worker makes ahead (2).
         persistent_workers: Keep the workers between epochs. They don't see
             what is changed in the dataset afterwards. Off by default; those of a
@@ -94,7 +97,7 @@ class Loader:
         order: Any = None,
         plan: Plan | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        num_workers: int = 0,
+        num_workers: int | Literal["auto"] = 0,
         drop_last: bool = False,
         tail: Tail = "keep",
         world: World | None = None,
@@ -210,6 +213,13 @@ class Loader:
             ValueError: If the state is not one of this data, order and seed, or misses a rank.
         """
         self._walk.load(state)
+
+    def describe(self) -> Description:
+        """Say who makes the batches and why, with how many workers, and whether they are pinned; `print` shows it in lines.
+
+        With engine="auto" it is decided after some batches.
+        """
+        return self._walk.describe()
 
     def close(self) -> None:
         """Stop the workers; a later `iter()` starts them again."""

@@ -7,7 +7,9 @@ from typing import Any
 
 from loaderkit.bad_samples import BadSampleCount, Reported
 from loaderkit.config import LoaderConfig
+from loaderkit.cpus import Cpus, ranks_on_host
 from loaderkit.cursor import Cursor
+from loaderkit.engine import Description, describe_stream
 from loaderkit.seeding import Int64Array
 from loaderkit.world import World
 
@@ -32,11 +34,31 @@ class Walk(ABC):
         self.bad = BadSampleCount(config.bad_samples)
         self._said: set[str] = set()
         self._noted: tuple[int, Any] = (-1, None)  # in which turn, and the place
+        self._found: tuple[int, str] | None = None
 
     @property
     def world(self) -> World:
         """Who shares the data, as found out now."""
         return self.config.world or World.detect()
+
+    @property
+    def num_workers(self) -> int:
+        """Worker processes; where the settings say "auto", found out when it is first asked for."""
+        return self._workers()[0]
+
+    def describe(self) -> Description:
+        """Say how batches are made."""
+        return describe_stream(self.config, *self._workers())
+
+    def _workers(self) -> tuple[int, str]:
+        """Return how many worker processes there are to be, and why."""
+        given = self.config.num_workers
+        if given != "auto":
+            return given, "num_workers"
+        if self._found is None:
+            cpus, ranks = Cpus.detect(), self.world.on_host or ranks_on_host()
+            self._found = cpus.workers(ranks), f"auto: {cpus}, {ranks} rank{'s' * (ranks > 1)} on this host"
+        return self._found
 
     @property
     def cursor(self) -> Cursor:

@@ -1,7 +1,7 @@
 """The process among those that share the data."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -9,10 +9,15 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Rank `rank` of `size` processes, each of which reads its own part of every step."""
+    """Rank `rank` of `size` processes, each of which reads its own part of every step.
+
+    Args:
+        on_host: How many processes train on this host, where that is known; they share its CPUs.
+    """
 
     rank: int = 0
     size: int = 1
+    on_host: int | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.size < 1 or not 0 <= self.rank < self.size:
@@ -37,6 +42,7 @@ class World:
         Under model parallelism those are fewer than all ranks.
         """
         kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None)
+        on_host = getattr(trainer, "num_devices", None)
         if kwargs is None:
-            return cls()
-        return cls(kwargs["rank"], kwargs["num_replicas"])
+            return cls(on_host=on_host)
+        return cls(kwargs["rank"], kwargs["num_replicas"], on_host)

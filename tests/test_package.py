@@ -22,6 +22,7 @@ LAYERS = [
     "cursor",
     "seeding",
     "world",
+    "cpus",
     "retry",
     "pool",
     "threads",

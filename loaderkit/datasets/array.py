@@ -1,13 +1,16 @@
 """Columns in memory (or memory-mapped), read as one gather per column and batch."""
 
 import hashlib
+import mmap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.data as torch_data
 from torch import Tensor
 
+from loaderkit.datasets.combine import SubsetDataset
 from loaderkit.datasets.gather import TensorColumn, gather
 from loaderkit.seeding import Int64Array, per_sample
 
@@ -77,6 +80,31 @@ class ArrayDataset:
 
         _walk(self._columns, add)
         return digest.hexdigest()
+
+
+def in_memory(dataset: Any) -> bool:
+    """Say whether all samples surely lie in this process's memory, so that reading some opens nothing and draws nothing."""
+    while type(dataset) in (SubsetDataset, torch_data.Subset):
+        dataset = dataset.dataset
+    if type(dataset) is ArrayDataset:
+        columns: list[Any] = []
+        _walk(dataset._columns, columns.append)
+        return dataset.transform is None and all(map(_is_in_memory, columns))
+    if type(dataset) is torch_data.TensorDataset:
+        return all(map(_is_in_memory, dataset.tensors))
+    return type(dataset) in (Tensor, np.ndarray) and _is_in_memory(dataset)
+
+
+def _is_in_memory(column: Any) -> bool:
+    if isinstance(column, TensorColumn):
+        column = column.tensor
+    if isinstance(column, Tensor):
+        return column.is_cpu
+    if not isinstance(column, np.ndarray):
+        return type(column) in (list, range)
+    while isinstance(column, np.ndarray):  # a view of a mapped file is an array, too
+        column = column.base
+    return not isinstance(column, mmap.mmap)
 
 
 def _walk(columns: Columns, function: Any) -> Any:

@@ -1,18 +1,31 @@
 """Who runs the feed: takes batch keys, gives batches in that order."""
 
+import multiprocessing
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from torch import device as torch_device  # `torch` is a module of this package
 
 from loaderkit.config import LoaderConfig
+from loaderkit.engine.auto import MEASURED, AutoEngine, TimedFeed
+from loaderkit.engine.description import Description
 from loaderkit.engine.inline import InlineEngine
 from loaderkit.engine.torch import TorchEngine
 from loaderkit.feed import Feed
 from loaderkit.plan import BatchKey
 from loaderkit.transfer import should_pin
 
-__all__ = ["Engine", "InlineEngine", "TorchEngine", "make_engine"]
+__all__ = [
+    "AutoEngine",
+    "Description",
+    "Engine",
+    "InlineEngine",
+    "TorchEngine",
+    "describe",
+    "describe_stream",
+    "make_engine",
+]
 
 
 class Engine(Protocol):
@@ -27,20 +40,21 @@ class Engine(Protocol):
         ...
 
 
-def make_engine(feed: Feed, config: LoaderConfig) -> Engine:
+def make_engine(feed: Feed, config: LoaderConfig, num_workers: int) -> Engine:
     """Make the engine that the settings ask for."""
-    device = None if config.device is None else torch_device(config.device)
-    pinned = should_pin(config.pin_memory, device)
-    if config.engine == "inline" or (config.engine == "auto" and config.num_workers == 0):
-        return InlineEngine(feed, pin_memory=pinned)
+    pinned = should_pin(config.pin_memory, _device(config))
+    here = InlineEngine(feed, pin_memory=pinned)
+    if config.engine == "inline" or (config.engine == "auto" and num_workers == 0):
+        return here
+    measured = config.engine == "auto" and _promised(config) is None
     kind: Any = TorchEngine
-    if config.engine == "ring":
+    if config.engine == "ring" or (config.engine == "auto" and sys.platform == "linux"):
         from loaderkit.engine.ring import RingEngine  # its import takes time
 
         kind = RingEngine
-    engine: Engine = kind(
-        feed,
-        num_workers=config.num_workers,
+    workers: Engine = kind(
+        TimedFeed.of(feed) if measured else feed,
+        num_workers=num_workers,
         pin_memory=pinned,
         prefetch_factor=config.prefetch_factor,
         persistent_workers=bool(config.persistent_workers),
@@ -48,4 +62,79 @@ def make_engine(feed: Feed, config: LoaderConfig) -> Engine:
         worker_init_fn=config.worker_init_fn,
         timeout=config.timeout,
     )
-    return engine
+    if not measured:
+        return workers
+    from loaderkit.engine.ring.cost import receiving_s
+
+    return AutoEngine(feed, here=here, workers=workers, receiving_s=receiving_s)
+
+
+def describe(engine: Any, config: LoaderConfig, workers_why: str) -> Description:
+    """Say how an engine works, or is going to."""
+    making = receiving = None
+    if isinstance(engine, AutoEngine):
+        why = engine.why or f"not measured yet: {engine.measured} of {MEASURED} batches"
+        making, receiving, engine = engine.making_us, engine.receiving_us, engine.now
+    elif config.engine == "auto":
+        why = (engine.num_workers and _promised(config)) or "no workers"
+    else:
+        why = f"engine={config.engine!r}"
+    pinned_why = engine.pinned_why or _why_pinned(config, engine.pinned)
+    return Description(
+        engine=engine.name,
+        why=why,
+        making_us=making,
+        receiving_us=receiving,
+        num_workers=engine.num_workers,
+        workers_why=workers_why if engine.num_workers else "batches are made in this process",
+        start_method=start_method(config) if engine.num_workers else None,
+        prefetch=engine.prefetch,
+        pinned=engine.pinned,
+        pinned_why=pinned_why,
+        device=config.device,
+    )
+
+
+def describe_stream(config: LoaderConfig, num_workers: int, workers_why: str) -> Description:
+    """Say how a stream's batches are made."""
+    pinned = should_pin(config.pin_memory, _device(config))
+    return Description(
+        engine="torchdata" if num_workers else "inline",
+        why="of a stream: its workers carry its state along" if num_workers else "no workers",
+        num_workers=num_workers,
+        workers_why=workers_why,
+        start_method=start_method(config) if num_workers else None,
+        prefetch=num_workers * (config.prefetch_factor or 2),
+        pinned=pinned,
+        pinned_why=_why_pinned(config, pinned),
+        device=config.device,
+    )
+
+
+def start_method(config: LoaderConfig) -> str:
+    """Name how worker processes are started."""
+    context: Any = config.multiprocessing_context
+    if isinstance(context, str):
+        return context
+    return str((context or multiprocessing).get_start_method())
+
+
+def _promised(config: LoaderConfig) -> str | None:
+    """Say what only worker processes can keep, if anything."""
+    if config.worker_init_fn is not None:
+        return "worker_init_fn is for worker processes"
+    return "timeout needs another process to wait for" if config.timeout else None
+
+
+def _device(config: LoaderConfig) -> torch_device | None:
+    return None if config.device is None else torch_device(config.device)
+
+
+def _why_pinned(config: LoaderConfig, pinned: bool) -> str:
+    if config.pin_memory is not True and config.pin_memory is not False:
+        return (
+            "for CUDA" if pinned else f"the device is {config.device}" if config.device else "there is no CUDA device"
+        )
+    return f"pin_memory={config.pin_memory}" + (
+        "" if pinned or not config.pin_memory else ", but there is no CUDA device"
+    )

@@ -11,13 +11,18 @@ from loaderkit.transfer import pin
 class InlineEngine:
     """Makes each batch in the calling thread, when it is asked for."""
 
+    name = "inline"
+    num_workers = 0
+    prefetch = 0
+    pinned_why = ""
+
     def __init__(self, feed: Feed, *, pin_memory: bool = False) -> None:
         self._feed = feed
-        self._pin_memory = pin_memory
+        self.pinned = pin_memory
 
     def run(self, keys: Iterable[BatchKey]) -> Iterator[Any]:
         batches = map(self._feed.read, keys)
-        return map(pin, batches) if self._pin_memory else batches
+        return map(pin, batches) if self.pinned else batches
 
     def close(self) -> None:
         """Nothing runs in the background."""

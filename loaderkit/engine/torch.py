@@ -94,6 +94,9 @@ def _end_with(parent: Any) -> None:
 class TorchEngine:
     """Worker processes that make batches ahead; torch deals the keys to them in turn and keeps the order."""
 
+    name = "torch"
+    pinned_why = ""
+
     def __init__(
         self,
         feed: Feed,
@@ -106,6 +109,8 @@ class TorchEngine:
         worker_init_fn: Callable[[int], None] | None = None,
         timeout: float = 0,
     ) -> None:
+        self.num_workers, self.pinned = num_workers, pin_memory
+        self.prefetch = num_workers * (prefetch_factor or 2)
         self._settings: dict[str, Any] = {
             "num_workers": num_workers,
             "pin_memory": pin_memory,

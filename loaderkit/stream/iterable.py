@@ -41,11 +41,11 @@ class IterableWalk(LaneWalk):
         super().__init__(dataset, config)
 
     def _lanes(self) -> int:
-        return self.world.size * self._workers
+        return self.world.size * self._turns
 
     @property
-    def _workers(self) -> int:
-        return max(1, self.config.num_workers)
+    def _turns(self) -> int:
+        return max(1, self.num_workers)
 
     def _identity(self) -> dict[str, Any]:
         own = getattr(self.dataset, "fingerprint", None)
@@ -55,7 +55,7 @@ class IterableWalk(LaneWalk):
             else type(self.dataset).__qualname__,
             "seed": self.config.seed,
             "number of ranks": self.world.size,
-            "number of workers": self._workers,
+            "number of workers": self._turns,
             "resume": "by its own state" if _is_stateful(self.dataset) else "by reading again",
             "epochs": "of steps" if self.config.steps else "of the stream",
         }
@@ -81,7 +81,7 @@ class IterableWalk(LaneWalk):
             cycle=cycle,
             turn=turn,
         )
-        return run_lanes(run, self.config, self.config.seed)
+        return run_lanes(run, self.config, self.config.seed, self.num_workers)
 
     def _check_settings(self) -> None:
         check_unindexed(self.dataset, self.config, "it orders itself")

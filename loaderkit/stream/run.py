@@ -127,20 +127,20 @@ class Run(Protocol):
         ...
 
 
-def run_lanes(run: Run, config: LoaderConfig, seed: int) -> Iterator[Item]:
-    """Yield a run's items, made by the settings' workers."""
+def run_lanes(run: Run, config: LoaderConfig, seed: int, num_workers: int) -> Iterator[Item]:
+    """Yield a run's items, made by so many workers."""
     device = None if config.device is None else torch.device(config.device)
     pinned = should_pin(config.pin_memory, device)
     items: Iterator[Item | None]
-    if config.num_workers:
-        items = _from_workers(run, config, seed, pinned)
+    if num_workers:
+        items = _from_workers(run, config, seed, num_workers, pinned)
     else:
         items = run.items(0, 1)
         items = map(pin, items) if pinned else items
     return (item for item in items if item is not None)
 
 
-def _from_workers(run: Any, config: LoaderConfig, seed: int, pinned: bool) -> Iterator[Item | None]:
+def _from_workers(run: Any, config: LoaderConfig, seed: int, num_workers: int, pinned: bool) -> Iterator[Item | None]:
     # With a generator of its own the DataLoader leaves the global one alone.
     generator = torch.Generator().manual_seed(seed)
     return Batches(
@@ -150,7 +150,7 @@ def _from_workers(run: Any, config: LoaderConfig, seed: int, pinned: bool) -> It
                 batch_size=None,
                 collate_fn=_as_it_is,
                 generator=generator,
-                num_workers=config.num_workers,
+                num_workers=num_workers,
                 pin_memory=pinned,
                 prefetch_factor=config.prefetch_factor,
                 multiprocessing_context=config.multiprocessing_context,

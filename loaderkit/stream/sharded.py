@@ -29,7 +29,7 @@ class StreamWalk(LaneWalk):
             )
 
     def _check_workers(self, lanes: int) -> None:
-        workers, shards = self.config.num_workers, len(self.dataset.shards)
+        workers, shards = self.num_workers, len(self.dataset.shards)
         if workers > min(lanes, self.dataset.parts):
             self.say(
                 f"Loader: {workers} workers for {shards} shards in {lanes} lanes of this rank: some of the workers will be "
@@ -52,7 +52,7 @@ class StreamWalk(LaneWalk):
     def _run(self, places: Sequence[Any], cycle: int, turn: int) -> Iterator[Item]:
         stream, config = self.dataset, self.config
         run = LaneRun(stream=stream, config=config, lanes=self._own(), places=places, cycle=cycle, turn=turn)
-        return run_lanes(run, config, stream.seed)
+        return run_lanes(run, config, stream.seed, self.num_workers)
 
     def _no_data(self) -> str:
         world, shards = self.world, len(self.dataset.shards)

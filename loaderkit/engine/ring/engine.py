@@ -22,6 +22,9 @@ class RingEngine:
     a few batches gets copies. Batches come in the order of their keys, whoever makes them.
     """
 
+    name = "ring"
+    pinned_why = ""  # where it is not as should_pin says
+
     def __init__(
         self,
         feed: Feed,
@@ -34,8 +37,8 @@ class RingEngine:
         worker_init_fn: Callable[[int], None] | None = None,
         timeout: float = 0,
     ) -> None:
-        self._feed, self._workers, self._pinned = feed, num_workers, pin_memory
-        self._window = num_workers * (prefetch_factor or _AHEAD)
+        self._feed, self.num_workers, self.pinned = feed, num_workers, pin_memory
+        self.prefetch = num_workers * (prefetch_factor or _AHEAD)
         self._persistent, self._context = persistent_workers, multiprocessing_context
         self._init, self._timeout_s = worker_init_fn, timeout or None
         self._team: Team | None = None
@@ -52,8 +55,8 @@ class RingEngine:
         if self._team is None:
             self._team = Team(
                 self._feed,
-                workers=self._workers,
-                slots=self._window + _HELD,
+                workers=self.num_workers,
+                slots=self.prefetch + _HELD,
                 context=self._context,
                 init=self._init,
             )
@@ -104,7 +107,7 @@ class _Run:
     def _submit(self) -> None:
         """Have as many tasks under way as there are places for."""
         engine, team = self._engine, self._team
-        while self._submitted - self._next < engine._window and team.free and not self._all_out:
+        while self._submitted - self._next < engine.prefetch and team.free and not self._all_out:
             key = self._pending = self._pending or next(self._keys, None)
             if key is None:
                 self._all_out = True
@@ -158,7 +161,7 @@ class _Run:
         under_way = self._submitted - self._next
         held = team.slots.count - len(team.free) - under_way - 1
         batch = team.open(answer, copied=held >= _HELD)
-        return pin(batch) if self._engine._pinned else batch
+        return pin(batch) if self._engine.pinned else batch
 
     def end(self, *, failed: bool = False) -> None:
         """Give back what is under way; let workers go that don't persist, and those of a run that failed."""

@@ -1,0 +1,97 @@
+"""How many worker processes a rank should have: what this host lets its processes use, shared by the ranks on it."""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+MOST_WORKERS = 16  # more seldom help, and each takes memory
+
+_V2 = re.compile(r"(?m)^0::(.*)$")
+_V1 = re.compile(r"(?m)^\d+:([^:]*):(.*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Cpus:
+    """The CPUs that this process may use.
+
+    Args:
+        allowed: Its affinity: how many it may run on.
+        quota: How many the control groups (containers, SLURM, systemd) let it keep busy; None is no limit.
+    """
+
+    allowed: int
+    quota: float | None = None
+
+    @classmethod
+    def detect(cls, *, proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> "Cpus":
+        """Ask the system.
+
+        Args:
+            proc: Where the kernel names this process's control groups.
+            root: Where their hierarchies are mounted.
+        """
+        affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
+        allowed = len(affinity(0)) if affinity else os.cpu_count() or 1
+        return cls(allowed, min(_quotas(proc, root), default=None))
+
+    @property
+    def usable(self) -> int:
+        """How many whole CPUs it may keep busy; at least one."""
+        return max(1, self.allowed if self.quota is None else min(self.allowed, int(self.quota)))
+
+    def workers(self, ranks: int = 1) -> int:
+        """Return how many workers each of the ranks on this host should have.
+
+        A rank's share of the CPUs, less one for its trainer; at least one worker, so that reading overlaps with
+        waiting for the device, and at most 16.
+        """
+        return max(1, min(MOST_WORKERS, self.usable // max(1, ranks) - 1))
+
+    def __str__(self) -> str:
+        limited = "" if self.quota is None else f", a control group's quota of {self.quota:g}"
+        return f"{self.allowed} CPUs{limited}"
+
+
+def ranks_on_host() -> int:
+    """Return how many ranks torchrun says it started on this host; 1 without it."""
+    given = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(given) if given.isdigit() and int(given) else 1
+
+
+def _quotas(proc: Path, root: Path) -> Iterator[float]:
+    """Yield the limits of all groups that this process is in, and of those around them, in CPUs."""
+    try:
+        groups = proc.read_text()
+    except OSError:  # not Linux
+        return
+    for path in _V2.findall(groups):
+        for mount in (root, root / "unified"):
+            for folder in _upwards(mount, path):
+                limit = _words(folder / "cpu.max")
+                if len(limit) == 2 and limit[0] != "max":
+                    yield int(limit[0]) / int(limit[1])
+    for controllers, path in _V1.findall(groups):
+        if "cpu" in controllers.split(","):
+            for mount in (root / controllers, root / "cpu"):
+                for folder in _upwards(mount, path):
+                    quota, period = _words(folder / "cpu.cfs_quota_us"), _words(folder / "cpu.cfs_period_us")
+                    if quota and period and int(quota[0]) > 0:
+                        yield int(quota[0]) / int(period[0])
+
+
+def _upwards(mount: Path, path: str) -> Iterator[Path]:
+    """Yield a group's folder and those around it. In a container the path may be the host's; then only the mount is there."""
+    folder = mount / path.strip("/")
+    while folder != mount:
+        yield folder
+        folder = folder.parent
+    yield mount
+
+
+def _words(file: Path) -> list[str]:
+    try:
+        return file.read_text().split()
+    except OSError:
+        return []

@@ -1,0 +1,206 @@
+"""The engine that measures where a batch costs this process less: made here, or received from a worker."""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+import torch.utils.data as torch_data
+from torch.utils.data._utils import worker as torch_worker
+
+from loaderkit.datasets.array import in_memory
+from loaderkit.engine.inline import InlineEngine
+from loaderkit.feed import Feed
+from loaderkit.plan import BatchKey
+from loaderkit.transfer import pin
+
+MEASURED = 16  # batches, before it is decided
+WARM_UP = 2  # batches of each pass that are not counted
+
+# Between these nothing changes: measured times vary, and a change costs something itself.
+_CHEAP = 0.8  # making over receiving: below, workers are let go
+_DEAR = 3.0  # above, workers are started
+
+_END: Any = object()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Timed:
+    """A batch, and what it took its worker to make it."""
+
+    batch: Any
+    took_s: float
+    asked: bool  # whether the data wants to know which worker reads it
+
+
+class TimedFeed(Feed):
+    """A feed in a worker that takes the time."""
+
+    @classmethod
+    def of(cls, feed: Feed) -> "TimedFeed":
+        """Make one that reads the same."""
+        return cls(**{field.name: getattr(feed, field.name) for field in dataclasses.fields(feed) if field.init})
+
+    def read(self, key: BatchKey) -> Timed:
+        """Return the key's batch with its time."""
+        info: Any = torch_data.get_worker_info()
+        if type(info) is not _WatchedInfo:
+            info = _WatchedInfo(info)
+            torch_worker._worker_info = info
+        start = time.perf_counter()
+        batch = super().read(key)
+        return Timed(batch, time.perf_counter() - start, info.asked)
+
+
+class _WatchedInfo:
+    """Stands in for what `get_worker_info()` returns, and takes note when data asks for more than whether there is one."""
+
+    def __init__(self, info: Any) -> None:
+        self._info, self.asked = info, False
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._info, name)
+        self.asked = self.asked or name != "writes_into_slots"  # our own question
+        return value
+
+
+class AutoEngine:
+    """Gives batches from workers, or makes them here where that costs this process less; the batches are the same.
+
+    Data in memory is read here at first, and workers are started only if a batch takes longer than receiving it would.
+    Other data is not touched in this process before workers are started (it may open files, which a fork would share): its
+    workers say how long each batch takes, and are let go where receiving it takes longer. It is decided once.
+
+    Args:
+        feed: What both run.
+        here: The engine without workers.
+        workers: The one with workers, over a `TimedFeed`.
+        receiving_s: Measures what receiving such a batch costs, before there are workers.
+    """
+
+    def __init__(
+        self, feed: Feed, *, here: InlineEngine, workers: Any, receiving_s: Callable[[Any, BatchKey], float]
+    ) -> None:
+        self.here, self.workers = here, workers
+        self.choice: Literal["here", "workers"] | None = None
+        self.why = ""
+        self.making_us: float | None = None
+        self.receiving_us: float | None = None
+        self._in_memory = in_memory(feed.dataset) and feed.collate_fn is None
+        self._receiving_of = receiving_s
+        self._making: list[float] = []  # seconds, of the batches measured so far
+        self._receiving: list[float] = []
+
+    @property
+    def measured(self) -> int:
+        """Batches measured so far."""
+        return len(self._making)
+
+    @property
+    def now(self) -> Any:
+        """The engine in use, or to be used next."""
+        tried_here = self.choice is None and self._in_memory
+        return self.here if self.choice == "here" or tried_here else self.workers
+
+    def run(self, keys: Iterable[BatchKey]) -> Iterator[Any]:
+        left = iter(keys)
+        if self.choice is None and self._in_memory:
+            yield from self._try_here(left)
+        if self.choice != "here":
+            yield from self._receive(left)
+        if self.choice == "here":
+            yield from self.here.run(left)
+
+    def close(self) -> None:
+        self.workers.close()
+
+    def _try_here(self, keys: Iterator[BatchKey]) -> Iterator[Any]:
+        """Make batches here until it is decided."""
+        given = _Keys(keys)
+        batches = self.here.run(given)
+        for number in range(WARM_UP + MEASURED):
+            start = time.perf_counter()
+            batch = next(batches, _END)
+            took = time.perf_counter() - start
+            if batch is _END:
+                return
+            if number >= WARM_UP:
+                self._making.append(took)
+                self._receiving.append(self._receiving_of(batch, given.last))  # in turns: other processes disturb both
+            if len(self._making) >= MEASURED:
+                self._decide("here", statistics.median(self._making))
+            yield batch
+            if self.choice:
+                return
+
+    def _receive(self, keys: Iterator[BatchKey]) -> Iterator[Any]:
+        """Yield the batches of workers; if those are let go, up to the last one that is under way."""
+        given = _Keys(keys)
+        batches = self.workers.run(given)
+        number = 0
+        try:
+            while self.choice is None:
+                start = time.thread_time()  # not the waiting
+                timed = next(batches, _END)
+                took = time.thread_time() - start
+                if timed is _END:
+                    return
+                if number >= WARM_UP * self.workers.num_workers:
+                    self._note(timed, took)
+                number += 1
+                given.over = self.choice == "here"
+                yield timed.batch
+            for timed in batches:
+                yield timed.batch
+        finally:
+            if self.choice == "here":
+                self.workers.close()  # those too that would persist
+
+    def _note(self, timed: Timed, receiving: float) -> None:
+        making = timed.took_s
+        if self.here.pinned:
+            start = time.perf_counter()
+            pin(timed.batch)
+            making += time.perf_counter() - start
+        self._making.append(making)
+        self._receiving.append(receiving)
+        if timed.asked:
+            self.choice, self.why = "workers", "the data asks get_worker_info() which worker reads it"
+        elif len(self._making) >= MEASURED:
+            # The mean: one slow read in eight is what workers are for. Less the largest: other processes interrupt.
+            usual = sorted(self._making)[:-1] or self._making
+            self._decide("workers", statistics.mean(usual))
+
+    def _decide(self, now: Literal["here", "workers"], making: float) -> None:
+        receiving = statistics.median(self._receiving)
+        self.making_us, self.receiving_us = making * 1e6, receiving * 1e6
+        self.choice = choose(now, making, receiving)
+        self.why = (
+            f"making a batch takes {self.making_us:,.0f} us, receiving one from a worker {self.receiving_us:,.0f} us"
+        )
+
+
+def choose(now: Literal["here", "workers"], making: float, receiving: float) -> Literal["here", "workers"]:
+    """Say where batches are to be made, by what making one and receiving one take this process."""
+    if now == "workers":
+        return "here" if making < _CHEAP * receiving else "workers"
+    return "workers" if making > _DEAR * receiving else "here"
+
+
+class _Keys:
+    """Keys that end early when there is no more use for them."""
+
+    def __init__(self, keys: Iterator[BatchKey]) -> None:
+        self._keys = keys
+        self.over = False
+        self.last: Any = None
+
+    def __iter__(self) -> Iterator[BatchKey]:
+        return self
+
+    def __next__(self) -> BatchKey:
+        if self.over:
+            raise StopIteration
+        self.last = next(self._keys)
+        return self.last  # type: ignore[no-any-return]

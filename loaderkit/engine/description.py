@@ -1,0 +1,45 @@
+"""What a loader says of how it works: who makes its batches, and why."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Description:
+    """How a loader makes its batches, or is going to; `str()` gives it in a few lines.
+
+    Args:
+        engine: "inline", "ring", "torch", or "torchdata" (of a stream).
+        why: What chose the engine.
+        making_us: Microseconds to read and collate a batch, where that was measured.
+        receiving_us: Microseconds of this process to receive one from a worker, where that was measured.
+        num_workers: Worker processes in use, or to be started; 0 without.
+        workers_why: Where that number comes from.
+        start_method: How they are started; None without workers.
+        prefetch: Batches that are made ahead at most, by all workers together.
+        pinned: Whether batches are in page-locked memory.
+        pinned_why: Why, or why not.
+        device: Where batches go; None leaves them on the host.
+    """
+
+    engine: str
+    why: str
+    making_us: float | None = None
+    receiving_us: float | None = None
+    num_workers: int
+    workers_why: str
+    start_method: str | None
+    prefetch: int
+    pinned: bool
+    pinned_why: str
+    device: str | None
+
+    def __str__(self) -> str:
+        workers = f"{self.num_workers} ({self.workers_why})"
+        if self.num_workers:
+            workers += f", started by {self.start_method}, up to {self.prefetch} batches ahead"
+        return (
+            f"engine: {self.engine} ({self.why})\n"
+            f"workers: {workers}\n"
+            f"pinned: {'yes' if self.pinned else 'no'} ({self.pinned_why})\n"
+            f"device: {self.device or 'none, batches stay on the host'}"
+        )

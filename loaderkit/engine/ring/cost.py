@@ -1,0 +1,41 @@
+"""What receiving a batch from the ring costs the loader's process, measured without a worker."""
+
+import math
+import os
+import pickle
+import select
+import time
+from typing import Any
+
+from loaderkit.engine.ring.layout import read, write
+from loaderkit.engine.ring.slots import Slots
+from loaderkit.engine.ring.worker import ANSWER
+from loaderkit.plan import BatchKey
+
+_ROUNDS = 2  # the first finds fresh memory
+
+
+def receiving_s(batch: Any, key: BatchKey) -> float:
+    """Return the seconds that it takes to hand out such a key and to receive such a batch; infinite if no slot can hold it."""
+    slots = Slots(1, 0)
+    reading, writing = os.pipe()
+    poll = select.poll()
+    poll.register(reading, select.POLLIN)
+    taken = []
+    try:
+        for number in range(_ROUNDS):
+            written = write(batch, slots, 0)  # a worker does that
+            if written.image is not None:
+                return math.inf
+            start = time.perf_counter()
+            task = pickle.dumps(key, pickle.HIGHEST_PROTOCOL)
+            os.write(writing, (ANSWER.pack(number, 0, len(task), 0, 0, 0) + written.structure)[:4096])  # more would fill the pipe
+            poll.poll()
+            os.read(reading, 1 << 16)
+            read(written.structure, slots.lease(0, int))
+            taken.append(time.perf_counter() - start)
+    finally:
+        os.close(reading)
+        os.close(writing)
+        slots.close()
+    return taken[-1]

@@ -1,0 +1,304 @@
+"""engine="auto" makes batches where that costs less, says why, and changes no batch."""
+
+import json
+import multiprocessing
+import os
+import pickle
+import time
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data as torch_data
+from drawing import Drawing, drawing_collate, equal
+
+import loaderkit as lk
+from loaderkit.datasets.array import in_memory
+from loaderkit.engine.auto import choose
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Loader. . workers for"),  # small data leaves some idle
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than cores
+]
+
+
+@pytest.fixture
+def decide(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str], None]:
+    """Decide after so many batches, whatever they cost."""
+
+    def set_up(after: int, choice: str) -> None:
+        monkeypatch.setattr("loaderkit.engine.auto.MEASURED", after)
+        monkeypatch.setattr("loaderkit.engine.auto.WARM_UP", 0)
+        monkeypatch.setattr("loaderkit.engine.auto.choose", lambda *_: choice)
+
+    return set_up
+
+
+def make_loader(workers: int, **settings: Any) -> lk.Loader:
+    return lk.Loader(Drawing(13), 2, shuffle=True, seed=4, collate_fn=drawing_collate, num_workers=workers, **settings)
+
+
+def children() -> set[Any]:
+    return set(multiprocessing.active_children())
+
+
+@pytest.mark.parametrize("engine", ["ring", "torch"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_change_at_any_batch_changes_no_batch(
+    engine: str, persistent: bool, decide: Callable[[int, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From workers to here, at each batch of two epochs; elsewhere than on Linux the workers are torch's."""
+    before = children()
+    alone = [list(seeked(make_loader(0), epoch)) for epoch in range(3)]
+    assert [len(epoch) for epoch in alone] == [7, 7, 7]
+    if engine == "torch":
+        monkeypatch.setattr("sys.platform", "darwin")
+    for after in range(1, 15) if engine == "ring" else (1, 5, 9):
+        decide(after, "here")
+        loader = make_loader(1 + after % 3, persistent_workers=persistent)
+        assert loader.describe().engine == engine
+        assert equal([list(loader) for _ in range(3)], alone)
+        found = loader.describe()
+        assert (found.engine, found.num_workers) == ("inline", 0)
+        assert children() == before  # let go, though they may be persistent
+
+
+def seeked(loader: lk.Loader, epoch: int) -> lk.Loader:
+    loader.seek(epoch=epoch)
+    return loader
+
+
+def test_a_resume_may_change_elsewhere(decide: Callable[[int, str], None]) -> None:
+    whole = list(make_loader(0))
+    for stop in range(1, 7):
+        decide(3, "here")
+        first = make_loader(2)
+        found = list(islice(first, stop))
+        state = json.loads(json.dumps(first.state_dict()))
+        decide(2, "here")
+        rest = make_loader(1)
+        rest.load_state_dict(state)
+        assert equal(found + list(rest), whole)
+
+
+@pytest.mark.parametrize("choice", ["here", "workers"])
+def test_data_in_memory_is_read_here_until_it_is_decided(choice: str, decide: Callable[[int, str], None]) -> None:
+    columns = {"x": torch.arange(26).view(13, 2), "y": np.arange(13)}
+    alone = [list(seeked(lk.Loader(lk.ArrayDataset(columns), 2, shuffle=True), epoch)) for epoch in (0, 1)]
+    assert [len(epoch) for epoch in alone] == [7, 7]
+    before = children()
+    for after in range(1, 10):
+        decide(after, choice)
+        loader = lk.Loader(lk.ArrayDataset(columns), 2, shuffle=True, num_workers=2)
+        epochs = []
+        for _ in range(2):
+            batches = iter(loader)
+            epochs.append(list(islice(batches, after if not epochs else 0)))
+            if not epochs[1:]:
+                assert children() == before
+            epochs[-1] += batches
+        assert equal(epochs, alone)
+        assert loader.describe().engine == ("inline" if choice == "here" else "ring")
+
+
+class Pids:
+    """Samples that say who read them, in next to no time or not."""
+
+    draws_nothing = True
+
+    def __init__(self, sleep_s: float = 0) -> None:
+        self.sleep_s = sleep_s
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> int:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        if self.sleep_s:
+            time.sleep(self.sleep_s)
+        return [os.getpid() for _ in indices]
+
+
+def readers(loader: lk.Loader) -> list[int]:
+    return [int(batch[0]) for batch in loader]
+
+
+def test_cheap_batches_are_made_here_and_workers_are_let_go() -> None:
+    before = children()
+    loader = lk.Loader(Pids(), num_workers=2, persistent_workers=True)
+    assert loader.describe().engine == "ring"
+    found = readers(loader)
+    assert len(found) == 400
+    assert os.getpid() not in found[:16]  # never before there are workers, which would share what it opens
+    assert found[-1] == os.getpid()
+    assert children() == before
+    about = loader.describe()
+    assert about.engine == "inline"
+    assert about.making_us is not None
+    assert about.receiving_us is not None
+    assert about.making_us < about.receiving_us
+    assert f"making a batch takes {about.making_us:,.0f} us" in about.why
+    assert set(readers(loader)) == {os.getpid()}  # also in later epochs
+
+
+def test_slow_batches_stay_with_workers() -> None:
+    loader = lk.Loader(Pids(0.003), num_workers=2)
+    assert os.getpid() not in readers(loader)
+    about = loader.describe()
+    assert about.engine == "ring"
+    assert about.making_us is not None
+    assert about.making_us > 3000
+    assert readers(loader)[:1] != [os.getpid()]
+
+
+class Sometimes(Pids):
+    """Each eighth read takes long, as where a shard is opened."""
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        self.sleep_s = 0.02 if indices[0] % 8 == 0 else 0
+        return super().__getitems__(indices)
+
+
+def test_a_slow_read_in_eight_is_not_cheap() -> None:
+    loader = lk.Loader(Sometimes(), num_workers=2)
+    assert os.getpid() not in list(islice(readers(loader), 100))
+    assert loader.describe().engine == "ring"
+
+
+class Asking(Pids):
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        info = torch_data.get_worker_info()
+        return [info.num_workers if info else -1 for _ in indices]
+
+
+def nothing(worker: int) -> None:
+    """Prepare nothing."""
+
+
+@pytest.mark.parametrize(
+    ("dataset", "settings", "why"),
+    [
+        (Pids(), {"worker_init_fn": nothing}, "worker_init_fn"),
+        (Pids(), {"timeout": 60}, "timeout"),
+        (lk.ArrayDataset(torch.arange(400)), {"timeout": 60}, "timeout"),
+        (Asking(), {}, "asks get_worker_info"),
+    ],
+)
+def test_what_only_workers_can_keep_stays_with_them(dataset: Any, settings: dict[str, Any], why: str) -> None:
+    loader = lk.Loader(dataset, num_workers=2, **settings)
+    found = readers(loader)
+    assert len(found) == 400
+    assert not {os.getpid(), -1} & set(found)
+    assert loader.describe().engine == "ring"
+    assert why in loader.describe().why
+
+
+def test_it_is_decided_by_the_ratio_and_between_the_limits_nothing_changes() -> None:
+    for receiving in (1e-5, 1e-3):
+        assert choose("workers", 0.5 * receiving, receiving) == "here"
+        assert choose("here", 10 * receiving, receiving) == "workers"
+        for ratio in (0.9, 1.5, 2.5):
+            assert choose("workers", ratio * receiving, receiving) == "workers"
+            assert choose("here", ratio * receiving, receiving) == "here"
+
+
+def test_what_is_in_memory(tmp_path: Any) -> None:
+    array, tensor = np.zeros((4, 2)), torch.zeros(4)
+    np.save(tmp_path / "a.npy", array)
+    mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
+    for dataset in (
+        lk.ArrayDataset((array, tensor, [1, 2, 3, 4])),
+        torch_data.TensorDataset(tensor),
+        torch_data.Subset(lk.ArrayDataset(array), [1]),
+        array[1:],
+        tensor,
+    ):
+        assert in_memory(dataset)
+    for dataset in (
+        lk.ArrayDataset((array, mapped)),
+        lk.ArrayDataset(np.asarray(mapped)[1:]),  # still the file's
+        lk.ArrayDataset(array, transform=abs),
+        lk.ArrayDataset(lk.RecordDataset([1, 2, 3, 4])),
+        mapped,
+        Pids(),
+        torch.zeros(4, device="meta"),
+    ):
+        assert not in_memory(dataset)
+
+
+class Broken(Pids):
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        if indices[0] == 9:
+            raise LookupError("no such thing")
+        return super().__getitems__(indices)
+
+
+class Ends(Pids):
+    def __getitem__(self, index: int) -> int:
+        if index == 9:
+            raise StopIteration
+        return index
+
+    draws_nothing = False
+
+
+@pytest.mark.parametrize("after", [3, 100])
+def test_an_error_is_the_same_wherever_it_comes(after: int, decide: Callable[[int, str], None]) -> None:
+    decide(after, "here")
+    before = children()
+    for _ in range(2):
+        with pytest.raises(LookupError, match="no such thing"):
+            readers(lk.Loader(Broken(), num_workers=1, prefetch_factor=1))
+    assert children() == before
+
+
+def test_before_the_first_batch_nothing_is_measured() -> None:
+    loader = lk.Loader(Pids(), 4, num_workers=2, prefetch_factor=3, multiprocessing_context="spawn", device="cpu")
+    about = loader.describe()
+    assert pickle.loads(pickle.dumps(about)) == about
+    assert (about.engine, about.making_us, about.receiving_us) == ("ring", None, None)
+    assert str(about).splitlines() == [
+        "engine: ring (not measured yet: 0 of 16 batches)",
+        "workers: 2 (num_workers), started by spawn, up to 6 batches ahead",
+        "pinned: no (the device is cpu)",
+        "device: cpu",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "lines"),
+    [
+        ({}, ["engine: inline (no workers)", "workers: 0 (batches are made in this process)"]),
+        (
+            {"engine": "torch", "num_workers": 1},
+            ["engine: torch (engine='torch')", "workers: 1 (num_workers), started by"],
+        ),
+        (
+            {"engine": "ring", "num_workers": 1},
+            ["engine: ring (engine='ring')", "workers: 1 (num_workers), started by"],
+        ),
+        ({"pin_memory": False}, ["pinned: no (pin_memory=False)"]),
+        ({"num_workers": "auto"}, ["(auto: ", " on this host)"]),
+    ],
+)
+def test_the_description_says_what_was_asked_for(settings: dict[str, Any], lines: list[str]) -> None:
+    text = str(lk.Loader(Pids(), **settings).describe())
+    for line in lines:
+        assert line in text
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_streams_workers_are_torchdatas(workers: int) -> None:
+    stream = lk.StreamDataset(["a", "b"], read=read_numbers)
+    about = lk.Loader(stream, 2, num_workers=workers).describe()
+    assert about.engine == ("torchdata" if workers else "inline")
+    assert about.num_workers == workers
+
+
+def read_numbers(shard: str, start: int) -> Any:
+    return iter(range(start, 10))
