@@ -26,7 +26,7 @@ class Large(Pids):
         return [os.getpid()] * 100_000  # a batch of it fills the pipe to the trainer
 
 if __name__ == "__main__":
-    settings = {"num_workers": 2, "multiprocessing_context": sys.argv[1]}
+    settings = {"num_workers": 2, "multiprocessing_context": sys.argv[1], "engine": "torch"}
     if sys.argv[2] == "idle":
         loader = lk.Loader(Pids(), 1, persistent_workers=True, **settings)
         pids = {int(batch) for batch in loader}
