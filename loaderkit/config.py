@@ -82,6 +82,10 @@ class LoaderConfig:
                 raise ValueError(f"loader: {name} is for workers, and num_workers is 0. Leave it out, or use workers.")
         if self.pin_memory not in (True, False, "auto"):
             raise ValueError(f"loader: pin_memory is {self.pin_memory!r}, wanted True, False or 'auto'.")
+        if not isinstance(self.bad_samples, BadSamples):
+            raise ValueError(
+                f"loader: bad_samples is {self.bad_samples!r}, wanted a BadSamples such as loaderkit.BadSamples('skip')."
+            )
 
         steps, stop = self.steps, self.stop
         if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):

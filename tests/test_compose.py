@@ -95,7 +95,10 @@ COMPOSED = {
 }
 each_composed = pytest.mark.parametrize(("make", "wanted"), COMPOSED.values(), ids=COMPOSED)
 quiet = pytest.mark.filterwarnings(
-    "ignore:Loader. an epoch without more", "ignore:.*will be idle", "ignore:This DataLoader will create"
+    "ignore:Loader. an epoch without more",
+    "ignore:.*will be idle",
+    "ignore:interleave. the streams have",
+    "ignore:This DataLoader will create",
 )
 
 
@@ -290,6 +293,24 @@ def test_what_comes_of_a_source_that_ends_is_named(ends: Any, a: int, b: int) ->
         assert max(Counter(got).values()) == 5
 
 
+@pytest.mark.parametrize(("a", "b", "lacking"), [(3, 4, 1), (1, 8, 3), (2, 3, 1)])
+def test_lanes_that_lack_a_source_are_said_once(a: int, b: int, lacking: int) -> None:
+    one, two = named("a", [5] * a)(lanes=4), named("b", [5] * b)(lanes=4)
+    with pytest.warns(
+        UserWarning, match=rf"\[{a}, {b}\] shards for 4 lanes: in {lacking} of them a source is missing.*lanes={a}"
+    ) as said:
+        stream = lk.interleave({one: 1, two: 1})
+    assert len(said) == 1
+    assert said[0].filename == __file__
+    counts = ids(list(loader_of(pickle.loads(pickle.dumps(stream)).map(drawn))))
+    assert counts == expected([5] * a) + Counter(100_000 + value for value in expected([5] * b))
+
+
+def test_lanes_that_lack_all_sources_or_none_are_not_warned_of() -> None:
+    for parts in (2, 4, 9):
+        lk.interleave({named("a", [5] * parts)(lanes=4): 1, named("b", [5] * max(parts, 4 * (parts > 2)))(lanes=4): 1})
+
+
 def test_draws_don_t_depend_on_what_a_filter_drops() -> None:
     """A sample keeps its augmentation whatever comes of those before it."""
 
@@ -343,6 +364,7 @@ def test_a_huge_shard_is_read_by_all_lanes(lanes: int) -> None:
     assert len(reads) == 100  # none is read in vain
 
 
+@quiet
 def test_composed_states_are_small() -> None:
     loader = loader_of(nested(lanes=16))
     next(iter(loader))

@@ -29,6 +29,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"persistent_workers": True}, "persistent_workers is for workers"),
     ({"multiprocessing_context": "fork"}, "multiprocessing_context is for workers"),
     ({"pin_memory": "yes"}, "pin_memory is 'yes'"),
+    ({"bad_samples": "skip"}, r"bad_samples is 'skip', wanted a BadSamples such as loaderkit.BadSamples\('skip'\)"),
 ]
 
 

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import io
+import itertools
 import json
 import lzma
 import sqlite3
@@ -91,6 +92,43 @@ def test_a_hostile_tar_is_refused(name: str, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises((EOFError, tarfile.ReadError)):
         list(lk.TarReader()(str(path), 0))
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+@pytest.mark.parametrize("start", [0, 3])
+def test_a_sample_that_comes_in_two_halves_is_refused(mode: str, start: int, tmp_path: Path) -> None:
+    path = tmp_path / "shard.tar"
+    write_tar(path, mode, [*MEMBERS, ("data/001.json", b"{}"), ("data/007.txt", b"7")])
+    read = lk.TarReader()(str(path), start)
+    assert [sample["__key__"] for sample in itertools.islice(read, 7 - start)] == [
+        f"data/{n:03}" for n in range(start, 7)
+    ]
+    with pytest.raises(ValueError, match=r"'data/001.json': its key came before.*wanted a sample's files in sequence"):
+        next(read)
+    loader = lk.Loader(lk.StreamDataset([path], lk.TarReader()), 1, world=lk.World(), bad_samples=lk.BadSamples("skip"))
+    with pytest.raises(
+        lk.BadSamplesError, match=r"sample 7 of shard '.*' can't be read \(ValueError: .*its key came before"
+    ):
+        list(loader)
+
+
+def test_a_plain_tar_that_is_cut_or_damaged_anywhere_is_refused(tmp_path: Path) -> None:
+    """At a header as well, which tarfile takes for the archive's end."""
+    path = tmp_path / "shard.tar"
+    write_tar(path, "w", MEMBERS)
+    content = path.read_bytes()
+    end = 512 + len(MEMBERS) * 1024  # a directory's header, then a header and a block for each file
+    assert content[end:] == bytes(len(content) - end)
+    for size in [*range(0, end, 512), 700, 1023, end - 1, end]:
+        path.write_bytes(content[:size])
+        with pytest.raises(tarfile.ReadError):
+            list(lk.TarReader()(str(path), 0))
+        if size % 1024 == 512 and size < end:
+            path.write_bytes(content[:size] + b"damaged" + content[size + 7 :])
+            with pytest.raises(tarfile.ReadError, match="damaged"):
+                list(lk.TarReader()(str(path), 0))
+    path.write_bytes(content[: end + 512])  # the first half of the end mark, as other readers take it
+    assert len(list(lk.TarReader()(str(path), 0))) == 7
 
 
 def test_a_packed_tar_without_a_stream_names_the_reader(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Streams made of streams: one after another, or side by side by weights."""
 
 import hashlib
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
@@ -38,10 +39,12 @@ def interleave(weights: Mapping[StreamDataset, float], *, ends: Ends = "all") ->
     Args:
         weights: Of each stream, above 0; need not sum to 1.
         ends: What comes of a lane where a source ends. "all": the others go on in
-            proportion, each sample comes once an epoch. "first": the lane's
-            epoch ends, what is left of the others is left out. "again": that source
-            begins again, in another order if it shuffles, until each
-            has ended once.
+            proportion, each sample comes once an epoch. "first": the lane's epoch ends, what
+            is left of the others is left out. "again": that source begins again, in
+            another order if it shuffles, until each has ended once.
+
+    Warns:
+        UserWarning: If some lanes lack a source from their start ("all").
 
     Raises:
         ValueError: If a weight is not above 0, their lanes or seeds differ, or a source has
@@ -147,6 +150,13 @@ class _Interleave(_Composed):
             raise ValueError(
                 f"interleave: ends={ends!r}, and the streams have {parts} shards for {self.lanes} lanes: in some lanes a "
                 f"source would be missing. Give lanes={min(parts)}, share= where the reader skips, or ends='all'."
+            )
+        if lacking := max(0, min(self.lanes, self.parts) - min(parts)):
+            warnings.warn(
+                f"interleave: the streams have {parts} shards for {self.lanes} lanes: in {lacking} of them a source is missing, "
+                f"and the shares are not the weights. Give lanes={min(parts)}, or share= where the reader skips.",
+                UserWarning,
+                stacklevel=3,
             )
         self.ends = ends
         self.weights = [max(1, round(weight / sum(found) * _SCALE)) for weight in found]

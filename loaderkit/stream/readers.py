@@ -9,7 +9,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO, ClassVar, Self
 
 from loaderkit.datasets.tar import DECODERS, Decoder
 from loaderkit.datasets.urls import open_file
@@ -53,7 +53,9 @@ class TarReader:
 
     Raises:
         ValueError: When read, if a file is neither regular nor a directory, its name
-            leads out of the archive, or a sample has an extension twice.
+            leads out of the archive, a sample has an extension twice, or its files are not in sequence:
+            its first ones have come as a sample by then.
+        tarfile.ReadError: When read, if the archive is damaged, or cut before its end mark.
     """
 
     skips: ClassVar[bool] = False
@@ -73,10 +75,27 @@ class TarReader:
         check_skipped(shard, found, start)
 
 
+class _Member(tarfile.TarInfo):
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # the end mark
+            raise
+        except tarfile.HeaderError as error:
+            # Which tarfile takes for the archive's end where it is not the first header.
+            raise tarfile.ReadError(f"a damaged archive, or one that is cut: {error}") from error
+
+
 def _samples(shard: str) -> Iterator[tuple[str, dict[str, bytes]]]:
-    current, files = "", dict[str, bytes]()
-    with open_file(shard) as file, _unpacked(file) as plain, tarfile.open(fileobj=plain, mode="r|") as archive:
+    current, files, seen = "", dict[str, bytes](), set[str]()
+    with (
+        open_file(shard) as file,
+        _unpacked(file) as plain,
+        tarfile.open(fileobj=plain, mode="r|", tarinfo=_Member) as archive,
+    ):
         for member in archive:
+            archive.members.clear()  # type: ignore[attr-defined]  # or it would keep them, a kilobyte each
             if member.isdir():
                 continue
             name = member.name
@@ -93,6 +112,12 @@ def _samples(shard: str) -> Iterator[tuple[str, dict[str, bytes]]]:
             if key != current:
                 if files:
                     yield current, files
+                if key in seen:
+                    raise ValueError(
+                        f"{shard}: {name!r}: its key came before, with others between; wanted a sample's files in "
+                        "sequence: tar --sort=name."
+                    )
+                seen.add(key)
                 current, files = key, {}
             if extension in files:
                 raise ValueError(f"{shard}: {name!r}: its key has a file with this extension already.")
