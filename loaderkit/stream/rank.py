@@ -77,6 +77,11 @@ class RankReader:
         self._end_cycle()
         return True
 
+    def stands_at(self, turn: int, places: Sequence[Any]) -> bool:
+        """Say whether it goes on from there."""
+        begun = self._cycle == min(place.cycle for place in places)  # else it has yet to leave a cycle without data
+        return begun and self.turn == turn and self.places == list(places)
+
     def unyielded(self) -> list[Reported]:
         """Return, once, the bad samples that belong to no batch: those of lanes that have no others."""
         found, self._unyielded = self._unyielded, []

@@ -218,7 +218,7 @@ class LaneWalk(Walk):
         self.bad.start(self._epoch, bad)
         self._begun = False
         self.turn += 1
-        if reader is None or (reader.turn, tuple(reader.places)) != (turn, places):
+        if reader is None or not reader.stands_at(turn, places):
             self.close()
             self._reader = RankReader(self._run, self._own(), places, turn)
 
