@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from multiprocessing.forkserver import set_forkserver_preload  # type: ignore[attr-defined]
@@ -138,6 +139,9 @@ class Model(pl.LightningModule):
         self.log("loss", loss)
         return loss
 
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.stop("before_learning", self.trainer.fit_loop.epoch_loop.batch_idx)
+
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.stop("after_step", batch_idx)
 
@@ -192,11 +196,18 @@ def make_trainer(job: dict[str, Any], **settings: Any) -> pl.Trainer:
     plugins: list[Any] = []
     if stop.get("by") == "SIGUSR1":
         callbacks.append(KillOnSave())
-        os.environ.update(SLURM_JOB_ID="1", SLURM_NTASKS="1", SLURM_JOB_NAME="test", SLURM_PROCID="0")
-        os.environ.update(SLURM_LOCALID="0", SLURM_NODEID="0", PATH=f"{job['dir']}:{os.environ['PATH']}")
-        fake = Path(job["dir"], "scontrol")
-        fake.write_text("#!/bin/sh\nexit 0\n")
-        fake.chmod(0o755)
+        task = job.get("slurm", {"rank": 0, "ranks": 1, "port": 0})
+        rank, ranks = str(task["rank"]), str(task["ranks"])
+        os.environ.update(
+            SLURM_JOB_ID="1", SLURM_JOB_NAME="test", SLURM_NODEID="0", SLURM_PROCID=rank, SLURM_LOCALID=rank
+        )
+        os.environ.update(SLURM_NTASKS=ranks, SLURM_NTASKS_PER_NODE=ranks, SLURM_NNODES="1")
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(task["port"]))
+        os.environ["PATH"] = f"{job['dir']}:{os.environ['PATH']}"
+        if rank == "0":
+            fake = Path(job["dir"], "scontrol")
+            fake.write_text("#!/bin/sh\nexit 0\n")
+            fake.chmod(0o755)
         plugins.append(SLURMEnvironment(auto_requeue=True))
     base: dict[str, Any] = {
         "accelerator": "cpu",
@@ -271,14 +282,26 @@ set_forkserver_preload(["lightning_job"])
 
 def launch(job: dict[str, Any], target: Callable[[dict[str, Any]], None] = run, *, timeout_s: float = 120) -> int:
     """Run a job in a new process and return its exit code (negative: the signal that ended it)."""
-    process = _context.Process(target=_main, args=(job, target))
-    process.start()
-    process.join(timeout_s)
-    if process.is_alive():
+    return launch_all([job], target, timeout_s=timeout_s)[0]
+
+
+def launch_all(
+    jobs: list[dict[str, Any]], target: Callable[[dict[str, Any]], None] = run, *, timeout_s: float = 120
+) -> list[int]:
+    """Run jobs side by side, such as the tasks of one SLURM job; return their exit codes."""
+    processes = [_context.Process(target=_main, args=(job, target)) for job in jobs]
+    deadline = time.monotonic() + timeout_s
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(max(0, deadline - time.monotonic()))
+    late = [process for process in processes if process.is_alive()]
+    for process in late:
         os.killpg(process.pid or 0, signal.SIGKILL)
         process.join()
-        raise TimeoutError(f"job {job['name']} took more than {timeout_s} s: {log_of(job)}")
-    return process.exitcode or 0
+    if late:
+        raise TimeoutError(f"job {jobs[0]['name']} took more than {timeout_s} s: {log_of(jobs[0])}")
+    return [process.exitcode or 0 for process in processes]
 
 
 def log_of(job: dict[str, Any]) -> str:
