@@ -1,6 +1,7 @@
 """Servers on loopback for tests of remote shards: nginx, an S3 API, and one that fails as it is told; all are stopped."""
 
 import contextlib
+import http.client
 import http.server
 import re
 import shutil
@@ -139,6 +140,69 @@ class Faulty:
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/data.jsonl"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(5)
+
+
+class FaultyProxy:
+    """Stands before a server, and answers what is asked of objects with the faults it is given, one after another."""
+
+    def __init__(self, port: int) -> None:
+        self.faults: list[str] = []
+        self.asked: list[str] = []
+        proxy = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_HEAD(self) -> None:
+                self.forward()
+
+            def do_GET(self) -> None:
+                self.forward()
+
+            def forward(self) -> None:
+                of_object = "." in self.path.partition("?")[0]  # else it lists a bucket
+                fault = proxy.faults.pop(0) if of_object and proxy.faults else ""
+                if of_object:
+                    proxy.asked.append(f"{self.command} {fault}")
+                if fault == "drop":
+                    self.close_connection = True
+                    self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                    return
+                if fault and fault != "truncate":
+                    status, code = fault.split()
+                    error = f"<Error><Code>{code}</Code><Message>as it was told</Message></Error>".encode()
+                    self.answer(int(status), {"Content-Type": "application/xml"}, error)
+                    return
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+                connection.request(self.command, self.path, headers=dict(self.headers))
+                found = connection.getresponse()
+                self.answer(found.status, dict(found.getheaders()), found.read(), cut=fault == "truncate")
+                connection.close()
+
+            def answer(self, status: int, headers: dict[str, str], content: bytes, *, cut: bool = False) -> None:
+                self.send_response_only(status)
+                size = headers.get("Content-Length") or str(len(content))  # of a HEAD: what a GET would give
+                for name, value in {**headers, "Content-Length": size}.items():
+                    if name.lower() not in ("transfer-encoding", "connection"):
+                        self.send_header(name, value)
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(content[: len(content) // 2] if cut else content)
+                self.close_connection = cut
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from servers import Faulty, Nginx, run_nginx, run_s3
+from servers import Faulty, FaultyProxy, Nginx, run_nginx, run_s3
 from shards import as_list, check_laws, check_reads, with_draws
 
 import loaderkit as lk
@@ -69,6 +70,33 @@ def faulty() -> Iterator[Faulty]:
 
 def number(row: dict[str, Any]) -> int:
     return int(row["id"])
+
+
+def test_datamodules_read_from_s3(s3: dict[str, Any], tmp_path: Path) -> None:
+    import s3fs
+
+    table = "".join(f"{row % 5},{row % 3}\n" for row in range(30))
+    s3fs.S3FileSystem(**s3).pipe("bucket/tables/train.csv", f"x,y\n{table}".encode())
+    storage = lk.Storage(s3, cache_dir=tmp_path / "cache")
+    config = lk.LoaderConfig(batch_size=5)
+    tables = lk.TableDataModule(
+        "s3://bucket/tables/*.csv", columns=lk.TableColumns(target="y"), storage=storage, loader=config
+    )
+    tables.setup("fit")
+    assert sum(len(batch["target"]) for batch in tables.train_dataloader()) == 30
+    gone = lk.TableDataModule("s3://bucket/tables/gone.csv", columns=lk.TableColumns(target="y"), storage=storage)
+    with pytest.raises(FileNotFoundError, match=r"s3://bucket/tables/gone\.csv"):
+        gone.statistics  # noqa: B018
+    parts = {"first": "s3://bucket/data/part-0.jsonl", "all": ["s3://bucket/data/"]}
+    shards = lk.ShardDataModule(
+        "s3://bucket/data/*.jsonl", parts, options={"storage": storage}, index_dir=tmp_path / "index", loader=config
+    )
+    shards.prepare_data()
+    assert len(list((tmp_path / "index").iterdir())) == len(SIZES)
+    shards.setup("fit")
+    assert sum(len(batch["id"]) for batch in shards.train_dataloader()) == len(ROWS)
+    counts = {name: sum(len(batch["id"]) for batch in loader) for name, loader in shards.val_dataloader().items()}
+    assert counts == {"first": SIZES[0], "all": len(ROWS)}
 
 
 def test_the_laws_hold_over_http(nginx: Nginx, tmp_path: Path) -> None:
@@ -199,6 +227,75 @@ def test_what_will_not_pass_is_not_tried_again(
         lk.JsonlDataset(faulty.url, storage=lk.Storage(cache_dir=tmp_path), index_dir=tmp_path)
     assert len(faulty.gets) == 1
     assert time.monotonic() - start < 5
+
+
+@pytest.fixture
+def proxy(s3: dict[str, Any]) -> Iterator[FaultyProxy]:
+    server = FaultyProxy(int(s3["endpoint_url"].rpartition(":")[2]))
+    yield server
+    server.close()
+
+
+def s3_storage(proxy: FaultyProxy, s3: dict[str, Any], cache: Path | None, retry: Retry = QUICK) -> lk.Storage:
+    """Each S3 request is tried by us alone: neither botocore nor s3fs tries again."""
+    options = {**s3, "endpoint_url": proxy.url, "config_kwargs": {"retries": {"max_attempts": 0}}}
+    return lk.Storage(options, cache_dir=cache, retry=retry)
+
+
+@pytest.fixture
+def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    s3fs = pytest.importorskip("s3fs")
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
+
+
+@pytest.mark.usefixtures("one_try")
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("fault", ["drop", "truncate", "503 SlowDown", "500 InternalError"])
+def test_s3_is_asked_again(proxy: FaultyProxy, s3: dict[str, Any], tmp_path: Path, fault: str, cached: bool) -> None:
+    """Whatever fails on the way, and whatever was asked, the data is what was written."""
+    retry = Retry(attempts=12, wait_s=0.01)
+    storage = s3_storage(proxy, s3, tmp_path / "cache" if cached else None, retry)
+    proxy.faults = [fault, fault, ""] * 6
+    data = lk.JsonlDataset("s3://bucket/data/*.jsonl", storage=storage, index_dir=tmp_path / "index")
+    loader = lk.Loader(data, 4, world=lk.World(), collate_fn=list)
+    assert [row for batch in loader for row in batch] == ROWS
+    assert proxy.asked.count(f"GET {fault}") >= 2
+    assert proxy.asked.count(f"HEAD {fault}") >= 2
+
+
+@pytest.mark.usefixtures("one_try")
+@pytest.mark.parametrize("cached", [True, False])
+def test_what_s3_does_not_mend_is_one_clear_error(
+    proxy: FaultyProxy, s3: dict[str, Any], tmp_path: Path, cached: bool
+) -> None:
+    url = "s3://bucket/data/part-0.jsonl"
+    storage = s3_storage(proxy, s3, tmp_path / "cache" if cached else None, Retry(attempts=3, wait_s=0.01))
+    data = lk.JsonlDataset(url, storage=storage, index_dir=tmp_path / "index")
+
+    def refused(fault: str) -> str:
+        """Ask for the first sample, of a dataset that has not opened its shard; return the error."""
+        for path in (tmp_path / "cache").glob("*.lkshard"):
+            path.unlink()
+        proxy.faults, proxy.asked = [fault] * 20, []
+        with pytest.raises(OSError, match=r"^s3://bucket/data/part-0\.jsonl: ") as caught:
+            pickle.loads(pickle.dumps(data))[0]
+        proxy.faults = []
+        return f"{type(caught.value).__name__}: {caught.value}"
+
+    assert re.search(
+        r"OSError: .*can't be read: .*(SlowDown|Service Unavailable).*tried 3 times", refused("503 SlowDown")
+    )
+    assert len(proxy.asked) == 3
+    assert re.search(r"OSError: .*can't be read: .*tried 3 times", refused("drop"))
+    assert len(proxy.asked) in range(3, 7)  # aiohttp asks once more by itself on a connection that was open
+    assert re.search(
+        r"PermissionError: .*access is refused: .*(AccessDenied|Forbidden).*Storage\(options\)",
+        refused("403 AccessDenied"),
+    )
+    assert len(proxy.asked) == 1
+    assert re.search(r"FileNotFoundError: .*is not there: ", refused("404 NoSuchKey"))
+    assert len(proxy.asked) == 1
+    assert data[0] == ROWS[0]  # the next time it is there
 
 
 def test_refusals_and_gaps_are_named(nginx: Nginx, s3: dict[str, Any], tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from loaderkit.datamodules.base import DataModule
 from loaderkit.datasets.formats import format_named, formats_of, known_suffixes
 from loaderkit.datasets.progress import with_progress
 from loaderkit.datasets.sharded import ShardedDataset
+from loaderkit.datasets.storage import Storage
 from loaderkit.datasets.urls import Urls, expand
 
 Transform = Callable[[Any], Any]
@@ -26,12 +27,13 @@ class ShardDataModule(DataModule):
 
     Args:
         train: A path, folder, glob or URL, or a list of them.
-        val: The same, as are the others.
+        val: The same; or a dict of these by name, which are several datasets. So are the others.
         test: The same.
         predict: The same.
         format: Name of the format, such as "tar", "parquet", "csv" or "tokens", or MODULE:CLASS of one's own; by
             default the suffix says it.
-        options: The dataset's other settings, such as {"length": 1025, "dtype": "uint16"} for tokens.
+        options: The dataset's other settings, such as {"length": 1025, "dtype": "uint16"} for tokens, or
+            {"storage": Storage(...)} for shards that are remote.
         train_transform: From a training sample to what is collated; its random numbers are the sample's own.
         eval_transform: The same for val, test and predict.
         index_dir: Where index files lie; beside local shards by default. Nodes that don't share the shards' folder
@@ -48,9 +50,9 @@ class ShardDataModule(DataModule):
     def __init__(
         self,
         train: Urls | None = None,
-        val: Urls | None = None,
-        test: Urls | None = None,
-        predict: Urls | None = None,
+        val: Urls | Mapping[str, Urls] | None = None,
+        test: Urls | Mapping[str, Urls] | None = None,
+        predict: Urls | Mapping[str, Urls] | None = None,
         *,
         format: str | None = None,  # noqa: A002 - the field's name for it
         options: Mapping[str, Any] | None = None,
@@ -61,26 +63,30 @@ class ShardDataModule(DataModule):
         eval_loader: LoaderConfig | None = None,
     ) -> None:
         given = {"train": train, "val": val, "test": test, "predict": predict}
-        opened = {
-            name: functools.partial(
-                open_shards,
-                urls,
-                format=format,
-                transform=train_transform if name == "train" else eval_transform,
-                index_dir=index_dir,
-                **dict(options or {}),
+
+        def opener(name: str, urls: Urls) -> Callable[[], ShardedDataset]:
+            transform = train_transform if name == "train" else eval_transform
+            return functools.partial(
+                open_shards, urls, format=format, transform=transform, index_dir=index_dir, **dict(options or {})
             )
-            for name, urls in given.items()
-            if urls is not None
-        }
+
+        opened: dict[str, Any] = {}
+        self._urls: list[Urls] = []
+        for name, urls in given.items():
+            if isinstance(urls, Mapping):
+                opened[name] = {key: opener(name, part) for key, part in urls.items()}
+                self._urls += urls.values()
+            elif urls is not None:
+                opened[name] = opener(name, urls)
+                self._urls.append(urls)
         super().__init__(**opened, loader=loader, eval_loader=eval_loader)
-        self._urls = {name: urls for name, urls in given.items() if urls is not None}
         self._format, self._options, self._index_dir = format, dict(options or {}), index_dir
 
     @override
     def prepare_data(self) -> None:
-        found = {name: shards_at(urls, self._format) for name, urls in self._urls.items()}
-        todo = {shard: kind for kind, shards in found.values() if kind.keeps_index for shard in shards}
+        storage = self._options.get("storage")
+        found = [shards_at(urls, self._format, storage) for urls in self._urls]
+        todo = {shard: kind for kind, shards in found if kind.keeps_index for shard in shards}
         index_shards(todo, index_dir=self._index_dir, **self._options)
 
 
@@ -92,18 +98,22 @@ def open_shards(urls: Urls, *, format: str | None = None, **settings: Any) -> Sh
         ValueError: If their format is not known, not clear, or not one.
         TypeError: If the format has no such setting.
     """
-    kind, shards = shards_at(urls, format)
+    kind, shards = shards_at(urls, format, settings.get("storage"))
     if not kind.keeps_index:
         settings.pop("index_dir", None)
     return kind(shards, **settings)
 
 
-def shards_at(urls: Urls, format: str | None) -> tuple[type[ShardedDataset], list[str]]:  # noqa: A002
+def shards_at(
+    urls: Urls,
+    format: str | None,  # noqa: A002
+    storage: Storage | None = None,
+) -> tuple[type[ShardedDataset], list[str]]:
     """Return what reads the shards, and their paths."""
     if format is not None:
         kind = format_named(format)
-        return kind, expand(urls, kind.suffixes)
-    shards = expand(urls, known_suffixes())
+        return kind, expand(urls, kind.suffixes, storage)
+    shards = expand(urls, known_suffixes(), storage)
     found = {name: kind for shard in shards for name, kind in formats_of(shard).items()}
     if len(found) > 1:
         raise ValueError(f"{shards[0]}: {len(shards)} shards may be {' or '.join(sorted(found))}. Say which: format=.")

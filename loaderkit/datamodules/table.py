@@ -11,6 +11,7 @@ from typing_extensions import override
 from loaderkit.config import LoaderConfig
 from loaderkit.datamodules.base import DataModule
 from loaderkit.datasets.array import ArrayDataset
+from loaderkit.datasets.storage import Storage
 from loaderkit.datasets.table import Table, TableColumns, TableStatistics, Value, fit_table
 from loaderkit.datasets.tablefile import read_table
 from loaderkit.datasets.urls import Urls
@@ -41,6 +42,7 @@ class TableDataModule(DataModule):
         columns: What the columns are for.
         missing_values: What stands for a missing value in a CSV file.
         delimiter: Between the fields of a CSV file.
+        storage: How remote files are reached, and where copies of them are kept.
         loader: The loaders' settings.
         eval_loader: Those for val, test and predict.
 
@@ -59,6 +61,7 @@ class TableDataModule(DataModule):
         columns: TableColumns | None = None,
         missing_values: Sequence[str] = ("",),
         delimiter: str = ",",
+        storage: Storage | None = None,
         loader: LoaderConfig | None = None,
         eval_loader: LoaderConfig | None = None,
     ) -> None:
@@ -66,7 +69,7 @@ class TableDataModule(DataModule):
         factories = {name: functools.partial(_RawTable, name, data) for name, data in given.items() if data is not None}
         super().__init__(**factories, loader=loader, eval_loader=eval_loader)
         self.columns, self._columns_given = columns or TableColumns(), columns is not None
-        self._missing_values, self._delimiter = tuple(missing_values), delimiter
+        self._missing_values, self._delimiter, self._storage = tuple(missing_values), delimiter, storage
         self._statistics: TableStatistics | None = None
         self._encoded: dict[str, ArrayDataset] = {}
 
@@ -184,6 +187,7 @@ class TableDataModule(DataModule):
             ignore=self.columns.ignore,
             missing_values=self._missing_values,
             delimiter=self._delimiter,
+            storage=self._storage,
         )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from loaderkit.datasets.index import ShardError
+from loaderkit.datasets.storage import Storage
 from loaderkit.datasets.table import Categories, Column, Table, as_column
 from loaderkit.datasets.urls import Urls, expand, open_file
 
@@ -20,6 +21,7 @@ def read_table(
     ignore: Collection[str] = (),
     missing_values: Sequence[str] = ("",),
     delimiter: str = ",",
+    storage: Storage | None = None,
 ) -> Table:
     """Read a table.
 
@@ -30,9 +32,11 @@ def read_table(
         text: Columns of a CSV file that stay text though all their values are numbers.
         missing_values: What stands for a missing value in a CSV file.
         delimiter: Between the fields of a CSV file.
+        storage: How remote files are reached, and where copies of them are kept.
 
     Raises:
         FileNotFoundError: If there are no files.
+        OSError: If a remote file can't be fetched.
         ValueError: If the columns differ in length, or hold what can't be a column.
         ShardError: If a file can't be read, or has other columns than the first.
     """
@@ -51,12 +55,12 @@ def read_table(
     except ImportError as error:
         raise ImportError(f"{where}: to read files needs pyarrow: pip install 'loaderkit[arrow]'.") from error
     tables: list[Any] = []
-    for shard in expand(data, _TEXT + _BINARY):
-        try:
-            with open_file(shard) as file:
+    for shard in expand(data, _TEXT + _BINARY, storage):
+        with open_file(shard, storage) as file:
+            try:
                 found = _read_file(file, shard, missing_values, delimiter)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise ShardError(f"{shard}: not a whole table: {error}") from error
+            except (pa.ArrowException, OSError, ValueError) as error:
+                raise ShardError(f"{shard}: not a whole table: {error}") from error
         names = found.column_names
         if len(set(names)) < len(names) or (tables and sorted(names) != sorted(tables[0].column_names)):
             wanted = tables[0].column_names if tables else "each name once"
