@@ -56,7 +56,7 @@ class DataModule(pl.LightningDataModule):
             shuffling and dropping, and for streams in whole passes.
 
     In place of a dataset a zero-argument factory may be given, which `setup`
-    calls in each process.
+    calls in each process. In a loop without a Trainer `train_dataloader()` gives Loaders as any others.
     """
 
     def __init__(
@@ -149,6 +149,9 @@ class DataModule(pl.LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         if not self._loaders:
             return self._restored or {"train": [], "batches": 0, "epoch_over": False}
+        if self.trainer is None:
+            states = [loader.state_dict() for loader in self._loaders]
+            return {"train": states, "batches": self._loaders[0].cursor.batches, "epoch_over": False}
         batches, over = self._learnt()
         states = [loader.state_after(batches - self._first, over=over) for loader in self._loaders]
         return {"train": states, "batches": 0 if over else batches, "epoch_over": over}
@@ -200,8 +203,10 @@ class DataModule(pl.LightningDataModule):
             config = dataclasses.replace(config, steps=None, stop=None, store=None)  # they are the stream's
         loader = self._make_loader(TrainLoader, dataset, config, shuffle)
         check_equal_ranks(self.trainer, loader, "train")
-        loader.saved = functools.partial(self._saved_state, len(self._loaders))
-        loader.loaded = self._stand_where_the_trainer_does
+        if self.trainer is not None:
+            loader.driven = True
+            loader.saved = functools.partial(self._saved_state, len(self._loaders))
+            loader.loaded = self._stand_where_the_trainer_does
         self._loaders.append(loader)
         return loader
 

@@ -27,8 +27,9 @@ class TrainerLoader(Loader):
 
 
 class TrainLoader(TrainerLoader):
-    """A training loader whose state is what was learnt, as its DataModule knows it."""
+    """A training loader whose state is what was learnt, as its DataModule knows it; without a Trainer, a Loader."""
 
+    driven = False  # by a Trainer, which may fetch ahead and begin anew
     saved: Callable[[], dict[str, Any]] | None = None  # the state that the DataModule would save
     loaded: Callable[[], None] | None = None  # tells the DataModule that Lightning has moved the loader
     restored = False  # whether the DataModule has put it in its place
@@ -42,9 +43,10 @@ class TrainLoader(TrainerLoader):
 
     def mark(self) -> None:
         """Begin to count where the next `iter()` begins."""
-        self._walk.settle()
-        self._walk.mark()
-        self._waiting, self._learnt = True, 0
+        if self.driven:
+            self._walk.settle()
+            self._walk.mark()
+            self._waiting, self._learnt = True, 0
 
     def begin_batch(self, learnt: int) -> None:
         """Take note that a batch begins, after so many learnt since the mark."""
