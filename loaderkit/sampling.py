@@ -1,7 +1,7 @@
 """Orders that draw: by weight, from a mixture of sources, from a user's own sampler."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch.utils.data as torch_data
 
 from loaderkit.order import Order, Shuffled, cached, check_size, digest
 from loaderkit.seeding import Int64Array, SampleSeeds, hash_positions
+from loaderkit.shard_order import ShardOrder
 
 
 class Weighted(Order):
@@ -98,29 +99,27 @@ class Mixture(Order):
     whole windows has its part of them, to within 2 - 1 / (S - 1) samples for S
     sources; for two that is one sample. A source that is used up begins again
     with its next pass, and an epoch goes on where the one before it left the
-    source. Sources in shards are given as a ShardOrder each.
+    source.
 
     Args:
-        sources: The orders of the sources, or their sizes (then shuffled).
+        sources: The datasets, or their sizes, which are then shuffled: by a ShardOrder where a dataset has
+            shards. Or an order for each.
         weights: One for each source, above 0; need not sum to 1.
-        seed: Of sources given by their size.
+        seed: Of sources that are not given as orders.
         size: Positions in an epoch; the sum of the sources' sizes by default.
         window: Positions over which the shares are exact.
     """
 
     def __init__(
         self,
-        sources: Sequence[Order | int],
+        sources: Sequence[Order | int | Sized],
         weights: Sequence[float],
         *,
         seed: int = 0,
         size: int | None = None,
         window: int = 1000,
     ) -> None:
-        self._orders = [
-            source if isinstance(source, Order) else Shuffled(source, seed=seed + row)
-            for row, source in enumerate(sources)
-        ]
+        self._orders = [_shuffled(source, seed + row) for row, source in enumerate(sources)]
         self._sizes = [order.size(0) for order in self._orders]
         found = np.asarray(weights, dtype=np.float64)
         if found.shape != (len(self._orders),) or not found.size or not np.isfinite(found).all() or found.min() <= 0:
@@ -201,6 +200,15 @@ class Mixture(Order):
             self._epochs[window] = _spread(_shares(self._weights, window))
         pattern: tuple[Int64Array, Int64Array] = self._epochs[window]
         return pattern
+
+
+def _shuffled(source: Order | int | Sized, seed: int) -> Order:
+    if isinstance(source, Order):
+        return source
+    if isinstance(source, Sized):
+        sizes = getattr(source, "shard_sizes", None)
+        return Shuffled(len(source), seed=seed) if sizes is None else ShardOrder(sizes, seed=seed)
+    return Shuffled(source, seed=seed)
 
 
 def _spread(shares: Int64Array) -> tuple[Int64Array, Int64Array]:

@@ -126,6 +126,25 @@ def test_a_mixture_of_sources_in_shards_reads_each_with_locality() -> None:
     assert np.array_equal(drawn[drawn >= 400] - 400, shards[1].indices(0, 0, 120))
 
 
+class InShards(list[int]):
+    shard_sizes = (50,) * 8
+
+
+def test_a_mixtures_sources_may_be_the_datasets() -> None:
+    """One in shards is read by a ShardOrder; another batch size goes on in the same order."""
+    sources = [InShards(range(400)), list(range(120))]
+    order = Mixture(sources, [3, 1], seed=7, size=480)
+    by_hand = [ShardOrder(InShards.shard_sizes, seed=7), Shuffled(120, seed=8)]
+    assert order.key(0) == Mixture(by_hand, [3, 1], size=480).key(0)
+    assert np.array_equal(order.indices(1, 0, 480), Mixture(by_hand, [3, 1], size=480).indices(1, 0, 480))
+    first = Loader(range(520), 8, order=order)
+    iterator = iter(first)
+    head = [index for _ in range(5) for index in next(iterator).tolist()]
+    resumed = Loader(range(520), 32, order=order)
+    resumed.load_state_dict(first.state_dict())
+    assert head + [index for batch in resumed for index in batch.tolist()] == order.indices(0, 0, 480).tolist()
+
+
 def test_other_weights_are_refused_at_a_resume_with_both() -> None:
     first = Loader(range(20), 4, order=Mixture([10, 10], [3, 1]))
     next(iter(first))
