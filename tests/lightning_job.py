@@ -121,6 +121,8 @@ def make_stream(shards: list[int], **settings: Any) -> Any:
 class Model(pl.LightningModule):
     """A small network with dropout that writes down what it trains on."""
 
+    stopped = False
+
     def __init__(self, job: dict[str, Any]) -> None:
         super().__init__()
         self.job = job
@@ -151,6 +153,7 @@ class Model(pl.LightningModule):
             return
         if stop["by"] == "exception":
             raise RuntimeError("stopped by the test")
+        self.stopped = True
         os.kill(os.getpid(), getattr(signal, stop["by"]))
 
     def on_fit_end(self) -> None:
@@ -173,10 +176,10 @@ class Model(pl.LightningModule):
 
 
 class KillOnSave(pl.Callback):
-    """A preempted job: killed as soon as the signal's checkpoint is there."""
+    """A preempted job: killed once it has had its signal and the checkpoint is there."""
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        if list(Path(str(trainer.default_root_dir)).glob("hpc_ckpt_*")):
+    def on_train_batch_end(self, trainer: pl.Trainer, model: Any, *_: Any) -> None:
+        if model.stopped and list(Path(str(trainer.default_root_dir)).glob("hpc_ckpt_*")):
             os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -134,3 +134,18 @@ def test_a_shard_that_changes_in_use_is_an_error(tmp_path: Path) -> None:
     write(tmp_path, [13])
     with pytest.raises(lk.ShardError, match=r"000\.ds: has .* tokens in 13 documents, had .* in 12"):
         data[0]
+
+
+def test_what_datatrove_wrote_is_read_in_place(tmp_path: Path) -> None:
+    """Files of the DocumentTokenizer of datatrove 0.10.1, for documents of 3, 1, 7, 0 and 5 words and an end token, 8."""
+    files = {
+        ".ds": "000001010202080000000800000001010202030304040505060608000800000001010202030304040800",
+        ".ds.index": "".join(f"{end:02x}00000000000000" for end in (4, 6, 14, 15, 21)),
+        ".ds.loss": "01" * 21,
+        ".ds.metadata": "746f6b2e6a736f6e7c320a32310a32312e302054",
+    }
+    for suffix, content in files.items():
+        (tmp_path / f"00000_unshuffled{suffix}").write_bytes(bytes.fromhex(content))
+    words = [257 * number for number in range(7)]
+    found = [document.tolist() for document in lk.DocumentDataset(tmp_path)]
+    assert found == [[*words[:count], 8] for count in (3, 1, 7, 0, 5)]
