@@ -1,7 +1,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: demo test format
+.PHONY: demo test bench format
 
 demo: .venv/demo
 	$(BIN)/python examples/demo.py
@@ -11,6 +11,9 @@ test: .venv/test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+bench: .venv/bench
+	$(BIN)/python benchmarks/suite.py $(if $(QUICK),--quick)
 
 format: .venv/test
 	$(BIN)/ruff format .
@@ -23,6 +26,10 @@ format: .venv/test
 
 .venv/demo: .venv/pip
 	$(BIN)/pip install --quiet -e '.[demo]'
+	touch $@
+
+.venv/bench: .venv/pip
+	$(BIN)/pip install --quiet -e '.[bench]'
 	touch $@
 
 .venv/test: .venv/pip

@@ -1,8 +1,9 @@
 """The loaders that the scripts compare over the same map-style data, each used as its documentation says.
 
-Each `by_...` returns a callable that runs an epoch. Workers are kept from epoch to epoch where that can be had; torchdata.nodes starts its
-processes with each epoch, spdl its pipeline, and grain has no epochs: they say themselves how long an epoch takes, from when they run steadily. Peers get
-whole batches of indices, as tensors, wherever they take them. grain's batches are left as numpy arrays.
+Each `by_...` returns a callable that runs an epoch. Workers are kept from epoch to epoch where that can be had. torchdata.nodes starts
+its processes with each epoch, spdl's pipeline begins with one, and grain has no epochs: with processes, and grain always, they
+say themselves how long an epoch takes, from when they run steadily. Peers get whole batches of indices, as tensors,
+wherever they take them. grain's batches are left as numpy arrays.
 """
 
 import importlib.util
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
@@ -79,13 +81,13 @@ class Job:
 class IndexBatches:
     """A sampler of whole batches, as tensors."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, job: Job, most: int = sys.maxsize) -> None:
+        self._job, self._most = job, most
 
     def __iter__(self) -> Iterator[Tensor]:
         size = len(self._job.dataset)
         order = torch.randperm(size) if self._job.shuffle else torch.arange(size)
-        return iter(torch.split(order, self._job.batch_size)[: self._job.run])
+        return iter(torch.split(order, self._job.batch_size)[: self._most])
 
 
 def ours(job: Job, workers: int, engine: Any = "auto", **settings: Any) -> Epoch:
@@ -105,20 +107,20 @@ def by_torch(job: Job, workers: int, kind: Any = DataLoader, **settings: Any) ->
 def by_nodes(job: Job, workers: int, method: Any, stack: ExitStack) -> Epoch:  # noqa: ARG001 - ends its processes itself
     from torchdata import nodes
 
-    source = nodes.SamplerWrapper(IndexBatches(job))
+    most = job.run if method == "process" else job.batches
+    source = nodes.SamplerWrapper(IndexBatches(job, most))
+    if not workers:
+        return partial(drain, nodes.Loader(nodes.Mapper(source, job.fetch)))
     settings = {"method": method} | ({"multiprocessing_context": "forkserver"} if method == "process" else {})
-    root = (
-        nodes.ParallelMapper(source, job.fetch, num_workers=workers, **settings)
-        if workers
-        else nodes.Mapper(source, job.fetch)
-    )
-    loader = nodes.Loader(root)
+    loader = nodes.Loader(nodes.ParallelMapper(source, job.fetch, num_workers=workers, **settings))
+    if method == "thread":
+        return partial(drain, loader)
 
     def epoch() -> float:
         batches = iter(loader)
-        taken = steady(batches, job.run)
+        taken = steady(batches, most)
         drain(batches)
-        return taken * job.batches / job.run
+        return taken * job.batches / most
 
     return epoch
 
@@ -181,12 +183,16 @@ def by_spdl(job: Job, workers: int, method: Any, stack: ExitStack) -> Epoch:
         settings, operation = {"executor": pool}, _fetch_kept
         stack.callback(pool.shutdown)
 
-    def epoch() -> float:
-        builder = PipelineBuilder().add_source(IndexBatches(job))
+    def epoch() -> float | None:
+        most = job.run if method == "process" else job.batches
+        builder = PipelineBuilder().add_source(IndexBatches(job, most))
         builder = builder.pipe(operation, concurrency=count, output_order="input", **settings)
         pipeline = builder.add_sink(2 * count).build(num_threads=count)
         with pipeline.auto_stop():
-            return steady(iter(pipeline), job.run) * job.batches / job.run
+            if method == "process":
+                return steady(iter(pipeline), most) * job.batches / most
+            drain(pipeline)
+        return None
 
     return epoch
 

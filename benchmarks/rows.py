@@ -91,16 +91,17 @@ def main() -> None:
 
 def draw(figure: Any, rows: list[Row], size: int) -> None:
     axes = figure.subplots()
+    rows = sorted(rows, key=lambda row: row["workers"])
     names = [row["contender"] for row in rows]
     values = [row["ratio_to_reference"] for row in rows]
     bars = axes.barh(names, values, color=[LIMIT if name in (ALONE, LOOP) else colour_of(name) for name in names])
     axes.bar_label(bars, [f" {value:.2f} x" if value < 10 else f" {value:.0f} x" for value in values])
     axes.set_xscale("log")
-    axes.set_xlim(0.5, max(values) * 2.5)
+    axes.set_xlim(min(values) / 2, max(values) * 3)
     axes.axvline(1, color="#24292f", linewidth=0.8, linestyle=":")
     axes.invert_yaxis()
-    axes.set_xlabel("time of an epoch over that of the hand-written loop (log scale; less is better)")
-    axes.set_title(f"{size:,} x 32 float32 in memory, batches of {BATCH:,}, shuffled", loc="left")
+    axes.set_xlabel("time over the hand-written loop's (log scale; less is better)")
+    figure.suptitle(f"{size:,} x 32 float32 in memory, batches of {BATCH:,}, shuffled", x=0.01, ha="left")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
 Samples cost next to nothing. Each run is a fork of a process that has imported everything and started nothing. `cold` is from making
 its first loader to the first batch, `second` the same for another loader after that one was closed. `gap` is from an epoch's last batch to
-the next epoch's first, by loaders that keep their workers; grain has no epochs and no gap, and starts by spawn alone; spdl starts its
-workers with the first use and goes on with a source that does not end.
+the next epoch's first; torchdata.nodes starts its workers anew. grain has no epochs and no gap, and starts by spawn alone.
 """
 
 import os
@@ -15,7 +14,19 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 import torch
-from contenders import GRAIN, NODES, Fetch, IndexBatches, Job, colour_of, installed
+from contenders import (
+    GRAIN,
+    LOADER,
+    NODES,
+    REFERENCE,
+    RING,
+    STATEFUL,
+    Fetch,
+    IndexBatches,
+    Job,
+    colour_of,
+    installed,
+)
 from harness import Row, parse_options, report, spread
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
@@ -25,8 +36,6 @@ import loaderkit as lk
 
 SIZE, BATCH, WORKERS, EPOCHS = 1024, 32, 2, 20
 METHODS = ("fork", "forkserver", "spawn")
-LOADER, RING, THEIRS = "lk.Loader", "lk.Loader, ring", "lk.Loader, torch"
-REFERENCE, STATEFUL = "DataLoader", "StatefulDataLoader"
 Loader = Any
 
 
@@ -42,9 +51,8 @@ def make(name: str, method: str, stack: ExitStack) -> Loader:
     """Return an iterable whose workers stay."""
     data: Any = Cheap()
     settings: dict[str, Any] = {"num_workers": WORKERS, "multiprocessing_context": method, "persistent_workers": True}
-    if name in (LOADER, RING, THEIRS):
-        engine: Any = name.rpartition(" ")[2] if ", " in name else "auto"
-        return lk.Loader(data, BATCH, engine=engine, **settings)
+    if name in (LOADER, RING):
+        return lk.Loader(data, BATCH, engine="ring" if name == RING else "auto", **settings)
     if name in (REFERENCE, STATEFUL):
         return (DataLoader if name == REFERENCE else StatefulDataLoader)(data, BATCH, **settings)
     job = Job(dataset=data, batch_size=BATCH, shuffle=False)
@@ -120,13 +128,16 @@ def answer(function: Callable[[], Any], sender: Connection) -> None:
 
 def main() -> None:
     options = parse_options(__doc__)
-    names = [LOADER, RING, THEIRS, REFERENCE, STATEFUL, *(name for name in (NODES, GRAIN) if installed(name))]
-    cases = [(name, method) for method in METHODS for name in names if name != GRAIN or method == "spawn"]
-    cases = [case for case in cases if not options.quick or case[1] != "spawn"]
+    cases = [(name, "fork") for name in (LOADER, RING, REFERENCE, STATEFUL)]
+    cases += [(name, method) for method in METHODS[1:] for name in (LOADER, RING, REFERENCE)]
+    cases += [(NODES, method) for method in METHODS if installed(NODES)]
+    cases += [(GRAIN, "spawn")] if installed(GRAIN) else []
+    cases = [case for case in cases if not options.quick or case[1] == "fork"]
     found: dict[tuple[str, str], list[dict[str, list[float]]]] = {case: [] for case in cases}
-    for number in range(1 if options.quick else 3):
+    for number in range(1 if options.quick else 5):
         for case in cases[number:] + cases[:number]:
-            found[case].append(in_fork(partial(measure, *case)))
+            if number < 2 or case[1] == "fork":  # the others take seconds
+                found[case].append(in_fork(partial(measure, *case)))
     rows: list[Row] = []
     for (name, method), runs in found.items():
         taken = {key: [value for run in runs for value in run.get(key, [])] for key in ("cold", "second", "gap")}

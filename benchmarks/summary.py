@@ -1,0 +1,275 @@
+"""Every workload of the suite by every loader, in one table and one picture: speed over loaderkit's.
+
+Reads the CSV files of the other scripts and writes `summary.csv` and `summary.png`. A cell is how fast a loader is, in times of lk.Loader with
+default settings (`engine="auto"`; the ring where a worker's transport is what is measured): below 1, loaderkit is ahead. Of a
+loader that can be used in several ways, threads or processes, the fastest counts. Cells that were not measured are empty: no such job for
+that loader, or it was not installed. The geometric means are those of loaderkit's speed over DataLoader's.
+"""
+
+import argparse
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+from harness import RESULTS
+from matplotlib.colors import LinearSegmentedColormap, LogNorm
+
+LOADERS = (
+    "DataLoader",
+    "StatefulDataLoader",
+    "torchdata.nodes",
+    "grain",
+    "spdl",
+    "webdataset",
+    "litdata",
+    "mosaicml-streaming",
+    "Hugging Face datasets",
+)
+LABELS = tuple(
+    name.replace(" ", "\n", 1).replace("DataLoader", "\nDataLoader").replace(".", "\n.").replace("-", "\n-").strip()
+    for name in LOADERS
+)
+Found = dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Where a workload's numbers are.
+
+    Args:
+        name: In the table.
+        file: The script whose results they are.
+        column: What is compared.
+        where: The rows that belong to it.
+        ours: Our contender's name there.
+        names: The other contenders' names, where they don't begin with the loader's.
+        more: Whether more is better.
+        timed: Whether it is throughput; otherwise start, resume or memory.
+    """
+
+    name: str
+    file: str
+    column: str
+    where: Mapping[str, str] = field(default_factory=dict)
+    ours: str = "lk.Loader"
+    names: Mapping[str, str] = field(default_factory=dict)
+    more: bool = False
+    timed: bool = True
+
+
+def workloads() -> list[Workload]:
+    found = []
+    for workers in ("0", "2"):
+        where = {"workers": workers}
+        end = f", {workers} workers"
+        ours = "lk.Loader(ArrayDataset)" + (end if workers == "2" else "")
+        found += [
+            Workload(name=f"rows in memory{end}", file="rows", column="epoch_ms", where=where, ours=ours),
+            Workload(
+                name=f"100 us a sample{end}",
+                file="per_sample",
+                column="us_per_sample",
+                where=where | {"sample_us": "100"},
+            ),
+            Workload(name=f"JPEGs in memory, augmented{end}", file="pictures", column="us_per_sample", where=where),
+            Workload(name=f"windows of tokens{end}", file="tokens", column="us_per_sample", where=where),
+        ]
+    for work in ("computing", "waiting"):
+        for size in ("1", "8"):
+            found.append(
+                Workload(
+                    name=f"stragglers, {work}, batches of {size}",
+                    file="stragglers",
+                    column="epoch_ms",
+                    where={"work": work, "batch_size": size},
+                )
+            )
+    for kind, ours, theirs, text in (
+        ("tokens", "loaderkit, documents", "memory-map + DataLoader", "documents on disk"),
+        ("pictures", "loaderkit, tar", "file + DataLoader", "JPEGs on disk"),
+    ):
+        for order in ("in order", "shuffled"):
+            for workers in ("0", "2"):
+                found.append(
+                    Workload(
+                        name=f"{text}, {order}, {workers} workers",
+                        file="peers_throughput",
+                        column="samples_per_s",
+                        where={"workload": kind, "order": order, "workers": workers},
+                        ours=ours,
+                        names={"DataLoader": theirs},
+                        more=True,
+                    )
+                )
+    for leaves in ("1", "10"):
+        for size in ("40000", "400000", "4000000"):
+            found.append(
+                Workload(
+                    name=f"worker to main, {int(size):,} bytes in {leaves}",
+                    file="transport",
+                    column="wall_us",
+                    where={"leaves": leaves, "bytes": size},
+                    ours="lk.Loader, ring",
+                )
+            )
+    found += [
+        Workload(
+            name="first shuffled batch of 10^8",
+            file="order",
+            column="first_batch_ms",
+            where={"samples": str(10**8)},
+            timed=False,
+        ),
+        Workload(
+            name="resume at 90 % of 10M",
+            file="resume",
+            column="first_batch_ms",
+            ours="lk.Loader, resumed",
+            names={
+                "DataLoader": "DataLoader, run to the place again",
+                "StatefulDataLoader": "StatefulDataLoader, resumed",
+            },
+            timed=False,
+        ),
+    ]
+    for column, text in (("cold_ms", "first batch, cold"), ("epoch_gap_ms", "from epoch to epoch")):
+        found.append(
+            Workload(name=f"{text}, forked", file="startup", column=column, where={"start_method": "fork"}, timed=False)
+        )
+    found.append(
+        Workload(
+            name="growth of four workers, 10^6 records",
+            file="memory",
+            column="total_growth_mb",
+            ours="lk.Loader, lk.RecordDataset",
+            names={
+                "DataLoader": "DataLoader, a list of dicts",
+                "Hugging Face datasets": "DataLoader, Hugging Face datasets",
+            },
+            timed=False,
+        )
+    )
+    return found
+
+
+def read(workload: Workload, folder: Path) -> tuple[Found, str]:
+    """Return the loaders' speeds over ours, and the machine."""
+    path = folder / f"{workload.file}.csv"
+    if not path.exists():
+        return {}, ""
+    with path.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if workload.where.items() <= row.items()]
+    values = {row["contender"]: float(row[workload.column]) for row in rows if row[workload.column]}
+    values = {name: value for name, value in values.items() if value > 0}  # nan is not
+    ours = values.get(workload.ours)
+    if ours is None:
+        return {}, ""
+    found: Found = {}
+    for loader in LOADERS:
+        name = workload.names.get(loader)
+        mine = [
+            value
+            for contender, value in values.items()
+            if contender == name or (name is None and is_of(loader, contender))
+        ]
+        if mine:
+            found[loader] = max(mine) / ours if workload.more else ours / min(mine)
+    return found, rows[0]["machine"]
+
+
+def is_of(loader: str, contender: str) -> bool:
+    """Whether a contender is the loader as one uses it: whole batches of indices for DataLoader are another matter."""
+    start = contender.split("(")[0].split(",")[0].strip()
+    return start == loader and "sampler of batches" not in contender and "prefetch_factor" not in contender
+
+
+def mean(found: list[tuple[Workload, Found]], timed: bool) -> float:
+    """Return the geometric mean of our speed over DataLoader's."""
+    values = [
+        -math.log(cells["DataLoader"])
+        for workload, cells in found
+        if "DataLoader" in cells and (workload.timed or not timed)
+    ]
+    return math.exp(sum(values) / len(values)) if values else float("nan")
+
+
+def summarise(folder: Path) -> tuple[list[tuple[Workload, Found]], list[str]]:
+    """Return all workloads with their cells, and the machines."""
+    found, machines = [], []
+    for workload in workloads():
+        cells, machine = read(workload, folder)
+        found.append((workload, cells))
+        machines += [machine] if machine and machine not in machines else []
+    return found, machines
+
+
+def draw(found: list[tuple[Workload, Found]], machines: list[str], path: Path) -> None:
+    figure = plt.figure(figsize=(11, 0.29 * len(found) + 2), layout="constrained")
+    axes = figure.subplots()
+    grid = [[cells.get(loader, math.nan) for loader in LOADERS] for _, cells in found]
+    colours = LinearSegmentedColormap.from_list("ahead", ["#1f6feb", "#cfe3ff", "#ffffff", "#ffd9c7", "#d1603d"])
+    colours.set_bad("#eef0f2")
+    axes.imshow(grid, cmap=colours, norm=LogNorm(0.01, 100), aspect="auto")
+    for row, line in enumerate(grid):
+        for column, value in enumerate(line):
+            text = "not measured" if math.isnan(value) else f"{value:.0f}" if value > 9.95 else f"{value:.2f}"
+            text = "< 0.001" if value < 0.001 else f"{value:.3f}" if value < 0.095 else text
+            axes.text(
+                column,
+                row,
+                text,
+                ha="center",
+                va="center",
+                fontsize=6 if math.isnan(value) else 8,
+                color="#8c959f" if math.isnan(value) else "white" if value < 0.03 or value > 30 else "black",
+                weight="bold" if value > 1.05 else "normal",
+            )
+    axes.set_xticks(range(len(LOADERS)), LABELS, fontsize=8)
+    axes.xaxis.tick_top()
+    axes.set_yticks(range(len(found)), [workload.name for workload, _ in found], fontsize=8)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    figure.suptitle(
+        "Speed over loaderkit's: blue, loaderkit is ahead; red and bold, the other is. loaderkit over DataLoader, "
+        f"geometric mean:\n{mean(found, True):.1f} x over the workloads of throughput, "
+        f"{mean(found, False):.1f} x over all",
+        fontsize=10,
+        x=0.01,
+        ha="left",
+    )
+    figure.supxlabel("; ".join(machines), fontsize=7, color="#6e7781")
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the CSV files are, and the summary goes")
+    folder: Path = parser.parse_args().results
+    found, machines = summarise(folder)
+    if not machines:
+        raise SystemExit(f"summary: no results in {folder}. Run: make bench")
+    with (folder / "summary.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["workload", "kind", *LOADERS])
+        for workload, cells in found:
+            kind = "throughput" if workload.timed else "latency or memory"
+            writer.writerow([workload.name, kind, *(short(cells.get(loader)) for loader in LOADERS)])
+    draw(found, machines, folder / "summary.png")
+    for workload, cells in found:
+        shown = [f"{loader} {short(value)}" for loader, value in cells.items()]
+        print(f"{workload.name}: {', '.join(shown) or 'not measured'}")
+    print(
+        f"loaderkit over DataLoader, geometric mean: {mean(found, True):.2f} (throughput), {mean(found, False):.2f} (all)"
+    )
+
+
+def short(value: Any) -> str:
+    return "not measured" if value is None else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    main()
