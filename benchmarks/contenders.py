@@ -7,6 +7,7 @@ wherever they take them. grain's batches are left as numpy arrays.
 """
 
 import importlib.util
+import multiprocessing
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -27,6 +28,12 @@ import loaderkit as lk
 BARE, LOADER, RING, REFERENCE = "bare loop (the limit)", "lk.Loader", "lk.Loader, ring", "DataLoader"
 STATEFUL, NODES, GRAIN, SPDL = "StatefulDataLoader", "torchdata.nodes", "grain", "spdl"
 COLOURS = {LOADER: OURS, REFERENCE: TORCH, STATEFUL: "#e6a08b", NODES: DATA, GRAIN: "#2da44e", SPDL: "#bf8700"}
+PRELOADED = [
+    "matplotlib.pyplot",
+    "torch",
+    "torchdata.stateful_dataloader",
+    "loaderkit",
+]  # else each process would import them
 Epoch = Callable[[], object]
 
 
@@ -202,6 +209,7 @@ OTHERS: dict[str, Callable[[Job, int, Any, ExitStack], Epoch]] = {NODES: by_node
 
 def others(job: Job, workers: int, stack: ExitStack) -> dict[str, Epoch]:
     """Return the epochs of the peers beside torch's that are installed; say which are not."""
+    multiprocessing.set_forkserver_preload(PRELOADED)
     found: dict[str, Epoch] = {}
     for name, make in OTHERS.items():
         if not installed(name):

@@ -7,10 +7,12 @@ python benchmarks/table.py --write README.md
 import argparse
 import csv
 import re
+import statistics
 import sys
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
+NEWER = ("transport", "stragglers", "startup", "memory")
 Rows = list[dict[str, str]]
 
 
@@ -53,6 +55,17 @@ def table(folder: Path) -> str:
         f"{faster:.0f} times as long as ours",
         "rows",
     )
+    ours = pick(rows, contender="lk.Loader(ArrayDataset), 2 workers")
+    theirs = pick(rows, contender="DataLoader(TensorDataset), 2 workers")
+    faster = float(theirs["ratio_to_reference"]) / float(ours["ratio_to_reference"])
+    add(
+        "The same with 2 workers",
+        f"**{number(ours['ratio_to_reference'])} x** ({number(ours['ratio_to_limit'])} x)",
+        f"`DataLoader` {number(theirs['ratio_to_reference'])} x, {faster:.0f} times as long as ours",
+        "rows",
+    )
+    for row in measured(folder):
+        add(*row)
     rows = read("per_sample", folder)
     for workers in ("0", "2"):
         ours = pick(rows, contender="lk.Loader", workers=workers, sample_us="100")
@@ -146,12 +159,94 @@ def table(folder: Path) -> str:
                 f"{best['contender']} {number(best['over_bare_loop'])} x, the best of the peers",
                 "peers/peers_throughput",
             )
+    lines += whole_suite(folder)
     machines: dict[str, list[str]] = {}
-    for name in ("rows", "per_sample", "resume", "order", "text", "peers_throughput"):
+    every = ("rows", "per_sample", "resume", "order", "text", "peers_throughput")
+    for name in (*every, *(name for name in NEWER if (folder / f"{name}.csv").exists())):
         machines.setdefault(read(name, folder)[0]["machine"], []).append(name)
     where = "; ".join(f"{', '.join(names)}: {machine}" for machine, names in machines.items())
     lines += ["", f"Medians ({where}). Ratios carry over to other machines, milliseconds do not."]
     return "\n".join(lines)
+
+
+def whole_suite(folder: Path) -> list[str]:
+    """Return the row of the summary: the mean over its workloads, and where another loader is ahead."""
+    if not (folder / "summary.csv").exists():
+        return ["| Every workload by every loader | not measured | | [`summary.py`](benchmarks/summary.py) |"]
+    rows = [row for row in read("summary", folder) if row["kind"] == "throughput"]
+    cells = [(row["workload"], name, row[name]) for row in rows for name in list(row)[2:]]
+    speeds = [(workload, name, float(cell)) for workload, name, cell in cells if cell != "not measured"]
+    ours = [1 / speed for _, name, speed in speeds if name == "DataLoader"]
+    ahead = [(workload, name, speed) for workload, name, speed in speeds if speed > 1.05]
+    said = ", ".join(f"{name} at {workload} ({speed:.2f} x)" for workload, name, speed in ahead)
+    return [
+        f"| {len(rows)} workloads of throughput, geometric mean over `DataLoader`; of {len(speeds)} comparisons with any loader those in which "
+        f"the other is more than 5 % ahead ([all of them](benchmarks/results/summary.png)) | **{statistics.geometric_mean(ours):.1f} x** | "
+        f"{said or 'none'} | [`summary.py`](benchmarks/summary.py) |"
+    ]
+
+
+def measured(folder: Path) -> list[tuple[str, str, str, str]]:
+    """Return the rows about workers; of what has no results yet, that."""
+
+    def rows(name: str) -> Rows:
+        return read(name, folder) if (folder / f"{name}.csv").exists() else []
+
+    found: list[tuple[str, str, str, str]] = []
+    handed = {
+        row["bytes"]: row
+        for row in rows("transport")
+        if row["contender"] == "lk.Loader, ring" and row["leaves"] == "10"
+    }
+    for size, text in (("40000", "40 KB"), ("400000", "400 KB"), ("4000000", "4 MB")):
+        what = f"From a worker to the main process, {text} in ten tensors: CPU of the main process a batch (time from batch to batch)"
+        if row := handed.get(size):
+            cheaper, faster = 1 / float(row["main_cpu_over_dataloader"]), 1 / float(row["wall_over_dataloader"])
+            ours = f"**{number(row['main_cpu_us'], ' us')}** ({number(row['wall_us'], ' us')})"
+            theirs = f"`DataLoader` {number(str(cheaper))} x as much ({number(str(faster))} x as long); ours over a bare shared buffer "
+            theirs += f"{number(row['main_cpu_over_limit'])} x ({number(row['wall_over_limit'])} x)"
+            found.append((what, ours, theirs, "transport"))
+    slow = {
+        (row["contender"], row["work"], row["batch_size"]): number(row["over_perfect_balance"])
+        for row in rows("stragglers")
+    }
+    for work in ("computing", "waiting") if slow else ():
+        first, second = (
+            ", ".join(f"{slow[name, work, size]} x" for size in ("1", "8")) for name in ("lk.Loader", "DataLoader")
+        )
+        found.append(
+            (
+                f"Stragglers, {work}: 1 of 20 samples 10 times slower, 2 workers, order kept: time over perfect balance, batches of 1 and of 8",
+                f"**{first}**",
+                f"`DataLoader` {second}",
+                "stragglers",
+            )
+        )
+    begun = {row["contender"]: row for row in rows("startup") if row["start_method"] == "fork"}
+    if begun:
+        mine, other = begun["lk.Loader"], begun["DataLoader"]
+        found.append(
+            (
+                "From one epoch to the next, 2 workers that stay (first batch of all, forked)",
+                f"**{number(mine['epoch_gap_ms'], ' ms')}** ({number(mine['cold_ms'], ' ms')})",
+                f"`DataLoader` {number(other['epoch_gap_ms'], ' ms')} ({number(other['cold_ms'], ' ms')})",
+                "startup",
+            )
+        )
+    grown = {row["contender"]: row for row in rows("memory")}
+    if grown:
+        best = next(grown[name] for name in ("lk.Loader, lk.share", "lk.Loader, lk.RecordDataset") if name in grown)
+        other = grown["DataLoader, a list of dicts"]
+        found.append(
+            (
+                "A million records, 4 workers, one pass: growth of the workers over the records' size",
+                f"**{float(best['growth_over_records']):.1%}** ({best['contender'].split(', ')[1]})",
+                f"a list of dicts {float(other['growth_over_records']):.0%} ({number(other['growth_mb'], ' MB')})",
+                "memory",
+            )
+        )
+    have = {script for *_, script in found}
+    return found + [(name.capitalize(), "not measured", "", name) for name in NEWER if name not in have]
 
 
 def write(path: Path, text: str) -> None:
