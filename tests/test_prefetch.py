@@ -336,3 +336,28 @@ def test_a_loader_with_a_device_holds_what_it_copies(
         assert wrong > 10
     assert not held or source.made <= 12
     assert type(pickle.loads(pickle.dumps(HostBatches()))) is HostBatches
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_slots_of_the_ring_are_not_written_to_before_they_are_copied(
+    held: bool, use: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workers write to a slot as soon as nobody holds the batch; here all memory counts as page-locked, in place."""
+    if not held:
+        monkeypatch.setattr(HostBatches, "hold", lambda *_: None)
+    rows = torch.arange(64 * 120).view(120, 64)
+    loader = lk.Loader(lk.ArrayDataset(rows), 2, num_workers=2, engine="ring", persistent_workers=True, timeout=60)
+    wrong = checked = 0
+    for policy in ("none", "side", "random 1", "random 2"):
+        fake = use(make_fake(policy, pinned=True))
+        found = []
+        for batch in lk.DeviceLoader(loader, "cpu"):
+            found.append(fake.read(batch))
+            del batch
+        fake.run_all()
+        wanted = (part.numpy().tobytes() for part in rows.split(2))
+        wrong += sum(content[0] != part for content, part in zip(found, wanted, strict=True))
+        checked += len(found)
+    loader.close()
+    assert checked == 240
+    assert (wrong == 0) == held
