@@ -1,11 +1,13 @@
 """A Loader whose batches are copied to the device ahead of their use."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from typing_extensions import override
 
+from loaderkit.engine import Description
 from loaderkit.loader import Epoch, Loader
 from loaderkit.prefetch import Fetched, Prefetcher, Transform
 from loaderkit.seeding import derive_seed
@@ -57,6 +59,11 @@ class DeviceLoader(Loader):
     @override
     def __iter__(self) -> Iterator[Any]:
         return AheadEpoch(iter(self.loader), self._prefetcher)
+
+    @override
+    def describe(self) -> Description:
+        how = self._prefetcher.describe()
+        return dataclasses.replace(super().describe(), device=str(self.device), device_why=how)
 
 
 class AheadEpoch:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loaderkit.cuda import HostBatches, make_backend
+from loaderkit.cuda import BACKENDS, HostBatches, make_backend
 from loaderkit.seeding import SampleSeeds, derive_seed
 from loaderkit.transfer import map_leaves, to_device
 
@@ -87,6 +87,12 @@ class Prefetcher:
         self._side: Any = None
         self._consumers: list[Any] = []  # streams on which batches were used
         self._copied = HostBatches()
+
+    def describe(self) -> str:
+        """Say how batches are copied."""
+        if self.device.type not in BACKENDS:
+            return "copied when they are asked for: copies beside the computation are for CUDA"
+        return f"copied up to {self.depth} ahead, on a side stream"
 
     def run(self, fetch: Callable[[], Fetched]) -> Iterator[Fetched]:
         """Yield what `fetch` returns, with the batch on the device, until it raises StopIteration.

@@ -271,6 +271,13 @@ def test_a_loader_pickles_where_it_stands(depth: int) -> None:
     assert equal(first + list(again), list(on_device(make_indexed(), depth, transform=add_draws)))
 
 
+def test_it_says_how_batches_are_copied(depth: int) -> None:
+    found = on_device(make_indexed(), depth).describe()
+    assert (found.engine, found.device) == ("inline", "cpu")
+    wanted = f"copied up to {depth} ahead" if "cpu" in cuda.BACKENDS else "copied when they are asked for"
+    assert f"device: cpu ({wanted}" in str(found)
+
+
 def test_other_loaders_are_refused(depth: int) -> None:
     with pytest.raises(TypeError, match=r"the loader is a DataLoader, wanted an lk\.Loader"):
         lk.DeviceLoader(torch_data.DataLoader([1, 2]), "cpu")  # type: ignore[arg-type]

@@ -119,6 +119,7 @@ def test_lightnings_own_transfer_finds_nothing_to_do(tmp_path: Path, fake: FakeC
     assert len(data.seen) >= 7
     assert set(data.seen) <= fake.targets
     assert why_not_ahead(trainer, data, data.loader_config) is None
+    assert "device: cpu (copied up to 2 ahead" in str(data.train_dataloader().describe())
 
 
 def test_hooks_that_want_host_batches_get_them(tmp_path: Path, fake: FakeCuda) -> None:
@@ -129,12 +130,13 @@ def test_hooks_that_want_host_batches_get_them(tmp_path: Path, fake: FakeCuda) -
     ):
         trainer = fit(model, data)
         assert not fake.targets
-        assert who in str(why_not_ahead(trainer, data, data.loader_config))
+        assert who in str(data.train_dataloader().describe())
+        assert trainer.global_step == 5
 
 
 def test_elsewhere_than_on_cuda_nothing_is_copied_ahead(tmp_path: Path) -> None:
     data = make_data()
     assert why_not_ahead(None, data, data.loader_config) == "there is no Trainer yet"
-    trainer = fit(jobs.Model(job(tmp_path)), data)
-    assert "the Trainer's device is cpu" in str(why_not_ahead(trainer, data, data.loader_config))
+    fit(jobs.Model(job(tmp_path)), data)
+    assert "(not ahead: the Trainer's device is cpu" in str(data.train_dataloader().describe())
     assert data.train_dataloader().prefetcher is None

@@ -227,7 +227,8 @@ class DataModule(pl.LightningDataModule):
             if config.pin_memory == "auto" and self.trainer.strategy.root_device.type != "cuda":
                 changes["pin_memory"] = False
         loader = kind.from_config(dataset, config, **changes)
-        if self.trainer is not None and why_not_ahead(self.trainer, self, config) is None:
+        loader.why_not_ahead = why_not_ahead(self.trainer, self, config)
+        if self.trainer is not None and loader.why_not_ahead is None:
             loader.prefetcher = Prefetcher(self.trainer.strategy.root_device)
         return loader
 

@@ -1,5 +1,6 @@
 """The loaders that a DataModule gives to a Trainer: each knows whose count of batches holds."""
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from loaderkit.config import LoaderConfig
 from loaderkit.cuda import BACKENDS
 from loaderkit.device_loader import AheadEpoch
+from loaderkit.engine import Description
 from loaderkit.loader import Loader
 from loaderkit.prefetch import Prefetcher
 
@@ -20,6 +22,14 @@ class TrainerLoader(Loader):
     """A loader whose batches may be copied ahead to the Trainer's device."""
 
     prefetcher: Prefetcher | None = None
+    why_not_ahead: str | None = None  # where there is none
+
+    def describe(self) -> Description:
+        found = super().describe()
+        if self.prefetcher is not None:
+            where = str(self.prefetcher.device)
+            return dataclasses.replace(found, device=where, device_why=self.prefetcher.describe())
+        return dataclasses.replace(found, device_why=self.why_not_ahead and f"not ahead: {self.why_not_ahead}")
 
     def __iter__(self) -> Iterator[Any]:
         epoch = super().__iter__()

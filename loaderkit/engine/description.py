@@ -19,6 +19,7 @@ class Description:
         pinned: Whether batches are in page-locked memory.
         pinned_why: Why, or why not.
         device: Where batches go; None leaves them on the host.
+        device_why: How they are copied there, or why not.
     """
 
     engine: str
@@ -32,6 +33,7 @@ class Description:
     pinned: bool
     pinned_why: str
     device: str | None
+    device_why: str | None = None
 
     def __str__(self) -> str:
         workers = f"{self.num_workers} ({self.workers_why})"
@@ -42,4 +44,5 @@ class Description:
             f"workers: {workers}\n"
             f"pinned: {'yes' if self.pinned else 'no'} ({self.pinned_why})\n"
             f"device: {self.device or 'none, batches stay on the host'}"
+            + (f" ({self.device_why})" if self.device_why else "")
         )
