@@ -2,8 +2,8 @@
 
     python examples/detection.py
 
-Writes two pictures that come with scikit-learn and a file of annotations as COCO's, reads them by `DetectionDataModule`
-with torchvision's transforms, and draws four epochs, boxes included, into `runs/detection/boxes.png`.
+Writes four pictures that come with scikit-image and a file of annotations as COCO's, reads them by `DetectionDataModule`
+with torchvision's transforms, and draws three epochs, boxes included, into `runs/detection/boxes.png`.
 """
 
 import argparse
@@ -13,19 +13,25 @@ from typing import Any
 
 import lightning.pytorch as pl
 from PIL import Image
-from sklearn.datasets import load_sample_images
 from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.utils import draw_bounding_boxes, make_grid
 
 import loaderkit as lk
 
-OBJECTS = {
-    "china.jpg": [("tower", [63, 30, 290, 390])],
-    "flower.jpg": [("flower", [168, 84, 279, 276]), ("flower", [287, 374, 181, 53])],
+try:
+    from skimage import data as pictures
+except ImportError as error:
+    raise SystemExit("This example draws on pictures of scikit-image: pip install scikit-image") from error
+
+OBJECTS = {  # x, y, width, height
+    "astronaut": [("person", [20, 12, 365, 500]), ("rocket", [348, 0, 118, 283])],
+    "chelsea": [("cat", [28, 0, 370, 300])],
+    "coffee": [("cup", [165, 14, 250, 296]), ("spoon", [326, 62, 102, 266])],
+    "rocket": [("rocket", [306, 122, 34, 290])],
 }
-NAMES = ["tower", "flower"]
-COLOURS = {"tower": "yellow", "flower": "cyan"}
+COLOURS = {"person": "yellow", "rocket": "cyan", "cat": "lime", "cup": "red", "spoon": "white"}
+NAMES = list(COLOURS)
 
 
 def values_of_boxes(sample: tuple[Any, dict[str, Tensor]]) -> tuple[Tensor, ...]:
@@ -56,17 +62,15 @@ class Artist(pl.LightningModule):
 def write_pictures(folder: Path) -> Path:
     """Write the pictures, and their objects (x, y, width, height) as COCO has them."""
     folder.mkdir(parents=True, exist_ok=True)
-    sample = load_sample_images()
-    names = [Path(name).name for name in sample.filenames]
     annotations: list[dict[str, Any]] = []
-    for number, (name, picture) in enumerate(zip(names, sample.images, strict=True)):
-        Image.fromarray(picture).save(folder / name, quality=95)
-        for category, box in OBJECTS[name]:
+    for number, (name, objects) in enumerate(OBJECTS.items()):
+        Image.fromarray(getattr(pictures, name)()).save(folder / f"{name}.png")
+        for category, box in objects:
             found = {"image_id": number, "category_id": NAMES.index(category), "bbox": box}
             annotations.append({"id": len(annotations), **found, "area": box[2] * box[3], "iscrowd": 0})
     path = folder / "annotations.json"
     content = {
-        "images": [{"id": number, "file_name": name} for number, name in enumerate(names)],
+        "images": [{"id": number, "file_name": f"{name}.png"} for number, name in enumerate(OBJECTS)],
         "annotations": annotations,
         "categories": [{"id": number, "name": name} for number, name in enumerate(NAMES)],
     }
@@ -77,7 +81,7 @@ def write_pictures(folder: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("runs/detection"))
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--workers", type=int, default=0)
     given = parser.parse_args()
     data = lk.DetectionDataModule(

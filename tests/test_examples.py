@@ -173,10 +173,10 @@ def test_an_lstm_learns_sections_from_batches_with_little_padding(tmp_path: Path
 
 
 def test_boxes_are_drawn_on_augmented_pictures(tmp_path: Path) -> None:
-    text = run(tmp_path, EXAMPLES / "detection.py", "--epochs", "3")
-    boxes = re.search(r"6 pictures with (\d+) boxes of 2 classes", text)
+    text = run(tmp_path, EXAMPLES / "detection.py", "--epochs", "2")
+    boxes = re.search(r"8 pictures with (\d+) boxes of 5 classes", text)
     assert boxes
-    assert 6 <= int(boxes[1]) <= 9
+    assert 6 <= int(boxes[1]) <= 12  # of 12, some are cut off
     assert (tmp_path / "runs" / "detection" / "boxes.png").read_bytes().startswith(b"\x89PNG")
 
 

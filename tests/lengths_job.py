@@ -1,0 +1,106 @@
+"""Trainings of texts and boxes on one rank or two, several in one process: what the DDP tests compare."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+import loaderkit as lk
+
+EPOCHS, SIZE = 2, 41
+
+
+def numbers_of(text: str) -> list[int]:
+    """Tokenize "7 5" to five tokens 7."""
+    token, count = map(int, text.split())
+    return [token] * count
+
+
+class Noise:
+    """Adds random numbers to a picture."""
+
+    def __call__(self, image: torch.Tensor, target: Any) -> tuple[torch.Tensor, Any]:
+        return image.float() + torch.rand(image.shape), target
+
+
+def make_data(kind: str) -> lk.DataModule:
+    if kind == "boxes":
+        pictures = [
+            {"image": torch.full((3, 4, 4 + row % 5), row, dtype=torch.uint8), "boxes": [[0, 0, 2, 2]], "labels": ["a"]}
+            | {"image_id": 1 + row}
+            for row in range(SIZE)
+        ]
+        return lk.DetectionDataModule(pictures, train_transform=Noise(), loader=lk.LoaderConfig(batch_size=2, seed=5))
+    texts = [f"{1 + row} {2 + row * 7 % 19}" for row in range(SIZE)]
+    batching = lk.TextBatching(
+        how=kind,  # type: ignore[arg-type]
+        window=24,
+        max_tokens=40 if kind == "budget" else None,
+        max_length=24 if kind == "packed" else None,
+    )
+    return lk.TextDataModule(
+        {"text": texts},
+        splits={"train": 1},
+        tokenizer=numbers_of,
+        vocab_size=SIZE + 1,
+        batching=batching,
+        loader=lk.LoaderConfig(batch_size=2, seed=5),
+    )
+
+
+class Model(pl.LightningModule):
+    """A number with dropout, which writes down what it is trained on."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if isinstance(batch, dict):
+            values, ids = batch["tokens"].float(), batch["tokens"].unique().tolist()
+        else:
+            images, targets = batch
+            values, ids = torch.cat([image.flatten() for image in images]), [int(t["image_id"]) for t in targets]
+        loss = torch.nn.functional.dropout(values * self.scale).mean()
+        line = [self.current_epoch, [number for number in ids if number], float(loss)]
+        with Path(self.folder, f"steps-{self.global_rank}.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-4, momentum=0.9)
+
+
+def fit(folder: Path, kind: str, ranks: int, ckpt: str | None) -> None:
+    folder.mkdir(parents=True)
+    saving = ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=ranks,
+        strategy="ddp_fork" if ranks > 1 else "auto",
+        max_epochs=EPOCHS,
+        callbacks=[lk.SeedSteps(), saving],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+    trainer.fit(Model(folder), datamodule=make_data(kind), ckpt_path=ckpt)
+
+
+def run(job: dict[str, Any]) -> None:
+    """Train all on two ranks; then resume in the middle of an epoch on two, on one, and from that one on two."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    for kind in job["kinds"]:
+        folder = Path(job["dir"], kind)
+        at, further = job["at"]
+        fit(folder / "whole", kind, 2, None)
+        fit(folder / "resumed", kind, 2, str(folder / "whole" / f"step={at}.ckpt"))
+        fit(folder / "one", kind, 1, str(folder / "whole" / f"step={at}.ckpt"))
+        fit(folder / "two", kind, 2, str(folder / "one" / f"step={further}.ckpt"))
