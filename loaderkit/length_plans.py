@@ -1,19 +1,18 @@
 """Batches of samples of like lengths: buckets of a fixed size, and batches under a budget of tokens."""
 
 from bisect import bisect_right
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from loaderkit.length_checks import TAILS, TooLong, check_count, check_longest, check_tail, check_too_long, too_few
 from loaderkit.order import Order
 from loaderkit.plan import Tail
 from loaderkit.plan_summary import longest_times_count
 from loaderkit.seeding import Int64Array
-from loaderkit.windows import WINDOW, Cut, Geometry, WindowPlan, check_count
-
-TooLong = Literal["error", "drop", "alone"]
-TAILS = get_args(Tail)
+from loaderkit.segment import Cut, Geometry
+from loaderkit.windows import WINDOW, WindowPlan
 
 
 class LengthBuckets(WindowPlan):
@@ -201,38 +200,6 @@ def padded_to_multiple(places: Int64Array, bounds: Int64Array, ranks: int) -> Cu
         parts.append(places[first:last])
         bounds = np.append(bounds, bounds[-1] + last - first)
     return Cut(np.concatenate(parts), bounds)
-
-
-def too_few(samples: int, ranks: int) -> ValueError:
-    """Make the error for samples that the ranks can't share."""
-    return ValueError(
-        f"plan: the last {samples} samples of an epoch can't be shared evenly by {ranks} ranks (tail='keep'): each "
-        "rank needs as many batches, none of them empty. Use fewer ranks, a larger window, or tail='drop' or 'pad'."
-    )
-
-
-def check_tail(tail: str, name: str) -> Tail:
-    """Return the tail policy, or raise ValueError."""
-    if tail not in TAILS:
-        raise ValueError(f"{name}: tail is {tail!r}, wanted one of {', '.join(map(repr, TAILS))}.")
-    return tail  # type: ignore[return-value]  # it is one
-
-
-def check_too_long(too_long: str, name: str) -> TooLong:
-    """Return the policy for long samples, or raise ValueError."""
-    if too_long not in get_args(TooLong):
-        raise ValueError(f"{name}: too_long is {too_long!r}, wanted one of {', '.join(map(repr, get_args(TooLong)))}.")
-    return too_long  # type: ignore[return-value]  # it is one
-
-
-def check_longest(costs: Int64Array, limit: int, name: str, what: str, way_out: str) -> None:
-    """Raise ValueError if a sample is longer than allowed."""
-    if costs.max() > limit:
-        longest, count = int(costs.argmax()), int(np.count_nonzero(costs > limit))
-        raise ValueError(
-            f"{name}: sample {longest:,} counts {costs[longest]:,}, over {what}={limit:,} ({count:,} samples are). Raise "
-            f"the limit, {way_out}."
-        )
 
 
 def _steps(samples: int, geometry: Geometry, *, last: bool) -> int | None:

@@ -3,11 +3,12 @@
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.length_plans import TAILS, check_longest, check_tail, too_few
+from loaderkit.length_checks import TAILS, check_count, check_longest, check_tail, too_few
 from loaderkit.order import Order
 from loaderkit.plan import Tail
 from loaderkit.seeding import Int64Array, hash_positions
-from loaderkit.windows import WINDOW, Cut, Geometry, WindowPlan, check_count
+from loaderkit.segment import Cut, Geometry
+from loaderkit.windows import WINDOW, WindowPlan
 
 
 class PackPlan(WindowPlan):

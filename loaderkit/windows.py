@@ -3,72 +3,22 @@
 import copy
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderkit.cursor import Cursor
+from loaderkit.length_checks import as_lengths, check_count
 from loaderkit.order import Order, Sequential, Shuffled, digest
 from loaderkit.plan import BatchKey, Plan
 from loaderkit.plan_summary import Batches, PlanSummary, longest_times_count, summarise
 from loaderkit.seeding import Int64Array, hash_positions
+from loaderkit.segment import Cut, Geometry, Segment
 from loaderkit.world import World
 
 WINDOW = 1 << 15
 _KEPT = 4  # segments; a loader asks for the one it reads, and for where it began
-Geometry = tuple[int, ...]
-
-
-class Cut(NamedTuple):
-    """Samples arranged in batches, steps x ranks of them, those of a step next to each other.
-
-    places (N,) are rows of the samples' lengths, batch after batch; bounds (batches + 1,) say where each batch begins.
-    Where a batch has rows of several samples, rows (R + 1,) say where each of these begins, and all bounds are among them.
-    """
-
-    places: Int64Array
-    bounds: Int64Array
-    rows: Int64Array | None = None
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Segment:
-    """Samples that are arranged together: a window, or what was left of one where a run went on with another geometry."""
-
-    start: int  # samples consumed before it, over all ranks
-    end: int  # and after it
-    positions: Int64Array  # (N,) in the order, ascending
-    indices: Int64Array  # (N,) in the dataset
-    cut: Cut
-    ranks: int
-    turns: Int64Array  # (S,) in which order the cut's steps come
-    ends: Int64Array  # (S,) samples consumed after each of these
-    origin: tuple[int, ...]  # what a cursor within it has to say, so that it can be made again
-
-    def done(self, samples: int) -> int:
-        """Return how many steps end at or before so many consumed samples.
-
-        Raises:
-            ValueError: If one ends behind them.
-        """
-        if samples == self.start:
-            return 0
-        step = int(np.searchsorted(self.ends, samples))
-        if step == len(self.ends) or self.ends[step] != samples:
-            raise ValueError(
-                f"plan: sample {samples:,} is in the middle of a step, wanted a cursor that this plan gave. "
-                "To jump there: loader.seek(epoch=..., samples=...)."
-            )
-        return step + 1
-
-    def left(self, samples: int) -> Int64Array:
-        """Return the positions (M,), ascending, that do not belong to the steps that are done."""
-        taken = np.zeros(len(self.positions), dtype=bool)
-        for step in self.turns[: self.done(samples)].tolist():
-            taken[self.cut.places[slice(*self.cut.bounds[[step * self.ranks, (step + 1) * self.ranks]])]] = True
-        return self.positions[~taken]
 
 
 class WindowPlan(Plan):
@@ -262,12 +212,10 @@ class WindowPlan(Plan):
             more = self._end_of_window(epoch, end)
             positions, end = np.concatenate([positions, np.arange(end, more, dtype=np.int64)]), more
         ranks = geometry[0]
-        steps = (len(cut.bounds) - 1) // ranks
-        turns = np.arange(steps, dtype=np.int64)
+        turns = np.arange((len(cut.bounds) - 1) // ranks, dtype=np.int64)
         if self._mixed:
             turns = np.argsort(hash_positions(turns, "steps", self.seed, epoch, start), kind="stable")
-        counts = np.diff(_new_before(cut.places, len(positions))[cut.bounds[::ranks]])
-        ends = start + np.cumsum(counts[turns])
+        ends = start + np.cumsum(cut.samples_of_steps(ranks, len(positions))[turns])
         ends[-1:] = end  # what the tail policy or the longest allowed length leaves out counts as consumed
         return Segment(
             start=start,
@@ -337,34 +285,3 @@ class WindowPlan(Plan):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_segments": {}, "_chains": {}}
-
-
-def _new_before(places: Int64Array, size: int) -> Int64Array:
-    """Return how many different places come before each (N + 1,): in padded batches some come again."""
-    numbers = np.arange(len(places), dtype=np.int64)
-    first = np.empty(size, dtype=np.int64)
-    first[places[::-1]] = numbers[::-1]
-    return np.concatenate([[0], np.cumsum(first[places] == numbers)])
-
-
-def as_lengths(lengths: npt.ArrayLike, name: str) -> Int64Array:
-    """Check lengths (N,).
-
-    Raises:
-        ValueError: If they are not integers of at least 0 on one axis, or there are none.
-    """
-    found = np.asarray(lengths)
-    if found.ndim != 1 or not found.size or found.dtype.kind not in "iu":
-        raise ValueError(
-            f"{name}: lengths have shape {found.shape} and dtype {found.dtype}, wanted one axis of integers, the length of "
-            "each sample."
-        )
-    if found.min() < 0:
-        raise ValueError(f"{name}: sample {int(found.argmin()):,} has length {found.min()}, wanted at least 0.")
-    return found.astype(np.int64)
-
-
-def check_count(value: Any, name: str, what: str) -> None:
-    """Raise ValueError unless a setting is an integer of at least 1."""
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name}: {what} is {value!r}, wanted an integer of at least 1.")

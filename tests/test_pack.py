@@ -2,7 +2,7 @@
 
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -121,6 +121,32 @@ def test_other_fields_go_along() -> None:
     assert given["labels"].tolist() == [[7, 8]]
 
 
+class Labelled(NamedTuple):
+    label: int
+    tokens: list[int]
+    weights: list[float]
+
+
+@given(rows_of_lengths, dtypes)
+def test_tuples_are_packed_as_dicts_are(lengths: list[list[int]], dtype: torch.dtype) -> None:
+    rows = make_rows(lengths, dtype)
+    dicts = [[{"tokens": part, 1: number, 2: part} for number, part in enumerate(row)] for row in rows]
+    tuples = [[(part, number, part) for number, part in enumerate(row)] for row in rows]
+    collate = lk.PackCollate(fields={2: 9})
+    wanted, found = collate(dicts), collate(tuples)
+    assert list(found) == list(wanted)
+    assert found[1].tolist() == [number for row in rows for number in range(len(row))]
+    for name, value in wanted.items():
+        assert torch.equal(torch.as_tensor(found[name]), torch.as_tensor(value)), name
+
+
+def test_the_parts_of_namedtuples_have_their_names() -> None:
+    batch = lk.PackCollate(fields={"weights": 0.0})([Labelled(7, [1, 2], [0.5, 1.0]), Labelled(8, [3], [2.0])])
+    assert batch["tokens"].tolist() == [[1, 2, 3]]
+    assert batch["weights"].tolist() == [[0.5, 1.0, 2.0]]
+    assert batch["label"].tolist() == [7, 8]
+
+
 @pytest.mark.parametrize(
     ("collate", "samples", "message", "rows"),
     [
@@ -131,6 +157,9 @@ def test_other_fields_go_along() -> None:
             r"keys \['tokens'\] and \['tokens', 'y'\]",
             (0, 1),
         ),
+        (lk.PackCollate(), [([1], 2), ([1],)], "samples have 2 parts and 1", (0, 1)),
+        (lk.PackCollate(), [([1], 2), {"tokens": [1]}], "samples have 2 parts and dict", (0, 1)),
+        (lk.PackCollate(), [(1, 2)], "'tokens' is int, wanted a sequence", (0,)),
         (lk.PackCollate(), [np.ones(2, np.int64), np.ones(2, np.int8)], "'tokens' has dtype", (0, 1)),
         (
             lk.PackCollate(fields={"w": 0}),
@@ -161,8 +190,6 @@ def test_settings_and_samples_out_of_range_are_refused() -> None:
         lk.PackCollate()([{"x": [1]}])
     with pytest.raises(KeyError, match="a field 'cu_seqlens', which packing adds"):
         lk.PackCollate()([{"tokens": [1], "cu_seqlens": 1}])
-    with pytest.raises(TypeError, match="samples are tuples, wanted dicts"):
-        lk.PackCollate()([([1], 2)])
     with pytest.raises(ValueError, match="row 1 has no samples"):
         lk.PackCollate()([[[1]], []])
 

@@ -33,6 +33,8 @@ LAYERS = [
     "sampling",
     "plan",
     "plan_summary",
+    "length_checks",
+    "segment",
     "windows",
     "length_plans",
     "packing",

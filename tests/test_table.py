@@ -11,8 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaderkit.datasets.table import Categories, TableColumns, TableStatistics, fit_table
+from loaderkit.datasets.table import TableColumns, TableStatistics
 from loaderkit.datasets.tablefile import read_table
+from loaderkit.datasets.tablefit import fit_table
+from loaderkit.datasets.tablevalues import Categories
 
 NUMBERS = st.one_of(st.none(), st.floats(-1e6, 1e6), st.integers(-(10**6), 10**6))
 TEXTS = st.one_of(st.none(), st.sampled_from(["a", "b", "B", "", "é", "10"]))

@@ -21,7 +21,8 @@ class PackCollate:
     """A collate function that puts sequences one after another into rows.
 
     It takes a list of samples, which make one row, or a list of rows, each a list of samples, as a `PackPlan` deals them.
-    Samples are dicts, or sequences themselves; samples that are lists must hold numbers.
+    Samples are dicts, tuples, or sequences themselves; samples that are lists must hold numbers. The first part of a plain
+    tuple is its tokens, the others are named by their place: (tokens, label) gives `batch["tokens"]` and `batch[1]`.
 
     Args:
         tokens: The field with the sequences.
@@ -51,7 +52,7 @@ class PackCollate:
     pad_value: float = 0
     labels: Literal["next", "same"] | None = "next"
     ignore_index: int = -100
-    fields: Mapping[str, float] = field(default_factory=dict)
+    fields: Mapping[Any, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, number in (("row_length", self.row_length), ("multiple_of", self.multiple_of)):
@@ -72,15 +73,25 @@ class PackCollate:
             raise ValueError(f"PackCollate: row {list(map(len, rows)).index(0)} has no samples, wanted at least one.")
         flat = [sample for row in rows for sample in row]
         bounds = np.array([0, *accumulate(map(len, rows))])
-        if not isinstance(flat[0], Mapping):
-            if isinstance(flat[0], tuple):
-                raise TypeError("PackCollate: samples are tuples, wanted dicts, or sequences themselves.")
-            return self._pack({self.tokens: flat}, bounds)
-        names = flat[0].keys()
-        for place, sample in enumerate(flat):
-            if not isinstance(sample, Mapping) or sample.keys() != names:
-                raise CollateError(f"PackCollate: samples have keys {list(names)} and {_keys(sample)}", [0, place])
-        return self._pack({name: [sample[name] for sample in flat] for name in names}, bounds)
+        return self._pack(self._columns(flat), bounds)
+
+    def _columns(self, samples: list[Any]) -> dict[Any, list[Any]]:
+        """Return the values of each field."""
+        first = samples[0]
+        if isinstance(first, Mapping):
+            names: Any = first.keys()
+            for place, sample in enumerate(samples):
+                if not isinstance(sample, Mapping) or sample.keys() != names:
+                    raise CollateError(f"PackCollate: samples have keys {list(names)} and {_keys(sample)}", [0, place])
+            return {name: [sample[name] for sample in samples] for name in names}
+        if not isinstance(first, tuple):
+            return {self.tokens: samples}
+        for place, sample in enumerate(samples):
+            if not isinstance(sample, tuple) or len(sample) != len(first):
+                found = len(sample) if isinstance(sample, tuple) else type(sample).__name__
+                raise CollateError(f"PackCollate: samples have {len(first)} parts and {found}", [0, place])
+        names = getattr(first, "_fields", (self.tokens, *range(1, len(first))))
+        return dict(zip(names, map(list, zip(*samples, strict=True)), strict=True))
 
     def collate_batch(self, batch: Any, rows: Int64Array | None = None) -> dict[str, Any]:
         """Return the same for what a dataset's `read_batch` returns: a `Ragged`, or a dict with some.
@@ -93,25 +104,25 @@ class PackCollate:
         bounds = np.array([0, len(columns[self.tokens].offsets) - 1]) if rows is None else rows
         return self._pack(columns, bounds)
 
-    def _pack(self, columns: Mapping[str, Any], bounds: Int64Array) -> dict[str, Any]:
+    def _pack(self, columns: Mapping[Any, Any], bounds: Int64Array) -> dict[str, Any]:
         missing = [name for name in (self.tokens, *self.fields) if name not in columns]
         if missing:
             raise KeyError(f"PackCollate: the samples have fields {list(columns)}, wanted {missing} too.")
         pieces = pieces_of(columns[self.tokens], self.tokens, "PackCollate")
         layout = _Layout(pieces.lengths, bounds, self._steps(pieces.lengths, bounds))
         tokens = self._row_by_row(pieces, layout, self.pad_value)
-        made: dict[str, Any] = {self.tokens: tokens, **layout.describe()}
+        made: dict[Any, Any] = {self.tokens: tokens, **layout.describe()}
         if self.labels:
             made["labels"] = self._label(tokens, layout)
         for name, values in columns.items():
             if name != self.tokens and name in made:
                 raise KeyError(f"PackCollate: the samples have a field '{name}', which packing adds. Rename theirs.")
             if name in self.fields:
-                other = pieces_of(values, name, "PackCollate")
+                other = pieces_of(values, str(name), "PackCollate")
                 self._check_lengths(name, other.lengths, pieces.lengths)
                 made[name] = self._row_by_row(other, layout, self.fields[name])
             elif name != self.tokens:
-                made[name] = stack_field(values, name) if isinstance(values, list) else values
+                made[name] = stack_field(values, str(name)) if isinstance(values, list) else values
         return made
 
     def _steps(self, lengths: list[int], bounds: Int64Array) -> int:

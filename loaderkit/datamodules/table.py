@@ -12,8 +12,10 @@ from loaderkit.config import LoaderConfig
 from loaderkit.datamodules.base import DataModule
 from loaderkit.datasets.array import ArrayDataset
 from loaderkit.datasets.storage import Storage
-from loaderkit.datasets.table import Table, TableColumns, TableStatistics, Value, fit_table
+from loaderkit.datasets.table import TableColumns, TableStatistics
 from loaderkit.datasets.tablefile import read_table
+from loaderkit.datasets.tablefit import fit_table
+from loaderkit.datasets.tablevalues import Table, Value
 from loaderkit.datasets.urls import Urls
 from loaderkit.loader import Loader
 

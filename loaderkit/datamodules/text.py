@@ -3,11 +3,9 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
-import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -15,9 +13,10 @@ from loaderkit.collate import PackCollate, Pad, PadCollate
 from loaderkit.config import LoaderConfig
 from loaderkit.datamodules.base import DataModule
 from loaderkit.datamodules.loaders import TrainerLoader
+from loaderkit.datamodules.next_tokens import NextTokens
 from loaderkit.datamodules.shards import open_shards
+from loaderkit.datamodules.text_sources import TextData, is_text_files, is_urls, read_texts
 from loaderkit.datasets.texts import TokenSpans, tokenize
-from loaderkit.datasets.urls import Urls, expand
 from loaderkit.length_plans import LengthBuckets, TokenBudget
 from loaderkit.packing import PackPlan
 from loaderkit.plan import Plan
@@ -26,10 +25,8 @@ from loaderkit.windows import WINDOW
 from loaderkit.writing.tokens import encode_bytes
 
 L = TypeVar("L", bound=TrainerLoader)
-TextData = Any  # columns by name, a dataset of dicts, or Urls
 How = Literal["random", "buckets", "budget", "packed", "windows"]
 BYTE_END, BYTE_VOCABULARY = 256, 257
-IGNORED = -100  # what torch's cross_entropy leaves out
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,7 +186,7 @@ class TextDataModule(DataModule):
     @override
     def prepare_data(self) -> None:
         for data in self._sources.values():
-            if _is_urls(data) and not _is_text_files(data):
+            if is_urls(data) and not is_text_files(data):
                 open_shards(data, format=self._format)  # makes the index files, once a node
 
     @override
@@ -246,7 +243,7 @@ class TextDataModule(DataModule):
     def _source(self, name: str) -> tuple[TokenSpans, list[Any] | None]:
         if name not in self._read:
             label = self._label
-            texts, labels = _read_texts(self._sources[name], name, self._text, label, name != "predict", self._format)
+            texts, labels = read_texts(self._sources[name], name, self._text, label, name != "predict", self._format)
             dtype = np.min_scalar_type(max(self.vocab_size, (self.end_token or 0) + 1) - 1)
             tokens = tokenize(
                 texts, self._tokenizer or encode_bytes, dtype=dtype, end_token=self.end_token if label is None else None
@@ -276,79 +273,3 @@ class TextDataModule(DataModule):
                 "for train and for parts without data of their own."
             )
         return dict(splits)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class NextTokens:
-    """A collate function that pads texts and adds `labels`: the next token at each place.
-
-    Args:
-        pad: Pads `tokens` on the right, and adds their lengths.
-        overlapping: Whether a text's last token is only the label of the one before.
-    """
-
-    pad: PadCollate
-    overlapping: bool = False
-
-    def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
-        return self._label(self.pad(samples))
-
-    def collate_batch(self, batch: Any) -> dict[str, Any]:
-        """Return the same for what a dataset's `read_batch` returns."""
-        return self._label(self.pad.collate_batch(batch))
-
-    def _label(self, batch: dict[str, Any]) -> dict[str, Any]:
-        tokens, lengths = batch["tokens"], batch["tokens_lengths"]
-        labels = torch.full(tokens.shape, IGNORED)
-        labels[:, :-1] = tokens[:, 1:]
-        labels[torch.arange(tokens.shape[1]) >= lengths[:, None] - 1] = IGNORED
-        if self.overlapping:
-            steps = max(1, tokens.shape[1] - 1)
-            return {**batch, "tokens": tokens[:, :steps], "labels": labels[:, :steps], "tokens_lengths": lengths - 1}
-        return {**batch, "labels": labels}
-
-
-def _is_urls(data: TextData) -> bool:
-    first = data[0] if isinstance(data, list | tuple) and data else data
-    return isinstance(first, str | Path)
-
-
-def _is_text_files(urls: Urls) -> bool:
-    given = urls if isinstance(urls, list | tuple) else [urls]
-    return all(str(url).endswith(".txt") for url in given)
-
-
-def _read_texts(
-    data: TextData,
-    name: str,
-    text: str,
-    label: str | None,
-    labelled: bool,
-    format: str | None,  # noqa: A002
-) -> tuple[list[str], list[Any] | None]:
-    """Return the texts, and their labels where there are some."""
-    if _is_urls(data) and _is_text_files(data):
-        if label is not None:
-            raise ValueError(
-                f"TextDataModule: {name} is text files, which have no field {label!r}. Give them as columns."
-            )
-        return [Path(path).read_text(encoding="utf-8") for path in expand(data, (".txt",))], None
-    if _is_urls(data):
-        data = open_shards(data, format=format)
-    if hasattr(data, "keys"):
-        columns = {field: list(data[field]) for field in (text, label) if field in data}
-    else:
-        columns = {text: [], label: []}
-        for index in range(len(data)):
-            sample = data[index]
-            for field in (text, label):
-                if field in sample:
-                    columns[field].append(sample[field])
-    wanted = [text] + ([label] if label is not None and labelled else [])
-    sizes = {field: len(columns.get(field, [])) for field in wanted}
-    if len({*sizes.values(), sizes[text] or -1}) > 1:
-        raise ValueError(f"TextDataModule: {name} has {sizes} values of its fields, wanted as many of each, and some.")
-    labels = columns.get(label) if label is not None and labelled else None
-    if labels is not None:
-        labels = [value.item() if hasattr(value, "item") else value for value in labels]
-    return columns[text], labels

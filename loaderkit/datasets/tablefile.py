@@ -7,7 +7,7 @@ import numpy as np
 
 from loaderkit.datasets.index import ShardError
 from loaderkit.datasets.storage import Storage
-from loaderkit.datasets.table import Categories, Column, Table, as_column
+from loaderkit.datasets.tablevalues import Categories, Column, Table, as_column
 from loaderkit.datasets.urls import Urls, expand, open_file
 
 _TEXT, _BINARY = (".csv", ".tsv"), (".parquet", ".pq", ".arrow", ".feather", ".ipc")
