@@ -43,7 +43,8 @@ class BadSamples:
     out, so that its reader has to skip. What transforms it is not tried again.
 
     Which samples are left out or repeated is thus a function of the samples
-    that fail: a resume is exact where they fail again.
+    that fail: a resume is exact where they fail again. On several ranks each judges
+    its own samples by the limits, and begins to count anew when the run resumes.
 
     Args:
         policy: See above.
