@@ -25,6 +25,7 @@ LAYERS = [
     "cpus",
     "retry",
     "pool",
+    "cpus",
     "threads",
     "handles",
     "permutation",

@@ -3,9 +3,9 @@
 import argparse
 from collections.abc import Sequence
 
-from loaderkit.cli import bench, index, lengths, shard, verify
+from loaderkit.cli import bench, doctor, index, lengths, shard, verify
 
-COMMANDS = (bench, index, lengths, shard, verify)
+COMMANDS = (bench, doctor, index, lengths, shard, verify)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

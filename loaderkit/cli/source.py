@@ -17,9 +17,14 @@ _NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _SAME = {"jpeg": "jpg", "tiff": "tif"}
 
 
-def add_source(parser: argparse.ArgumentParser) -> None:
+def add_source(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Add the arguments that name a source and its settings to a command."""
-    parser.add_argument("source", metavar="SOURCE", help="a file, folder, glob, URL, or MODULE:FACTORY of a dataset")
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        nargs=None if required else "?",
+        help="a file, folder, glob, URL, or MODULE:FACTORY of a dataset",
+    )
     parser.add_argument(
         "--source-format", metavar="FORMAT", help="as jsonl or tar, or MODULE:CLASS; by suffix if not given"
     )

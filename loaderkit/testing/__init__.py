@@ -14,6 +14,7 @@ from loaderkit.testing.generators import (
     assert_no_private_generators,
     find_private_generators,
 )
+from loaderkit.testing.pickling import find_unpicklable
 from loaderkit.testing.repeats import assert_epochs_differ, assert_workers_dont_matter
 from loaderkit.testing.resume import assert_resumable
 from loaderkit.testing.state import assert_small_state
@@ -31,5 +32,6 @@ __all__ = [
     "assert_workers_dont_matter",
     "find_difference",
     "find_private_generators",
+    "find_unpicklable",
     "sample_ids",
 ]

@@ -55,7 +55,9 @@ def find_private_generators(dataset: Any, *, name: str = "dataset") -> list[str]
     Looks through attributes, containers, partials, bound methods and closures;
     of a container at the first 1,000 entries. The global generators don't count.
     """
-    return [path for path, value in _walk(dataset, name) if isinstance(value, _GENERATORS) and not _is_global(value)]
+    return [
+        path for path, value in reachable(dataset, name) if isinstance(value, _GENERATORS) and not _is_global(value)
+    ]
 
 
 def assert_no_private_generators(dataset: Any) -> None:
@@ -86,7 +88,7 @@ def _check_unmoved(before: Mapping[str, Any], what: str) -> None:
             )
 
 
-def _walk(root: Any, name: str) -> Iterator[tuple[str, Any]]:
+def reachable(root: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Yield what can be reached, each object once, nearest first, by the path that leads there."""
     queue = deque([(name, root)])
     seen: dict[int, Any] = {}  # keeps them alive: ids are not given twice
@@ -97,10 +99,11 @@ def _walk(root: Any, name: str) -> Iterator[tuple[str, Any]]:
         seen[id(value)] = value
         yield path, value
         if not isinstance(value, _GENERATORS):
-            queue.extend(_parts(path, value))
+            queue.extend(parts_of(path, value))
 
 
-def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def parts_of(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an object holds, by the path that leads there."""
     # Not any Mapping or Sequence: one may read a file for each entry.
     if isinstance(value, dict):
         for key, entry in islice(value.items(), _ENTRIES):
