@@ -23,6 +23,11 @@ _STRAGGLER = 5.0
 _LEAST_S = 1e-3  # less matters to nobody
 
 
+def short(value: float) -> str:
+    """Format a number to three digits."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
 @dataclass(frozen=True, slots=True)
 class Cost:
     """A part of a batch's cost."""
@@ -32,7 +37,7 @@ class Cost:
     why_not: str = ""
 
     def __str__(self) -> str:
-        return f"not measured: {self.why_not}" if self.seconds is None else f"{self.seconds * 1e3:.3g} ms"
+        return f"not measured: {self.why_not}" if self.seconds is None else f"{short(self.seconds * 1e3)} ms"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loaderkit.cli.bench.costs import Costs
+from loaderkit.cli.bench.costs import Costs, short
 from loaderkit.cli.bench.subject import Setting
 from loaderkit.cli.bench.throughput import Advice, Measured, advise
 from loaderkit.pool import usable_cpus
@@ -56,14 +56,14 @@ class Report:
                 ratio = f"{one.ratio_to(first):.2f} x" if first is not None and first.rates else ""
                 first_ms = sorted(one.first_s)[len(one.first_s) // 2] * 1e3
                 row += [f"{one.rate * self.samples_per_batch:,.0f}", f"{one.rate:,.1f}", ratio]
-                row += [f"{one.spread:.0%}", f"{first_ms:,.3g}"]
+                row += [f"{one.spread:.0%}", short(first_ms)]
             rows.append(row)
         return rows
 
     def _parts(self) -> list[list[str]]:
         rows = [["a batch's cost", "a batch", "a sample"]]
         for cost in self.costs.parts:
-            each = "" if cost.seconds is None else f"{cost.seconds / self.samples_per_batch * 1e6:.3g} us"
+            each = "" if cost.seconds is None else f"{short(cost.seconds / self.samples_per_batch * 1e6)} us"
             rows.append([cost.part, str(cost), each])
         return rows
 
@@ -121,7 +121,7 @@ def _rich(rows: list[list[str]]) -> list[str]:
     console = Console(file=sys.stdout)
     with console.capture() as capture:
         console.print(drawn)
-    return capture.get().rstrip("\n").split("\n")
+    return [line.rstrip() for line in capture.get().splitlines() if line.strip()]
 
 
 def write_csv(path: str, report: Report) -> None:

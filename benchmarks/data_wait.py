@@ -1,0 +1,176 @@
+"""DataWaitMonitor: how far its share is from that of synthetic sleeps, and what it costs a step.
+
+The reference sleeps on both sides and takes the time of its own sleeps, so that what a busy machine adds to them
+counts. The cost is time of the process, over the same loop without the monitor.
+"""
+
+import time
+import warnings
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from harness import OURS, Row, drain, parse_options, report
+
+import loaderkit as lk
+
+STEP_MS = 5.0
+SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9)
+
+
+class Slow:
+    """Samples that sleep."""
+
+    def __init__(self, size: int, seconds: float) -> None:
+        self.size, self.seconds, self.taken = size, seconds, 0.0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.taken += slept(self.seconds)
+        return torch.ones(4)
+
+
+class Step(pl.LightningModule):
+    """A step that sleeps; it takes the time of its epoch."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.net = torch.nn.Linear(4, 1)
+        self.seconds, self.epoch_s = seconds, 0.0
+
+    def on_train_epoch_start(self) -> None:
+        self.epoch_s -= time.perf_counter()
+
+    def on_train_epoch_end(self) -> None:
+        self.epoch_s += time.perf_counter()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        slept(self.seconds)
+        loss: torch.Tensor = self.net(batch).sum()
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def slept(seconds: float) -> float:
+    start = time.perf_counter()
+    if seconds:
+        time.sleep(seconds)
+    return time.perf_counter() - start
+
+
+def plain(steps: int, share: float) -> tuple[float, float]:
+    """Return the share as measured, and as it was."""
+    data, computed = Slow(steps, share * STEP_MS / 1e3), 0.0
+    with lk.DataWaitMonitor(warmup=0, warn_above=None) as monitor:
+        for _ in monitor.watch(lk.Loader(data)):
+            computed += slept((1 - share) * STEP_MS / 1e3)
+    return monitor.summary().share, data.taken / (data.taken + computed)
+
+
+def under_lightning(steps: int, share: float) -> tuple[float, float]:
+    """Return the share as measured, and as it was."""
+    data, model = Slow(steps, share * STEP_MS / 1e3), Step((1 - share) * STEP_MS / 1e3)
+    callback = lk.DataWaitCallback(warmup=0, warn_above=None)
+    trainer(callback).fit(model, lk.DataModule(data))
+    return callback.monitor.summary().share, data.taken / model.epoch_s
+
+
+def trainer(*callbacks: pl.Callback) -> pl.Trainer:
+    off: dict[str, Any] = dict.fromkeys(
+        ("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False
+    )
+    return pl.Trainer(accelerator="cpu", max_epochs=1, callbacks=list(callbacks), **off)
+
+
+def plain_cost_us(steps: int) -> float:
+    monitor = lk.DataWaitMonitor(warn_above=None)
+    costs = []
+    for _ in range(5):
+        start = time.process_time()
+        drain(range(steps))
+        middle = time.process_time()
+        drain(monitor.watch(range(steps)))
+        costs.append(time.process_time() - middle - (middle - start))
+    return min(costs) / steps * 1e6
+
+
+class Timed(lk.DataWaitCallback):
+    """Takes the time of its own hooks."""
+
+    taken = 0.0
+
+    def on_train_batch_start(self, *given: Any) -> None:
+        start = time.thread_time()
+        super().on_train_batch_start(*given)
+        self.taken += time.thread_time() - start
+
+    def on_train_batch_end(self, *given: Any) -> None:
+        start = time.thread_time()
+        super().on_train_batch_end(*given)
+        self.taken += time.thread_time() - start
+
+
+def lightning_cost_us(steps: int) -> float:
+    costs = []
+    for _ in range(5):
+        callback = Timed(warmup=0, warn_above=None)
+        trainer(callback).fit(Step(0), lk.DataModule(lk.ArrayDataset(torch.ones(steps, 4))))
+        costs.append(callback.taken / steps * 1e6)
+    return min(costs) + plain_cost_us(steps)  # and the two hooks around each fetch
+
+
+def main() -> None:
+    options = parse_options(__doc__)
+    warnings.simplefilter("ignore")
+    steps = 60 if options.quick else 400
+    rows: list[Row] = []
+    for name, measure, cost in (
+        ("plain loop", plain, plain_cost_us),
+        ("Lightning", under_lightning, lightning_cost_us),
+    ):
+        cost_us = cost(steps)
+        for share in SHARES:
+            found, wanted = measure(steps, share)
+            rows.append(
+                {
+                    "loop": name,
+                    "share": wanted,
+                    "measured": found,
+                    "points_off": 100 * abs(found - wanted),
+                    "cost_us_per_step": cost_us,
+                    "cost_percent_of_5_ms": cost_us / (10 * STEP_MS),
+                    "steps": steps,
+                }
+            )
+    report("data_wait", rows, options, lambda figure: draw(figure, rows))
+
+
+def draw(figure: Any, rows: list[Row]) -> None:
+    left, right = figure.subplots(1, 2, width_ratios=[1.4, 1])
+    left.axline((0, 0), slope=1, color="#8c959f", linewidth=1, linestyle=":")
+    for name, colour, marker in (("plain loop", OURS, "o"), ("Lightning", "#d1603d", "s")):
+        mine = [row for row in rows if row["loop"] == name]
+        shares, measured = [100 * row["share"] for row in mine], [100 * row["measured"] for row in mine]
+        left.plot(shares, measured, marker, color=colour, label=name, fillstyle="none", markersize=8)
+    left.set_xlabel("waiting for data: by the sleeps themselves (%)")
+    left.set_ylabel("by the monitor (%)")
+    left.legend(frameon=False, loc="upper left")
+    left.set_title("Share of a 5 ms step", loc="left")
+    costs = {row["loop"]: row["cost_us_per_step"] for row in rows}
+    bars = right.barh(list(costs), list(costs.values()), color=[OURS, "#d1603d"], height=0.5)
+    right.bar_label(bars, [f" {value:.3g} us" for value in costs.values()])
+    right.axvline(50, color="#24292f", linewidth=0.8, linestyle=":")
+    right.text(50, 1.45, "1 % of 5 ms ", ha="right", va="top", fontsize=9)
+    right.invert_yaxis()
+    right.set_ylim(1.5, -0.5)
+    right.set_xlim(0, max(60, *costs.values()) * 1.2)
+    right.set_xlabel("the monitor's cost a step (us of CPU)")
+    right.set_title("Cost", loc="left")
+
+
+if __name__ == "__main__":
+    main()
