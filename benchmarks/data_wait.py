@@ -169,7 +169,7 @@ def draw(figure: Any, rows: list[Row]) -> None:
     right.set_ylim(1.5, -0.5)
     right.set_xlim(0, max(60, *costs.values()) * 1.2)
     right.set_xlabel("the monitor's cost a step (us of CPU)")
-    right.set_title("Cost", loc="left")
+    right.set_title("Cost (dotted: 1 % of the step)", loc="left")
 
 
 if __name__ == "__main__":

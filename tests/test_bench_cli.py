@@ -224,6 +224,7 @@ def measured(*rates: float) -> Measured:
         ({Setting(1, "ring"): (90, 91, 92), Setting(1, "torch"): (92, 94, 93)}, Setting(1, "torch")),
         ({INLINE: (60, 90, 120), Setting(4, "ring"): (66, 99, 132)}, INLINE),  # 10 % among rounds that vary by 33 %
         ({INLINE: (50, 150), Setting(1, "ring"): (100, 50)}, INLINE),
+        ({INLINE: (90, 10, 10), Setting(1, "ring"): (90, 100, 9)}, Setting(1, "ring")),
         ({INLINE: (), Setting(1, "ring"): (100, 50)}, Setting(1, "ring")),
     ],
 )
@@ -274,8 +275,10 @@ def test_a_dataset_that_reads_batches_has_one_cost_for_both() -> None:
 
 @pytest.mark.parametrize(("every", "found"), [(0, False), (16, True)])
 def test_stragglers_are_found_where_they_are(every: int, found: bool) -> None:
-    subject = Subject(Slow(every=every, seconds=0.001), lk.LoaderConfig(batch_size=8))
+    data = torch.utils.data.Subset(Slow(every=every, seconds=0.001), range(400))  # whose __getitems__ is a mere loop
+    subject = Subject(data, lk.LoaderConfig(batch_size=8))
     costs = measure_costs(subject, ["inline"], seconds=1.2)
+    assert costs.unit == "samples"
     assert len(costs.times_s) >= 100
     assert (costs.stragglers() is not None) == found
     if found:

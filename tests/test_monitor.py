@@ -223,10 +223,16 @@ def test_a_step_whose_end_nobody_sees_does_not_count(how: str) -> None:
 
 def test_a_batch_is_let_go_when_the_loop_lets_go() -> None:
     """Else a shared slot would be held for longer than without the monitor."""
-    refs = []
-    for batch in lk.DataWaitMonitor(warn_above=None).watch(torch.zeros(1) for _ in range(3)):
-        assert not [ref for ref in refs[:-1] if ref() is not None]
+    refs: list[Any] = []
+
+    def batches() -> Iterator[torch.Tensor]:
+        for _ in range(3):
+            assert not any(ref() is not None for ref in refs)
+            yield torch.zeros(1)
+
+    for batch in lk.DataWaitMonitor(warn_above=None).watch(batches()):
         refs.append(weakref.ref(batch))
+        del batch
     assert len(refs) == 3
 
 

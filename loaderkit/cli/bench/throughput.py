@@ -12,7 +12,7 @@ import numpy as np
 from loaderkit.cli.bench.subject import Setting, Subject
 from loaderkit.loader import Loader
 
-_LEAST_NOISE = 0.05
+_LEAST_NOISE, _MOST_NOISE = 0.05, 0.25
 
 
 @dataclass(slots=True)
@@ -129,7 +129,7 @@ def advise(found: dict[Setting, Measured]) -> Advice | None:
     best = there[fastest]
     noise, fits = _LEAST_NOISE, [fastest]
     for setting, measured in there.items():
-        mine = max(_LEAST_NOISE, best.spread, measured.spread)
+        mine = min(max(_LEAST_NOISE, best.spread, measured.spread), _MOST_NOISE)
         if min(measured.ratio_to(best), measured.rate / best.rate) >= 1 - mine:
             fits.append(setting)
             noise = max(noise, mine)
