@@ -10,6 +10,8 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection
 from typing import Any, TypeVar
 
+from loaderkit.cpus import Cpus
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -17,8 +19,8 @@ _function: Callable[[Any], Any]
 
 
 def usable_cpus() -> int:
-    """Return how many CPUs this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return how many CPUs this process may keep busy: its affinity and control groups say so."""
+    return Cpus.detect().usable
 
 
 def map_in_processes(
