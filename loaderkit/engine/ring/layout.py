@@ -51,7 +51,7 @@ class _Writer(ForkingPickler):
     def reducer_override(self, value: Any) -> Any:
         # By value, and not through torch's own shared memory; the tensors and storages within come by here again.
         if isinstance(value, Tensor) and value.device.type == "cpu":
-            if value.layout == torch.strided and not value.is_quantized and _is_part(value):
+            if value.layout == torch.strided and not value.is_quantized and not value.is_nested and _is_part(value):
                 value = value.detach().clone().requires_grad_(value.requires_grad)  # a storage travels as a whole
             return value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         return NotImplemented
@@ -148,6 +148,7 @@ def _is_plain(tensor: Tensor) -> bool:
         and tensor.device.type == "cpu"
         and not tensor.requires_grad
         and not tensor.is_quantized
+        and not tensor.is_nested
         and not tensor.is_conj()
         and not tensor.is_neg()
         and not vars(tensor)
