@@ -160,8 +160,8 @@ class _Run:
         team, self._next = self._team, self._next + 1
         under_way = self._submitted - self._next
         held = team.slots.count - len(team.free) - under_way - 1
-        batch = team.open(answer, copied=held >= _HELD)
-        return pin(batch) if self._engine.pinned else batch
+        batch, pinned = team.open(answer, copied=held >= _HELD)
+        return pin(batch) if self._engine.pinned and not pinned else batch
 
     def end(self, *, failed: bool = False) -> None:
         """Give back what is under way; let workers go that don't persist, and those of a run that failed."""

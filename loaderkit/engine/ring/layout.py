@@ -132,13 +132,21 @@ def write(batch: Any, slots: Any, slot: int) -> Written:
     return Written(structure, writer.size, image)
 
 
-def read(structure: bytes, memory: Any) -> Any:
-    """Return the batch of a structure; its tensors and arrays are views of the slot's memory."""
+def read(structure: bytes, memory: Any, *, own_buffers: bool = False) -> Any:
+    """Return the batch of a structure; its tensors and arrays are views of the slot's memory.
+
+    Args:
+        structure: As `write` returned it.
+        memory: The slot's, or that of an image.
+        own_buffers: Copy arrays, and view tensors alone.
+    """
     (count,) = _COUNT.unpack_from(structure)
     head = _COUNT.size * (1 + count)
     table = struct.unpack_from(f"<{count}q", structure, _COUNT.size)
     view = memoryview(memory).cast("B")
-    buffers = [view[start : start + size] for start, size in zip(table[::2], table[1::2], strict=True)]
+    buffers: list[Any] = [view[start : start + size] for start, size in zip(table[::2], table[1::2], strict=True)]
+    if own_buffers:
+        buffers = [bytearray(buffer) for buffer in buffers]
     return _Reader(io.BytesIO(memoryview(structure)[head:]), memory, buffers).load()
 
 

@@ -6,6 +6,7 @@ import select
 import time
 from typing import Any
 
+from loaderkit.engine.ring.pins import Pins
 from loaderkit.engine.ring.slots import STOP, Slots
 from loaderkit.engine.ring.worker import TASK
 
@@ -19,6 +20,7 @@ class Processes:
     def __init__(self) -> None:
         self.owner = os.getpid()
         self.slots: Slots | None = None
+        self.pins: Pins | None = None
         self.processes: list[Any] = []
         self.watched: dict[int, int] = {}  # a file that is ready when a worker has ended, and the worker's number
         self.tasks = -1
@@ -64,6 +66,8 @@ class Processes:
             self.watched = {}
             while self.fds:
                 os.close(self.fds.pop())
+            if self.pins is not None:
+                self.pins.close()
             if self.slots is not None:
                 self.slots.close()
 

@@ -50,6 +50,7 @@ class Slots:
 
     def _map(self) -> None:
         self._memory = mmap.mmap(self._fd, self._size)
+        self.memory = np.frombuffer(self._memory, np.uint8)
         words = np.frombuffer(self._memory, np.int64, 1 + self.workers + self.count)
         self._wanted, self.doing, self.reserved = np.split(words, [1, 1 + self.workers])
         self._place: Any = ctypes.c_char * self.stride
@@ -99,7 +100,7 @@ class Slots:
 
     def bytes(self, slot: int, size: int) -> np.ndarray[Any, Any]:
         """Return a view (size,) uint8 of a slot's memory, which does not hold the slot."""
-        return np.frombuffer(self._memory, np.uint8, size, self.start(slot))
+        return self.memory[self.start(slot) : self.start(slot) + size]
 
     def lease(self, slot: int, free: Callable[[int], Any]) -> Any:
         """Return a slot's memory as a buffer, and call `free` with its number when the last view of it is gone."""
@@ -133,7 +134,8 @@ class Slots:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-        vars(self).pop("_memory", None)
+        for name in ("_memory", "memory"):
+            vars(self).pop(name, None)
         self.doing = self.reserved = self._wanted = np.zeros(0, np.int64)
 
     @property

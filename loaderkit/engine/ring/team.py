@@ -9,10 +9,12 @@ import select
 import signal
 import time
 from collections import deque
+from functools import partial
 from multiprocessing import forkserver, util
 from typing import Any, NamedTuple
 
 from loaderkit.engine.ring.layout import read
+from loaderkit.engine.ring.pins import Pins
 from loaderkit.engine.ring.processes import Processes
 from loaderkit.engine.ring.slots import Slots
 from loaderkit.engine.ring.worker import ANSWER, FAILED, IN_SLOT, TASK, PipeEnd, Worker, raise_again
@@ -48,12 +50,13 @@ class Team:
         slots: How many batches are under way or in use at most.
         context: How processes are started, as multiprocessing has it.
         init: Called in each with its number.
+        cudart: CUDA's runtime, where slots are to be page-locked; see Pins for what the batches' user has to do then.
 
     Raises:
         OSError: If there is no memory, or too many files are open.
     """
 
-    def __init__(self, feed: Any, *, workers: int, slots: int, context: Any, init: Any) -> None:
+    def __init__(self, feed: Any, *, workers: int, slots: int, context: Any, init: Any, cudart: Any = None) -> None:
         if not hasattr(context, "Process"):
             context = multiprocessing.get_context(context)
         method = context.get_start_method()
@@ -67,6 +70,8 @@ class Team:
         util.Finalize(self, own.close, exitpriority=100)
         try:
             own.slots = self.slots = Slots(slots, workers)
+            own.pins = self.pins = None if cudart is None else Pins(self.slots, cudart)
+            self._freed = partial(_free, self.free, self.pins)  # leases must not hold the team
             tasks, own.tasks = own.pipe()
             os.set_blocking(own.tasks, False)
             for number in range(workers):
@@ -130,6 +135,8 @@ class Team:
         slot = self.free.popleft()
         size = self.slots.excess(slot)
         if size is not None:
+            if self.pins is not None:
+                self.pins.unpin(slot)
             self.slots.cut(slot, max(size, len(key)))
         try:
             self.slots.put_key(slot, key)
@@ -177,8 +184,11 @@ class Team:
             if dead:
                 raise self._obituary(self._own.watched[dead[0]])
 
-    def open(self, answer: Answer, *, copied: bool) -> Any:
+    def open(self, answer: Answer, *, copied: bool) -> tuple[Any, bool]:
         """Make the batch of an answer: a view of its slot, or a copy. The slot is free when it is not needed any more.
+
+        Returns:
+            The batch, and whether its tensors are page-locked.
 
         Raises:
             Exception: What the worker raised instead, or what unpickling the batch raises.
@@ -187,14 +197,16 @@ class Team:
         if answer.kind == IN_SLOT:
             slots.note(slot, answer.size)
             if not copied and answer.size:
-                return read(answer.structure, slots.lease(slot, self.free.append))
+                pinned = self.pins is not None and self.pins.lease(slot, answer.size)
+                # What stays on the host when the tensors go to the device must not hold the slot.
+                return read(answer.structure, slots.lease(slot, self._freed), own_buffers=pinned), pinned
             memory = bytearray(slots.bytes(slot, answer.size))
         else:
             memory = bytearray(answer.image)
         self.free.append(slot)
         if answer.kind == FAILED:
             raise_again(answer.structure)
-        return read(answer.structure, memory)
+        return read(answer.structure, memory), False
 
     def drop(self, answer: Answer) -> None:
         """Free the slot of an answer that nobody wants."""
@@ -257,6 +269,12 @@ class _Inbox:
             answers.append(Answer(number, slot, kind, used, data[ANSWER.size : middle], data[middle:]))
             del self._data[:end]
         return answers
+
+
+def _free(free: deque[int], pins: Pins | None, slot: int) -> None:
+    if pins is not None:
+        pins.free(slot)
+    free.append(slot)
 
 
 def _preload() -> None:

@@ -1,0 +1,77 @@
+"""Slots that are page-locked where they lie, so that a device copies from them at full speed, beside the computation."""
+
+import os
+import resource
+from typing import Any
+
+import torch
+
+from loaderkit.engine.ring.slots import Slots
+
+
+class Pins:
+    """Registers slots with CUDA, each as far as it has memory, and takes that back before the memory goes.
+
+    Torch knows nothing of copies from such memory that are still queued: who hands its tensors to a device has to hold
+    them until their copies are done. So it is for batches that loaderkit itself copies.
+
+    Args:
+        slots: The slots, in the loader's process.
+        cudart: CUDA's runtime, as `torch.cuda.cudart()` gives it.
+    """
+
+    def __init__(self, slots: Slots, cudart: Any) -> None:
+        self.why = ""  # why batches are copied to page-locked memory after all
+        self._cudart, self._owner, self._closed = cudart, os.getpid(), False
+        self._sizes: dict[int, int] = {}  # bytes of each slot that are registered
+        self._leased: set[int] = set()
+        self._base = slots.memory  # stays mapped as long as anything is registered
+        self._reserved = slots.reserved
+        self._address = self._base.__array_interface__["data"][0]
+        self._start = slots.start
+
+    def lease(self, slot: int, size: int) -> bool:
+        """Have a slot's first bytes registered, for a batch that is handed out now; say whether they are."""
+        if self._sizes.get(slot, 0) < size:
+            if self.why:
+                return False
+            self.unpin(slot)
+            wanted = int(self._reserved[slot])
+            code = int(self._cudart.cudaHostRegister(self._address + self._start(slot), wanted, 0))
+            if code:
+                limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+                shown = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,} bytes"
+                self.why = f"cudaHostRegister of {wanted:,} bytes failed with code {code} (ulimit -l is {shown})"
+                _forget_error()
+                return False
+            self._sizes[slot] = wanted
+        self._leased.add(slot)
+        return True
+
+    def free(self, slot: int) -> None:
+        """Take note that a slot's last view is gone."""
+        self._leased.discard(slot)
+        if self._closed:
+            self.unpin(slot)
+
+    def unpin(self, slot: int) -> None:
+        """Take a slot's registration back, if it has one."""
+        # Whoever takes the entry out does it: views may die in any thread.
+        if os.getpid() == self._owner and self._sizes.pop(slot, None) is not None:
+            self._cudart.cudaHostUnregister(self._address + self._start(slot))
+
+    def close(self) -> None:
+        """Take all registrations back, those of slots in use when their views are gone."""
+        self._closed = True  # first: a view may die meanwhile
+        for slot in list(self._sizes):
+            if slot not in self._leased:
+                self.unpin(slot)
+
+
+def _forget_error() -> None:
+    """Take the failed call's error out of CUDA, which would raise it again at somebody's next kernel."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        try:
+            torch.zeros(1, device="cuda")
+        except RuntimeError:
+            return

@@ -1,0 +1,48 @@
+"""What a test leaves behind in the system: processes, open files, shared memory."""
+
+import gc
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+
+def found(pids: set[int]) -> dict[str, object]:
+    """This process's children, what its files and mappings of shared memory are, and names in /dev/shm of these processes."""
+    gc.collect()
+    files = Counter(_target(fd) for fd in Path("/proc/self/fd").iterdir())
+    mapped = sum("memfd:" in line or "/dev/shm" in line for line in Path("/proc/self/maps").read_text().splitlines())
+    return {
+        "processes": {child.pid for child in psutil.Process().children(recursive=True)},
+        "files": +Counter({kind: files[kind] for kind in files if kind != "gone"}),
+        "mapped": mapped,
+        "names": {path.name for path in Path("/dev/shm").iterdir() if any(str(pid) in path.name for pid in pids)},
+    }
+
+
+def _target(fd: Path) -> str:
+    try:
+        return os.readlink(fd).split("[")[0].split(":")[0]
+    except OSError:
+        return "gone"  # that of the listing itself
+
+
+@contextmanager
+def nothing_left(seconds: float = 5) -> Iterator[None]:
+    """Fail if anything is left behind so many seconds later."""
+    pids = {os.getpid()}
+    before = found(pids)
+    yield
+    deadline = time.monotonic() + seconds
+    while True:
+        now = found(pids)
+        pids |= now["processes"]  # type: ignore[operator]
+        if now == before:
+            return
+        if time.monotonic() > deadline:
+            raise AssertionError(f"left behind: before {before}, now {now}")
+        time.sleep(0.02)
