@@ -12,7 +12,7 @@ import psutil
 
 
 def found(pids: set[int]) -> dict[str, object]:
-    """This process's children, what its files and mappings of shared memory are, and names in /dev/shm of these processes."""
+    """Count children of this process, its open files and mappings of shared memory, and names of these processes in /dev/shm."""
     gc.collect()
     files = Counter(_target(fd) for fd in Path("/proc/self/fd").iterdir())
     mapped = sum("memfd:" in line or "/dev/shm" in line for line in Path("/proc/self/maps").read_text().splitlines())
@@ -26,7 +26,7 @@ def found(pids: set[int]) -> dict[str, object]:
 
 def _target(fd: Path) -> str:
     try:
-        return os.readlink(fd).split("[")[0].split(":")[0]
+        return str(fd.readlink()).split("[")[0].split(":")[0]
     except OSError:
         return "gone"  # that of the listing itself
 

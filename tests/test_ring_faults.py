@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from leftovers import nothing_left
@@ -58,11 +57,10 @@ def is_whole(loader: lk.Loader, size: int = 40) -> bool:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _warm() -> Iterator[None]:
+def _warm() -> None:
     """What a process opens once and for all, the fork server and its tracker among it."""
     assert is_whole(make_loader())
     assert is_whole(make_loader(multiprocessing_context="forkserver"))
-    yield
 
 
 @pytest.fixture(autouse=True)
@@ -70,27 +68,27 @@ def _nothing_is_left_behind(_warm: None) -> Iterator[None]:
     with nothing_left():
         start = time.monotonic()
         yield
-        assert time.monotonic() - start < 20
+        assert time.monotonic() - start < 30
 
 
 # ---- what user code raises
 
 
-class Odd(Exception):
+class OddError(Exception):
     """Can't be made from a message."""
 
     def __init__(self, where: int, what: int) -> None:
         super().__init__(f"odd at {where}: {what}")
 
 
-class Mute(Exception):
+class MuteError(Exception):
     """Says what it wants."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__("mute")
 
 
-class Holding(Exception):
+class HoldingError(Exception):
     """Can't be pickled."""
 
     def __init__(self, message: str) -> None:
@@ -114,9 +112,9 @@ RAISED: dict[str, tuple[Callable[[], Any], type[BaseException], str]] = {
     "an error with a key": (lambda: throw(KeyError("name")), KeyError, "name"),
     "an error of the system": (lambda: throw(FileNotFoundError(2, "gone", "x.png")), FileNotFoundError, "x.png"),
     "an error without a message": (lambda: throw(MemoryError()), MemoryError, "MemoryError"),
-    "an error of two arguments": (lambda: throw(Odd(3, 4)), RuntimeError, "odd at 3: 4"),
-    "an error that hides its message": (lambda: throw(Mute()), Mute, "mute"),
-    "an error that holds a lock": (lambda: throw(Holding("held")), Holding, "held"),
+    "an error of two arguments": (lambda: throw(OddError(3, 4)), RuntimeError, "odd at 3: 4"),
+    "an error that hides its message": (lambda: throw(MuteError()), MuteError, "mute"),
+    "an error that holds a lock": (lambda: throw(HoldingError("held")), HoldingError, "held"),
     "an error of a local class": (throw_local, RuntimeError, "of this process alone"),
     "the end of something": (lambda: throw(StopIteration()), RuntimeError, "StopIteration"),
     "an exit": (lambda: sys.exit("enough"), RuntimeError, "SystemExit: enough"),
@@ -130,7 +128,7 @@ def test_what_a_dataset_raises_comes_with_its_sample_and_traceback(what: str, pe
     function, kind, message = RAISED[what]
     seen: list[int] = []
     with pytest.raises(kind) as caught:
-        seen += firsts_into(seen, make_loader(function, persistent_workers=persistent))
+        firsts_into(seen, make_loader(function, persistent_workers=persistent))
     assert seen == [0, 4, 8, 12]
     text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
     assert type(caught.value) is kind
@@ -140,10 +138,8 @@ def test_what_a_dataset_raises_comes_with_its_sample_and_traceback(what: str, pe
     assert str(BAD) in text or "samples 16, 17, 18, 19" in text
 
 
-def firsts_into(seen: list[int], batches: Any) -> list[int]:
-    for batch in batches:
-        seen.append(int(batch[0, 0]))
-    return []
+def firsts_into(seen: list[int], batches: Any) -> None:
+    seen.extend(int(batch[0, 0]) for batch in batches)
 
 
 def broken_collate(samples: list[Any]) -> Any:
@@ -202,20 +198,13 @@ def end_by(sent: signal.Signals) -> None:
 
 
 def hang_deaf() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.Signals(1).__class__)
+    signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))
     while True:
         time.sleep(100)
 
 
 def hang_in_native_code() -> None:
     ctypes.PyDLL(None).sleep(100)  # keeps the interpreter's lock
-
-
-def fill_memory() -> None:
-    """As a machine without memory ends a process: by SIGKILL, in the middle of an allocation."""
-    resource.setrlimit(resource.RLIMIT_CPU, (1, 1))
-    while True:
-        np.ones(1 << 20)
 
 
 DIED: dict[str, tuple[Callable[[], Any], str]] = {
@@ -256,7 +245,9 @@ HANGS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("how", HANGS)
 def test_a_worker_that_hangs_is_an_error_in_time(how: str) -> None:
     start = time.monotonic()
-    with pytest.raises(RuntimeError, match=r"no batch in 0.5 s .timeout.: a worker hangs, or samples \[16, 17, 18, 19\]"):
+    with pytest.raises(
+        RuntimeError, match=r"no batch in 0.5 s .timeout.: a worker hangs, or samples \[16, 17, 18, 19\]"
+    ):
         list(make_loader(HANGS[how], timeout=0.5))
     assert time.monotonic() - start < 8
 
@@ -350,7 +341,7 @@ def test_without_memory_batches_come_through_the_pipe(monkeypatch: pytest.Monkey
 
 def test_without_memory_for_a_key_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "posix_fallocate", refuse)
-    with pytest.raises(OSError, match="no memory left for a batch's key of .* bytes: No space left on device"):
+    with pytest.raises(OSError, match=r"no memory left for a batch's key of .* bytes: No space left on device"):
         list(make_loader())
 
 
@@ -364,15 +355,19 @@ def limited(kind: int, value: int) -> Iterator[None]:
         resource.setrlimit(kind, (soft, hard))
 
 
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+def files_limit(spare: int) -> int:
+    """The limit under which so many files more can be opened."""
+    used = {int(fd) for fd in os.listdir("/proc/self/fd")}  # noqa: PTH208
+    used = {fd for fd in used if Path(f"/proc/self/fd/{fd}").exists()}  # without that of the listing
+    free = (fd for fd in range(max(used) + spare + 2) if fd not in used)
+    return next(fd for number, fd in enumerate(free) if number == spare)
 
 
-@pytest.mark.parametrize("spare", range(0, 16, 3))
+@pytest.mark.parametrize("spare", [0, 1, 3, 5, 9, 12, 14, 15, 16, 17, 20])
 def test_too_many_open_files_at_the_start_are_an_error(spare: int) -> None:
-    with limited(resource.RLIMIT_NOFILE, open_files() - 1 + spare):
-        if spare < 9:
-            with pytest.raises(OSError, match="too many files are open .* to start 2 workers") as caught:
+    with limited(resource.RLIMIT_NOFILE, files_limit(spare)):
+        if spare < 16:
+            with pytest.raises(OSError, match=r"too many files are open .* to start 2 workers") as caught:
                 list(make_loader())
             assert caught.value.errno == errno.EMFILE
         else:
@@ -383,7 +378,7 @@ def test_batches_need_no_more_open_files() -> None:
     big = [torch.full((n, 1000), n) for n in range(1, 100)]
     batches = iter(lk.Loader(big, None, **RING))
     held = [next(batches)]
-    with limited(resource.RLIMIT_NOFILE, open_files() - 1):
+    with limited(resource.RLIMIT_NOFILE, files_limit(0)):
         held += batches
     assert len(held) == 99
     assert all(torch.equal(batch, sample) for batch, sample in zip(held, big, strict=True))
@@ -480,7 +475,8 @@ def test_a_loader_under_way_can_be_pickled_and_copied() -> None:
     batches = iter(loader)
     next(batches)
     for other in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)):
-        assert firsts(other) == list(range(4, 40, 4))
+        assert other.state_dict() == loader.state_dict()
+        assert is_whole(other)  # the next epoch
     assert firsts(batches) == list(range(4, 40, 4))
 
 
@@ -504,12 +500,8 @@ def test_a_forked_process_disturbs_nobody(persistent: bool) -> None:
 
     def drop_and_use() -> bool:
         nonlocal held, batches
-        try:
+        with pytest.raises(RuntimeError, match=r"belongs to process .* Call iter.loader. here"):
             next(batches)
-        except RuntimeError as error:
-            assert "belongs to process" in str(error)
-        else:
-            return False
         del held, batches
         loader.seek(epoch=0)
         return is_whole(loader, 400)
@@ -534,8 +526,8 @@ def test_loaders_work_in_threads_and_beside_each_other() -> None:
 
 
 def test_more_tasks_than_the_pipe_holds_do_not_block() -> None:
-    loader = lk.Loader(torch.arange(8000), 1, **RING | {"prefetch_factor": 4000, "num_workers": 1})
-    assert torch.equal(torch.cat(list(loader)), torch.arange(8000))
+    loader = lk.Loader(torch.arange(4000), 1, **RING | {"prefetch_factor": 4000, "num_workers": 1})
+    assert torch.equal(torch.cat(list(loader)), torch.arange(4000))
 
 
 def test_a_huge_key_fits() -> None:
@@ -573,12 +565,12 @@ def test_a_signal_that_is_handled_disturbs_nobody() -> None:
 
 
 def test_ctrl_c_while_stopping_leaves_nothing() -> None:
-    loader = make_loader(lambda: signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]) and time.sleep(100), timeout=0.3)
-    batches = iter(loader)
-    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))  # in the second in which the worker may end
+    loader = make_loader(hang_deaf, persistent_workers=True)
+    assert int(next(iter(loader))[0, 0]) == 0
+    timer = threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT))  # in the second in which the worker may end
     timer.start()
-    with pytest.raises((KeyboardInterrupt, RuntimeError)):
-        list(batches)
+    with pytest.raises(KeyboardInterrupt):
+        loader.close()
     timer.join()
 
 

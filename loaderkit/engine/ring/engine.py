@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from loaderkit.engine.ring.pins import cuda_runtime
 from loaderkit.engine.ring.team import Answer, Team, WorkerDied
 from loaderkit.feed import Feed
 from loaderkit.plan import BatchKey
@@ -20,10 +21,14 @@ class RingEngine:
 
     A batch is a view of that memory, which is free for another when the batch's last tensor is gone. Who keeps more than
     a few batches gets copies. Batches come in the order of their keys, whoever makes them.
+
+    Args:
+        pin_in_place: Page-lock the slots rather than copy batches to page-locked memory; see Pins for what the
+            batches' user has to do then.
     """
 
     name = "ring"
-    pinned_why = ""  # where it is not as should_pin says
+    pinned_why = ""  # why batches are pinned by copying them, where they were to be pinned in place
 
     def __init__(
         self,
@@ -36,8 +41,10 @@ class RingEngine:
         multiprocessing_context: Any = None,
         worker_init_fn: Callable[[int], None] | None = None,
         timeout: float = 0,
+        pin_in_place: bool = False,
     ) -> None:
         self._feed, self.num_workers, self.pinned = feed, num_workers, pin_memory
+        self._in_place = pin_memory and pin_in_place
         self.prefetch = num_workers * (prefetch_factor or _AHEAD)
         self._persistent, self._context = persistent_workers, multiprocessing_context
         self._init, self._timeout_s = worker_init_fn, timeout or None
@@ -53,12 +60,16 @@ class RingEngine:
         if not self._persistent:
             self.close()
         if self._team is None:
+            cudart = cuda_runtime() if self._in_place else None
+            if self._in_place and cudart is None:
+                self.pinned_why = "CUDA is not there"
             self._team = Team(
                 self._feed,
                 workers=self.num_workers,
                 slots=self.prefetch + _HELD,
                 context=self._context,
                 init=self._init,
+                cudart=cudart,
             )
         self._team.forget_before(self._numbers)
         run = _Run(self, self._team, iter(keys))
@@ -161,7 +172,11 @@ class _Run:
         under_way = self._submitted - self._next
         held = team.slots.count - len(team.free) - under_way - 1
         batch, pinned = team.open(answer, copied=held >= _HELD)
-        return pin(batch) if self._engine.pinned and not pinned else batch
+        if pinned or not self._engine.pinned:
+            return batch
+        if team.pins is not None:
+            self._engine.pinned_why = team.pins.why
+        return pin(batch)
 
     def end(self, *, failed: bool = False) -> None:
         """Give back what is under way; let workers go that don't persist, and those of a run that failed."""

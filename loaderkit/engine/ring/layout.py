@@ -3,6 +3,7 @@
 import io
 import pickle
 import struct
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from torch.storage import TypedStorage, UntypedStorage
 from loaderkit.engine.ring.slots import ALIGNMENT
 
 Raw = np.ndarray[Any, np.dtype[np.uint8]]
+_SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 _COUNT = struct.Struct("<q")
 
 
@@ -51,6 +53,8 @@ class _Writer(ForkingPickler):
     def reducer_override(self, value: Any) -> Any:
         # By value, and not through torch's own shared memory; the tensors and storages within come by here again.
         if isinstance(value, Tensor) and value.device.type == "cpu":
+            if type(value) is Tensor and value.layout in _SPARSE:
+                return _rebuild_sparse, _sparse_parts(value)
             if value.layout == torch.strided and not value.is_quantized and not value.is_nested and _is_part(value):
                 value = value.detach().clone().requires_grad_(value.requires_grad)  # a storage travels as a whole
             return value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
@@ -161,6 +165,30 @@ def _is_plain(tensor: Tensor) -> bool:
         and not tensor.is_neg()
         and not vars(tensor)
     )
+
+
+def _sparse_parts(tensor: Tensor) -> tuple[Any, ...]:
+    # Not by torch's own reduction: it keeps what it rebuilds until the next `torch.load`.
+    parts: tuple[Tensor, ...]
+    if tensor.layout == torch.sparse_coo:
+        parts = (tensor._indices(), tensor._values())
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    else:
+        parts = (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    coalesced = tensor.layout == torch.sparse_coo and tensor.is_coalesced()
+    return tensor.layout, tuple(tensor.shape), coalesced, tensor.requires_grad, *(part.detach() for part in parts)
+
+
+def _rebuild_sparse(
+    layout: torch.layout, shape: tuple[int, ...], coalesced: bool, requires_grad: bool, *parts: Tensor
+) -> Tensor:
+    if layout == torch.sparse_coo:
+        make: Any = partial(torch.sparse_coo_tensor, is_coalesced=coalesced)
+    else:
+        make = partial(torch.sparse_compressed_tensor, layout=layout)
+    made: Tensor = make(*parts, shape, requires_grad=requires_grad)
+    return made
 
 
 def _untyped(storage: Any) -> UntypedStorage:

@@ -68,6 +68,11 @@ class Pins:
                 self.unpin(slot)
 
 
+def cuda_runtime() -> Any:
+    """Return CUDA's runtime; None where there is none."""
+    return torch.cuda.cudart() if torch.cuda.is_available() else None  # type: ignore[no-untyped-call]
+
+
 def _forget_error() -> None:
     """Take the failed call's error out of CUDA, which would raise it again at somebody's next kernel."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

@@ -69,6 +69,7 @@ class Team:
         # Closes it when the team is forgotten, and at the interpreter's end before multiprocessing waits for processes.
         util.Finalize(self, own.close, exitpriority=100)
         try:
+            _check_files(workers)
             own.slots = self.slots = Slots(slots, workers)
             own.pins = self.pins = None if cudart is None else Pins(self.slots, cudart)
             self._freed = partial(_free, self.free, self.pins)  # leases must not hold the team
@@ -99,8 +100,8 @@ class Team:
             if isinstance(error, OSError) and error.errno == errno.EMFILE:
                 raise OSError(
                     error.errno,
-                    f"loader: too many files are open in this process to start {workers} workers, which take 3 for each "
-                    "and 3 more. Allow more (ulimit -n), or use fewer workers.",
+                    f"loader: too many files are open in this process to start {workers} workers, which take "
+                    f"{_files(workers)}. Allow more (ulimit -n), or use fewer workers.",
                 ) from error
             if isinstance(error, pickle.PicklingError | AttributeError | TypeError):
                 error.add_note(
@@ -269,6 +270,22 @@ class _Inbox:
             answers.append(Answer(number, slot, kind, used, data[ANSWER.size : middle], data[middle:]))
             del self._data[:end]
         return answers
+
+
+def _files(workers: int) -> int:
+    """Return how many files are opened to start workers."""
+    return 4 * workers + 8
+
+
+def _check_files(workers: int) -> None:
+    """Fail now rather than in the middle, where multiprocessing loses some of them."""
+    opened: list[int] = []
+    try:
+        for _ in range(_files(workers)):
+            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))  # noqa: PERF401
+    finally:
+        for fd in opened:
+            os.close(fd)
 
 
 def _free(free: deque[int], pins: Pins | None, slot: int) -> None:
