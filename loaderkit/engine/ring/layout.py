@@ -187,7 +187,7 @@ def _rebuild_sparse(
         make: Any = partial(torch.sparse_coo_tensor, is_coalesced=coalesced)
     else:
         make = partial(torch.sparse_compressed_tensor, layout=layout)
-    made: Tensor = make(*parts, shape, requires_grad=requires_grad)
+    made: Tensor = make(*parts, shape, requires_grad=requires_grad, check_invariants=False)
     return made
 
 
