@@ -48,10 +48,14 @@ def make_engine(feed: Feed, config: LoaderConfig, num_workers: int) -> Engine:
         return here
     measured = config.engine == "auto" and _promised(config) is None
     kind: Any = TorchEngine
+    ways: dict[str, Any] = {}
     if config.engine == "ring" or (config.engine == "auto" and sys.platform == "linux"):
         from loaderkit.engine.ring import RingEngine  # its import takes time
 
         kind = RingEngine
+        # The loader itself copies such batches, and holds them until that is done; what users copy, nobody knows.
+        device = _device(config)
+        ways = {"pin_in_place": device is not None and device.type == "cuda"}
     workers: Engine = kind(
         TimedFeed.of(feed) if measured else feed,
         num_workers=num_workers,
@@ -61,6 +65,7 @@ def make_engine(feed: Feed, config: LoaderConfig, num_workers: int) -> Engine:
         multiprocessing_context=config.multiprocessing_context,
         worker_init_fn=config.worker_init_fn,
         timeout=config.timeout,
+        **ways,
     )
     if not measured:
         return workers
