@@ -2,12 +2,15 @@
 
 Tokens: 200,000 sequences of 16 to 512 uint16 tokens in ten shards. Pictures: 5,000 JPEGs of 96 x 96 with a class, in
 ten shards. Batches of 64, in order and shuffled, 0 and 2 workers. All decode with the same function, and
-collate alike: tokens end to end with offsets, pictures stacked. A contender's run is a fresh process; the clock
-goes from its first batch to the epoch's end, or for a few seconds where an epoch takes longer. Contenders take turns in an
-order drawn anew each round, and speeds are compared within a round.
+collate alike: tokens end to end with offsets, pictures stacked. A contender's run is a fresh process. The clock
+goes from an epoch's first batch to its end, or for a few seconds where an epoch takes longer: once in the process's first
+epoch (`first_epoch`), and once in another epoch of the same loader (`later_epoch`). What comes before the first batch, making
+dataset and loader included, is `first_batch_ms`. Contenders take turns in an order drawn anew each round, and speeds
+are compared within a round.
 
 The bare loop reads, decodes and collates sample by sample, without a loader, in one thread. Without workers, loaderkit
-decodes pictures in as many threads as torch has: over one thread its ratio may exceed 1.
+decodes pictures in as many threads as torch has, so that its ratio may exceed 1; "one thread" is the same loader after
+`torch.set_num_threads(1)`.
 """
 
 import argparse
@@ -20,6 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from harness import DATA, LIMIT, OURS, RESULTS, TORCH, Row, machine
 
 BARE = "bare loop"
+ONE_THREAD = "loaderkit, tar, one thread"
 CONTENDERS = {
     "torch": {"tokens": "memory-map + DataLoader", "pictures": "file + DataLoader"},
     "loaderkit": {"tokens": "loaderkit, documents", "parquet": "loaderkit, Parquet", "pictures": "loaderkit, tar"},
@@ -40,6 +45,7 @@ CONTENDERS = {
 }
 WORKLOADS = {"tokens": ("tokens", "parquet"), "pictures": ("pictures",)}
 BATCH = 64
+Answer = dict[str, Any]  # of one job
 
 
 def write_sources(folder: Path, sequences: int, pictures: int) -> None:
@@ -86,13 +92,18 @@ def speeds(
     """Measure every contender in every setting, once a round."""
     draw = random.Random(0)
     settings = [(kind, shuffle, workers) for kind in WORKLOADS for shuffle in (False, True) for workers in (0, 2)]
-    found: dict[tuple[Any, ...], list[float | None]] = {}
+    found: dict[tuple[Any, ...], list[Answer]] = {}
     for number in range(rounds):
         for workload, shuffle, workers in settings:
-            jobs = [(key, kind, "throughput") for key, kind in names if kind in WORKLOADS[workload]]
-            jobs += [("torch", workload, "throughput_bare")] if workers == 0 and ("torch", workload) in names else []
+            jobs = [
+                (key, kind, "throughput", name) for (key, kind), name in names.items() if kind in WORKLOADS[workload]
+            ]
+            if workers == 0 and ("torch", workload) in names:
+                jobs.append(("torch", workload, "throughput_bare", BARE))
+            if workers == 0 and ("loaderkit", workload) in names and workload == "pictures":
+                jobs.append(("loaderkit", workload, "throughput_one_thread", ONE_THREAD))
             draw.shuffle(jobs)
-            for key, kind, call in jobs:
+            for key, kind, call, name in jobs:
                 arguments: dict[str, Any] = {
                     "folder": folder,
                     "kind": kind,
@@ -101,37 +112,43 @@ def speeds(
                     "seconds": seconds,
                 }
                 answer = peers[key].call(call, **arguments)[0]
-                name = BARE if call == "throughput_bare" else names[key, kind]
-                where = found.setdefault((workload, shuffle, workers, name), [])
                 if "error" in answer:
                     print(f"{name}: {arguments}: {answer}", file=sys.stderr)
-                where.append(None if "error" in answer else answer["samples"] / answer["seconds"])
+                found.setdefault((workload, shuffle, workers, name), []).append(answer)
             print(f"round {number + 1}: {workload}, shuffle={shuffle}, {workers} workers", file=sys.stderr, flush=True)
-    return [row_of(setting, values, found) for setting, values in found.items() if any(values)]
+    rows = (row_of(setting, answers, found) for setting, answers in found.items())
+    return [row for row in rows if row["repeats"]]
 
 
-def row_of(
-    setting: tuple[Any, ...], values: list[float | None], found: dict[tuple[Any, ...], list[float | None]]
-) -> Row:
+def row_of(setting: tuple[Any, ...], answers: list[Answer], found: dict[tuple[Any, ...], list[Answer]]) -> Row:
     workload, shuffle, workers, name = setting
-    bare = found.get((workload, shuffle, 0, BARE), [])
-    mapped = found.get((workload, shuffle, workers, CONTENDERS["torch"][workload]), [])
-    return {
+    row: Row = {
         "workload": workload,
         "order": "shuffled" if shuffle else "in order",
         "workers": workers,
         "contender": name,
-        "samples_per_s": statistics.median(value for value in values if value),
-        "over_bare_loop": over(values, bare),
-        "over_dataloader": over(values, mapped),
-        "repeats": sum(value is not None for value in values),
+        "first_batch_ms": median(answer["first_batch_s"] * 1e3 for answer in answers if "error" not in answer),
     }
+    bare = found.get((workload, shuffle, 0, BARE), [])
+    mapped = found.get((workload, shuffle, workers, CONTENDERS["torch"][workload]), [])
+    for epoch in ("first", "later"):
+        row |= {
+            f"{epoch}_epoch_samples_per_s": median(answer[epoch] for answer in answers if "error" not in answer),
+            f"{epoch}_epoch_over_bare_loop": over(answers, bare, epoch),
+            f"{epoch}_epoch_over_dataloader": over(answers, mapped, epoch),
+        }
+    return row | {"repeats": sum("error" not in answer for answer in answers)}
 
 
-def over(values: list[float | None], others: list[float | None]) -> float:
+def over(answers: list[Answer], others: list[Answer], epoch: str) -> float:
     """Return the median over the rounds of one speed over another."""
-    pairs = [value / other for value, other in zip(values, others, strict=False) if value and other]
-    return statistics.median(pairs) if pairs else float("nan")
+    pairs = zip(answers, others, strict=False)
+    return median(ours[epoch] / theirs[epoch] for ours, theirs in pairs if epoch in ours and epoch in theirs)
+
+
+def median(values: Iterable[float]) -> float:
+    found = list(values)
+    return statistics.median(found) if found else float("nan")
 
 
 def costs(peers: dict[str, Peer], names: dict[tuple[str, str], str], folder: str, quick: bool) -> list[Row]:
@@ -193,12 +210,17 @@ def draw(rows: list[Row], path: Path) -> None:
         for axes, (order, workers) in zip(panels[:, column], settings, strict=True):
             wanted = (workload, order, workers)
             mine = [row for row in rows if (row["workload"], row["order"], row["workers"]) == wanted]
-            mine.sort(key=lambda row: row["samples_per_s"])
+            mine.sort(key=lambda row: row["first_epoch_samples_per_s"])
             colours = [colour_of(row["contender"]) for row in mine]
-            bars = axes.barh([row["contender"] for row in mine], [row["samples_per_s"] for row in mine], color=colours)
-            axes.bar_label(bars, [f" {row['samples_per_s']:,.0f}" for row in mine], fontsize=8)
-            axes.margins(x=0.2)
-            axes.set_title(f"{workload}, {order}, {workers} workers: samples a second", loc="left", fontsize=10)
+            first, later = ([row[f"{epoch}_epoch_samples_per_s"] for row in mine] for epoch in ("first", "later"))
+            bars = axes.barh([row["contender"] for row in mine], first, color=colours)
+            axes.plot(later, range(len(mine)), "k|", markersize=12)
+            axes.bar_label(
+                bars, [f"  {one:,.0f}, {other:,.0f}" for one, other in zip(first, later, strict=True)], fontsize=8
+            )
+            axes.margins(x=0.3)
+            what = f"{workload}, {order}, {workers} workers: samples a second, first epoch and a later one (|)"
+            axes.set_title(what, loc="left", fontsize=9)
             axes.spines[["top", "right"]].set_visible(False)
     figure.supxlabel(machine(), fontsize=7, color="#6e7781")
     figure.savefig(path, dpi=110)

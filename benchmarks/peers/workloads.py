@@ -65,25 +65,38 @@ def size_of(batch: Any) -> int:
 def timed_job(
     make: Callable[[str, str, bool, int], Loader], size: Callable[[Any], int] = size_of
 ) -> Callable[..., Any]:
-    """Return the function that times a loader, from its first batch to the epoch's end or for so many seconds."""
+    """Return the function that times a loader's first epoch, and one more of the same loader.
+
+    Each from its first batch to its end, or for so many seconds. A generator is made anew for the second.
+    """
 
     def run(*, folder: str, kind: str, shuffle: bool, workers: int, seconds: float) -> dict[str, Any]:
         started = time.perf_counter()
-        batches = iter(make(folder, kind, shuffle, workers))
+        loader = make(folder, kind, shuffle, workers)
+        batches = iter(loader)
         next(batches)
-        begun = time.perf_counter()
-        samples = 0
-        now = begun
-        for batch in batches:
-            samples += size(batch)
-            now = time.perf_counter()
-            if now - begun > seconds:
-                break
-        else:
-            now = time.perf_counter()
-        return {"first_batch_s": begun - started, "samples": samples, "seconds": now - begun}
+        first_batch = time.perf_counter() - started
+        first = rate(batches, size, seconds)
+        if batches is loader:
+            loader = make(folder, kind, shuffle, workers)
+        del batches  # and its workers, where the epoch was longer
+        batches = iter(loader)
+        next(batches)
+        return {"first_batch_s": first_batch, "first": first, "later": rate(batches, size, seconds)}
 
     return run
+
+
+def rate(batches: Iterator[Any], size: Callable[[Any], int], seconds: float) -> float:
+    """Return the samples a second."""
+    begun = time.perf_counter()
+    samples = 0
+    for batch in batches:
+        samples += size(batch)
+        now = time.perf_counter()
+        if now - begun > seconds:
+            return samples / (now - begun)
+    return samples / (time.perf_counter() - begun)
 
 
 def memory_job(make: Callable[[str, str, bool, int], Loader]) -> Callable[..., Any]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from itertools import accumulate
-from operator import gt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,16 +49,8 @@ class Spans:
         Raises:
             ShardError: If they can't lie there.
         """
-        ends = np.take(self._ends, rows).tolist()
-        starts = (np.take(self._ends, rows - 1, mode="wrap") * (rows > 0)).tolist()
-        if starts and (min(starts) < 0 or max(ends) > len(self.flat) or any(map(gt, starts, ends))):
-            size = len(self.flat)
-            wrong = next(i for i, end in enumerate(ends) if not 0 <= starts[i] <= end <= size)
-            raise ShardError(
-                f"{self._name}: document {rows[wrong]} is from token {starts[wrong]:,} to {ends[wrong]:,} of {size:,}; "
-                "wanted ends that do not decrease. They are damaged."
-            )
-        return starts, ends
+        starts, ends = self._places(rows)
+        return starts.tolist(), ends.tolist()
 
     def pieces(self, rows: Int64Array) -> list[memoryview]:
         """Return sequences (B,), not copied.
@@ -67,15 +58,49 @@ class Spans:
         Raises:
             ShardError: If they can't lie there.
         """
-        content = self._content
-        return [content[start:end] for start, end in zip(*self.places(rows), strict=True)]
+        return self._cut(*self._places(rows))
 
     def batch(self, rows: Int64Array) -> Ragged:
-        """Copy sequences (B,)."""
-        if len(rows) > 1 and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((np.diff(rows) == 1).all()):
-            starts, ends = self.places(rows)  # in order: one piece
-            return _ragged([self._content[starts[0] : ends[-1]]], np.subtract(ends, starts[0]), self.flat.dtype)
-        return join(self.pieces(rows), self.flat.dtype)
+        """Copy sequences (B,).
+
+        Raises:
+            ShardError: If they can't lie there.
+        """
+        if len(rows) > 1:
+            first, last = int(rows[0]), int(rows[-1])
+            # Bytes are compared in a third of the time that numpy takes for so few numbers.
+            if last - first == len(rows) - 1 and rows.tobytes() == np.arange(first, last + 1).tobytes():
+                return self._stretch(first, last + 1)
+        starts, ends = self._places(rows)
+        return _ragged(bytearray().join(self._cut(starts, ends)), np.cumsum(ends - starts), self.flat.dtype)
+
+    def _stretch(self, first: int, stop: int) -> Ragged:
+        """Copy sequences that follow each other, as one piece."""
+        ends = self._ends[first:stop]
+        start = int(self._ends[first - 1]) if first else 0
+        end = int(ends[-1])
+        if not 0 <= start <= int(ends[0]) <= end <= len(self.flat) or np.count_nonzero(ends[1:] < ends[:-1]):
+            self._places(np.arange(first, stop))  # raises: it finds the document
+        return _ragged(bytearray(self._content[start:end]), ends - start, self.flat.dtype)
+
+    def _places(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
+        ends = self._ends.take(rows)
+        starts = self._ends.take(rows - 1, mode="wrap")
+        if np.count_nonzero(rows) < len(rows):
+            starts *= rows > 0
+        size = len(self.flat)
+        outside = len(rows) and (np.minimum.reduce(starts) < 0 or np.maximum.reduce(ends) > size)
+        if outside or np.count_nonzero(starts > ends):
+            wrong = np.flatnonzero((starts < 0) | (starts > ends) | (ends > size))[0]
+            raise ShardError(
+                f"{self._name}: document {rows[wrong]} is from token {starts[wrong]:,} to {ends[wrong]:,} of {size:,}; "
+                "wanted ends that do not decrease. They are damaged."
+            )
+        return starts, ends
+
+    def _cut(self, starts: Int64Array, ends: Int64Array) -> list[memoryview]:
+        content = self._content
+        return [content[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
 
 def join_parts(parts: Iterable[tuple[Spans, Int64Array, Int64Array]], size: int, dtype: np.dtype[Any]) -> Ragged:
@@ -95,12 +120,13 @@ def join_parts(parts: Iterable[tuple[Spans, Int64Array, Int64Array]], size: int,
 
 def join(pieces: list[memoryview], dtype: np.dtype[Any]) -> Ragged:
     """Copy sequences (B,) into one batch."""
-    return _ragged(pieces, np.array(list(accumulate(map(len, pieces))), dtype=np.int64), dtype)
+    ends = np.array(list(accumulate(map(len, pieces))), dtype=np.int64)
+    return _ragged(bytearray().join(pieces), ends, dtype)
 
 
-def _ragged(pieces: list[memoryview], ends: Int64Array, dtype: np.dtype[Any]) -> Ragged:
-    # Half the time of np.concatenate, which makes an array of each piece first.
-    values = np.frombuffer(bytearray().join(pieces), dtype=dtype)
+def _ragged(content: bytearray, ends: Int64Array, dtype: np.dtype[Any]) -> Ragged:
+    # A join of buffers takes half the time of np.concatenate, which makes an array of each piece first.
+    values = np.frombuffer(content, dtype=dtype)
     offsets = np.empty(len(ends) + 1, dtype=np.int64)
     offsets[0], offsets[1:] = 0, ends
     native = values if dtype.isnative else values.astype(dtype.newbyteorder("="))

@@ -140,7 +140,7 @@ class ShardedDataset(ABC):
         wanted = np.asarray(indices, dtype=np.int64)
         if not wanted.size:
             return
-        low, high = int(wanted.min()), int(wanted.max())
+        low, high = int(np.minimum.reduce(wanted)), int(np.maximum.reduce(wanted))
         if low < 0 or high >= len(self):
             outside = low if low < 0 else high
             raise IndexError(f"{type(self).__name__}: index {outside} in a dataset of {len(self):,} samples.")
@@ -196,10 +196,8 @@ class ShardedDataset(ABC):
 def by_number(numbers: Int64Array, low: int, high: int) -> Iterator[tuple[int, Int64Array]]:
     """Sort numbers (B,) from low to high: yield each that occurs, and its places."""
     if high - low < 8:  # then to look for each is quicker than to sort
-        for number in range(low, high + 1):
-            places = np.flatnonzero(numbers == number)
-            if len(places):
-                yield number, places
+        for number in sorted(set(numbers.tolist())):
+            yield number, np.flatnonzero(numbers == number)
         return
     order = np.argsort(numbers, kind="stable")
     found, starts = np.unique(numbers[order], return_index=True)
