@@ -92,10 +92,10 @@ class CsvDataset(ShardedDataset):
     def read(self, handle: "_Records", rows: Int64Array, index: ShardIndex) -> list[Any]:
         if index.offsets is None:
             raise ShardError(f"{handle.shard}: its index has no offsets. Delete the index.")
-        spans = index.offsets[rows]
+        starts, ends = index.offsets[rows].T.tolist()
         wanted = [(name, handle.names.index(name), self.types.get(name)) for name in self.columns]
         samples: list[Any] = []
-        for content, start in zip(handle.read(spans), spans[:, 0].tolist(), strict=True):
+        for content, start in zip(handle.read(starts, ends), starts, strict=True):
             try:
                 fields = self._fields(content)
             except (csv.Error, ValueError) as error:  # also of the decoding

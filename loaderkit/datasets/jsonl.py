@@ -43,10 +43,8 @@ class JsonlDataset(ShardedDataset):
     def read(self, handle: LineFile, rows: Int64Array, index: ShardIndex) -> list[Any]:
         if index.offsets is None:
             raise ShardError(f"{handle.shard}: its index has no offsets. Delete the index.")
-        spans = index.offsets[rows]
-        return [
-            _parse(line, handle, start) for line, start in zip(handle.read(spans), spans[:, 0].tolist(), strict=True)
-        ]
+        starts, ends = index.offsets[rows].T.tolist()
+        return [_parse(line, handle, start) for line, start in zip(handle.read(starts, ends), starts, strict=True)]
 
 
 def _parse(line: bytes, handle: LineFile, start: int) -> Any:

@@ -78,7 +78,8 @@ def _torchvision_operator(name: str) -> Any:
         import torchvision.io  # noqa: F401 - registers the operators
     except ImportError:
         return None
-    return getattr(torch.ops.image, name, None)
+    operator = getattr(torch.ops.image, name, None)
+    return getattr(operator, "default", None)  # not looked up among overloads at each call
 
 
 def _decode_with_pillow(data: bytes) -> Tensor:

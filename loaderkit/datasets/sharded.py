@@ -182,10 +182,24 @@ class ShardedDataset(ABC):
         self.close()
 
     def _gather(self, indices: Sequence[int]) -> list[Any]:
+        ends = self._end_list
+        parts: dict[int, tuple[list[int], list[int]]] = {}  # by shard: places in the indices, rows in the shard
+        low, high = 0, -1
+        for place, index in enumerate(indices):
+            if not low <= index < high:
+                if not 0 <= index < len(self):
+                    raise IndexError(f"{type(self).__name__}: index {index} in a dataset of {len(self):,} samples.")
+                part = bisect.bisect_right(ends, index)
+                low, high = ends[part] - self._indexes[part].count, ends[part]
+                places, rows = parts.setdefault(part, ([], []))
+            places.append(place)
+            rows.append(index - low)
         samples: list[Any] = [None] * len(indices)
-        for part, places, rows in self.by_shard(indices):
-            read = self.read(self.handle(part), rows, self._indexes[part])
-            for place, sample in zip(places.tolist(), read, strict=True):
+        for part, (places, rows) in parts.items():
+            read = self.read(self.handle(part), np.array(rows, dtype=np.int64), self._indexes[part])
+            if len(parts) == 1:
+                return read
+            for place, sample in zip(places, read, strict=True):
                 samples[place] = sample
         return samples
 

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from itertools import accumulate, pairwise
+from operator import add
 from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
@@ -99,17 +100,14 @@ class TarDataset(ShardedDataset):
 
     def read(self, handle: "_OpenTar", rows: Int64Array, index: ShardIndex) -> list[dict[str, Any]]:
         """Read samples in the order in which they lie, those near each other at once; and decode them."""
-        keys, counts, members = handle.table.samples(rows)
-        spans = members[:, :2].copy()
-        spans[:, 1] += spans[:, 0]
-        contents = handle.file.read(spans)
-        numbers = members[:, 2].tolist()
+        keys, counts, (places, sizes, numbers) = handle.table.samples(rows.tolist())
+        contents = handle.file.read(places, list(map(add, places, sizes)))
         names = handle.table.extensions
         starts = [0, *accumulate(counts)]
         if numbers == numbers[: counts[0]] * len(keys):  # all samples have the same files: column by column
             step = counts[0]
             columns = [
-                self._decode_all(handle, names[number], contents[at::step], keys, spans[at::step])
+                self._decode_all(handle, names[number], contents[at::step], keys, places[at::step])
                 for at, number in enumerate(numbers[:step])
             ]
             fields = ["__key__", *(names[number] for number in numbers[:step])]
@@ -119,12 +117,12 @@ class TarDataset(ShardedDataset):
             sample: dict[str, Any] = {"__key__": key}
             for at in range(first, last):
                 name = names[numbers[at]]
-                sample[name] = self._decode_all(handle, name, contents[at : at + 1], [key], spans[at:])[0]
+                sample[name] = self._decode_all(handle, name, contents[at : at + 1], [key], places[at:])[0]
             samples.append(sample)
         return samples
 
     def _decode_all(
-        self, handle: "_OpenTar", name: str, contents: list[bytes], keys: list[str], spans: Int64Array
+        self, handle: "_OpenTar", name: str, contents: list[bytes], keys: list[str], places: list[int]
     ) -> list[Any]:
         """Decode files of one extension."""
         decode = self._decode.get(name) or self._decode.get(name.rpartition(".")[2])
@@ -139,7 +137,7 @@ class TarDataset(ShardedDataset):
                 found.append(decode(content))  # noqa: PERF401 - its length says which one failed
         except Exception as error:
             what = f"{keys[len(found)]}.{name} can't be decoded, {type(error).__name__}: {error}"
-            raise ShardError(f"{handle.shard}, offset {int(spans[len(found), 0]):,}: {what}") from error
+            raise ShardError(f"{handle.shard}, offset {places[len(found)]:,}: {what}") from error
         return found
 
 

@@ -36,19 +36,22 @@ class TarTable:
 
     def sample(self, row: int) -> tuple[str, list[tuple[str, int, int]]]:
         """Return a sample's key, and the extension, offset and size of each of its files."""
-        (key,), _, members = self.samples(np.array([row]))
-        return key, [(self.extensions[number], offset, size) for offset, size, number in members.tolist()]
+        (key,), _, (offsets, sizes, numbers) = self.samples([row])
+        return key, list(zip(map(self.extensions.__getitem__, numbers), offsets, sizes, strict=True))
 
-    def samples(self, rows: Int64Array) -> tuple[list[str], list[int], Int64Array]:
-        """Return the samples' keys (B,), how many files each has, and all these files' rows of `members`, end to end."""
-        ends = np.take(self.ends, rows, axis=0)
-        starts = np.take(self.ends, rows - 1, axis=0, mode="wrap") * (rows > 0)[:, None]
-        (counts, _), before = (ends - starts).T, np.cumsum(ends[:, 0] - starts[:, 0])
-        places = np.arange(before[-1] if len(before) else 0) + np.repeat(ends[:, 0] - before, counts)
-        keys = self.keys
-        spans = zip(starts[:, 1].tolist(), ends[:, 1].tolist(), strict=True)
-        found = [bytes(keys[start:end]).decode(errors="surrogateescape") for start, end in spans]
-        return found, counts.tolist(), np.take(self.members, places, axis=0)
+    def samples(self, rows: list[int]) -> tuple[list[str], list[int], tuple[list[int], list[int], list[int]]]:
+        """Return the samples' keys (B,), how many files each has, and all these files' offsets, sizes and extensions."""
+        # Without numpy, as in LineFile.read.
+        ends, members = (memoryview(array.reshape(-1).data) for array in (self.ends, self.members))
+        keys: list[str] = []
+        counts: list[int] = []
+        found: list[int] = []
+        for row in rows:
+            first, begin, last, end = ends[2 * row - 2 : 2 * row + 2].tolist() if row else (0, 0, *ends[:2])
+            keys.append(str(self.keys[begin:end], "utf-8", "surrogateescape"))
+            counts.append(last - first)
+            found += members[3 * first : 3 * last].tolist()
+        return keys, counts, (found[::3], found[1::3], found[2::3])
 
     def pack(self) -> Int64Array:
         """Return all of it as 64-bit words (W,), as an index file keeps them."""
