@@ -13,6 +13,7 @@ from shards import SIZES, check_laws, with_draws
 
 import loaderkit as lk
 from loaderkit.collate.stack import stack
+from loaderkit.datasets import rowgroups
 from loaderkit.datasets.base import reads_batches
 
 KINDS = ["parquet", "arrow", "stream", "feather"]
@@ -108,12 +109,13 @@ def test_a_row_has_the_same_types_in_any_batch(kind: str, tmp_path: Path) -> Non
 
 
 def test_a_row_group_is_decoded_once_in_consecutive_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from loaderkit.datasets import parquet
 
     write(tmp_path, [12], group=3)
     decoded: list[int] = []
-    decode = parquet._Table._decode
-    monkeypatch.setattr(parquet._Table, "_decode", lambda self, group: decoded.append(group) or decode(self, group))
+    decode = rowgroups.GroupedTable._decode
+    monkeypatch.setattr(
+        rowgroups.GroupedTable, "_decode", lambda self, group: decoded.append(group) or decode(self, group)
+    )
     data = lk.ParquetDataset(tmp_path, ["id"], cached_groups=2)
     assert [sample["id"] for batch in lk.Loader(data, 2, collate_fn=list) for sample in batch] == list(range(12))
     assert decoded == [0, 1, 2, 3]
@@ -305,17 +307,15 @@ def test_row_groups_are_kept_over_all_files(tmp_path: Path, monkeypatch: pytest.
     """And no more than so many, whatever the number of files; none travels to a worker."""
     import pickle
 
-    from loaderkit.datasets import parquet
-
     write(tmp_path, [4, 4, 4], group=2)
     decoded: list[tuple[str, int]] = []
-    decode = parquet._Table._decode
+    decode = rowgroups.GroupedTable._decode
 
     def watched(self: Any, group: int) -> Any:
         decoded.append((Path(self.shard).name[:3], group))
         return decode(self, group)
 
-    monkeypatch.setattr(parquet._Table, "_decode", watched)
+    monkeypatch.setattr(rowgroups.GroupedTable, "_decode", watched)
     data = lk.ParquetDataset(tmp_path, ["id"], cached_groups=4)
     for _ in range(3):
         assert data.read_batch(np.array([0, 2, 4, 8]))["id"].tolist() == [0, 2, 4, 8]
