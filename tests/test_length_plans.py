@@ -269,6 +269,19 @@ def test_little_is_padded() -> None:
     assert padded(TokenBudget(lengths, max(64 * 170, most))) < 1.03
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_batches_of_one_step_cost_about_the_same_on_all_ranks(ranks: int) -> None:
+    """Random batches of the same samples leave ranks waiting ten times as long."""
+    lengths = np.random.default_rng(0).lognormal(5, 0.6, 20_000).astype(int) + 1
+    most = int(lengths.max())
+    plans = [LengthBuckets(lengths, 16), TokenBudget(lengths, max(16 * 170, most)), lk.PackPlan(lengths, most)]
+    for plan in plans:
+        assert 0 <= plan.with_world(lk.World(0, ranks)).summary().rank_spread < 0.02
+    batches = lk.Shuffled(len(lengths)).indices(0, 0, 1248 * 16).reshape(-1, ranks, 16)
+    longest = lengths[batches].max(axis=2)
+    assert np.mean(longest.max(axis=1) / longest.mean(axis=1)) - 1 > 0.1
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", ["buckets", "budget"])
 def test_a_loader_resumes_at_every_batch_with_any_workers(name: str, workers: int) -> None:

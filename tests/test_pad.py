@@ -303,6 +303,20 @@ def test_fields_have_rules_of_any_kind() -> None:
         inner([{"x": {"y": 1}}])
 
 
+@settings(deadline=None)
+@given(sequences(), rules)
+def test_each_field_is_what_its_rule_makes_of_it_alone(values: list[Tensor], rule: lk.Pad) -> None:
+    rule = dataclasses.replace(rule, lengths=True, mask=True)
+    samples = [{"text": {"ids": value}, "sound": value, "meta": row, "n": row} for row, value in enumerate(values)]
+    batch = lk.MultimodalCollate({"text.ids": rule, "sound": lk.Jagged(nested=False), "meta": list})(samples)
+    wanted = slowly(values, rule)
+    names = ("ids", "ids_lengths", "ids_mask")
+    assert all(same(batch["text"][name], value) for name, value in zip(names, wanted.values(), strict=True))
+    assert same(batch["sound"].values, torch.cat(values))
+    assert batch["sound"].offsets.diff().tolist() == [len(value) for value in values]
+    assert batch["meta"] == batch["n"].tolist() == list(range(len(values)))
+
+
 def test_nested_tensors_hold_the_sequences() -> None:
     batch = lk.RaggedCollate(["x"])([{"x": torch.ones(2, 3), "y": 1}, {"x": torch.zeros(4, 3), "y": 2}])
     assert batch["x"].layout == torch.jagged
