@@ -193,9 +193,8 @@ def by_spdl(job: Job, workers: int, method: Any, stack: ExitStack) -> Epoch:
     def epoch() -> float | None:
         most = job.run if method == "process" else job.batches
         builder: Any = PipelineBuilder()
-        builder = builder.add_source(IndexBatches(job, most)).pipe(
-            operation, concurrency=count, output_order="input", **settings
-        )
+        builder = builder.add_source(IndexBatches(job, most))
+        builder = builder.pipe(operation, concurrency=count, output_order="input", **settings)
         pipeline = builder.add_sink(2 * count).build(num_threads=count)
         with pipeline.auto_stop():
             if method == "process":

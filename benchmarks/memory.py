@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from contenders import LOADER, colour_of
-from harness import Row, parse_options, report
+from harness import Row, leave, parse_options, report
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -138,7 +138,7 @@ def in_fork(function: Callable[[], dict[str, float]]) -> dict[str, float]:
             sender.send(function())
             code = 0
         finally:
-            os._exit(code)
+            leave(code)
     sender.close()
     try:
         found: dict[str, float] = receiver.recv()

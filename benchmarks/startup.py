@@ -27,7 +27,7 @@ from contenders import (
     colour_of,
     installed,
 )
-from harness import Row, parse_options, report, spread
+from harness import Row, leave, parse_options, report, spread
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -123,7 +123,7 @@ def answer(function: Callable[[], Any], sender: Connection) -> None:
         sender.send(function())
         code = 0
     finally:
-        os._exit(code)
+        leave(code)
 
 
 def main() -> None:

@@ -10,7 +10,6 @@ a batch comes.
 import contextlib
 import mmap
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from contenders import GRAIN, NODES, SPDL, AsArrays, colour_of, installed
-from harness import OURS, Options, Row, interleave, parse_options, ratio, report, spread
+from harness import OURS, Options, Row, descendants, interleave, leave, parse_options, ratio, report, spread
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -197,10 +196,7 @@ def serve(make: Callable[[Batches, ExitStack], Iterator[Any]], data: Batches, or
                     time.sleep(0.05)  # the worker fills its buffers again
         code = 0
     finally:
-        for child in descendants(os.getpid()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-        os._exit(code)
+        leave(code)
 
 
 def take(batches: Iterator[Any], count: int) -> tuple[float, float, float]:
@@ -209,12 +205,6 @@ def take(batches: Iterator[Any], count: int) -> tuple[float, float, float]:
     for _ in range(count):
         next(batches)
     return time.perf_counter() - wall, time.process_time() - main, cpu_seconds(workers) - both
-
-
-def descendants(process: int) -> list[int]:
-    files = Path(f"/proc/{process}/task").glob("*/children")
-    found = [int(number) for path in files for number in path.read_text().split()]
-    return found + [other for child in found for other in descendants(child)]
 
 
 def cpu_seconds(processes: list[int]) -> float:
