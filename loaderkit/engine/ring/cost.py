@@ -7,7 +7,7 @@ import select
 import time
 from typing import Any
 
-from loaderkit.engine.ring.layout import read, write
+from loaderkit.engine.ring.layout import pack_key, read, write
 from loaderkit.engine.ring.slots import Slots
 from loaderkit.engine.ring.worker import ANSWER
 from loaderkit.plan import BatchKey
@@ -31,7 +31,7 @@ def receiving_s(batch: Any, key: BatchKey) -> float:
             if written.image is not None:
                 return math.inf
             start = time.perf_counter()
-            task = pickle.dumps(key, pickle.HIGHEST_PROTOCOL)
+            task = pack_key(key)
             answer = ANSWER.pack(number, 0, len(task), 0, 0, 0) + written.structure
             os.write(writing, answer[:4096])  # more would fill the pipe
             poll.poll()

@@ -1,11 +1,11 @@
 """The engine on workers of our own, which write batches into leased slots of shared memory."""
 
-import pickle
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from loaderkit.engine.ring.layout import pack_key
 from loaderkit.engine.ring.pins import cuda_runtime
 from loaderkit.engine.ring.team import Answer, Team, WorkerDied
 from loaderkit.feed import Feed
@@ -123,7 +123,7 @@ class _Run:
             if key is None:
                 self._all_out = True
                 return
-            if not team.submit(self._submitted, pickle.dumps(key, pickle.HIGHEST_PROTOCOL)):
+            if not team.submit(self._submitted, pack_key(key)):
                 return
             self._pending = None
             self._waiting[self._submitted] = key

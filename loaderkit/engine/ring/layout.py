@@ -1,5 +1,6 @@
-"""A batch as bytes: its tensors and arrays side by side in a slot, its structure pickled."""
+"""A batch as bytes: its tensors and arrays side by side in a slot, its structure pickled; a key as bytes."""
 
+import functools
 import io
 import pickle
 import struct
@@ -13,10 +14,16 @@ from torch import Tensor
 from torch.storage import TypedStorage, UntypedStorage
 
 from loaderkit.engine.ring.slots import ALIGNMENT
+from loaderkit.plan import BatchKey
 
-Raw = np.ndarray[Any, np.dtype[np.uint8]]
+Array = np.ndarray[Any, Any]
+# A tensor in a slot: where, numpy's dtype, torch's where that is another, the shape, and the stride if it is not contiguous.
+# A storage: where, its size in bytes, its dtype or None.
+Leaf = tuple[int, str | int, torch.dtype | None, tuple[int, ...], tuple[int, ...] | None]
+_HEAD = struct.Struct("<qq")  # how many buffers pickle has of its own, how long the pickled leaves are
+_KEY = struct.Struct("<qqq")  # epoch, number of samples, number of bounds of rows (-1: none)
+_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
-_COUNT = struct.Struct("<q")
 
 
 class Written(NamedTuple):
@@ -32,22 +39,24 @@ class _Writer(ForkingPickler):
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL, True, self._note_buffer)
-        self.parts: list[tuple[int, Raw]] = []
+        self.leaves: list[Leaf] = []
+        self.parts: list[tuple[int, Array]] = []
         self.buffers: list[int] = []  # start and size of each of pickle's own
         self.size = 0
-        self._known: dict[int, tuple[Any, Any]] = {}  # by id, which the object itself keeps from being used again
+        self._known: dict[int, tuple[Any, int]] = {}  # by id, which the object itself keeps from being used again
         self._places: dict[tuple[int, int], int] = {}
 
-    def persistent_id(self, value: Any) -> Any:
+    def persistent_id(self, value: Any) -> int | None:
         kind = type(value)
-        if kind is Tensor:
-            if not _is_plain(value):
-                return None
-        elif (kind is not TypedStorage and kind is not UntypedStorage) or _untyped(value).device.type != "cpu":
+        if kind is not Tensor and kind is not TypedStorage and kind is not UntypedStorage:
             return None
         known = self._known.get(id(value))
         if known is None:
-            known = self._known[id(value)] = value, (len(self._known), *self._describe(value))
+            leaf = self._tensor(value) if kind is Tensor else self._storage(value)
+            if leaf is None:
+                return None
+            known = self._known[id(value)] = value, len(self.leaves)
+            self.leaves.append(leaf)
         return known[1]
 
     def reducer_override(self, value: Any) -> Any:
@@ -60,61 +69,45 @@ class _Writer(ForkingPickler):
             return value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         return NotImplemented
 
-    def _describe(self, value: Any) -> tuple[Any, ...]:
-        if isinstance(value, Tensor):
-            shape, stride = tuple(value.shape), None
-            if not value.is_contiguous():
-                order = sorted(range(value.dim()), key=value.stride, reverse=True)
-                dense = value.permute(order)
-                value, stride = (dense, value.stride()) if dense.is_contiguous() else (value.contiguous(), None)
-            raw = value.detach().reshape(-1).view(torch.uint8).numpy() if value.numel() else np.empty(0, np.uint8)
-            return self._place(raw), value.dtype, shape, stride
+    def _tensor(self, value: Tensor) -> Leaf | None:
+        if vars(value) or value.is_nested:
+            return None
+        shape, stride, dtype = tuple(value.shape), None, None
+        try:
+            content = value.numpy()
+        except (TypeError, RuntimeError):  # it is more than its numbers, not on the host, or numpy lacks the dtype
+            if not _is_plain(value):
+                return None
+            dtype, value = value.dtype, value.view(_SAME_SIZE[value.itemsize])
+            content = value.numpy()
+        if not content.flags.c_contiguous:
+            order = sorted(range(value.dim()), key=value.stride, reverse=True)
+            dense = value.permute(order)
+            value, stride = (dense, value.stride()) if dense.is_contiguous() else (value.contiguous(), None)
+            content = value.numpy()
+        return self._place(content, value.data_ptr()), content.dtype.str, dtype, shape, stride
+
+    def _storage(self, value: Any) -> Leaf | None:
         untyped = _untyped(value)
+        if untyped.device.type != "cpu":
+            return None
         raw = torch.empty(0, dtype=torch.uint8).set_(untyped).numpy()
-        return self._place(raw), raw.size, None if value is untyped else value.dtype
+        return self._place(raw, untyped.data_ptr()), raw.size, None if value is untyped else value.dtype, (), None
 
     def _note_buffer(self, buffer: pickle.PickleBuffer) -> None:
         raw = np.frombuffer(buffer.raw(), np.uint8)
-        self.buffers += self._place(raw), raw.size
+        self.buffers += self._place(raw, raw.ctypes.data), raw.size
 
-    def _place(self, raw: Raw) -> int:
-        if not raw.size:
+    def _place(self, content: Array, address: int) -> int:
+        if not content.size:
             return 0
-        where = raw.__array_interface__["data"][0], raw.size
+        where = address, content.nbytes
         start = self._places.get(where)
         if start is None:
             start = self._places[where] = self.size
-            self.parts.append((start, raw))
-            self.size = -(-(start + raw.size) // ALIGNMENT) * ALIGNMENT
+            self.parts.append((start, content))
+            self.size = -(-(start + content.nbytes) // ALIGNMENT) * ALIGNMENT
         return start
-
-
-class _Reader(pickle.Unpickler):
-    """Gives views of a slot's memory in the place of tensors and arrays."""
-
-    def __init__(self, file: io.BytesIO, memory: Any, buffers: list[Any]) -> None:
-        super().__init__(file, buffers=buffers)
-        self._memory, self._known = memory, dict[int, Any]()
-
-    def persistent_load(self, leaf: Any) -> Any:
-        number, *about = leaf
-        if number not in self._known:
-            self._known[number] = self._storage(*about) if len(about) == 3 else self._tensor(*about)
-        return self._known[number]
-
-    def _tensor(self, start: int, dtype: torch.dtype, shape: tuple[int, ...], stride: Any) -> Tensor:
-        size = dtype.itemsize
-        for length in shape:
-            size *= length
-        if not size:
-            return torch.empty(shape, dtype=dtype)
-        flat = torch.from_numpy(np.frombuffer(self._memory, np.uint8, size, start)).view(dtype)
-        return flat.view(shape) if stride is None else flat.as_strided(shape, stride)
-
-    def _storage(self, start: int, size: int, dtype: torch.dtype | None) -> Any:
-        raw = np.frombuffer(self._memory, np.uint8, size, start) if size else np.empty(0, np.uint8)
-        untyped = torch.from_numpy(raw).untyped_storage()
-        return untyped if dtype is None else TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
 
 
 def write(batch: Any, slots: Any, slot: int) -> Written:
@@ -123,7 +116,10 @@ def write(batch: Any, slots: Any, slot: int) -> Written:
     writer = _Writer(pickled)
     writer.dump(batch)
     table = writer.buffers
-    structure = struct.pack(f"<{1 + len(table)}q", len(table), *table) + pickled.getbuffer()
+    leaves = _pack_leaves(tuple(writer.leaves))
+    structure = b"".join(
+        (_HEAD.pack(len(table), len(leaves)), struct.pack(f"<{len(table)}q", *table), leaves, pickled.getbuffer())
+    )
     image = None
     try:
         slots.reserve(slot, writer.size)
@@ -131,8 +127,8 @@ def write(batch: Any, slots: Any, slot: int) -> Written:
     except OSError:
         image = bytearray(writer.size)
         memory = np.frombuffer(image, np.uint8)
-    for start, raw in writer.parts:
-        memory[start : start + raw.size] = raw
+    for start, content in writer.parts:
+        np.ndarray(content.shape, content.dtype, memory, start)[...] = content
     return Written(structure, writer.size, image)
 
 
@@ -144,14 +140,60 @@ def read(structure: bytes, memory: Any, *, own_buffers: bool = False) -> Any:
         memory: The slot's, or that of an image.
         own_buffers: Copy arrays, and view tensors alone.
     """
-    (count,) = _COUNT.unpack_from(structure)
-    head = _COUNT.size * (1 + count)
-    table = struct.unpack_from(f"<{count}q", structure, _COUNT.size)
-    view = memoryview(memory).cast("B")
-    buffers: list[Any] = [view[start : start + size] for start, size in zip(table[::2], table[1::2], strict=True)]
+    count, length = _HEAD.unpack_from(structure)
+    table = struct.unpack_from(f"<{count}q", structure, _HEAD.size)
+    start = _HEAD.size + 8 * count
+    leaves = [_leaf(memory, *leaf) for leaf in _unpack_leaves(structure[start : start + length])]
+    buffers: list[Any] = []
+    if table:
+        view = memoryview(memory).cast("B")
+        buffers = [view[start : start + size] for start, size in zip(table[::2], table[1::2], strict=True)]
     if own_buffers:
         buffers = [bytearray(buffer) for buffer in buffers]
-    return _Reader(io.BytesIO(memoryview(structure)[head:]), memory, buffers).load()
+    reader: Any = pickle.Unpickler(io.BytesIO(structure[start + length :]), buffers=buffers)
+    reader.persistent_load = leaves.__getitem__
+    return reader.load()
+
+
+def pack_key(key: BatchKey) -> bytes:
+    """Return a key as bytes, in a fifth of the time that pickling it takes."""
+    rows = key.rows
+    head = _KEY.pack(key.epoch, len(key.positions), -1 if rows is None else len(rows))
+    parts = (key.positions, key.indices) if rows is None else (key.positions, key.indices, rows)
+    return b"".join((head, *(np.asarray(part, np.int64).tobytes() for part in parts)))
+
+
+def unpack_key(content: bytes) -> BatchKey:
+    """Return the key of these bytes."""
+    epoch, samples, bounds = _KEY.unpack_from(content)
+    numbers = np.frombuffer(bytearray(content), np.int64, offset=_KEY.size)
+    rows = None if bounds < 0 else numbers[2 * samples :]
+    return BatchKey(epoch=epoch, positions=numbers[:samples], indices=numbers[samples : 2 * samples], rows=rows)
+
+
+@functools.lru_cache(maxsize=8)
+def _pack_leaves(leaves: tuple[Leaf, ...]) -> bytes:
+    return pickle.dumps(leaves, pickle.HIGHEST_PROTOCOL)
+
+
+@functools.lru_cache(maxsize=8)  # the batches of a loader have mostly the same
+def _unpack_leaves(leaves: bytes) -> list[tuple[Any, ...]]:
+    return [
+        (start, np.dtype(numbers) if isinstance(numbers, str) else numbers, *about)
+        for start, numbers, *about in pickle.loads(leaves)
+    ]
+
+
+def _leaf(memory: Any, start: int, numbers: Any, dtype: torch.dtype | None, shape: Any, stride: Any) -> Any:
+    """Make a tensor, or a storage, over a part of the memory; it is a storage of its own, so that saving it saves no more."""
+    if type(numbers) is int:
+        raw = np.frombuffer(memory, np.uint8, numbers, start) if numbers else np.empty(0, np.uint8)
+        untyped = torch.from_numpy(raw).untyped_storage()
+        return untyped if dtype is None else TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
+    tensor = torch.from_numpy(np.empty(shape, numbers) if 0 in shape else np.ndarray(shape, numbers, memory, start))
+    if dtype is not None:
+        tensor = tensor.view(dtype)
+    return tensor if stride is None else tensor.as_strided(shape, stride)
 
 
 def _is_plain(tensor: Tensor) -> bool:

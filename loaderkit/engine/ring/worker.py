@@ -18,7 +18,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 
-from loaderkit.engine.ring.layout import write
+from loaderkit.engine.ring.layout import unpack_key, write
 from loaderkit.engine.ring.slots import STOP, Slots
 from loaderkit.feed import Feed
 from loaderkit.seeding import derive_seed
@@ -104,7 +104,7 @@ class Worker:
         if number < self.slots.wanted:
             return (ANSWER.pack(number, slot, LEFT, 0, 0, 0),)
         if failed is None:
-            key = pickle.loads(self.slots.key(slot, size))
+            key = unpack_key(self.slots.key(slot, size))
             doing = "made"
             try:
                 batch = self.feed.read(key)
