@@ -62,7 +62,8 @@ class Loader:
         engine: "inline", "torch" (its worker processes), "ring" (workers that write
             into shared memory; on Linux), or "auto": with workers the ring (elsewhere torch's), until batches are found
             to be made here in less time than it takes to receive them; then here. `describe()` says which.
-        prefetch_factor: Batches that each worker makes ahead (2).
+        prefetch_factor: Batches that each worker makes ahead. By default 2 with torch's workers, and 8 with the ring's,
+            or as many as take 32 MB in all, but at least 2.
         persistent_workers: Keep the workers between epochs. They don't see
             what is changed in the dataset afterwards. Off by default; those of a
             stream always start anew.

@@ -12,7 +12,10 @@ from loaderkit.feed import Feed
 from loaderkit.plan import BatchKey
 from loaderkit.transfer import pin
 
-_AHEAD = 4  # tasks for each worker, by default: a slow sample then holds nobody up
+_AHEAD = 8  # tasks for each worker, by default: a slow sample then holds nobody up
+_AHEAD_BYTES = (
+    32 << 20
+)  # of batches ahead, by default: more would not stay in the caches. At least two for each worker.
 _HELD = 4  # batches that a user may keep without their being copied
 
 
@@ -46,6 +49,7 @@ class RingEngine:
         self._feed, self.num_workers, self.pinned = feed, num_workers, pin_memory
         self._in_place = pin_memory and pin_in_place
         self.prefetch = num_workers * (prefetch_factor or _AHEAD)
+        self._least, self._most = self.prefetch if prefetch_factor else 2 * num_workers, self.prefetch
         self._persistent, self._context = persistent_workers, multiprocessing_context
         self._init, self._timeout_s = worker_init_fn, timeout or None
         self._team: Team | None = None
@@ -66,7 +70,7 @@ class RingEngine:
             self._team = Team(
                 self._feed,
                 workers=self.num_workers,
-                slots=self.prefetch + _HELD,
+                slots=self._most + _HELD,
                 context=self._context,
                 init=self._init,
                 cudart=cudart,
@@ -118,6 +122,10 @@ class _Run:
     def _submit(self) -> None:
         """Have as many tasks under way as there are places for."""
         engine, team = self._engine, self._team
+        # By default several at a time: waking a worker takes longer than a task.
+        several = engine.prefetch // 4 if engine._least < engine._most else 1
+        if self._submitted - self._next > engine.prefetch - several:
+            return
         while self._submitted - self._next < engine.prefetch and team.free and not self._all_out:
             key = self._pending = self._pending or next(self._keys, None)
             if key is None:
@@ -168,7 +176,8 @@ class _Run:
 
     def _take(self, answer: Answer) -> Any:
         """Make the batch of an answer."""
-        team, self._next = self._team, self._next + 1
+        engine, team, self._next = self._engine, self._team, self._next + 1
+        engine.prefetch = max(engine._least, min(engine._most, _AHEAD_BYTES // max(1, answer.size)))
         under_way = self._submitted - self._next
         held = team.slots.count - len(team.free) - under_way - 1
         batch, pinned = team.open(answer, copied=held >= _HELD)

@@ -140,10 +140,16 @@ def read(structure: bytes, memory: Any, *, own_buffers: bool = False) -> Any:
         memory: The slot's, or that of an image.
         own_buffers: Copy arrays, and view tensors alone.
     """
+    from_numpy, array = torch.from_numpy, np.ndarray
     count, length = _HEAD.unpack_from(structure)
     table = struct.unpack_from(f"<{count}q", structure, _HEAD.size)
     start = _HEAD.size + 8 * count
-    leaves = [_leaf(memory, *leaf) for leaf in _unpack_leaves(structure[start : start + length])]
+    leaves: list[Any] = [
+        from_numpy(array(shape, numbers, memory, start))
+        if usual
+        else _leaf(memory, start, numbers, dtype, shape, stride)
+        for usual, start, numbers, dtype, shape, stride in _unpack_leaves(structure[start : start + length])
+    ]
     buffers: list[Any] = []
     if table:
         view = memoryview(memory).cast("B")
@@ -178,10 +184,11 @@ def _pack_leaves(leaves: tuple[Leaf, ...]) -> bytes:
 
 @functools.lru_cache(maxsize=8)  # the batches of a loader have mostly the same
 def _unpack_leaves(leaves: bytes) -> list[tuple[Any, ...]]:
-    return [
-        (start, np.dtype(numbers) if isinstance(numbers, str) else numbers, *about)
-        for start, numbers, *about in pickle.loads(leaves)
-    ]
+    known = []
+    for start, numbers, dtype, shape, stride in pickle.loads(leaves):
+        usual = isinstance(numbers, str) and dtype is None and stride is None and 0 not in shape
+        known.append((usual, start, np.dtype(numbers) if isinstance(numbers, str) else numbers, dtype, shape, stride))
+    return known
 
 
 def _leaf(memory: Any, start: int, numbers: Any, dtype: torch.dtype | None, shape: Any, stride: Any) -> Any:

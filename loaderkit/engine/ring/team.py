@@ -133,7 +133,7 @@ class Team:
         self._check()
         if not self.free:
             return False
-        slot = self.free.popleft()
+        slot = self.free.pop()  # freed last: it is in the caches still
         size = self.slots.excess(slot)
         if size is not None:
             if self.pins is not None:
@@ -149,7 +149,7 @@ class Team:
         try:
             os.write(self._own.tasks, TASK.pack(number, slot, len(key)))
         except BlockingIOError:
-            self.free.appendleft(slot)
+            self.free.append(slot)
             return False
         return True
 
