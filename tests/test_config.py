@@ -18,6 +18,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"batch_size": True}, "batch_size is True"),
     ({"seed": "a"}, "seed is 'a', wanted an integer"),
     ({"num_workers": -1}, "num_workers is -1"),
+    ({"num_workers": "all"}, "num_workers is 'all', wanted an integer of at least 0, or 'auto'"),
+    ({"num_workers": "auto", "engine": "inline"}, "engine='inline' has no workers, num_workers is 'auto'"),
     ({"tail": "wrap"}, "tail is 'wrap', wanted one of 'keep', 'drop', 'pad'"),
     ({"drop_last": True, "tail": "pad"}, "drop_last=True and tail='pad' contradict"),
     ({"engine": "ring2"}, "engine is 'ring2'"),
@@ -38,6 +40,15 @@ def test_a_setting_out_of_range_is_refused(settings: dict[str, Any], message: st
     for make in (LoaderConfig, lambda **given: Loader([1, 2, 3, 4], **given)):
         with pytest.raises(ValueError, match=message):
             make(**settings)
+
+
+def test_the_ring_is_for_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert LoaderConfig(engine="ring", num_workers="auto").engine == "ring"
+    monkeypatch.setattr("sys.platform", "darwin")
+    with pytest.raises(
+        ValueError, match=r"engine='ring' shares memory as Linux does, and this is darwin. Give engine='auto'"
+    ):
+        LoaderConfig(engine="ring", num_workers=2)
 
 
 def test_drop_last_is_the_tail_drop() -> None:

@@ -49,7 +49,7 @@ def make_engine(feed: Feed, config: LoaderConfig, num_workers: int) -> Engine:
     measured = config.engine == "auto" and _promised(config) is None
     kind: Any = TorchEngine
     ways: dict[str, Any] = {}
-    if config.engine == "ring" or (config.engine == "auto" and sys.platform == "linux"):
+    if config.engine == "ring" or (config.engine == "auto" and _has_ring()):
         from loaderkit.engine.ring import RingEngine  # its import takes time
 
         kind = RingEngine
@@ -129,6 +129,10 @@ def _promised(config: LoaderConfig) -> str | None:
     if config.worker_init_fn is not None:
         return "worker_init_fn is for worker processes"
     return "timeout needs another process to wait for" if config.timeout else None
+
+
+def _has_ring() -> bool:
+    return sys.platform == "linux"
 
 
 def _device(config: LoaderConfig) -> torch_device | None:
