@@ -230,7 +230,9 @@ def test_a_private_generator_draws_the_same_in_every_worker() -> None:
         assert_no_private_generators(Noisy())
 
 
-@pytest.mark.parametrize("make", [lambda **kw: DataLoader(Noisy(), 3, **kw), lambda **kw: lk.Loader(Noisy(), 3, **kw)])
+@pytest.mark.parametrize(
+    "make", [lambda **kw: DataLoader(Noisy(), 3, **kw), lambda **kw: lk.Loader(Noisy(), 3, engine="torch", **kw)]
+)
 def test_a_private_generator_breaks_the_law_of_workers(make: Any) -> None:
     with pytest.raises(LawError, match=r"batch 1 is not that of .*: the samples are the right ones, but .*\['noise'\]"):
         assert_workers_dont_matter(make, workers=(1, 2), persistent=(False,))
