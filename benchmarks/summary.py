@@ -98,7 +98,7 @@ def workloads() -> list[Workload]:
                     Workload(
                         name=f"{text}, {order}, {workers} workers",
                         file="peers_throughput",
-                        column="samples_per_s",
+                        column="first_epoch_samples_per_s",
                         where={"workload": kind, "order": order, "workers": workers},
                         ours=ours,
                         names={"DataLoader": theirs},
