@@ -67,8 +67,7 @@ def packed(count: int) -> Any:
 
 
 def shared(count: int) -> Any:
-    share: Any = getattr(lk, "share", None)
-    return None if share is None else Records(share(make_records(count)))
+    return Records(lk.share(make_records(count)))
 
 
 def in_arrow(count: int) -> Any:
