@@ -95,7 +95,7 @@ def test_slots_are_registered_once_each_time_they_grow(monkeypatch: pytest.Monke
             settled = len(cudart.calls)
     assert number == 59
     assert len(cudart.calls) - settled <= 4  # few slots still meet the largest batch
-    assert 1 < len(cudart.registered) <= 12
+    assert 1 < len(cudart.registered) <= 2 * 8 + 4  # slots
     assert engine.pinned_why == ""
     engine.close()
     del batch
