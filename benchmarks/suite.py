@@ -39,7 +39,7 @@ SCRIPTS = (
     Script("collate", 0.5),
     Script("text", 2),
     Script("device", 0.5),
-    Script("peers/peers_throughput", 6, ("--rounds", "3", "--seconds", "0.6", "--skip", "costs")),
+    Script("peers/peers_throughput", 8, ("--rounds", "3", "--seconds", "0.6", "--skip", "costs")),
 )
 
 

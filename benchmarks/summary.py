@@ -1,8 +1,8 @@
 """Every workload of the suite by every loader, in one table and one picture: speed over loaderkit's.
 
 Reads the CSV files of the other scripts and writes `summary.csv` and `summary.png`. A cell is how fast a loader is, in times of lk.Loader with
-default settings (`engine="auto"`; the ring where a worker's transport is what is measured): below 1, loaderkit is ahead. Of a
-loader that can be used in several ways, threads or processes, the fastest counts. Cells that were not measured are empty: no such job for
+default settings (`engine="auto"`; the ring where a worker's transport is what is measured): below 1, loaderkit is ahead. Of data on
+disk it is an epoch after the first. Of a loader that can be used in several ways, threads or processes, the fastest counts. Cells that were not measured are empty: no such job for
 that loader, or it was not installed. The geometric means are those of loaderkit's speed over DataLoader's.
 """
 
@@ -163,7 +163,7 @@ def read(workload: Workload, folder: Path) -> tuple[Found, str]:
         return {}, ""
     with path.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if workload.where.items() <= row.items()]
-    values = {row["contender"]: float(row[workload.column]) for row in rows if row[workload.column]}
+    values = {row["contender"]: float(row[workload.column]) for row in rows if row.get(workload.column)}
     values = {name: value for name, value in values.items() if value > 0}  # nan is not
     ours = values.get(workload.ours)
     if ours is None:
