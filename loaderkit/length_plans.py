@@ -12,7 +12,7 @@ from loaderkit.plan import Tail
 from loaderkit.plan_summary import longest_times_count
 from loaderkit.seeding import Int64Array
 from loaderkit.segment import Cut, Geometry
-from loaderkit.windows import WINDOW, WindowPlan
+from loaderkit.windows import WindowPlan
 
 
 class LengthBuckets(WindowPlan):
@@ -24,7 +24,8 @@ class LengthBuckets(WindowPlan):
     Args:
         lengths: Of each sample of the dataset, (N,) integers of at least 0.
         batch_size: Samples a batch and rank, at most.
-        window: How many samples are sorted together: 500 steps' worth leave at most about 5 % of padding.
+        window: How many samples are sorted together: half of them, from 1,024 to 32,768, by default. 500 steps'
+            worth leave at most about 5 % of padding.
         shuffle: Whether samples and steps come in a new order each epoch.
         seed: Of that.
         order: Another order of the samples, in place of `shuffle`.
@@ -39,7 +40,7 @@ class LengthBuckets(WindowPlan):
         lengths: npt.ArrayLike,
         batch_size: int,
         *,
-        window: int = WINDOW,
+        window: int | None = None,
         shuffle: bool = True,
         seed: int = 0,
         order: Order | None = None,
@@ -85,7 +86,7 @@ class TokenBudget(WindowPlan):
     Args:
         lengths: Of each sample of the dataset, in tokens (N,).
         max_tokens: The most a batch of a rank may hold.
-        window: How many samples are arranged together.
+        window: How many samples are arranged together: half of them, from 1,024 to 32,768, by default.
         padded: Whether padding counts: the longest length times the samples; otherwise only real tokens do.
         max_samples: The most samples of a batch.
         multiple_of: Padded lengths are rounded up to this, as by the collate.
@@ -106,7 +107,7 @@ class TokenBudget(WindowPlan):
         lengths: npt.ArrayLike,
         max_tokens: int,
         *,
-        window: int = WINDOW,
+        window: int | None = None,
         padded: bool = True,
         max_samples: int | None = None,
         multiple_of: int = 1,

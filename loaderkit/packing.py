@@ -8,7 +8,7 @@ from loaderkit.order import Order
 from loaderkit.plan import Tail
 from loaderkit.seeding import Int64Array, hash_positions
 from loaderkit.segment import Cut, Geometry
-from loaderkit.windows import WINDOW, WindowPlan
+from loaderkit.windows import WindowPlan
 
 
 class PackPlan(WindowPlan):
@@ -22,7 +22,7 @@ class PackPlan(WindowPlan):
         lengths: Of each sample of the dataset, in tokens (N,).
         row_length: Tokens of a row.
         batch_size: Rows a batch and rank, at most.
-        window: How many samples are packed together.
+        window: How many samples are packed together: half of them, from 1,024 to 32,768, by default.
         drop_too_long: Leave samples that are longer than a row out of each epoch, rather than refuse them.
         shuffle: Whether samples and steps come in a new order each epoch.
         seed: Of that.
@@ -39,7 +39,7 @@ class PackPlan(WindowPlan):
         row_length: int,
         batch_size: int = 1,
         *,
-        window: int = WINDOW,
+        window: int | None = None,
         drop_too_long: bool = False,
         shuffle: bool = True,
         seed: int = 0,

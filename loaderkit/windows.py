@@ -17,8 +17,16 @@ from loaderkit.seeding import Int64Array, hash_positions
 from loaderkit.segment import Cut, Geometry, Segment
 from loaderkit.world import World
 
-WINDOW = 1 << 15
+LARGEST_WINDOW, LEAST_WINDOW = 1 << 15, 1 << 10  # by default
 _KEPT = 4  # segments; a loader asks for the one it reads, and for where it began
+
+
+def default_window(samples: int) -> int:
+    """Return how many of so many samples are arranged together where nobody says it: half of them, from 1,024 to 32,768.
+
+    A larger window has less padding. In one that holds all of the data a sample would meet the same others in every epoch.
+    """
+    return min(LARGEST_WINDOW, max(LEAST_WINDOW, samples // 2))
 
 
 class WindowPlan(Plan):
@@ -29,7 +37,8 @@ class WindowPlan(Plan):
 
     Args:
         lengths: Of each sample of the dataset, (N,) integers of at least 0.
-        window: How many samples are arranged together. It shapes the order, and bounds the memory.
+        window: How many samples are arranged together. It shapes the order, and bounds the memory. By default as
+            `default_window` says.
         shuffle: Whether samples, and the steps of a window, come in a new order each epoch.
         seed: Of that.
         order: Another order of the samples, in place of `shuffle`; the steps of a window are shuffled then.
@@ -38,9 +47,12 @@ class WindowPlan(Plan):
         ValueError: If a number is out of range, or the order does not fit the lengths.
     """
 
-    def __init__(self, lengths: npt.ArrayLike, *, window: int, shuffle: bool, seed: int, order: Order | None) -> None:
+    def __init__(
+        self, lengths: npt.ArrayLike, *, window: int | None, shuffle: bool, seed: int, order: Order | None
+    ) -> None:
         name = type(self).__name__
         self.lengths = as_lengths(lengths, name)
+        window = default_window(len(self.lengths)) if window is None else window
         check_count(window, name, "window")
         self.order = order or (Shuffled(len(self.lengths), seed=seed) if shuffle else Sequential(len(self.lengths)))
         if self.order.reach > len(self.lengths):

@@ -16,7 +16,6 @@ from loaderkit.packing import PackPlan
 from loaderkit.plan_summary import Batches, PlanSummary, longest_times_count, summarise
 from loaderkit.pool import usable_cpus
 from loaderkit.seeding import Int64Array
-from loaderkit.windows import WINDOW
 from loaderkit.world import World
 
 _BINS, _BAR = 16, 40
@@ -55,7 +54,10 @@ def add_to(commands: Any) -> None:
         "--row-length", type=count, metavar="N", help="of a packed row; that of the longest sample if not given"
     )
     parser.add_argument(
-        "--window", type=count, default=WINDOW, metavar="N", help="samples arranged at once (%(default)s)"
+        "--window",
+        type=count,
+        metavar="N",
+        help="samples arranged at once; half of them, from 1,024 to 32,768, if not given",
     )
     parser.add_argument("--ranks", type=count, default=1, metavar="N", help="that share the data (%(default)s)")
     parser.add_argument("--epoch", type=int, default=0, metavar="N", help="which (%(default)s)")

@@ -21,7 +21,6 @@ from loaderkit.length_plans import LengthBuckets, TokenBudget
 from loaderkit.packing import PackPlan
 from loaderkit.plan import Plan
 from loaderkit.splits import split
-from loaderkit.windows import WINDOW
 from loaderkit.writing.tokens import encode_bytes
 
 L = TypeVar("L", bound=TrainerLoader)
@@ -40,7 +39,7 @@ class TextBatching:
         max_length: Of a text, in tokens. To classify, what is behind it is cut off; for a language model the text is
             cut into pieces.
         max_tokens: Of a batch, padding included.
-        window: How many texts are arranged by length together.
+        window: How many texts are arranged by length together; half of them, from 1,024 to 32,768, by default.
 
     Raises:
         ValueError: If a setting is out of range, missing, or not for this way.
@@ -49,7 +48,7 @@ class TextBatching:
     how: How = "buckets"
     max_length: int | None = None
     max_tokens: int | None = None
-    window: int = WINDOW
+    window: int | None = None
 
     def __post_init__(self) -> None:
         if self.how not in get_args(How):
