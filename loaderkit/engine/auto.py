@@ -20,7 +20,7 @@ WARM_UP = 2  # batches of each pass that are not counted
 
 # Between these nothing changes: measured times vary, and a change costs something itself.
 _CHEAP = 0.8  # making over receiving: below, workers are let go
-_DEAR = 3.0  # above, workers are started
+_DEAR = 8.0  # above, workers are started
 
 _END: Any = object()
 
