@@ -17,10 +17,11 @@ from loaderkit.transfer import pin
 
 MEASURED = 16  # batches, before it is decided
 WARM_UP = 2  # batches of each pass that are not counted
+_HANDED = 5  # batches that are handed over for a trial
 
 # Between these nothing changes: measured times vary, and a change costs something itself.
 _CHEAP = 0.8  # making over receiving: below, workers are let go
-_DEAR = 8.0  # above, workers are started
+_DEAR = 3.0  # above, workers are started: they also write what they make, and this process sleeps and wakes for each
 
 _END: Any = object()
 
@@ -117,18 +118,19 @@ class AutoEngine:
 
     def _try_here(self, keys: Iterator[BatchKey]) -> Iterator[Any]:
         """Make batches here until it is decided."""
-        given = _Keys(keys)
-        batches = self.here.run(given)
         for number in range(WARM_UP + MEASURED):
+            key = next(keys, None)  # making keys costs as much with workers
+            if key is None:
+                return
             start = time.perf_counter()
-            batch = next(batches, _END)
+            batch = next(self.here.run([key]), _END)
             took = time.perf_counter() - start
             if batch is _END:
                 return
             if number >= WARM_UP:
                 self._making.append(took)
-                self._receiving.append(self._receiving_of(batch, given.last))  # in turns: other processes disturb both
             if len(self._making) >= MEASURED:
+                self._receiving = [self._receiving_of(batch, key) for _ in range(_HANDED)]
                 self._decide("here", statistics.median(self._making))
             yield batch
             if self.choice:
@@ -194,7 +196,6 @@ class _Keys:
     def __init__(self, keys: Iterator[BatchKey]) -> None:
         self._keys = keys
         self.over = False
-        self.last: Any = None
 
     def __iter__(self) -> Iterator[BatchKey]:
         return self
@@ -202,5 +203,4 @@ class _Keys:
     def __next__(self) -> BatchKey:
         if self.over:
             raise StopIteration
-        self.last = next(self._keys)
-        return self.last  # type: ignore[no-any-return]
+        return next(self._keys)
