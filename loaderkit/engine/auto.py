@@ -1,11 +1,11 @@
 """The engine that measures where a batch costs this process less: made here, or received from a worker."""
 
 import dataclasses
-import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
+import numpy as np
 import torch.utils.data as torch_data
 from torch.utils.data._utils import worker as torch_worker
 
@@ -131,7 +131,7 @@ class AutoEngine:
                 self._making.append(took)
             if len(self._making) >= MEASURED:
                 self._receiving = [self._receiving_of(batch, key) for _ in range(_HANDED)]
-                self._decide("here", statistics.median(self._making))
+                self._decide("here", float(np.median(self._making)))
             yield batch
             if self.choice:
                 return
@@ -172,10 +172,10 @@ class AutoEngine:
         elif len(self._making) >= MEASURED:
             # The mean: one slow read in eight is what workers are for. Less the largest: other processes interrupt.
             usual = sorted(self._making)[:-1] or self._making
-            self._decide("workers", statistics.mean(usual))
+            self._decide("workers", float(np.mean(usual)))
 
     def _decide(self, now: Literal["here", "workers"], making: float) -> None:
-        receiving = statistics.median(self._receiving)
+        receiving = float(np.median(self._receiving))
         self.making_us, self.receiving_us = making * 1e6, receiving * 1e6
         self.choice = choose(now, making, receiving)
         self.why = (
