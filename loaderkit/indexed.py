@@ -147,8 +147,9 @@ class IndexedWalk(Walk):
             self._plan = self._plan_of(before._plan.key(0))  # it may be another order for the batch size alone
             self._engine = None
 
-    def mark(self) -> None:
+    def mark(self) -> int:
         self._mark = self._upcoming()
+        return self._mark.epoch
 
     def rewind(self) -> None:
         self._stand_at(self._mark)
@@ -156,6 +157,11 @@ class IndexedWalk(Walk):
     def state_after(self, batches: int, *, over: bool) -> dict[str, Any]:
         cursor = self._after(self._mark, batches)
         return self._pack(cursor.next_epoch() if over and cursor.samples else cursor)
+
+    def end_epoch(self, batches: int) -> None:
+        now, used = self.cursor_at(None), self._after(self._mark, batches)
+        if (now.epoch, now.samples) >= (used.epoch, used.samples):  # else it came to its end before
+            self._stand_at(used.next_epoch() if used.samples else used)
 
     def begin_epoch(self, epoch: int) -> None:
         # Lightning loads no loader state from a checkpoint at an epoch's end; this puts the loader there.

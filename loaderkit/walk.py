@@ -162,8 +162,8 @@ class Walk(ABC):
         """Stand where the next pass of another walk would begin, in whose place this one comes."""
 
     @abstractmethod
-    def mark(self) -> None:
-        """Begin to remember, where the next pass begins."""
+    def mark(self) -> int:
+        """Begin to remember, where the next pass begins, and return its epoch."""
 
     @abstractmethod
     def rewind(self) -> None:
@@ -175,6 +175,10 @@ class Walk(ABC):
 
     def forget(self, batches: int) -> None:  # noqa: B027 - nothing to forget where it is computed
         """Forget what comes before so many batches after the mark."""
+
+    @abstractmethod
+    def end_epoch(self, batches: int) -> None:
+        """Stand where an epoch of a Trainer that had so many batches since the mark ends: no more of them were used."""
 
     @abstractmethod
     def begin_epoch(self, epoch: int) -> None:

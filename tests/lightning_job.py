@@ -235,7 +235,8 @@ def make_data(job: dict[str, Any]) -> lk.DataModule:
         train = make_stream(job["shards"], shuffle=True, transform=Augment(job.get("bad", [])), **job.get("stream", {}))
     if job.get("sizes"):
         more = {name: Samples(size, offset=1000 * row) for row, (name, size) in enumerate(job["sizes"].items())}
-        train = {**({"stream": train} if job.get("shards") else {}), **more}
+        stream = {"stream": train} if job.get("shards") else {}
+        train = {**more, **stream} if job.get("stream_last") else {**stream, **more}
     config = lk.LoaderConfig(**settings)
     kind = MinSizeModule if job.get("mode") == "min_size" else lk.DataModule
     return kind(train, val=Samples(10), loader=config, eval_loader=lk.LoaderConfig(batch_size=BATCH))

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import lightning.pytorch as pl
@@ -18,7 +18,7 @@ from loaderkit.datamodules.loaders import (
     is_stream,
     why_not_ahead,
 )
-from loaderkit.datamodules.progress import TrainProgress, epoch_batches, learnt, set_batches, set_epoch_over
+from loaderkit.datamodules.progress import TrainProgress, epoch_batches, learnt, set_batches, set_epoch_over, used
 from loaderkit.loader import Loader
 from loaderkit.prefetch import Prefetcher
 from loaderkit.world import World
@@ -116,6 +116,8 @@ class DataModule(pl.LightningDataModule):
 
     @override
     def train_dataloader(self) -> Any:
+        if not self._waiting:
+            self._end_epoch()
         before, self._loaders = self._loaders, []
         loaders = self._make("train", self._make_train)
         if self._restored is not None:
@@ -154,7 +156,8 @@ class DataModule(pl.LightningDataModule):
             return {"train": states, "batches": self._loaders[0].cursor.batches, "epoch_over": False}
         batches, over = self._learnt()
         states = [loader.state_after(batches - self._first, over=over) for loader in self._loaders]
-        return {"train": states, "batches": 0 if over else batches, "epoch_over": over}
+        ended = [not over and loader.has_ended(state) for loader, state in zip(self._loaders, states, strict=True)]
+        return {"train": states, "batches": 0 if over else batches, "epoch_over": over, "ended": ended}
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -249,7 +252,18 @@ class DataModule(pl.LightningDataModule):
 
     def _begin_epoch(self) -> None:
         if not self._waiting or self._first:
+            self._end_epoch()
             self._stand(0)
+
+    def _end_epoch(self) -> None:
+        """Give back what CombinedLoader took of some datasets before it found that the others had ended.
+
+        So a run goes on from an epoch's end as one that is resumed there.
+        """
+        if len(self._loaders) > 1 and self.trainer is not None and self.trainer.state.fn == "fit":
+            batches = 0 if self._waiting else used(self.trainer) - self._first
+            for loader in self._loaders:
+                loader.end_epoch(batches)
 
     def _begin_batch(self) -> None:
         self._waiting = False
@@ -258,9 +272,9 @@ class DataModule(pl.LightningDataModule):
         for loader in self._loaders:
             loader.begin_batch(batches - self._first)
 
-    def _stand(self, first: int) -> None:
-        for loader in self._loaders:
-            loader.mark()
+    def _stand(self, first: int, ended: Sequence[bool] = ()) -> None:
+        for row, loader in enumerate(self._loaders):
+            loader.mark(ended=len(ended) > 1 and ended[row])
         self._first, self._waiting = first, True
 
     def _stand_where_the_trainer_does(self) -> None:
@@ -283,7 +297,8 @@ class DataModule(pl.LightningDataModule):
             else:
                 loader.seek(epoch=0)
             loader.restored = True
-        self._stand(self._translate(state))
+        first = self._translate(state)
+        self._stand(first, state.get("ended", ()))
 
     def _translate(self, state: Mapping[str, Any]) -> int:
         """Return how many batches of the epoch are done, counted in batches of the present world and batch size."""
@@ -299,9 +314,9 @@ class DataModule(pl.LightningDataModule):
             )
         loader = self._loaders[0]
         done = loader.cursor.batches
-        at_limit = self.trainer is not None and 0 < epoch_batches(self.trainer, len(loader)) <= done
+        at_limit = not fewer_steps and self.trainer is not None and 0 < epoch_batches(self.trainer, len(loader)) <= done
         if fewer_steps or at_limit:
-            # In the new unit the epoch is over already.
+            # In the new unit the epoch is over already, or nobody knew it was when a stream ended below the limit.
             if at_limit:
                 loader.seek(epoch=loader.cursor.epoch + 1)
             self._restored = {**state, "epoch_over": True}

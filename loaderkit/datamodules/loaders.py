@@ -43,6 +43,9 @@ class TrainLoader(TrainerLoader):
     saved: Callable[[], dict[str, Any]] | None = None  # the state that the DataModule would save
     loaded: Callable[[], None] | None = None  # tells the DataModule that Lightning has moved the loader
     restored = False  # whether the DataModule has put it in its place
+    _first_epoch = 0  # its own, at the mark
+    _ended = False  # it came to its end before the mark, in the same epoch of the Trainer
+    _at_end = False  # its last pass came to its end, since the mark
     _waiting = False  # no batch has begun since the mark
     _learnt = 0  # batches since the mark, when the last one began
 
@@ -51,12 +54,18 @@ class TrainLoader(TrainerLoader):
         """Samples of a full step of all ranks, the unit in which batches are counted."""
         return self._walk.step
 
-    def mark(self) -> None:
-        """Begin to count where the next `iter()` begins."""
+    def mark(self, *, ended: bool = False) -> None:
+        """Begin to count where the next `iter()` begins.
+
+        Args:
+            ended: Whether it came to its end before, in this epoch of the Trainer. CombinedLoader goes by what each of its
+                loaders has told it since the epoch began: so it is told again.
+        """
         if self.driven:
             self._walk.settle()
-            self._walk.mark()
+            self._first_epoch = self._walk.mark()
             self._waiting, self._learnt = True, 0
+            self._ended, self._at_end = ended, False
 
     def begin_batch(self, learnt: int) -> None:
         """Take note that a batch begins, after so many learnt since the mark."""
@@ -67,6 +76,16 @@ class TrainLoader(TrainerLoader):
         """Return the state so many batches after the mark, or of the epoch's end if it is over there."""
         return self._walk.state_after(batches, over=over)
 
+    def has_ended(self, state: Mapping[str, Any]) -> bool:
+        """Say whether it came to its end in this epoch of the Trainer, before a state since the mark."""
+        epoch: int = state["cursor"]["epoch"]
+        return self._ended or epoch > self._first_epoch
+
+    def end_epoch(self, batches: int) -> None:
+        """End the Trainer's epoch, in which so many batches since the mark were used."""
+        self._walk.settle()
+        self._walk.end_epoch(batches)
+
     def follow(self, before: "TrainLoader") -> None:
         """Go on where the next `iter()` of another loader would begin, which is closed."""
         before._walk.settle()
@@ -76,10 +95,15 @@ class TrainLoader(TrainerLoader):
         before.close()
 
     def __iter__(self) -> Iterator[Any]:
-        # Lightning fetches from a loader without a length before an epoch begins, and then calls iter() anew.
-        if self._waiting:
+        if not self.driven:
+            return super().__iter__()
+        # Lightning fetches from a loader without a length before an epoch begins, and then calls iter() anew;
+        # CombinedLoader calls it behind the end.
+        again = self._waiting and not self._at_end
+        self._at_end = False
+        if again:
             self._walk.rewind()
-        return super().__iter__()
+        return _Pass(self, iter(()) if again and self._ended else super().__iter__())
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() if self.saved is None else self.saved()
@@ -95,6 +119,27 @@ class TrainLoader(TrainerLoader):
     def batch_sampler(self) -> Any:
         """None: its DataModule counts the epochs."""
         return None
+
+    def note_end(self) -> None:
+        """Take note that a pass came to its end."""
+        self._at_end = True
+
+
+class _Pass:
+    """One pass of a training loader, which is told of its end."""
+
+    def __init__(self, loader: TrainLoader, batches: Iterator[Any]) -> None:
+        self._loader, self._batches = loader, batches
+
+    def __iter__(self) -> "_Pass":
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._batches)
+        except StopIteration:
+            self._loader.note_end()
+            raise
 
 
 class EvalLoader(TrainerLoader):

@@ -43,9 +43,19 @@ def learnt(trainer: pl.Trainer) -> tuple[int, bool]:
     are not saved.
     """
     done, over = batches_done(trainer)
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    stopped = trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step
+    # Lightning does not know the last batch where the data ends before its length or limit.
+    over = over or (epochs.processed == epochs.ready and not stopped)
     if not over and trainer.lightning_module.automatic_optimization:
         done -= done % trainer.accumulate_grad_batches
     return done, over
+
+
+def used(trainer: pl.Trainer) -> int:
+    """Return how many of the epoch's batches were used, learnt or not: those fetched ahead were not."""
+    batches: int = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+    return batches
 
 
 def epoch_batches(trainer: pl.Trainer, batches: int) -> int:

@@ -136,8 +136,10 @@ class LaneWalk(Walk):
         else:
             self.seek(before._upcoming().epoch, 0)
 
-    def mark(self) -> None:
-        self._kept, self._forgotten = deque([self._upcoming()]), 0
+    def mark(self) -> int:
+        start = self._upcoming()
+        self._kept, self._forgotten = deque([start]), 0
+        return start.epoch
 
     def rewind(self) -> None:
         if self._kept is not None:
@@ -145,14 +147,11 @@ class LaneWalk(Walk):
             self.mark()
 
     def state_after(self, batches: int, *, over: bool) -> dict[str, Any]:
-        kept = self._kept or deque([self._now()])
-        if batches < self._forgotten:
-            raise RuntimeError(
-                f"loader: asked for the state after {batches} batches, and those before {self._forgotten} are forgotten."
-            )
-        # Where several datasets are read side by side, one may have ended before the others.
-        standing = kept[min(batches - self._forgotten, len(kept) - 1)]
+        standing = self._after(batches)
         return self._pack(self._ended(standing) if over else standing)
+
+    def end_epoch(self, batches: int) -> None:
+        self._return_to(self._ended(self._after(batches)))
 
     def forget(self, batches: int) -> None:
         while self._kept is not None and self._forgotten < batches and len(self._kept) > 1:
@@ -250,6 +249,16 @@ class LaneWalk(Walk):
         reader = self._bind()
         places, bad = tuple(reader.places), self._bad_now()
         return Standing(self._origin, self._since, self._epoch, self._batches, reader.turn, places, bad)
+
+    def _after(self, batches: int) -> Standing:
+        """Return where it stood so many batches after the mark."""
+        if batches < self._forgotten:
+            raise RuntimeError(
+                f"loader: asked for the state after {batches} batches, and those before {self._forgotten} are forgotten."
+            )
+        kept = self._kept or deque([self._now()])
+        # Where several datasets are read side by side, one may have ended before the others.
+        return kept[min(batches - self._forgotten, len(kept) - 1)]
 
     def _upcoming(self) -> Standing:
         """Return where the next pass begins."""

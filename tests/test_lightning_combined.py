@@ -1,0 +1,56 @@
+"""Under Lightning: a stream of unknown length beside other data, resumed after each step of two epochs."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning_job as jobs
+import pytest
+from test_lightning_device import run
+from test_lightning_resume import check_same_end, checkpoints_of
+
+SHARDS = [9, 0, 7, 3, 1]  # 7 and 6 batches an epoch
+# CombinedLoader asks its loaders in turn, and goes by which of them have come to their end before.
+CASES: dict[str, dict[str, Any]] = {
+    "shorter": {"sizes": {"a": 10}},
+    "shorter, asked first": {"sizes": {"a": 10}, "stream_last": True},
+    "longer": {"sizes": {"a": 40}},
+    "longer, asked first": {"sizes": {"a": 40}, "stream_last": True},
+    "as long": {"sizes": {"a": 28}},
+    "twice as long": {"sizes": {"a": 56}},
+    "one batch": {"sizes": {"a": 3}},
+    "two": {"sizes": {"a": 10, "b": 36}},
+    "reload every epoch": {"sizes": {"a": 28}, "trainer": {"reload_dataloaders_every_n_epochs": 1}},
+    "the shortest stops": {"sizes": {"a": 40}, "mode": "min_size"},
+    "no others, and a limit beyond its end": {"trainer": {"limit_train_batches": 20}},
+}
+
+
+def job(folder: Path, case: dict[str, Any]) -> dict[str, Any]:
+    trainer = {"max_epochs": 2, **case.get("trainer", {})}
+    return {"dir": str(folder), "name": "whole", "shards": SHARDS, "save_every": 1, **case, "trainer": trainer}
+
+
+def resume(whole: dict[str, Any], path: Path) -> int:
+    resumed = {**whole, "name": path.stem, "ckpt": str(path)}
+    resumed.pop("save_every")
+    run(resumed)
+    return check_same_end(whole, resumed)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_stream_beside_other_data_resumes_after_each_step(case: str, tmp_path: Path) -> None:
+    """Whichever has ended before, and begun anew: the epoch ends where it would have, and the next has the same data."""
+    whole = job(tmp_path, CASES[case])
+    run(whole)
+    left = [resume(whole, path) for path in checkpoints_of(whole)]
+    assert set(left) == set(range(len(jobs.steps_of(whole))))
+
+
+def test_a_stream_beside_other_data_resumes_with_workers_and_within_an_accumulation(tmp_path: Path) -> None:
+    """About the first epoch's end, before which the other data has ended twice."""
+    case = {"sizes": {"a": 10}, "loader": {"num_workers": 2}, "trainer": {"accumulate_grad_batches": 2}}
+    whole = job(tmp_path, case)
+    run(whole)
+    assert [step["epoch"] for step in jobs.steps_of(whole)] == [0] * 7 + [1] * 6
+    left = [resume(whole, tmp_path / "saved-whole" / f"step-step={step}.ckpt") for step in (2, 3, 4)]
+    assert left == [9, 7, 6]
