@@ -67,7 +67,7 @@ class IndexedWalk(Walk):
 
     def describe(self) -> Description:
         workers, why = self._workers()
-        engine = self._engine or make_engine(self._make_feed(), self.config, workers)
+        engine = self._engine or self._make_engine(workers)
         return describe(engine, self.config, why)
 
     def length(self) -> int:
@@ -92,7 +92,7 @@ class IndexedWalk(Walk):
                 f"Loader: {workers} workers for {self._left} batches an epoch: {workers - self._left} of them will be idle."
             )
         if self._engine is None:
-            self._engine = make_engine(self._make_feed(), self.config, self.num_workers)
+            self._engine = self._make_engine(self.num_workers)
         return self._engine.run(plan.keys(cursor))
 
     def count(self, report: Reported | None) -> bool:
@@ -224,6 +224,10 @@ class IndexedWalk(Walk):
         if config.plan is not None:
             return config.plan
         return BatchPlan(order=order, batch_size=config.batch_size, tail=config.tail_policy)
+
+    def _make_engine(self, workers: int) -> Engine:
+        in_turn = isinstance(getattr(self._plan, "order", None), ShardOrder)
+        return make_engine(self._make_feed(), self.config, workers, in_turn=in_turn)
 
     def _make_feed(self) -> Feed:
         config = self.config

@@ -60,7 +60,8 @@ class Loader:
         device: Where batches go; None leaves them on the host.
         pin_memory: "auto" pins for CUDA and nowhere else.
         engine: "inline", "torch" (its worker processes), "ring" (workers that write
-            into shared memory; on Linux), or "auto": with workers the ring (elsewhere torch's), until batches are found
+            into shared memory; on Linux), or "auto": with workers the ring (elsewhere, and where
+            an order keeps to shards, torch's), until batches are found
             to be made here in less time than it takes to receive them; then here. `describe()` says which.
         prefetch_factor: Batches that each worker makes ahead. By default 2 with torch's workers, and 8 with the ring's,
             or as many as take 32 MB in all, but at least 2.

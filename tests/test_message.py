@@ -43,7 +43,7 @@ def first(samples: list[Any]) -> Any:
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_worker_hands_over_what_was_made(method: str) -> None:
-    loader = lk.Loader(Leaves(), 1, num_workers=1, collate_fn=first, multiprocessing_context=method)
+    loader = lk.Loader(Leaves(), 1, num_workers=1, collate_fn=first, multiprocessing_context=method, engine="torch")
     found, wanted = list(loader), leaves()
     assert equal(found, wanted)
     for one, other in zip(found, wanted, strict=True):

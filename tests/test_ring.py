@@ -271,7 +271,7 @@ def test_nothing_grows_over_epochs_of_changing_sizes(persistent: bool, epochs: i
 
 def test_a_giant_batch_does_not_make_slots_giant_for_ever() -> None:
     """Each slot carries one in turn; what it took is given back when many batches needed less."""
-    rows = [torch.full((1 << 21 if 0 < n <= 30 else 10,), n) for n in range(400)]
+    rows = [torch.full((1 << 21 if 0 < n <= 30 else 10,), n) for n in range(2000)]
     loader = lk.Loader(rows, None, persistent_workers=True, **RING)
     most = 0
     for number, row in enumerate(loader):

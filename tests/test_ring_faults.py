@@ -566,12 +566,16 @@ def test_a_signal_that_is_handled_disturbs_nobody() -> None:
 
 def test_ctrl_c_while_stopping_leaves_nothing() -> None:
     loader = make_loader(hang_deaf, persistent_workers=True)
-    assert int(next(iter(loader))[0, 0]) == 0
+    batches = iter(loader)
+    assert int(next(batches)[0, 0]) == 0
+    time.sleep(0.5)  # by then the worker hangs
     timer = threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT))  # in the second in which the worker may end
     timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        loader.close()
-    timer.join()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loader.close()
+    finally:
+        timer.cancel()
 
 
 @pytest.mark.parametrize("end", ["pass", "os.kill(os.getpid(), signal.SIGKILL)"])

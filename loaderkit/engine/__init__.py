@@ -40,8 +40,15 @@ class Engine(Protocol):
         ...
 
 
-def make_engine(feed: Feed, config: LoaderConfig, num_workers: int) -> Engine:
-    """Make the engine that the settings ask for."""
+def make_engine(feed: Feed, config: LoaderConfig, num_workers: int, *, in_turn: bool = False) -> Engine:
+    """Make the engine that the settings ask for.
+
+    Args:
+        feed: What it runs.
+        config: The settings.
+        num_workers: Its workers.
+        in_turn: Whether "auto" is to deal batches to workers in turn, as torch does, so that each keeps to its own shards.
+    """
     pinned = should_pin(config.pin_memory, _device(config))
     here = InlineEngine(feed, pin_memory=pinned)
     if config.engine == "inline" or (config.engine == "auto" and num_workers == 0):
@@ -49,7 +56,7 @@ def make_engine(feed: Feed, config: LoaderConfig, num_workers: int) -> Engine:
     measured = config.engine == "auto" and _promised(config) is None
     kind: Any = TorchEngine
     ways: dict[str, Any] = {}
-    if config.engine == "ring" or (config.engine == "auto" and _has_ring()):
+    if config.engine == "ring" or (config.engine == "auto" and _has_ring() and not in_turn):
         from loaderkit.engine.ring import RingEngine  # its import takes time
 
         kind = RingEngine

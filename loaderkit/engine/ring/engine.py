@@ -106,6 +106,7 @@ class _Run:
         if self._over:
             raise StopIteration
         try:
+            self._team.check_owner()
             self._submit()
             if self._next == self._submitted and self._all_out:
                 self.end()

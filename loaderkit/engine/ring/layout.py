@@ -23,6 +23,7 @@ Leaf = tuple[int, str | int, torch.dtype | None, tuple[int, ...], tuple[int, ...
 _HEAD = struct.Struct("<qq")  # how many buffers pickle has of its own, how long the pickled leaves are
 _KEY = struct.Struct("<qqq")  # epoch, number of samples, number of bounds of rows (-1: none)
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}
 _SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 
 
@@ -64,6 +65,8 @@ class _Writer(ForkingPickler):
         if isinstance(value, Tensor) and value.device.type == "cpu":
             if type(value) is Tensor and value.layout in _SPARSE:
                 return _rebuild_sparse, _sparse_parts(value)
+            if type(value) is Tensor and value.dtype in _UNSIGNED and value.layout == torch.strided:
+                return _rebuild_unsigned, (value.view(_SAME_SIZE[value.itemsize]), value.dtype, vars(value))
             if value.layout == torch.strided and not value.is_quantized and not value.is_nested and _is_part(value):
                 value = value.detach().clone().requires_grad_(value.requires_grad)  # a storage travels as a whole
             return value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
@@ -238,6 +241,13 @@ def _rebuild_sparse(
         make = partial(torch.sparse_compressed_tensor, layout=layout)
     made: Tensor = make(*parts, shape, requires_grad=requires_grad, check_invariants=False)
     return made
+
+
+def _rebuild_unsigned(signed: Tensor, dtype: torch.dtype, attributes: dict[str, Any]) -> Tensor:
+    # torch's own way to rebuild these fails for storages that don't know their dtype.
+    tensor = signed.view(dtype)
+    vars(tensor).update(attributes)
+    return tensor
 
 
 def _untyped(storage: Any) -> UntypedStorage:

@@ -38,12 +38,17 @@ class Slots:
         self.count, self.workers = count, workers
         self.stride = _stride(count)
         self._fd = -1
-        self._fd = _anonymous_file(self._size)
-        try:
-            self._map()
-        except BaseException:
-            self.close()
-            raise
+        while self._fd < 0:
+            self._fd = _anonymous_file(self._size)
+            try:
+                self._map()
+            except BaseException as error:
+                self.close()
+                if not (isinstance(error, OSError) and error.errno == errno.ENOMEM and self.stride > _LARGE):
+                    raise
+                self.stride = (
+                    self.stride // 2 // mmap.PAGESIZE * mmap.PAGESIZE
+                )  # the address space has no room for so much
         self.doing[:] = -1
         self._most = [0] * count  # bytes that a batch took, since the slot was last cut
         self._uses = [0] * count
@@ -120,6 +125,10 @@ class Slots:
         most, self._most[slot], self._uses[slot] = self._most[slot], 0, 0
         large = self.reserved[slot] > max(_LARGE, 4 * most)
         return max(mmap.PAGESIZE, _pages(most * 5 // 4)) if large else None
+
+    def is_large(self, slot: int) -> bool:
+        """Say whether a slot has memory that is worth giving back."""
+        return bool(self.reserved[slot] > _LARGE)
 
     def cut(self, slot: int, size: int) -> None:
         """Give a slot's memory back, but for so many bytes; nobody may have a view of it."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import mmap
 import multiprocessing
 import os
 import pickle
@@ -18,6 +19,8 @@ from loaderkit.engine.ring.pins import Pins
 from loaderkit.engine.ring.processes import Processes
 from loaderkit.engine.ring.slots import Slots
 from loaderkit.engine.ring.worker import ANSWER, FAILED, IN_SLOT, TASK, PipeEnd, Worker, raise_again
+
+_IDLE = 64  # tasks, after which a slot that was not used gives its memory back
 
 
 class Answer(NamedTuple):
@@ -130,15 +133,17 @@ class Team:
         Raises:
             OSError: If there is no memory left.
         """
-        self._check()
+        self.check_owner()
         if not self.free:
             return False
         slot = self.free.pop()  # freed last: it is in the caches still
         size = self.slots.excess(slot)
         if size is not None:
-            if self.pins is not None:
-                self.pins.unpin(slot)
-            self.slots.cut(slot, max(size, len(key)))
+            self._cut(slot, max(size, len(key)))
+        if number % _IDLE == 0 and self.free:
+            if self.slots.is_large(self.free[0]):  # freed first: it may not be needed any more
+                self._cut(self.free[0], mmap.PAGESIZE)
+            self.free.rotate(-1)
         try:
             self.slots.put_key(slot, key)
         except OSError as error:
@@ -153,6 +158,11 @@ class Team:
             return False
         return True
 
+    def _cut(self, slot: int, size: int) -> None:
+        if self.pins is not None:
+            self.pins.unpin(slot)
+        self.slots.cut(slot, size)
+
     def receive(self, timeout_s: float | None) -> list[Answer]:
         """Wait for answers.
 
@@ -165,7 +175,7 @@ class Team:
         Raises:
             WorkerDied: If a worker ended, and no answer is there.
         """
-        self._check()
+        self.check_owner()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left = None if deadline is None else max(0.0, 1000 * (deadline - time.monotonic()))
@@ -217,7 +227,8 @@ class Team:
         """Stop the workers, those too that are busy; slots in use stay until their views are gone."""
         self._own.close()
 
-    def _check(self) -> None:
+    def check_owner(self) -> None:
+        """Raise RuntimeError in a process that was forked from the one that it belongs to."""
         if not self.is_here:
             raise RuntimeError(
                 f"loader: this iterator belongs to process {self._own.owner}, from which process {os.getpid()} was forked. "
