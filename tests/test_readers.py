@@ -174,7 +174,8 @@ class FromTable:
         self.path = path
 
     def __call__(self, shard: str, start: int) -> Iterator[int]:
-        connection = sqlite3.connect(self.path)
+        # One that is left is closed by whichever thread collects it.
+        connection = sqlite3.connect(self.path, check_same_thread=False)
         try:
             query = "SELECT id FROM samples WHERE day = ? ORDER BY id LIMIT -1 OFFSET ?"
             yield from (row for (row,) in connection.execute(query, (shard, start)))
