@@ -213,15 +213,25 @@ def draw(rows: list[Row], path: Path) -> None:
             mine.sort(key=lambda row: row["first_epoch_samples_per_s"])
             colours = [colour_of(row["contender"]) for row in mine]
             first, later = ([row[f"{epoch}_epoch_samples_per_s"] for row in mine] for epoch in ("first", "later"))
-            bars = axes.barh([row["contender"] for row in mine], first, color=colours)
+            axes.barh([row["contender"] for row in mine], first, color=colours)
             axes.plot(later, range(len(mine)), "k|", markersize=12)
-            axes.bar_label(
-                bars, [f"  {one:,.0f}, {other:,.0f}" for one, other in zip(first, later, strict=True)], fontsize=8
-            )
+            for place, (one, other) in enumerate(zip(first, later, strict=True)):
+                axes.annotate(
+                    f"{one:,.0f}, {other:,.0f}",
+                    (max(one, other), place),
+                    xytext=(6, 0),
+                    textcoords="offset points",
+                    va="center",
+                    fontsize=8,
+                )
             axes.margins(x=0.3)
-            what = f"{workload}, {order}, {workers} workers: samples a second, first epoch and a later one (|)"
-            axes.set_title(what, loc="left", fontsize=9)
+            axes.set_title(f"{workload}, {order}, {workers} workers", loc="left", fontsize=10)
+            axes.xaxis.set_major_formatter("{x:,.0f}")
+            axes.xaxis.set_major_locator(plt.MaxNLocator(4))
             axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(
+        "Samples a second: in a first epoch (bar, first number) and in a later one (|, second number)", fontsize=11
+    )
     figure.supxlabel(machine(), fontsize=7, color="#6e7781")
     figure.savefig(path, dpi=110)
 
