@@ -227,7 +227,7 @@ def draw(rows: list[Row], path: Path) -> None:
             axes.margins(x=0.3)
             axes.set_title(f"{workload}, {order}, {workers} workers", loc="left", fontsize=10)
             axes.xaxis.set_major_formatter("{x:,.0f}")
-            axes.xaxis.set_major_locator(plt.MaxNLocator(4))
+            axes.locator_params(axis="x", nbins=4)
             axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(
         "Samples a second: in a first epoch (bar, first number) and in a later one (|, second number)", fontsize=11
