@@ -29,7 +29,7 @@ SCRIPTS = (
     Script("per_sample", 3),
     Script("pictures", 2),
     Script("tokens", 1.5),
-    Script("stragglers", 2),
+    Script("stragglers", 8),
     Script("transport", 2),
     Script("startup", 2),
     Script("order", 1.5),
@@ -39,7 +39,7 @@ SCRIPTS = (
     Script("collate", 0.5),
     Script("text", 2),
     Script("device", 0.5),
-    Script("peers/peers_throughput", 8, ("--rounds", "3", "--seconds", "0.6", "--skip", "costs")),
+    Script("peers/peers_throughput", 5, ("--rounds", "3", "--seconds", "0.6", "--skip", "costs")),
 )
 
 
