@@ -503,7 +503,7 @@ def dies(sample: int) -> int:
 
 def test_a_workers_death_is_no_bad_sample() -> None:
     loader = lk.Loader(MapDataset(list(range(SIZE)), dies), 4, num_workers=1, bad_samples=SKIP)
-    with pytest.raises(RuntimeError, match=r"ended by itself, with exit code 3|exited unexpectedly"):
+    with pytest.raises(RuntimeError, match="ended by itself, with exit code 3"):
         list(loader)
     assert not loader.bad_samples
 

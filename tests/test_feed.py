@@ -175,7 +175,9 @@ def test_after_an_error_the_loader_goes_on_with_the_next_epoch(persistent: bool)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_dataset_that_ends_early_does_not_end_the_epoch_silently(workers: int) -> None:
     loader = lk.Loader(Broken(error=StopIteration), 3, num_workers=workers)
-    with pytest.raises(RuntimeError, match=r"ended 2 batches too early|StopIteration in loader worker"):
+    with pytest.raises(
+        RuntimeError, match="StopIteration in loader worker" if workers else "ended 2 batches too early"
+    ):
         list(loader)
     assert loader.cursor.batches == 2
 

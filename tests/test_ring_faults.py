@@ -578,7 +578,7 @@ def test_ctrl_c_while_stopping_leaves_nothing() -> None:
         timer.cancel()
 
 
-@pytest.mark.parametrize("end", ["pass", "os.kill(os.getpid(), signal.SIGKILL)"])
+@pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_an_interpreter_may_end_with_batches_and_iterators_alive(end: str, tmp_path: Path) -> None:
     script = tmp_path / "end.py"
     script.write_text(

@@ -115,8 +115,11 @@ class Slots:
 
     def note(self, slot: int, size: int) -> None:
         """Remember how much of a slot a batch took."""
-        self._most[slot] = max(self._most[slot], size)
-        self._uses[slot] += 1
+        if 4 * size > self.reserved[slot]:  # it needs what it has: the count begins anew
+            self._most[slot], self._uses[slot] = 0, 0
+        else:
+            self._most[slot] = max(self._most[slot], size)
+            self._uses[slot] += 1
 
     def excess(self, slot: int) -> int | None:
         """Return to which size a slot is to be cut, as many batches in a row needed much less; None if it is not."""

@@ -20,7 +20,7 @@ from loaderkit.engine.ring.processes import Processes
 from loaderkit.engine.ring.slots import Slots
 from loaderkit.engine.ring.worker import ANSWER, FAILED, IN_SLOT, TASK, PipeEnd, Worker, raise_again
 
-_IDLE = 64  # tasks, after which a slot that was not used gives its memory back
+_IDLE = 64  # tasks without it, after which a slot gives its memory back
 
 
 class Answer(NamedTuple):
@@ -66,6 +66,7 @@ class Team:
         if method == "forkserver":
             _preload()
         self.free: deque[int] = deque(range(slots))
+        self._used = [0] * slots  # the last task of each
         self._poll = select.poll()
         self._inboxes: dict[int, _Inbox] = {}
         self._own = own = Processes()
@@ -140,10 +141,11 @@ class Team:
         size = self.slots.excess(slot)
         if size is not None:
             self._cut(slot, max(size, len(key)))
-        if number % _IDLE == 0 and self.free:
-            if self.slots.is_large(self.free[0]):  # freed first: it may not be needed any more
-                self._cut(self.free[0], mmap.PAGESIZE)
-            self.free.rotate(-1)
+        self._used[slot] = number
+        if number % _IDLE == 0:
+            for idle in self.free:
+                if number - self._used[idle] >= _IDLE and self.slots.is_large(idle):
+                    self._cut(idle, mmap.PAGESIZE)
         try:
             self.slots.put_key(slot, key)
         except OSError as error:
