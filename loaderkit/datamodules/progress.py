@@ -3,37 +3,8 @@
 from typing import Any
 
 import lightning.pytorch as pl
-from typing_extensions import override
 
 from loaderkit.callbacks import batches_done
-
-
-class TrainProgress(pl.Callback):
-    """Tells the DataModule where the Trainer stands; a DataModule adds it to its Trainer by itself."""
-
-    @override
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.datamodule._resumes_before_a_first_batch:  # type: ignore[attr-defined]
-            # Lightning would take it for a place in the middle of the epoch.
-            trainer.fit_loop.epoch_loop.restarting = False
-
-    @override
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        trainer.datamodule._begin_epoch()  # type: ignore[attr-defined]
-
-    @override
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        trainer.datamodule._begin_batch()  # type: ignore[attr-defined]
-
-    @override
-    def on_load_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        trainer.datamodule._check_names(checkpoint)  # type: ignore[attr-defined]
-        if trainer.state.fn == "fit":
-            trainer.datamodule._correct_loops(checkpoint["loops"]["fit_loop"])  # type: ignore[attr-defined]
 
 
 def learnt(trainer: pl.Trainer) -> tuple[int, bool]:
