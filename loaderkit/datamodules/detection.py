@@ -1,7 +1,6 @@
 """A DataModule for pictures with boxes: COCO's annotation files, or a list of dicts."""
 
 import dataclasses
-import functools
 import hashlib
 import json
 import os
@@ -17,6 +16,7 @@ from typing_extensions import override
 from loaderkit.collate import DetectionCollate, Pad
 from loaderkit.config import LoaderConfig
 from loaderkit.datamodules.base import DataModule
+from loaderkit.datamodules.parts import Part, factories, given_stages, parts_of
 from loaderkit.datasets.combine import SubsetDataset
 from loaderkit.datasets.pictures import decode_picture
 from loaderkit.splits import split
@@ -34,8 +34,8 @@ class DetectionDataModule(DataModule):
     Args:
         train: A JSON file as COCO's; or a list of dicts with `image` (a path, or uint8 (3, H, W)), `boxes` (N, 4), `labels`
             (N,), each a name of `classes`, and what else belongs to the target.
-        val: The same, as are the others.
-        test: The same.
+        val: The same; or a dict of these by name: several sets, one after another, and `dataloader_idx` counts them.
+        test: The same as val.
         predict: The same; dicts need neither boxes nor labels there.
         root: The folder that pictures' paths begin in; by default that of the JSON file.
         classes: Their names; by default COCO's categories by their ids, or those in the training data, sorted.
@@ -57,9 +57,9 @@ class DetectionDataModule(DataModule):
     def __init__(
         self,
         train: DetectionData | None = None,
-        val: DetectionData | None = None,
-        test: DetectionData | None = None,
-        predict: DetectionData | None = None,
+        val: DetectionData | Mapping[str, DetectionData] | None = None,
+        test: DetectionData | Mapping[str, DetectionData] | None = None,
+        predict: DetectionData | Mapping[str, DetectionData] | None = None,
         *,
         root: str | os.PathLike[str] | None = None,
         classes: Sequence[str] | None = None,
@@ -72,21 +72,10 @@ class DetectionDataModule(DataModule):
         loader: LoaderConfig | None = None,
         eval_loader: LoaderConfig | None = None,
     ) -> None:
-        given = {"train": train, "val": val, "test": test, "predict": predict}
-        self._sources = {name: data for name, data in given.items() if data is not None}
+        given = given_stages(train=train, val=val, test=test, predict=predict)
         self._splits = dict(splits or {})
-        taken = sorted(set(self._splits) & set(self._sources) - {"train"})
-        if self._splits and (taken or "train" not in self._splits or "train" not in self._sources):
-            raise ValueError(
-                f"DetectionDataModule: splits={self._splits} with data for {sorted(self._sources)}; wanted shares of the training "
-                "data for train and for parts without data of their own."
-            )
-        parts = {*self._sources, *self._splits}
-        super().__init__(
-            **{name: functools.partial(self._part, name) for name in given if name in parts},
-            loader=loader,
-            eval_loader=eval_loader,
-        )
+        self._parts = parts_of("DetectionDataModule", given, splits)
+        super().__init__(**factories(self._parts, self._open), loader=loader, eval_loader=eval_loader)
         collate = DetectionCollate(images=images)
         if self.loader_config.collate_fn is None:
             self.loader_config = _with(self.loader_config, collate)
@@ -106,9 +95,9 @@ class DetectionDataModule(DataModule):
             ValueError: If neither the data nor the caller names them.
         """
         if self._classes is None:
-            if not self._sources:
+            if not self._parts:
                 raise ValueError("DetectionDataModule: no classes: there is no data. Name them: classes=[...].")
-            self._classes = self._source("train" if "train" in self._sources else next(iter(self._sources))).names()
+            self._classes = self._source(self._parts[0]).names()
         return self._classes
 
     @property
@@ -126,23 +115,23 @@ class DetectionDataModule(DataModule):
         """Turn pictures on the device (C, H, W) or (B, C, H, W) into the model's input, float32 in [0, 1]."""
         return pictures.float().div_(255) if pictures.dtype == torch.uint8 else pictures
 
-    def _part(self, name: str) -> Any:
-        source = self._source("train" if name in self._splits else name)
+    def _open(self, part: Part) -> Any:
+        source = self._source(part)
         dataset = BoxedPictures(
             source.samples,
             self.classes,
             category_ids=source.category_ids(self.classes),
             reads=DetectionCollate(box_format=self._box_format, masks=self._masks),
-            transform=self._transforms[name != "train"],
+            transform=self._transforms[part.stage != "train"],
         )
-        if name not in self._splits:
+        if not part.is_share:
             return dataset
         sides = split(list(range(len(dataset))), self._splits, seed=self.loader_config.seed, group_by=dataset.names())
-        return SubsetDataset(dataset, sides.indices(name))
+        return SubsetDataset(dataset, sides.indices(part.stage))
 
-    def _source(self, name: str) -> "_Source":
+    def _source(self, part: Part) -> "_Source":
+        name, data = part.source, part.data
         if name not in self._read:
-            data = self._sources[name]
             self._read[name] = (
                 _read_coco(Path(data), self._root)
                 if isinstance(data, str | os.PathLike)

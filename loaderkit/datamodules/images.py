@@ -1,6 +1,5 @@
 """A DataModule for labelled pictures: folders, torchvision's datasets, tar shards; normalised on the device."""
 
-import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing_extensions import override
 
 from loaderkit.config import LoaderConfig
 from loaderkit.datamodules.base import DataModule
+from loaderkit.datamodules.parts import STAGES, Part, factories, given_stages, parts_of
 from loaderkit.datamodules.shards import index_shards
 from loaderkit.datasets.images import EXTENSIONS, ImageFolder
 from loaderkit.datasets.tar import TarDataset
@@ -19,7 +19,7 @@ from loaderkit.datasets.urls import Urls, expand
 from loaderkit.datasets.vision import LabelledPictures, ToSize, default_splits, open_torchvision, torchvision_kind
 
 Transform = Callable[[Any], Any]
-SPLITS = ("train", "val", "test")
+FOLDERS = ("train", "val", "test")
 _PICTURES = tuple(extension.removeprefix(".") for extension in EXTENSIONS)
 
 
@@ -36,12 +36,13 @@ class ImageDataModule(DataModule):
             `dataset`: where torchvision keeps it.
         dataset: Name of a torchvision dataset, such as "CIFAR10".
         splits: Which of its splits is which part, such as {"train": "train", "val": "test"}, or with True and False
-            where its class has `train=`; by default its training and test data, under these names.
+            where its class has `train=`; by default its training and test data, under these names. For evaluation a dict
+            of splits by name is several sets.
         options: The torchvision dataset's other settings.
         download: Whether torchvision may download it.
         train: In place of `root`: a folder of classes, or tar shards (a path, folder, glob or URL, or a list of them).
-        val: The same, as are the others.
-        test: The same.
+        val: The same; or a dict of these by name: several sets, one after another, and `dataloader_idx` counts them.
+        test: The same as val.
         predict: The same; pictures in tar shards need no label there.
         label: Extension of the files in tar shards that hold the label.
         classes: Their names; needed for tar shards, which have only numbers.
@@ -69,9 +70,9 @@ class ImageDataModule(DataModule):
         options: Mapping[str, Any] | None = None,
         download: bool = False,
         train: Urls | None = None,
-        val: Urls | None = None,
-        test: Urls | None = None,
-        predict: Urls | None = None,
+        val: Urls | Mapping[str, Urls] | None = None,
+        test: Urls | Mapping[str, Urls] | None = None,
+        predict: Urls | Mapping[str, Urls] | None = None,
         label: str = "cls",
         classes: Sequence[str] | None = None,
         size: int | tuple[int, int] | None = None,
@@ -83,8 +84,7 @@ class ImageDataModule(DataModule):
         loader: LoaderConfig | None = None,
         eval_loader: LoaderConfig | None = None,
     ) -> None:
-        parts = {"train": train, "val": val, "test": test, "predict": predict}
-        given = {name: urls for name, urls in parts.items() if urls is not None}
+        given = given_stages(train=train, val=val, test=test, predict=predict)
         if (root is None) == (not given) and dataset is None:
             raise ValueError(
                 f"ImageDataModule: found root={root!r} and {sorted(given)}, wanted root, or parts such as train and val."
@@ -93,20 +93,20 @@ class ImageDataModule(DataModule):
             raise ValueError(f"ImageDataModule: dataset={dataset!r} lies in a root=, and has no train=, val= or test=.")
         self._root, self._download, self._options = root, download, dict(options or {})
         self._kind = None if dataset is None else torchvision_kind(dataset)
-        self._splits = {} if self._kind is None else dict(splits or default_splits(self._kind))
-        self._parts: dict[str, Urls] = given or ({} if dataset or root is None else _parts_of(Path(root)))
+        if self._kind is not None:
+            given = dict(splits or default_splits(self._kind))
+        elif root is not None:
+            given = dict(_folders_of(Path(root)))
+        self._parts = parts_of("ImageDataModule", given)
         self._label, self._index_dir = label, index_dir
         self._classes = None if classes is None else list(classes)
         sizes = (size, size) if isinstance(size, int) else size
         self._transforms = {
-            part: transform if sizes is None else ToSize((sizes[0], sizes[1]), transform)
-            for part in parts
-            for transform in [train_transform if part == "train" else eval_transform]
+            stage: transform if sizes is None else ToSize((sizes[0], sizes[1]), transform)
+            for stage in STAGES
+            for transform in [train_transform if stage == "train" else eval_transform]
         }
-        names = self._splits or self._parts
-        super().__init__(
-            **{name: functools.partial(self._open, name) for name in names}, loader=loader, eval_loader=eval_loader
-        )
+        super().__init__(**factories(self._parts, self._open), loader=loader, eval_loader=eval_loader)
         self.mean, self.std = mean, std
 
     @property
@@ -127,12 +127,13 @@ class ImageDataModule(DataModule):
 
     @override
     def prepare_data(self) -> None:
-        if self._download:
-            for part in self._splits:
+        if self._kind is None:
+            tars = [part.data for part in self._parts if not _is_class_folder(part.data)]
+            shards = [shard for urls in tars for shard in expand(urls, TarDataset.suffixes)]
+            index_shards(dict.fromkeys(shards, TarDataset), index_dir=self._index_dir)
+        elif self._download:
+            for part in self._parts:
                 self._open_torchvision(part, download=True)
-        tars = [urls for urls in self._parts.values() if not _is_class_folder(urls)]
-        shards = [shard for urls in tars for shard in expand(urls, TarDataset.suffixes)]
-        index_shards(dict.fromkeys(shards, TarDataset), index_dir=self._index_dir)
 
     @override
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
@@ -150,16 +151,14 @@ class ImageDataModule(DataModule):
         std = torch.tensor(self.std, dtype=pictures.dtype, device=pictures.device)[:, None, None]
         return (pictures - mean) / std
 
-    def _open(self, part: str) -> Any:
-        transform = self._transforms[part]
+    def _open(self, part: Part) -> Any:
+        transform = self._transforms[part.stage]
         if self._kind is not None:
             return LabelledPictures(self._open_torchvision(part, download=False), transform)
-        urls = self._parts[part]
-        if not _is_class_folder(urls):
-            labelled = _Labelled(self._label, part != "predict", transform)
-            return TarDataset(urls, transform=labelled, index_dir=self._index_dir)
-        path = Path(urls)  # type: ignore[arg-type]  # one path, as _is_class_folder says
-        folder = ImageFolder(path, transform=transform, allow_empty=part != "train")
+        if not _is_class_folder(part.data):
+            labelled = _Labelled(self._label, part.stage != "predict", transform)
+            return TarDataset(part.data, transform=labelled, index_dir=self._index_dir)
+        folder = ImageFolder(Path(part.data), transform=transform, allow_empty=part.stage != "train")
         if folder.classes != self.classes:
             raise ValueError(
                 f"ImageDataModule: {part} has the classes {folder.classes}, wanted {self.classes}. "
@@ -167,16 +166,16 @@ class ImageDataModule(DataModule):
             )
         return folder
 
-    def _open_torchvision(self, part: str, *, download: bool) -> Any:
+    def _open_torchvision(self, part: Part, *, download: bool) -> Any:
         root = "" if self._root is None else self._root
-        return open_torchvision(self._kind, self._splits[part], root, download=download, options=self._options)
+        return open_torchvision(self._kind, part.data, root, download=download, options=self._options)
 
     def _find_classes(self) -> list[str]:
-        for urls in self._parts.values():
-            if _is_class_folder(urls):
-                return _class_names(Path(urls))  # type: ignore[arg-type]
-        opened = self._open_torchvision(next(iter(self._splits)), download=self._download) if self._kind else None
-        found = getattr(opened, "classes", None)
+        if self._kind is None:
+            folders = [part.data for part in self._parts if _is_class_folder(part.data)]
+            found = _class_names(Path(folders[0])) if folders else None
+        else:
+            found = getattr(self._open_torchvision(self._parts[0], download=self._download), "classes", None)
         if found is None:
             raise ValueError("ImageDataModule: the data does not name its classes. Name them: classes=[...].")
         return [str(name) for name in found]
@@ -200,13 +199,13 @@ class _Labelled:
         return (picture, sample[self.label]) if self.label in sample else picture
 
 
-def _parts_of(root: Path) -> dict[str, Urls]:
+def _folders_of(root: Path) -> dict[str, Urls]:
     """Find the parts of a folder: those named as such, or else all of it is training data."""
     if not root.is_dir():
         raise FileNotFoundError(
             f"ImageDataModule: no folder at {root}, wanted one with train/, val/ and test/, or with classes."
         )
-    found: dict[str, Urls] = {name: root / name for name in SPLITS if (root / name).is_dir()}
+    found: dict[str, Urls] = {name: root / name for name in FOLDERS if (root / name).is_dir()}
     return found or {"train": root}
 
 

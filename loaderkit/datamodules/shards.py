@@ -1,6 +1,5 @@
 """A DataModule for data in shards: formats by suffix, indexes made once a node."""
 
-import functools
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -10,6 +9,7 @@ from typing_extensions import override
 
 from loaderkit.config import LoaderConfig
 from loaderkit.datamodules.base import DataModule
+from loaderkit.datamodules.parts import STAGES, Part, factories, given_stages, parts_of
 from loaderkit.datasets.formats import format_named, formats_of, known_suffixes
 from loaderkit.datasets.progress import with_progress
 from loaderkit.datasets.sharded import ShardedDataset
@@ -26,8 +26,9 @@ class ShardDataModule(DataModule):
     no index, once a node; for many large shards `loaderkit index` does it in parallel.
 
     Args:
-        train: A path, folder, glob or URL, or a list of them.
-        val: The same; or a dict of these by name, which are several datasets. So are the others.
+        train: A path, folder, glob or URL, or a list of them: one dataset. A dict of these by name is several, which
+            are drawn from side by side.
+        val: The same; several are evaluated one after another, and `dataloader_idx` counts them.
         test: The same.
         predict: The same.
         format: Name of the format, such as "tar", "parquet", "csv" or "tokens", or MODULE:CLASS of one's own; by
@@ -49,7 +50,7 @@ class ShardDataModule(DataModule):
 
     def __init__(
         self,
-        train: Urls | None = None,
+        train: Urls | Mapping[str, Urls] | None = None,
         val: Urls | Mapping[str, Urls] | None = None,
         test: Urls | Mapping[str, Urls] | None = None,
         predict: Urls | Mapping[str, Urls] | None = None,
@@ -62,32 +63,24 @@ class ShardDataModule(DataModule):
         loader: LoaderConfig | None = None,
         eval_loader: LoaderConfig | None = None,
     ) -> None:
-        given = {"train": train, "val": val, "test": test, "predict": predict}
-
-        def opener(name: str, urls: Urls) -> Callable[[], ShardedDataset]:
-            transform = train_transform if name == "train" else eval_transform
-            return functools.partial(
-                open_shards, urls, format=format, transform=transform, index_dir=index_dir, **dict(options or {})
-            )
-
-        opened: dict[str, Any] = {}
-        self._urls: list[Urls] = []
-        for name, urls in given.items():
-            if isinstance(urls, Mapping):
-                opened[name] = {key: opener(name, part) for key, part in urls.items()}
-                self._urls += urls.values()
-            elif urls is not None:
-                opened[name] = opener(name, urls)
-                self._urls.append(urls)
-        super().__init__(**opened, loader=loader, eval_loader=eval_loader)
+        given = given_stages(train=train, val=val, test=test, predict=predict)
+        self._parts = parts_of(type(self).__name__, given, several=STAGES)
+        self._transforms = (train_transform, eval_transform)
         self._format, self._options, self._index_dir = format, dict(options or {}), index_dir
+        super().__init__(**factories(self._parts, self._open), loader=loader, eval_loader=eval_loader)
 
     @override
     def prepare_data(self) -> None:
         storage = self._options.get("storage")
-        found = [shards_at(urls, self._format, storage) for urls in self._urls]
+        found = [shards_at(part.data, self._format, storage) for part in self._parts]
         todo = {shard: kind for kind, shards in found if kind.keeps_index for shard in shards}
         index_shards(todo, index_dir=self._index_dir, **self._options)
+
+    def _open(self, part: Part) -> ShardedDataset:
+        transform = self._transforms[part.stage != "train"]
+        return open_shards(
+            part.data, format=self._format, transform=transform, index_dir=self._index_dir, **self._options
+        )
 
 
 def open_shards(urls: Urls, *, format: str | None = None, **settings: Any) -> ShardedDataset:  # noqa: A002

@@ -1,15 +1,14 @@
 """A DataModule for tables: columns to numbers by statistics of the training data, which go with the checkpoint."""
 
-import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from typing_extensions import override
 
 from loaderkit.config import LoaderConfig
 from loaderkit.datamodules.base import DataModule
+from loaderkit.datamodules.parts import Part, factories, given_stages, is_dict_of_tables, parts_of
 from loaderkit.datasets.array import ArrayDataset
 from loaderkit.datasets.storage import Storage
 from loaderkit.datasets.table import TableColumns, TableStatistics
@@ -38,8 +37,9 @@ class TableDataModule(DataModule):
 
     Args:
         train: A path, folder, glob or URL, a list of them, or columns (N,) by name (also a DataFrame).
-        val: The same, as are the others.
-        test: The same.
+        val: The same; or a dict of paths, folders, globs, URLs or tables by name: several sets, one after another, and
+            `dataloader_idx` counts them.
+        test: The same as val.
         predict: The same; it needs no target.
         columns: What the columns are for.
         missing_values: What stands for a missing value in a CSV file.
@@ -67,9 +67,9 @@ class TableDataModule(DataModule):
         loader: LoaderConfig | None = None,
         eval_loader: LoaderConfig | None = None,
     ) -> None:
-        given = {"train": train, "val": val, "test": test, "predict": predict}
-        factories = {name: functools.partial(_RawTable, name, data) for name, data in given.items() if data is not None}
-        super().__init__(**factories, loader=loader, eval_loader=eval_loader)
+        given = given_stages(train=train, val=val, test=test, predict=predict)
+        parts = parts_of(type(self).__name__, given, is_several=is_dict_of_tables)
+        super().__init__(**factories(parts, _unread), loader=loader, eval_loader=eval_loader)
         self.columns, self._columns_given = columns or TableColumns(), columns is not None
         self._missing_values, self._delimiter, self._storage = tuple(missing_values), delimiter, storage
         self._statistics: TableStatistics | None = None
@@ -83,15 +83,15 @@ class TableDataModule(DataModule):
             ValueError: If there is neither.
         """
         if self._statistics is None:
-            raw = self._data("train")
-            if raw is None:
+            part = self._data("train")
+            if part is None:
                 raise ValueError(
                     f"{type(self).__name__}: no statistics: there is no training data, and no checkpoint of this class was "
                     "loaded. Pass train=, or ckpt_path= with a checkpoint that a DataModule of the same class name saved."
                 )
-            table = self._read(raw)
+            table = self._read(part)
             self._statistics = fit_table(table, self.columns, "train")
-            self._keep("train", table)  # so that it is not read again
+            self._keep(part, table)  # so that it is not read again
         return self._statistics
 
     @property
@@ -164,27 +164,27 @@ class TableDataModule(DataModule):
     @override
     def _make(self, name: str, make: Callable[[Any], Loader]) -> Any:
         # Only now: Lightning loads a checkpoint between setup and the first loader.
-        return super()._make(name, lambda raw: make(self._encode(raw)))
+        return super()._make(name, lambda part: make(self._encode(part)))
 
-    def _encode(self, raw: "_RawTable") -> ArrayDataset:
-        if raw.name not in self._encoded:
+    def _encode(self, part: Part) -> ArrayDataset:
+        if str(part) not in self._encoded:
             self.statistics  # noqa: B018 - fitted now, if no checkpoint has brought them
-        if raw.name not in self._encoded:
-            self._keep(raw.name, self._read(raw))
-        return self._encoded[raw.name]
+        if str(part) not in self._encoded:
+            self._keep(part, self._read(part))
+        return self._encoded[str(part)]
 
-    def _keep(self, name: str, table: Table) -> None:
-        arrays = self.statistics.encode(table, name, with_target=name != "predict")
-        self._encoded[name] = ArrayDataset(arrays)
+    def _keep(self, part: Part, table: Table) -> None:
+        arrays = self.statistics.encode(table, str(part), with_target=part.stage != "predict")
+        self._encoded[str(part)] = ArrayDataset(arrays)
 
-    def _read(self, raw: "_RawTable") -> Table:
+    def _read(self, part: Part) -> Table:
         text = {*self.columns.categorical}
         if (fitted := self._statistics) is not None:
             values = {**fitted.categorical, **({fitted.target: fitted.classes or []} if fitted.target else {})}
             text |= {name for name, found in values.items() if any(isinstance(value, str) for value in found)}
         return read_table(
-            raw.data,
-            raw.name,
+            part.data,
+            str(part),
             text=text,
             ignore=self.columns.ignore,
             missing_values=self._missing_values,
@@ -193,9 +193,5 @@ class TableDataModule(DataModule):
         )
 
 
-@dataclass(frozen=True)
-class _RawTable:
-    """Where a table is to be read from."""
-
-    name: str
-    data: TableData
+def _unread(part: Part) -> Part:
+    return part

@@ -1,7 +1,6 @@
 """A DataModule for texts: tokenized once, batched by length."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, get_args
 
@@ -14,6 +13,7 @@ from loaderkit.config import LoaderConfig
 from loaderkit.datamodules.base import DataModule
 from loaderkit.datamodules.loaders import TrainerLoader
 from loaderkit.datamodules.next_tokens import NextTokens
+from loaderkit.datamodules.parts import Part, factories, given_stages, is_dict_of_tables, parts_of
 from loaderkit.datamodules.shards import open_shards
 from loaderkit.datamodules.text_sources import TextData, is_text_files, is_urls, read_texts
 from loaderkit.datasets.texts import TokenSpans, tokenize
@@ -75,8 +75,9 @@ class TextDataModule(DataModule):
     Args:
         train: Columns by name (also a DataFrame), a dataset of dicts, or files: a path, folder, glob or URL, or a list
             of them, in any format that ShardDataModule reads, or `.txt`, each file a text.
-        val: The same. Without it, some of the training data.
-        test: The same.
+        val: The same; or a dict of these by name: several sets, one after another, and `dataloader_idx` counts them.
+            Without it, some of the training data.
+        test: The same as val.
         predict: The same; it needs no label.
         text: The field with the text.
         label: The field with the class; None: a language model.
@@ -116,15 +117,12 @@ class TextDataModule(DataModule):
         loader: LoaderConfig | None = None,
         eval_loader: LoaderConfig | None = None,
     ) -> None:
-        given = {"train": train, "val": val, "test": test, "predict": predict}
-        self._sources = {name: data for name, data in given.items() if data is not None}
-        self._splits = self._check_splits(splits)
-        parts = {*self._sources, *self._splits}
-        super().__init__(
-            **{name: functools.partial(self._part, name) for name in given if name in parts},
-            loader=loader,
-            eval_loader=eval_loader,
-        )
+        given = given_stages(train=train, val=val, test=test, predict=predict)
+        if splits is None and train is not None and val is None:
+            splits = {"train": 0.9, "val": 0.1}
+        self._splits = dict(splits or {})
+        self._parts = parts_of("TextDataModule", given, splits, is_several=is_dict_of_tables)
+        super().__init__(**factories(self._parts, self._open), loader=loader, eval_loader=eval_loader)
         self.batching = batching or TextBatching()
         self._text, self._label, self._format = text, label, format
         self._classes = None if classes is None else list(classes)
@@ -170,11 +168,12 @@ class TextDataModule(DataModule):
             ValueError: If texts are not classified, or nothing says the classes.
         """
         if self._classes is None:
-            if self._label is None or "train" not in self._sources:
+            train = next((part for part in self._parts if part.stage == "train"), None)
+            if self._label is None or train is None:
                 raise ValueError(
                     "TextDataModule: no classes: wanted label= and training data to find them in, or classes=[...]."
                 )
-            self._classes = sorted(set(self._source("train")[1] or []))
+            self._classes = sorted(set(self._source(train)[1] or []))
         return self._classes
 
     @property
@@ -184,7 +183,7 @@ class TextDataModule(DataModule):
 
     @override
     def prepare_data(self) -> None:
-        for data in self._sources.values():
+        for data in [part.data for part in self._parts]:
             if is_urls(data) and not is_text_files(data):
                 open_shards(data, format=self._format)  # makes the index files, once a node
 
@@ -223,15 +222,13 @@ class TextDataModule(DataModule):
         pad = PadCollate({"tokens": Pad(value=self._pad_token, lengths=True)})
         return pad if self._label is not None else NextTokens(pad, overlapping=self.batching.how == "windows")
 
-    def _part(self, name: str) -> TokenSpans:
-        """Return the samples of a part of the data."""
-        source = "train" if name in self._splits else name
-        spans, labels = self._source(source)
+    def _open(self, part: Part) -> TokenSpans:
+        spans, labels = self._source(part)
         if self._label is not None and labels is not None:
-            spans = TokenSpans(spans.flat, spans.starts, spans.sizes, self._codes(labels, source))
-        if name in self._splits:
+            spans = TokenSpans(spans.flat, spans.starts, spans.sizes, self._codes(labels, part.source))
+        if part.is_share:
             sides = split(list(range(len(spans))), self._splits, seed=self.loader_config.seed, group_by=spans.digests())
-            spans = spans.take(sides.indices(name))
+            spans = spans.take(sides.indices(part.stage))
         length = self.batching.max_length
         if self.batching.how == "windows" and length is not None:
             return spans.joined().cut_up(length + 1)
@@ -239,10 +236,12 @@ class TextDataModule(DataModule):
             return spans
         return spans.cut_up(length) if self._label is None else spans.cut_short(length)
 
-    def _source(self, name: str) -> tuple[TokenSpans, list[Any] | None]:
+    def _source(self, part: Part) -> tuple[TokenSpans, list[Any] | None]:
+        name = part.source
         if name not in self._read:
             label = self._label
-            texts, labels = read_texts(self._sources[name], name, self._text, label, name != "predict", self._format)
+            labelled = part.is_share or part.stage != "predict"
+            texts, labels = read_texts(part.data, name, self._text, label, labelled, self._format)
             dtype = np.min_scalar_type(max(self.vocab_size, (self.end_token or 0) + 1) - 1)
             tokens = tokenize(
                 texts, self._tokenizer or encode_bytes, dtype=dtype, end_token=self.end_token if label is None else None
@@ -259,16 +258,3 @@ class TextDataModule(DataModule):
                 "classes=[...]."
             )
         return np.array([codes[value] for value in labels], dtype=np.int64)
-
-    def _check_splits(self, splits: Mapping[str, float] | None) -> dict[str, float]:
-        if splits is None:
-            alone = "train" in self._sources and "val" not in self._sources
-            return {"train": 0.9, "val": 0.1} if alone else {}
-        twice = sorted(set(splits) & set(self._sources) - {"train"})
-        unknown = sorted(set(splits) - {"train", "val", "test", "predict"})
-        if twice or unknown or "train" not in splits or "train" not in self._sources:
-            raise ValueError(
-                f"TextDataModule: splits={dict(splits)} with data for {sorted(self._sources)}; wanted shares of the training data "
-                "for train and for parts without data of their own."
-            )
-        return dict(splits)
