@@ -226,8 +226,7 @@ class IndexedWalk(Walk):
         return BatchPlan(order=order, batch_size=config.batch_size, tail=config.tail_policy)
 
     def _make_engine(self, workers: int) -> Engine:
-        in_turn = isinstance(getattr(self._plan, "order", None), ShardOrder)
-        return make_engine(self._make_feed(), self.config, workers, in_turn=in_turn)
+        return make_engine(self._make_feed(), self.config, workers, in_turn=keeps_shards(self._plan))
 
     def _make_feed(self) -> Feed:
         config = self.config
@@ -293,3 +292,8 @@ class IndexedWalk(Walk):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_engine": None}
+
+
+def keeps_shards(plan: Plan) -> bool:
+    """Say whether workers that get a plan's batches in turn have shards of their own."""
+    return isinstance(getattr(plan, "order", None), ShardOrder)

@@ -264,7 +264,7 @@ def test_before_the_first_batch_nothing_is_measured() -> None:
     assert (about.engine, about.making_us, about.receiving_us) == ("ring", None, None)
     assert str(about).splitlines() == [
         "engine: ring (not measured yet: 0 of 16 batches)",
-        "workers: 2 (num_workers), started by spawn, up to 6 batches ahead",
+        "workers: 2 (num_workers), started by spawn, up to 6 batches ahead, dealt to whoever is free",
         "pinned: no (the device is cpu)",
         "device: cpu",
     ]
@@ -276,7 +276,7 @@ def test_before_the_first_batch_nothing_is_measured() -> None:
         ({}, ["engine: inline (no workers)", "workers: 0 (batches are made in this process)"]),
         (
             {"engine": "torch", "num_workers": 1},
-            ["engine: torch (engine='torch')", "workers: 1 (num_workers), started by"],
+            ["engine: torch (engine='torch')", "workers: 1 (num_workers), started by", "ahead, dealt in turn"],
         ),
         (
             {"engine": "ring", "num_workers": 1},

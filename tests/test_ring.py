@@ -4,7 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+import torch.utils.data as torch_data
 from leftovers import found, more, nothing_left
 from torchvision import tv_tensors
 
@@ -239,6 +242,53 @@ def test_passes_that_are_left_do_not_disturb_the_next() -> None:
                 break
     assert sum(len(batch) for batch in loader) == 400
     loader.close()
+
+
+class Readers:
+    """Samples that say which worker read them."""
+
+    def __init__(self, size: int, sleep_s: float = 0) -> None:
+        self.size, self.sleep_s = size, sleep_s
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(self.sleep_s)
+        info: Any = torch_data.get_worker_info()
+        return int(info.id)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_workers_get_a_shard_orders_batches_in_turn(workers: int, persistent: bool) -> None:
+    """In each pass anew, also behind one that was left; so that each lane is one worker's."""
+    settings: dict[str, Any] = RING | {"num_workers": workers, "persistent_workers": persistent}
+    for prefetch in (None, 1):
+        loader = lk.Loader(Readers(47), 2, order=lk.ShardOrder([47], block=2), prefetch_factor=prefetch, **settings)
+        for left_at in (24, 5, 24):
+            loader.seek(epoch=0)
+            found = [batch.tolist() for batch in islice(loader, left_at)]
+            assert [set(batch) for batch in found] == [{n % workers} for n in range(left_at)]
+        assert "in turn" in str(loader.describe())
+        loader.close()
+
+
+def test_workers_get_other_batches_as_they_become_free() -> None:
+    """So that nobody waits for a slow one."""
+    loader = lk.Loader(Readers(60, 0.002), 1, **RING)
+    assert "to whoever is free" in str(loader.describe())
+    assert torch.cat(list(loader)).tolist() != [0, 1] * 30
+    data = [time.sleep if n == 0 else None for n in range(20)]
+    slow = lk.Loader(data, 1, collate_fn=sleep_in_the_first, **RING)
+    found = torch.cat(list(slow))
+    assert (found != found[0]).sum() > 10  # as many as are made ahead
+
+
+def sleep_in_the_first(samples: list[Any]) -> torch.Tensor:
+    if samples[0] is not None:
+        samples[0](0.5)
+    return torch.tensor([os.getpid()])
 
 
 def resident_shared(pid: int) -> int:

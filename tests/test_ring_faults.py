@@ -71,6 +71,16 @@ def _nothing_is_left_behind(_warm: None) -> Iterator[None]:
         assert time.monotonic() - start < 30
 
 
+@pytest.fixture(params=["free", "in turn"])
+def dealing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Tests that ask for it are run with each way to deal batches to workers."""
+    if request.param == "in turn":
+        monkeypatch.setattr("loaderkit.indexed.keeps_shards", lambda _: True)
+    return str(request.param)
+
+
+either_way = pytest.mark.usefixtures("dealing")
+
 # ---- what user code raises
 
 
@@ -165,6 +175,7 @@ def test_what_a_transform_raises_comes_with_its_sample_and_traceback() -> None:
         list(lk.Loader(data, 4, **RING))
 
 
+@either_way
 @pytest.mark.parametrize("what", [lambda _: throw(OSError("no licence")), lambda _: sys.exit("no licence")])
 def test_what_a_worker_raises_at_its_start_comes_with_its_traceback(what: Any) -> None:
     with pytest.raises((OSError, RuntimeError), match=r"(?s)process ., when it started.*no licence"):
@@ -218,6 +229,7 @@ DIED: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@either_way
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("how", DIED)
 def test_a_worker_that_dies_is_an_error_that_names_what_it_did(how: str, persistent: bool) -> None:
@@ -242,6 +254,7 @@ HANGS: dict[str, Callable[[], Any]] = {
 }
 
 
+@either_way
 @pytest.mark.parametrize("how", HANGS)
 def test_a_worker_that_hangs_is_an_error_in_time(how: str) -> None:
     start = time.monotonic()
@@ -293,8 +306,10 @@ def test_a_worker_that_cannot_start_is_an_error(dataset: Any, kind: Any, message
         list(lk.Loader(data, 4, **RING | {"multiprocessing_context": "forkserver"}))
 
 
-def test_a_worker_that_was_killed_between_epochs_is_an_error_and_then_replaced() -> None:
-    loader = make_loader(lambda: torch.full((100,), os.getpid()), persistent_workers=True)
+@either_way
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_that_was_killed_between_epochs_is_an_error_and_then_replaced(workers: int) -> None:
+    loader = make_loader(lambda: torch.full((100,), os.getpid()), persistent_workers=True, num_workers=workers)
     pid = next(int(batch[1, 0]) for batch in [list(loader)[4]])
     os.kill(pid, signal.SIGKILL)
     time.sleep(0.1)
@@ -304,6 +319,7 @@ def test_a_worker_that_was_killed_between_epochs_is_an_error_and_then_replaced()
     loader.close()
 
 
+@either_way
 @pytest.mark.parametrize("child", [False, True])
 def test_a_worker_killed_in_the_middle_of_a_large_answer_holds_nobody_up(
     child: bool, monkeypatch: pytest.MonkeyPatch
@@ -332,6 +348,7 @@ def refuse(*args: Any) -> Any:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@either_way
 def test_without_memory_batches_come_through_the_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = iter(make_loader())
     assert int(next(batches)[0, 0]) == 0
@@ -363,10 +380,10 @@ def files_limit(spare: int) -> int:
     return next(fd for number, fd in enumerate(free) if number == spare)
 
 
-@pytest.mark.parametrize("spare", [0, 1, 3, 5, 9, 12, 14, 15, 16, 17, 20])
-def test_too_many_open_files_at_the_start_are_an_error(spare: int) -> None:
+@pytest.mark.parametrize("spare", [0, 1, 3, 5, 9, 12, 14, 15, 16, 17, 18, 20])
+def test_too_many_open_files_at_the_start_are_an_error(spare: int, dealing: str) -> None:
     with limited(resource.RLIMIT_NOFILE, files_limit(spare)):
-        if spare < 16:
+        if spare < (16 if dealing == "free" else 18):
             with pytest.raises(OSError, match=r"too many files are open .* to start 2 workers") as caught:
                 list(make_loader())
             assert caught.value.errno == errno.EMFILE
@@ -429,6 +446,7 @@ def test_a_user_who_keeps_all_batches_has_them_as_they_were() -> None:
     assert all((batch[:, 0] == torch.arange(4 * n, 4 * n + 4)).all() for n, batch in enumerate(held))
 
 
+@either_way
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("how", ["deleted", "in a cycle", "closed", "kept"])
 def test_an_iterator_that_is_left_leaves_nothing(how: str, persistent: bool) -> None:
@@ -458,6 +476,7 @@ def test_batches_outlive_their_loader() -> None:
     assert firsts(held) == [0, 4]
 
 
+@either_way
 def test_an_engine_gives_a_second_run_all_that_it_has() -> None:
     loader = make_loader(persistent_workers=True)
     list(loader)
@@ -492,6 +511,7 @@ def in_child(function: Callable[[], bool]) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
+@either_way
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_forked_process_disturbs_nobody(persistent: bool) -> None:
     loader = make_loader(size=400, persistent_workers=persistent)
@@ -513,6 +533,7 @@ def test_a_forked_process_disturbs_nobody(persistent: bool) -> None:
     loader.close()
 
 
+@either_way
 def test_loaders_work_in_threads_and_beside_each_other() -> None:
     whole: list[bool] = []
     threads = [threading.Thread(target=lambda: whole.append(is_whole(make_loader(size=200), 200))) for _ in range(3)]
@@ -525,6 +546,7 @@ def test_loaders_work_in_threads_and_beside_each_other() -> None:
     assert whole == [True] * 3
 
 
+@either_way
 def test_more_tasks_than_the_pipe_holds_do_not_block() -> None:
     loader = lk.Loader(torch.arange(4000), 1, **RING | {"prefetch_factor": 4000, "num_workers": 1})
     assert torch.equal(torch.cat(list(loader)), torch.arange(4000))
@@ -536,6 +558,7 @@ def test_a_huge_key_fits() -> None:
     assert torch.equal(torch.cat(found).sort().values, torch.arange(2_000_000))
 
 
+@either_way
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_waiting_stops_all(sent: signal.Signals) -> None:
     """Ctrl-C, and a handler of SIGTERM that exits."""
@@ -564,6 +587,7 @@ def test_a_signal_that_is_handled_disturbs_nobody() -> None:
     assert told == [signal.SIGTERM]
 
 
+@either_way
 def test_ctrl_c_while_stopping_leaves_nothing() -> None:
     loader = make_loader(hang_deaf, persistent_workers=True)
     batches = iter(loader)

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -228,18 +229,27 @@ class Logged(Bytes):
             log.write(f"{os.getpid()}\n")
         return shard
 
+    def read(self, handle: str, rows: np.ndarray, index: ShardIndex) -> list[Any]:
+        time.sleep(0.001)  # so that each worker gets its share
+        return super().read(handle, rows, index)
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_workers_open_few_shards(ranks: int, tmp_path: Path) -> None:
-    """Counted with real workers: 2 a rank, and the lanes that a Loader takes by itself."""
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
+@pytest.mark.parametrize("engine", ["auto", "ring", "torch"])
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 4), (2, 2)])
+def test_workers_open_few_shards(ranks: int, workers: int, engine: Any, tmp_path: Path) -> None:
+    """Counted with real workers: four in all, and the lanes that a Loader takes by itself."""
     shards = [tmp_path / f"{number:02}.bytes" for number in range(24)]
     for number, shard in enumerate(shards):
         shard.write_bytes(b"x" * (200 + 10 * number))
     data = Logged(tmp_path)
     seen = 0
     for rank in range(ranks):
-        loader = lk.Loader(data, 8, shuffle=True, num_workers=2, world=lk.World(rank, ranks))
+        loader = lk.Loader(
+            data, 8, shuffle=True, num_workers=workers, world=lk.World(rank, ranks), engine=engine, timeout=60
+        )
         seen += sum(len(batch) for batch in loader)
+        assert loader.describe().engine == ("torch" if engine == "torch" else "ring")
         loader.close()
     assert seen == len(data) == sum(data.shard_sizes)
     opened = [Path(f"{shard}.log").read_text().split() for shard in shards]

@@ -47,7 +47,7 @@ def make_engine(feed: Feed, config: LoaderConfig, num_workers: int, *, in_turn: 
         feed: What it runs.
         config: The settings.
         num_workers: Its workers.
-        in_turn: Whether "auto" is to deal batches to workers in turn, as torch does, so that each keeps to its own shards.
+        in_turn: Whether batches are to be dealt to the workers in turn, so that each keeps to its own shards.
     """
     pinned = should_pin(config.pin_memory, _device(config))
     here = InlineEngine(feed, pin_memory=pinned)
@@ -56,13 +56,13 @@ def make_engine(feed: Feed, config: LoaderConfig, num_workers: int, *, in_turn: 
     measured = config.engine == "auto" and _promised(config) is None
     kind: Any = TorchEngine
     ways: dict[str, Any] = {}
-    if config.engine == "ring" or (config.engine == "auto" and _has_ring() and not in_turn):
+    if config.engine == "ring" or (config.engine == "auto" and _has_ring()):
         from loaderkit.engine.ring import RingEngine  # its import takes time
 
         kind = RingEngine
         # The loader itself copies such batches, and holds them until that is done; what users copy, nobody knows.
         device = _device(config)
-        ways = {"pin_in_place": device is not None and device.type == "cuda"}
+        ways = {"in_turn": in_turn, "pin_in_place": device is not None and device.type == "cuda"}
     workers: Engine = kind(
         TimedFeed.of(feed) if measured else feed,
         num_workers=num_workers,
@@ -101,6 +101,7 @@ def describe(engine: Any, config: LoaderConfig, workers_why: str) -> Description
         workers_why=workers_why if engine.num_workers else "batches are made in this process",
         start_method=start_method(config) if engine.num_workers else None,
         prefetch=engine.prefetch,
+        dealing=engine.dealing,
         pinned=engine.pinned,
         pinned_why=pinned_why,
         device=config.device,
@@ -117,6 +118,7 @@ def describe_stream(config: LoaderConfig, num_workers: int, workers_why: str) ->
         workers_why=workers_why,
         start_method=start_method(config) if num_workers else None,
         prefetch=num_workers * (config.prefetch_factor or 2),
+        dealing="in turn" if num_workers else None,
         pinned=pinned,
         pinned_why=_why_pinned(config, pinned),
         device=config.device,

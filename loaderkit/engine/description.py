@@ -16,6 +16,7 @@ class Description:
         workers_why: Where that number comes from.
         start_method: How they are started; None without workers.
         prefetch: Batches that are made ahead at most, by all workers together.
+        dealing: Which worker makes which batch; None without workers.
         pinned: Whether batches are in page-locked memory.
         pinned_why: Why, or why not.
         device: Where batches go; None leaves them on the host.
@@ -30,6 +31,7 @@ class Description:
     workers_why: str
     start_method: str | None
     prefetch: int
+    dealing: str | None
     pinned: bool
     pinned_why: str
     device: str | None
@@ -38,7 +40,7 @@ class Description:
     def __str__(self) -> str:
         workers = f"{self.num_workers} ({self.workers_why})"
         if self.num_workers:
-            workers += f", started by {self.start_method}, up to {self.prefetch} batches ahead"
+            workers += f", started by {self.start_method}, up to {self.prefetch} batches ahead, dealt {self.dealing}"
         return (
             f"engine: {self.engine} ({self.why})\n"
             f"workers: {workers}\n"

@@ -14,6 +14,7 @@ class InlineEngine:
     name = "inline"
     num_workers = 0
     prefetch = 0
+    dealing = None
     pinned_why = ""
 
     def __init__(self, feed: Feed, *, pin_memory: bool = False) -> None:

@@ -95,6 +95,7 @@ class TorchEngine:
     """Worker processes that make batches ahead; torch deals the keys to them in turn and keeps the order."""
 
     name = "torch"
+    dealing = "in turn"
     pinned_why = ""
 
     def __init__(

@@ -20,12 +20,14 @@ _HELD = 4  # batches that a user may keep without their being copied
 
 
 class RingEngine:
-    """Worker processes that take tasks from one queue and write batches into shared memory that is used again.
+    """Worker processes that write batches into shared memory that is used again.
 
     A batch is a view of that memory, which is free for another when the batch's last tensor is gone. Who keeps more than
     a few batches gets copies. Batches come in the order of their keys, whoever makes them.
 
     Args:
+        in_turn: Deal the keys of a run to the workers in turn, as torch does, so that each keeps to the shards of its own
+            lanes. Else all take them from one queue, so that a slow sample holds nobody up.
         pin_in_place: Page-lock the slots rather than copy batches to page-locked memory; see Pins for what the
             batches' user has to do then.
     """
@@ -44,10 +46,13 @@ class RingEngine:
         multiprocessing_context: Any = None,
         worker_init_fn: Callable[[int], None] | None = None,
         timeout: float = 0,
+        in_turn: bool = False,
         pin_in_place: bool = False,
     ) -> None:
         self._feed, self.num_workers, self.pinned = feed, num_workers, pin_memory
         self._in_place = pin_memory and pin_in_place
+        self._in_turn = in_turn
+        self.dealing = "in turn, so that each keeps to its shards" if in_turn else "to whoever is free"
         self.prefetch = num_workers * (prefetch_factor or _AHEAD)
         self._least, self._most = self.prefetch if prefetch_factor else 2 * num_workers, self.prefetch
         self._persistent, self._context = persistent_workers, multiprocessing_context
@@ -71,6 +76,7 @@ class RingEngine:
                 self._feed,
                 workers=self.num_workers,
                 slots=self._most + _HELD,
+                in_turn=self._in_turn,
                 context=self._context,
                 init=self._init,
                 cudart=cudart,
@@ -132,7 +138,7 @@ class _Run:
             if key is None:
                 self._all_out = True
                 return
-            if not team.submit(self._submitted, pack_key(key)):
+            if not team.submit(self._submitted, pack_key(key), self._submitted - self._first):
                 return
             self._pending = None
             self._waiting[self._submitted] = key

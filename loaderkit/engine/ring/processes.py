@@ -23,7 +23,7 @@ class Processes:
         self.pins: Pins | None = None
         self.processes: list[Any] = []
         self.watched: dict[int, int] = {}  # a file that is ready when a worker has ended, and the worker's number
-        self.tasks = -1
+        self.tasks: list[int] = []  # pipes through which they are told what to do
         self.fds: list[int] = []
 
     @property
@@ -72,12 +72,15 @@ class Processes:
                 self.slots.close()
 
     def _ask(self) -> None:
-        if self.slots is not None and self.tasks >= 0 and self.processes:
-            tasks, self.tasks = self.tasks, -1
+        if self.slots is not None and self.tasks and self.processes:
             self.slots.wanted = STOP
-            with contextlib.suppress(OSError):  # it is full: then each worker finds a task there, and that it is over
-                for _ in self.processes:
-                    os.write(tasks, TASK.pack(-1, 0, 0))
+            while self.tasks:
+                tasks = self.tasks.pop()
+                with contextlib.suppress(
+                    OSError
+                ):  # it is full: then each worker finds a task there, and that it is over
+                    for _ in self.processes:
+                        os.write(tasks, TASK.pack(-1, 0, 0))
             for fd in set(self.fds) - set(self.watched):  # who waits to hand over an answer ends, too
                 self.close_fd(fd)
 

@@ -51,6 +51,7 @@ class Team:
         feed: What they run.
         workers: How many.
         slots: How many batches are under way or in use at most.
+        in_turn: Whether each worker has tasks of its own; else whoever is free takes the next.
         context: How processes are started, as multiprocessing has it.
         init: Called in each with its number.
         cudart: CUDA's runtime, where slots are to be page-locked; see Pins for what the batches' user has to do then.
@@ -59,7 +60,9 @@ class Team:
         OSError: If there is no memory, or too many files are open.
     """
 
-    def __init__(self, feed: Any, *, workers: int, slots: int, context: Any, init: Any, cudart: Any = None) -> None:
+    def __init__(
+        self, feed: Any, *, workers: int, slots: int, in_turn: bool, context: Any, init: Any, cudart: Any = None
+    ) -> None:
         if not hasattr(context, "Process"):
             context = multiprocessing.get_context(context)
         method = context.get_start_method()
@@ -70,33 +73,39 @@ class Team:
         self._poll = select.poll()
         self._inboxes: dict[int, _Inbox] = {}
         self._own = own = Processes()
+        queues = workers if in_turn else 1
+        files = _files(workers, queues)
         # Closes it when the team is forgotten, and at the interpreter's end before multiprocessing waits for processes.
         util.Finalize(self, own.close, exitpriority=100)
         try:
-            _check_files(workers)
+            _check_files(files)
             own.slots = self.slots = Slots(slots, workers)
             own.pins = self.pins = None if cudart is None else Pins(self.slots, cudart)
             self._freed = partial(_free, self.free, self.pins)  # leases must not hold the team
-            tasks, own.tasks = own.pipe()
-            os.set_blocking(own.tasks, False)
+            tasks = []
+            for _ in range(queues):
+                reading, writing = own.pipe()  # both stay open: to write to a worker that has ended is no error here
+                os.set_blocking(writing, False)
+                tasks.append(reading)
+                own.tasks.append(writing)
             for number in range(workers):
+                mine = tasks[number % queues]
                 answers, theirs = own.pipe()
                 os.set_blocking(answers, False)
                 work = Worker(
                     feed=feed,
                     slots=self.slots,
-                    tasks=PipeEnd(tasks),
+                    tasks=PipeEnd(mine),
                     answers=PipeEnd(theirs),
                     number=number,
                     workers=workers,
                     init=init,
-                    inherited=[fd for fd in own.fds if fd not in (tasks, theirs)] if method == "fork" else [],
+                    inherited=[fd for fd in own.fds if fd not in (mine, theirs)] if method == "fork" else [],
                 )
                 own.start(context.Process(target=work, daemon=True, name=f"loader worker {number}"))
                 own.close_fd(theirs)
                 self._inboxes[answers] = _Inbox(answers)
                 self._poll.register(answers, select.POLLIN)
-            own.close_fd(tasks)
             for fd in own.watched:
                 self._poll.register(fd, select.POLLIN)
         except BaseException as error:
@@ -105,7 +114,7 @@ class Team:
                 raise OSError(
                     error.errno,
                     f"loader: too many files are open in this process to start {workers} workers, which take "
-                    f"{_files(workers)}. Allow more (ulimit -n), or use fewer workers.",
+                    f"{files}. Allow more (ulimit -n), or use fewer workers.",
                 ) from error
             if isinstance(error, pickle.PicklingError | AttributeError | TypeError):
                 error.add_note(
@@ -128,8 +137,13 @@ class Team:
         """Have workers pass over tasks of lower numbers."""
         self.slots.wanted = number
 
-    def submit(self, number: int, key: bytes) -> bool:
+    def submit(self, number: int, key: bytes, turn: int) -> bool:
         """Hand out a task, into a slot that is free; say whether there was one, and place in the pipe.
+
+        Args:
+            number: Of the task.
+            key: Of its batch.
+            turn: Whose it is, where tasks are dealt in turn: that of the worker of this number, modulo the workers.
 
         Raises:
             OSError: If there is no memory left.
@@ -154,7 +168,7 @@ class Team:
                 error.errno, f"loader: no memory left for a batch's key of {len(key):,} bytes: {error.strerror}."
             ) from error
         try:
-            os.write(self._own.tasks, TASK.pack(number, slot, len(key)))
+            os.write(self._own.tasks[turn % len(self._own.tasks)], TASK.pack(number, slot, len(key)))
         except BlockingIOError:
             self.free.append(slot)
             return False
@@ -285,16 +299,16 @@ class _Inbox:
         return answers
 
 
-def _files(workers: int) -> int:
+def _files(workers: int, queues: int) -> int:
     """Return how many files are opened to start workers."""
-    return 4 * workers + 8
+    return 4 * workers + 2 * queues + 6
 
 
-def _check_files(workers: int) -> None:
+def _check_files(files: int) -> None:
     """Fail now rather than in the middle, where multiprocessing loses some of them."""
     opened: list[int] = []
     try:
-        for _ in range(_files(workers)):
+        for _ in range(files):
             opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))  # noqa: PERF401
     finally:
         for fd in opened:
