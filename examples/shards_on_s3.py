@@ -74,7 +74,7 @@ def run(
     ranks: int, folder: Path, options: dict[str, Any], *, resume: bool = False, kill_after: int | None = None
 ) -> None:
     """Run the ranks as processes; where one is killed, the others are ended."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     processes = [
         context.Process(target=train, args=(rank, ranks, folder, options, resume, kill_after)) for rank in range(ranks)
     ]

@@ -281,7 +281,7 @@ def _main(job: dict[str, Any], target: Callable[[dict[str, Any]], None]) -> None
 # The server imports lightning once. Before Python 3.13 it finds this module by PYTHONPATH alone.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
 _context = multiprocessing.get_context("forkserver")
-set_forkserver_preload(["lightning_job"])
+set_forkserver_preload(["lightning_job", "s3fs"])  # s3fs: Lightning imports it, where it is, to save a checkpoint
 
 
 def launch(job: dict[str, Any], target: Callable[[dict[str, Any]], None] = run, *, timeout_s: float = 120) -> int:

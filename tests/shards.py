@@ -37,15 +37,14 @@ def check_reads(dataset: Any, wanted: Sequence[Any]) -> None:
         dataset.__getitems__([0, len(wanted)])
 
 
-def check_laws(
-    make: Callable[[], Any], number: Callable[[Any], int], *, start_methods: Sequence[str] = ("fork",)
-) -> None:
+def check_laws(make: Callable[[], Any], number: Callable[[Any], int], *, pickled: str | None = None) -> None:
     """Exactly once, resumable, the same with workers; for a dataset with `transform=with_draws`.
 
     Args:
         make: Returns the dataset anew.
         number: From a raw sample to its place among all.
-        start_methods: Of the workers.
+        pickled: A start method of workers that get the dataset pickled, beside "fork". "forkserver" sends what "spawn" sends, to
+            processes that need not import torch first.
     """
     size = len(make())
     assert size > 0
@@ -59,6 +58,11 @@ def check_laws(
 
     testing.assert_exactly_once(loader, samples=size, worlds=[1, 2] if size > 1 else [1], ids=ids)
     testing.assert_resumable(loader, epochs=1, stops=[1, len(loader())], consumers=["trainer"], ids=ids)
+    workers = [0, min(2, len(loader()))]
     testing.assert_workers_dont_matter(
-        loader, workers=[0, min(2, len(loader()))], start_methods=start_methods, persistent=[False], epochs=2, ids=ids
+        loader, workers=workers, start_methods=["fork"], persistent=[False], epochs=2, ids=ids
     )
+    if pickled:
+        testing.assert_workers_dont_matter(
+            loader, workers=workers, start_methods=[pickled], persistent=[True], epochs=2, ids=ids
+        )

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from tasks import failing
 
 from loaderkit.cli import main
 from loaderkit.datasets.formats import find_formats, format_named, format_of
@@ -251,14 +252,6 @@ def test_formats_are_found_by_name_and_suffix() -> None:
     for name, kind in formats.items():
         assert kind.suffixes, name
         assert json.dumps(kind.suffixes)
-
-
-def failing(task: int) -> int:
-    if task == 2:
-        error = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad")  # an error with arguments of its own
-        error.add_note("in the third")
-        raise error
-    return task * 10
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -1,11 +1,10 @@
 """The README's code runs, and what it names is there."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import scripts
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -33,11 +32,7 @@ def test_the_other_code_blocks_run_one_after_another(tmp_path: Path) -> None:
 def run(folder: Path, code: str) -> str:
     script = folder / "script.py"
     script.write_text(code)
-    done = subprocess.run(
-        [sys.executable, script], cwd=folder, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
-    return done.stdout + done.stderr
+    return scripts.run(folder, script)
 
 
 @pytest.mark.parametrize(("file", "name"), TESTS)

@@ -47,11 +47,11 @@ def test_types_are_kept_and_each_read_is_new() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 10, 25])
 def test_the_laws(size: int) -> None:
-    methods = ["fork", "spawn"] if size == 10 else ["fork"]
+    pickled = "forkserver" if size == 10 else None
     check_laws(
         lambda: lk.RecordDataset(({"id": number} for number in range(size)), transform=with_draws),
         lambda record: int(record["id"]),
-        start_methods=methods,
+        pickled=pickled,
     )
 
 
