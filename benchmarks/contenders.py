@@ -1,13 +1,12 @@
 """The loaders that the scripts compare over the same map-style data, each used as its documentation says.
 
-Each `by_...` returns a callable that runs an epoch. Workers are kept from epoch to epoch where that can be had. torchdata.nodes starts
-its processes with each epoch, spdl's pipeline begins with one, and grain has no epochs: with processes, and grain always, they
-say themselves how long an epoch takes, from when they run steadily. Peers get whole batches of indices, as tensors,
-wherever they take them. grain's batches are left as numpy arrays.
+Each `by_...` returns a callable that runs an epoch, in a process of its own. Workers are forked, grain's spawned, and kept from epoch to
+epoch where that can be had. torchdata.nodes starts its processes with each epoch, spdl's pipeline begins with one, and grain has no
+epochs: with processes, and grain always, they say themselves how long an epoch takes, from when they run steadily. Peers get whole
+batches of indices, as tensors, wherever they take them. grain's batches are left as numpy arrays.
 """
 
 import importlib.util
-import multiprocessing
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -18,7 +17,8 @@ from multiprocessing import get_context
 from typing import Any
 
 import torch
-from harness import DATA, LIMIT, OURS, TORCH, Row, drain, interleave, ratio, spread, steady
+from apart import Make, interleave_apart
+from harness import DATA, LIMIT, OURS, TORCH, Row, drain, ratio, spread, steady, tell
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -28,12 +28,6 @@ import loaderkit as lk
 BARE, LOADER, RING, REFERENCE = "bare loop (the limit)", "lk.Loader", "lk.Loader, ring", "DataLoader"
 STATEFUL, NODES, GRAIN, SPDL = "StatefulDataLoader", "torchdata.nodes", "grain", "spdl"
 COLOURS = {LOADER: OURS, REFERENCE: TORCH, STATEFUL: "#e6a08b", NODES: DATA, GRAIN: "#2da44e", SPDL: "#bf8700"}
-PRELOADED = [
-    "matplotlib.pyplot",
-    "torch",
-    "torchdata.stateful_dataloader",
-    "loaderkit",
-]  # else each process would import them
 Epoch = Callable[[], object]
 
 
@@ -97,7 +91,7 @@ class IndexBatches:
         return iter(torch.split(order, self._job.batch_size)[: self._most])
 
 
-def ours(job: Job, workers: int, engine: Any = "auto", **settings: Any) -> Epoch:
+def ours(job: Job, workers: int, engine: Any, stack: ExitStack, **settings: Any) -> Epoch:  # noqa: ARG001
     settings |= {"num_workers": workers, "persistent_workers": True} if workers else {}
     collate = None if job.collate is default_collate else job.collate
     dataset = job.dataset if job.own is None else job.own
@@ -105,7 +99,7 @@ def ours(job: Job, workers: int, engine: Any = "auto", **settings: Any) -> Epoch
     return lambda: drain(loader)
 
 
-def by_torch(job: Job, workers: int, kind: Any = DataLoader, **settings: Any) -> Epoch:
+def by_torch(job: Job, workers: int, kind: Any, stack: ExitStack, **settings: Any) -> Epoch:  # noqa: ARG001
     settings |= {"num_workers": workers, "persistent_workers": True} if workers else {}
     loader = kind(job.dataset, job.batch_size, shuffle=job.shuffle, collate_fn=job.collate, **settings)
     return lambda: drain(loader)
@@ -118,8 +112,7 @@ def by_nodes(job: Job, workers: int, method: Any, stack: ExitStack) -> Epoch:  #
     source = nodes.SamplerWrapper(IndexBatches(job, most))
     if not workers:
         return partial(drain, nodes.Loader(nodes.Mapper(source, job.fetch)))
-    settings = {"method": method} | ({"multiprocessing_context": "forkserver"} if method == "process" else {})
-    loader = nodes.Loader(nodes.ParallelMapper(source, job.fetch, num_workers=workers, **settings))
+    loader = nodes.Loader(nodes.ParallelMapper(source, job.fetch, num_workers=workers, method=method))
     if method == "thread":
         return partial(drain, loader)
 
@@ -186,7 +179,8 @@ def by_spdl(job: Job, workers: int, method: Any, stack: ExitStack) -> Epoch:
     settings: dict[str, Any] = {}
     operation: Any = job.fetch
     if method == "process":
-        pool = ProcessPoolExecutor(count, get_context("forkserver"), initializer=_keep, initargs=(job.fetch,))
+        pool = ProcessPoolExecutor(count, get_context("fork"), initializer=_keep, initargs=(job.fetch,))
+        pool.submit(len, "").result()  # forks, as long as there are no threads
         settings, operation = {"executor": pool}, _fetch_kept
         stack.callback(pool.shutdown)
 
@@ -208,18 +202,17 @@ def by_spdl(job: Job, workers: int, method: Any, stack: ExitStack) -> Epoch:
 OTHERS: dict[str, Callable[[Job, int, Any, ExitStack], Epoch]] = {NODES: by_nodes, GRAIN: by_grain, SPDL: by_spdl}
 
 
-def others(job: Job, workers: int, stack: ExitStack) -> dict[str, Epoch]:
-    """Return the epochs of the peers beside torch's that are installed; say which are not."""
-    multiprocessing.set_forkserver_preload(PRELOADED)
-    found: dict[str, Epoch] = {}
+def others(job: Job, workers: int) -> dict[str, Make]:
+    """Return the peers beside torch's that are installed; say which are not."""
+    found: dict[str, Make] = {}
     for name, make in OTHERS.items():
         if not installed(name):
             continue
         if workers:
-            found[f"{name}, processes"] = make(job, workers, "process", stack)
-            found[f"{name}, threads"] = make(job, workers, "thread", stack)
+            found[f"{name}, processes"] = partial(make, job, workers, "process")
+            found[f"{name}, threads"] = partial(make, job, workers, "thread")
         else:
-            found[name] = make(job, 0, "thread", stack)
+            found[name] = partial(make, job, 0, "thread")
     return found
 
 
@@ -227,12 +220,19 @@ def installed(name: str) -> bool:
     """Whether a peer can be imported; says so where it can't."""
     if importlib.util.find_spec(name.split(".")[0]) is not None:
         return True
-    print(f"{name}: not run: not installed. pip install -e '.[bench]'", file=sys.stderr)
+    tell(f"{name}: left out: not installed. pip install -e '.[bench]'")
     return False
 
 
 def compare(
-    job: Job, workers: int, *, rounds: int, bare: Epoch, columns: Row | None = None, alone: bool = False
+    job: Job,
+    workers: int,
+    *,
+    rounds: int,
+    limit_s: float,
+    bare: Epoch,
+    columns: Row | None = None,
+    alone: bool = False,
 ) -> list[Row]:
     """Measure an epoch of each loader: ours, torch's, and unless `alone` the other peers.
 
@@ -240,18 +240,19 @@ def compare(
         job: What they do.
         workers: Processes or threads.
         rounds: How often.
+        limit_s: Seconds for all rounds, as `interleave` takes it.
         bare: The same work without a loader, in one process; its time is divided by the number of workers, unless the work
             is a gather.
         columns: That come before the others.
         alone: Without the other peers.
     """
-    with ExitStack() as stack:
-        contenders: dict[str, Epoch] = {BARE: bare, LOADER: ours(job, workers)}
-        contenders |= {RING: ours(job, workers, "ring")} if workers else {}
-        contenders[REFERENCE] = by_torch(job, workers)
-        if not alone:
-            contenders |= {STATEFUL: by_torch(job, workers, StatefulDataLoader)} | others(job, workers, stack)
-        found = interleave(contenders, rounds=rounds)
+    makes: dict[str, Make] = {BARE: lambda _: bare, LOADER: partial(ours, job, workers, "auto")}
+    makes |= {RING: partial(ours, job, workers, "ring")} if workers else {}
+    makes[REFERENCE] = partial(by_torch, job, workers, DataLoader)
+    if not alone:
+        makes |= {STATEFUL: partial(by_torch, job, workers, StatefulDataLoader)} | others(job, workers)
+    label = ", ".join([*(f"{key} {value}" for key, value in (columns or {}).items()), f"{workers} workers"])
+    found = interleave_apart(makes, rounds=rounds, limit_s=limit_s, label=label)
     share = 1 if job.gather else max(1, workers)
     found[BARE] = {number: taken / share for number, taken in found[BARE].items()}
     size = len(job.dataset)

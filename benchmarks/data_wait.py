@@ -164,7 +164,7 @@ def draw(figure: Any, rows: list[Row]) -> None:
     bars = right.barh(list(costs), list(costs.values()), color=[OURS, "#d1603d"], height=0.5)
     right.bar_label(bars, [f" {value:.3g} us" for value in costs.values()])
     right.axvline(50, color="#24292f", linewidth=0.8, linestyle=":")
-    right.text(50, 1.45, "1 % of 5 ms ", ha="right", va="top", fontsize=9)
+    right.text(50, 1.45, "1 % of 5 ms ", ha="right", va="bottom", fontsize=9)
     right.invert_yaxis()
     right.set_ylim(1.5, -0.5)
     right.set_xlim(0, max(60, *costs.values()) * 1.2)

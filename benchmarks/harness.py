@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import csv
 import gc
+import math
 import os
 import platform
 import random
@@ -29,7 +30,12 @@ import matplotlib.pyplot as plt
 
 RESULTS = Path(__file__).parent / "results"
 OURS, TORCH, DATA, LIMIT = "#1f6feb", "#d1603d", "#8a63d2", "#8c959f"
+LEAST_ROUNDS = 3
 Row = dict[str, Any]
+
+
+class LeftOutError(Exception):
+    """A contender that failed, or took too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,32 +83,55 @@ def interleave(
     contenders: Mapping[str, Callable[[], object]],
     *,
     rounds: int,
+    limit_s: float = math.inf,
     seldom: Mapping[str, int] | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    label: str = "",
 ) -> dict[str, dict[int, float]]:
-    """Time each contender once a round, after one call that is not counted.
+    """Time each contender once a round, after one call that is not counted; say when a round is done, and who is left out.
 
     Args:
         contenders: What to call, by name.
         rounds: How many times.
+        limit_s: No round is begun later than this once there are three, nor later than three times this.
         seldom: The contenders that take part in every so many rounds only.
         clock: What seconds are counted by: `time.process_time` for what runs on one thread and never waits.
+        label: What is measured, for the lines that tell of it.
 
     Returns:
-        Seconds by name and round.
+        Seconds by name and round, without the contenders that raised LeftOutError.
     """
     draw = random.Random(0)
     found: dict[str, dict[int, float]] = {name: {} for name in contenders}
+    gc.freeze()  # what is imported need not be looked through each time
+    begun = told = time.monotonic()
     for number in range(-1, rounds):
-        names = [name for name in contenders if max(number, 0) % (seldom or {}).get(name, 1) == 0]
+        late = (time.monotonic() - begun) / limit_s
+        if (number >= LEAST_ROUNDS and late > 1) or (number >= 1 and late > LEAST_ROUNDS):
+            tell(f"{label}: {number} rounds in the time that there is, not {rounds}")
+            break
+        names = [name for name in found if max(number, 0) % (seldom or {}).get(name, 1) == 0]
         if number >= 0:  # the first time in the order given: forks before threads
             draw.shuffle(names)
         for name in names:
             gc.collect()
-            taken = seconds(contenders[name], clock)
+            try:
+                taken = seconds(contenders[name], clock)
+            except LeftOutError as error:
+                del found[name]
+                tell(f"{label}: {name}: left out: {error}.")
+                continue
             if number >= 0:
                 found[name][number] = taken
+        if time.monotonic() - told > 1:
+            told = time.monotonic()
+            tell(f"{label}: round {number + 1} of {rounds}, {told - begun:.0f} s")
     return found
+
+
+def tell(text: str) -> None:
+    """Say on stderr how far a script is."""
+    print(text.removeprefix(": "), file=sys.stderr, flush=True)
 
 
 def ratio(taken: Mapping[int, float], reference: Mapping[int, float]) -> float:
@@ -123,12 +152,17 @@ def descendants(process: int) -> list[int]:
     return found + [other for child in found for other in descendants(child)]
 
 
-def leave(code: int) -> NoReturn:
-    """End a forked process at once, with all that it has started."""
-    for child in descendants(os.getpid()):
+def end(processes: Iterable[int]) -> None:
+    """Kill processes; those that have ended are passed over."""
+    for process in processes:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-    os._exit(code)
+            os.kill(process, signal.SIGKILL)
+
+
+def leave() -> NoReturn:
+    """End a forked process at once, with all that it has started."""
+    end(descendants(os.getpid()))
+    os._exit(0)
 
 
 def machine() -> str:

@@ -9,15 +9,16 @@ batch; `total` is the growth of the proportional set sizes of all processes, the
 
 import gc
 import os
+import time
 from collections.abc import Callable
 from functools import partial
-from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
 
 import torch
+from apart import once
 from contenders import LOADER, colour_of
-from harness import Row, leave, parse_options, report
+from harness import LeftOutError, Row, parse_options, report, tell
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -71,10 +72,8 @@ def shared(count: int) -> Any:
 
 
 def in_arrow(count: int) -> Any:
-    try:
-        import datasets
-    except ImportError:
-        return None
+    import datasets
+
     return datasets.Dataset.from_list(make_records(count))
 
 
@@ -90,11 +89,9 @@ CONTENDERS: dict[str, tuple[Callable[[int], Any], bool]] = {  # the data, and wh
 
 
 def measure(make: Callable[[int], Any], own: bool, count: int) -> dict[str, float]:
-    """Run a pass in this process, which has nothing else; empty if the contender is not there."""
+    """Run a pass in this process, which has nothing else."""
     before = memory_of(os.getpid(), "Pss")
     data = make(count)
-    if data is None:
-        return {}
     gc.collect()
     held = memory_of(os.getpid(), "Pss") - before
     gc.freeze()  # or a collection in a worker would write to all objects
@@ -128,35 +125,19 @@ def children() -> list[int]:
     return [int(one) for one in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()]
 
 
-def in_fork(function: Callable[[], dict[str, float]]) -> dict[str, float]:
-    receiver, sender = Pipe(duplex=False)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            sender.send(function())
-            code = 0
-        finally:
-            leave(code)
-    sender.close()
-    try:
-        found: dict[str, float] = receiver.recv()
-    except EOFError:
-        raise RuntimeError("memory: a contender failed, see above.") from None
-    os.waitpid(child, 0)
-    return found
-
-
 def main() -> None:
     options = parse_options(__doc__)
     count = 20 * BATCH if options.quick else 1_000_000
     rows: list[Row] = []
     records = float("nan")
     for name, (make, own) in CONTENDERS.items():
-        found = in_fork(partial(measure, make, own, count))
-        if not found:
-            print(f"{name}: not measured: not there")
+        begun = time.monotonic()
+        try:
+            found = once(partial(measure, make, own, count), limit_s=120)
+        except LeftOutError as error:
+            tell(f"{name}: left out: {error}.")
             continue
+        tell(f"{name}: {time.monotonic() - begun:.0f} s")
         records = found["held"] if make is as_they_are and records != records else records
         rows.append(
             {

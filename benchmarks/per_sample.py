@@ -60,6 +60,7 @@ def main() -> None:
                 Job(dataset=data, batch_size=BATCH),
                 workers,
                 rounds=3 if options.quick else 15 if at_target else 7,
+                limit_s=45 if at_target else 10,
                 bare=partial(run, data),
                 columns={"sample_us": sample_us},
                 alone=not at_target,

@@ -53,7 +53,7 @@ def main() -> None:
     job = Job(dataset=data, batch_size=BATCH)
     rows: list[Row] = []
     for workers in (0, 2):
-        rows += compare(job, workers, rounds=2 if options.quick else 7, bare=lambda: run(data))
+        rows += compare(job, workers, rounds=2 if options.quick else 7, limit_s=80, bare=lambda: run(data))
     title = f"JPEGs of {SIDE} x {SIDE}, decoded and augmented: throughput over the bare loop's (more is better)"
     report("pictures", rows, options, lambda figure: draw_bars(figure, rows, title))
 

@@ -4,14 +4,15 @@
 is the loop that one would write by hand, the limit is its gather alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import torch
+from apart import Make, interleave_apart
 from contenders import Epoch, Job, colour_of, others
-from harness import LIMIT, Row, drain, interleave, parse_options, ratio, report, spread
+from harness import LIMIT, Row, drain, parse_options, ratio, report, spread
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -38,6 +39,11 @@ def hand_written(data: Tensor) -> Iterator[Tensor]:
         yield data.index_select(0, indices)
 
 
+def epochs(make: Callable[[], Any], stack: ExitStack) -> Epoch:  # noqa: ARG001
+    """Make a loader, and return what runs an epoch of it."""
+    return partial(drain, make())
+
+
 def main() -> None:
     options = parse_options(__doc__)
     size = (100 if options.quick else 977) * BATCH
@@ -46,30 +52,33 @@ def main() -> None:
     array, tensors = lk.ArrayDataset(data), TensorDataset(data)
     workers: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}
     at_once: dict[str, Any] = {"batch_size": None, "sampler": BatchSampler(RandomSampler(tensors), BATCH, False)}
-    loaders: dict[str, Any] = {
-        "lk.Loader(ArrayDataset)": lk.Loader(array, BATCH, shuffle=True),
-        "lk.Loader(ArrayDataset), 2 workers": lk.Loader(array, BATCH, shuffle=True, **workers),
-        "lk.Loader(ArrayDataset), ring, 2 workers": lk.Loader(array, BATCH, shuffle=True, engine="ring", **workers),
-        "DataLoader(TensorDataset)": DataLoader(tensors, BATCH, shuffle=True),
-        "DataLoader(TensorDataset), 2 workers": DataLoader(tensors, BATCH, shuffle=True, **workers),
-        "DataLoader(TensorDataset), sampler of batches": DataLoader(tensors, **at_once),
-        "DataLoader(TensorDataset), sampler of batches, 2 workers": DataLoader(tensors, **at_once, **workers),
-        "StatefulDataLoader(TensorDataset)": StatefulDataLoader(tensors, BATCH, shuffle=True),
-        "StatefulDataLoader(TensorDataset), 2 workers": StatefulDataLoader(tensors, BATCH, shuffle=True, **workers),
+    loaders: dict[str, Callable[[], Any]] = {
+        "lk.Loader(ArrayDataset)": lambda: lk.Loader(array, BATCH, shuffle=True),
+        "lk.Loader(ArrayDataset), 2 workers": lambda: lk.Loader(array, BATCH, shuffle=True, **workers),
+        "lk.Loader(ArrayDataset), ring, 2 workers": lambda: lk.Loader(
+            array, BATCH, shuffle=True, engine="ring", **workers
+        ),
+        "DataLoader(TensorDataset)": lambda: DataLoader(tensors, BATCH, shuffle=True),
+        "DataLoader(TensorDataset), 2 workers": lambda: DataLoader(tensors, BATCH, shuffle=True, **workers),
+        "DataLoader(TensorDataset), sampler of batches": lambda: DataLoader(tensors, **at_once),
+        "DataLoader(TensorDataset), sampler of batches, 2 workers": lambda: DataLoader(tensors, **at_once, **workers),
+        "StatefulDataLoader(TensorDataset)": lambda: StatefulDataLoader(tensors, BATCH, shuffle=True),
+        "StatefulDataLoader(TensorDataset), 2 workers": lambda: StatefulDataLoader(
+            tensors, BATCH, shuffle=True, **workers
+        ),
     }
-    contenders: dict[str, Epoch] = {
-        ALONE: lambda: drain(data.index_select(0, indices) for indices in ready),
-        LOOP: lambda: drain(hand_written(data)),
+    job = Job(dataset=array, batch_size=BATCH, gather=Gather(data), most=100)
+    makes: dict[str, Make] = {
+        ALONE: lambda _: lambda: drain(data.index_select(0, indices) for indices in ready),
+        LOOP: lambda _: lambda: drain(hand_written(data)),
     }
-    contenders |= {name: partial(drain, loader) for name, loader in loaders.items()}
-    # A copy: what goes to processes moves to shared memory.
-    job = Job(dataset=array, batch_size=BATCH, gather=Gather(data.clone()), most=100)
-    with ExitStack() as stack:
-        contenders |= others(job, 0, stack)
-        contenders |= {f"{name}, 2 workers": epoch for name, epoch in others(job, 2, stack).items()}
-        slow = {name: 10 for name in contenders if not name.startswith("lk.")} | {ALONE: 1, LOOP: 1}
-        slow |= {name: 4 for name in contenders if name.startswith("lk.") and "2 workers" in name}
-        found = interleave(contenders, rounds=3 if options.quick else 31, seldom=slow)
+    makes |= {name: partial(epochs, make) for name, make in loaders.items()}
+    makes |= others(job, 0) | {f"{name}, 2 workers": make for name, make in others(job, 2).items()}
+    slow = {name: 10 for name in makes if not name.startswith("lk.")} | {ALONE: 1, LOOP: 1}
+    slow |= {name: 4 for name in makes if name.startswith("lk.") and "2 workers" in name}
+    found = interleave_apart(
+        makes, rounds=3 if options.quick else 21, limit_s=150, seldom=slow, turn_s=90, label=f"{size:,} rows"
+    )
     rows: list[Row] = []
     for name, taken in found.items():
         low, middle, high = spread(taken.values())

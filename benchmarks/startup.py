@@ -2,18 +2,18 @@
 
 Samples cost next to nothing. Each run is a fork of a process that has imported everything and started nothing. `cold` is from making
 its first loader to the first batch, `second` the same for another loader after that one was closed. `gap` is from an epoch's last batch to
-the next epoch's first; torchdata.nodes starts its workers anew. grain has no epochs and no gap, and starts by spawn alone.
+the next epoch's first; torchdata.nodes starts its workers anew, so that only as many are counted as come within three seconds. grain has
+no epochs and no gap, and starts by spawn alone.
 """
 
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
-from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 import torch
+from apart import once
 from contenders import (
     GRAIN,
     LOADER,
@@ -27,7 +27,7 @@ from contenders import (
     colour_of,
     installed,
 )
-from harness import Row, leave, parse_options, report, spread
+from harness import LeftOutError, Row, parse_options, report, spread, tell
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -35,6 +35,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import loaderkit as lk
 
 SIZE, BATCH, WORKERS, EPOCHS = 1024, 32, 2, 20
+GAPS_S = 3
 METHODS = ("fork", "forkserver", "spawn")
 Loader = Any
 
@@ -93,8 +94,10 @@ def measure(name: str, method: str) -> dict[str, list[float]]:
 
 def gaps(loader: Loader, batches: Iterator[Any]) -> Iterator[float]:
     """Yield the seconds from each epoch's last batch to the next one's first, the second epoch and later."""
-    left = SIZE // BATCH - 1
+    left, begun = SIZE // BATCH - 1, time.monotonic()
     for _ in range(EPOCHS):
+        if time.monotonic() - begun > GAPS_S:
+            return
         for _ in range(left):
             next(batches)
         last = time.perf_counter()
@@ -105,27 +108,6 @@ def gaps(loader: Loader, batches: Iterator[Any]) -> Iterator[float]:
         yield time.perf_counter() - last
 
 
-def in_fork(function: Callable[[], Any]) -> Any:
-    """Run a function in a fork of this process."""
-    receiver, sender = Pipe(duplex=False)
-    child = os.fork()
-    if child == 0:
-        answer(function, sender)
-    sender.close()
-    found = receiver.recv() if receiver.poll(120) else {}
-    os.waitpid(child, 0)
-    return found
-
-
-def answer(function: Callable[[], Any], sender: Connection) -> None:
-    code = 1
-    try:
-        sender.send(function())
-        code = 0
-    finally:
-        leave(code)
-
-
 def main() -> None:
     options = parse_options(__doc__)
     cases = [(name, "fork") for name in (LOADER, RING, REFERENCE, STATEFUL)]
@@ -134,10 +116,16 @@ def main() -> None:
     cases += [(GRAIN, "spawn")] if installed(GRAIN) else []
     cases = [case for case in cases if not options.quick or case[1] == "fork"]
     found: dict[tuple[str, str], list[dict[str, list[float]]]] = {case: [] for case in cases}
+    begun = time.monotonic()
     for number in range(1 if options.quick else 5):
         for case in cases[number:] + cases[:number]:
-            if number < 2 or case[1] == "fork":  # the others take seconds
-                found[case].append(in_fork(partial(measure, *case)))
+            if case in found and (number < 2 or case[1] == "fork"):  # the others take seconds
+                try:
+                    found[case].append(once(partial(measure, *case)))
+                except LeftOutError as error:
+                    del found[case]
+                    tell(f"{', '.join(case)}: left out: {error}.")
+        tell(f"round {number + 1}: {time.monotonic() - begun:.0f} s")
     rows: list[Row] = []
     for (name, method), runs in found.items():
         taken = {key: [value for run in runs for value in run.get(key, [])] for key in ("cold", "second", "gap")}

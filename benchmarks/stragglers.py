@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from contenders import LOADER, RING, Epoch, Job, by_torch, colour_of, others, ours
-from harness import Options, Row, drain, interleave, parse_options, ratio, report, spread
+from apart import Make, interleave_apart
+from contenders import LOADER, RING, Job, by_torch, colour_of, others, ours
+from harness import Options, Row, drain, parse_options, ratio, report, spread
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 WORKERS, SAMPLE_S, SHARE, SLOWER = 2, 1e-3, 20, 10
 BALANCE, THEIRS = "perfect balance (the limit)", "lk.Loader, torch"
@@ -90,17 +92,17 @@ def work(data: Uneven, half: list[int], order: int, answer: int) -> None:
 def compare(waiting: bool, batch_size: int, options: Options) -> list[Row]:
     data = Uneven(160 if options.quick else 640, waiting)
     job = Job(dataset=data, batch_size=batch_size, shuffle=False)
-    with ExitStack() as stack:
-        contenders: dict[str, Epoch] = {
-            BALANCE: TwoProcesses(data, batch_size, stack),
-            LOADER: ours(job, WORKERS),
-            RING: ours(job, WORKERS, "ring"),
-            THEIRS: ours(job, WORKERS, "torch"),
-            REFERENCE: by_torch(job, WORKERS),
-            MORE_AHEAD: by_torch(job, WORKERS, prefetch_factor=8),
-        }
-        contenders |= others(job, WORKERS, stack)
-        found = interleave(contenders, rounds=2 if options.quick else 7)
+    makes: dict[str, Make] = {
+        BALANCE: partial(TwoProcesses, data, batch_size),
+        LOADER: partial(ours, job, WORKERS, "auto"),
+        RING: partial(ours, job, WORKERS, "ring"),
+        THEIRS: partial(ours, job, WORKERS, "torch"),
+        REFERENCE: partial(by_torch, job, WORKERS, DataLoader),
+        MORE_AHEAD: partial(by_torch, job, WORKERS, DataLoader, prefetch_factor=8),
+    }
+    rounds, limit_s = (2, 20) if options.quick else (7, 35)
+    label = f"{'waiting' if waiting else 'computing'}, batches of {batch_size}"
+    found = interleave_apart(makes | others(job, WORKERS), rounds=rounds, limit_s=limit_s, label=label)
     return [
         {
             "work": "waiting" if waiting else "computing",

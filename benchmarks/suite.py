@@ -1,23 +1,28 @@
-"""Run every benchmark, then write the summary and the README's table: what `make bench` does.
+"""Run every benchmark, then write the summary, the targets and the README's table: what `make bench` does.
 
-A script that fails, or whose peers are not installed, is said and passed over. Peers with an environment of their own are looked
-for in envs/NAME (see benchmarks/README.md).
+A script that fails or takes three times as long as it should, and contenders that are left out, are said at the end. Peers with an
+environment of their own are looked for in envs/NAME (see benchmarks/README.md).
 """
 
 import argparse
+import contextlib
+import os
+import signal
 import subprocess
 import sys
+import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
+QUICK_MINUTES = 2.0  # for a script with --quick
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A benchmark, and how many minutes it takes on two cores."""
+    """A benchmark, and the most minutes that it takes on two cores with nothing else to do."""
 
     name: str
     minutes: float
@@ -27,20 +32,31 @@ class Script:
 SCRIPTS = (
     Script("rows", 3),
     Script("per_sample", 3),
-    Script("pictures", 2),
-    Script("tokens", 1.5),
-    Script("stragglers", 8),
-    Script("transport", 2),
-    Script("startup", 2),
+    Script("pictures", 3),
+    Script("tokens", 2),
+    Script("stragglers", 3),
+    Script("transport", 3),
+    Script("startup", 2.5),
+    Script("memory", 3),
+    Script("peers/peers_throughput", 6, ("--rounds", "3", "--seconds", "0.5", "--minutes", "5", "--skip", "costs")),
     Script("order", 1.5),
     Script("resume", 1.5),
-    Script("memory", 3),
-    Script("shard_order", 0.5),
-    Script("collate", 0.5),
-    Script("text", 2),
+    Script("shard_order", 1),
+    Script("collate", 1),
+    Script("text", 2.5),
+    Script("data_wait", 1),
+    Script("index", 4),
     Script("device", 0.5),
-    Script("peers/peers_throughput", 5, ("--rounds", "3", "--seconds", "0.6", "--skip", "costs")),
 )
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a script."""
+
+    said: str
+    failed: bool
+    left_out: list[str] = field(default_factory=list)
 
 
 def own_environments() -> list[str]:
@@ -49,19 +65,37 @@ def own_environments() -> list[str]:
     return [part for path in found for part in ("--python", f"{path.parent.parent.name}={path}")]
 
 
-def run(script: Script, quick: bool, out: Path | None) -> str:
-    """Run a script; return what came of it."""
+def run(script: Script, quick: bool, out: Path | None) -> Outcome:
+    """Run a script, and pass on what it says."""
     command = [sys.executable, str(HERE / f"{script.name}.py"), *script.arguments]
     command += ["--quick"] if quick else []
     command += ["--out", str(out)] if out else []
     command += own_environments() if script.name.startswith("peers/") else []
-    began = time.monotonic()
-    try:
-        code = subprocess.run(command, check=False, cwd=ROOT, timeout=1200).returncode
-    except subprocess.TimeoutExpired:
-        return "stopped after 20 minutes"
-    taken = f"{(time.monotonic() - began) / 60:.1f} minutes"
-    return taken if code == 0 else f"failed with {code} after {taken}"
+    limit_s = 180 * (QUICK_MINUTES if quick else script.minutes)
+    begun = time.monotonic()
+    left_out: list[str] = []
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        timer = threading.Timer(limit_s, end_group, [process.pid])
+        timer.start()
+        try:
+            for line in process.stderr or ():
+                sys.stderr.write(line)
+                left_out += [line.strip()] if ": left out: " in line else []
+            code = process.wait()
+        finally:
+            timer.cancel()
+            end_group(process.pid)  # Ctrl-C goes to this process alone
+    taken = time.monotonic() - begun
+    said = f"{taken / 60:.1f} minutes"
+    if taken > limit_s:
+        return Outcome(f"stopped after {said}", True, left_out)
+    return Outcome(said if code == 0 else f"failed with {code} after {said}", code != 0, left_out)
+
+
+def end_group(group: int) -> None:
+    """Kill a script with all that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def main() -> None:
@@ -70,23 +104,33 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where results go; without, benchmarks/results and the README")
     parser.add_argument("--only", help="some scripts, with commas between")
     given = parser.parse_args()
-    only = given.only.split(",") if given.only else [script.name for script in SCRIPTS]
+    names = {script.name for script in SCRIPTS}
+    only = set(given.only.split(",")) if given.only else names
+    if unknown := sorted(only - names):
+        raise SystemExit(f"suite: {', '.join(unknown)} not known, wanted some of {', '.join(sorted(names))}.")
     chosen = [script for script in SCRIPTS if script.name in only]
-    said: dict[str, str] = {}
+    outcomes: dict[str, Outcome] = {}
     for number, script in enumerate(chosen, 1):
-        about = "" if given.quick else f", about {script.minutes:g} minutes"
-        print(f"\n== {number} of {len(chosen)}: {script.name}{about}", flush=True)
-        said[script.name] = run(script, given.quick, given.out)
-    print("\n== done")
-    for name, what in said.items():
-        print(f"{name}: {what}")
+        minutes = QUICK_MINUTES if given.quick else script.minutes
+        print(f"\n== {number} of {len(chosen)}: {script.name}, at most about {minutes:g} minutes", flush=True)
+        outcomes[script.name] = run(script, given.quick, given.out)
+    failed = [name for name, outcome in outcomes.items() if outcome.failed]
     if not given.quick or given.out:
         where = ["--results", str(given.out)] if given.out else []
-        subprocess.run([sys.executable, str(HERE / "summary.py"), *where], check=False, cwd=ROOT)
+        failed += [name for name in ("summary", "targets") if call(name, *where)]
     if not given.quick and not given.out:
-        subprocess.run([sys.executable, str(HERE / "table.py"), "--write", "README.md"], check=False, cwd=ROOT)
-    if any("failed" in what or "stopped" in what for what in said.values()):
-        raise SystemExit(1)
+        failed += ["table"] if call("table", "--write", "README.md") else []
+    print("\n== done")
+    for name, outcome in outcomes.items():
+        print("\n    ".join([f"{name}: {outcome.said}", *outcome.left_out]))
+    if failed:
+        raise SystemExit(f"suite: {', '.join(failed)} did not come to the end, see above.")
+
+
+def call(name: str, *arguments: str) -> int:
+    """Run a script that reads results; return its exit code."""
+    print(f"\n== {name}", flush=True)
+    return subprocess.run([sys.executable, str(HERE / f"{name}.py"), *arguments], check=False, cwd=ROOT).returncode
 
 
 if __name__ == "__main__":

@@ -207,6 +207,12 @@ def summarise(folder: Path) -> tuple[list[tuple[Workload, Found]], list[str]]:
     return found, machines
 
 
+def ahead(folder: Path) -> list[tuple[Workload, str, float]]:
+    """Return where another loader is ahead, and how fast it is over ours."""
+    found, _ = summarise(folder)
+    return [(workload, loader, speed) for workload, cells in found for loader, speed in cells.items() if speed > 1]
+
+
 def draw(found: list[tuple[Workload, Found]], machines: list[str], path: Path) -> None:
     figure = plt.figure(figsize=(11, 0.29 * len(found) + 2), layout="constrained")
     axes = figure.subplots()
@@ -262,6 +268,8 @@ def main() -> None:
     for workload, cells in found:
         shown = [f"{loader} {short(value)}" for loader, value in cells.items()]
         print(f"{workload.name}: {', '.join(shown) or 'not measured'}")
+    for workload, loader, speed in ahead(folder):
+        print(f"ahead of loaderkit: {loader} at {workload.name}: {speed:.2f} x")
     print(
         f"loaderkit over DataLoader, geometric mean: {mean(found, True):.2f} (throughput), {mean(found, False):.2f} (all)"
     )

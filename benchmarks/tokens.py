@@ -51,7 +51,7 @@ def main() -> None:
         own = lk.TokenDataset(path, length=LENGTH)
         job = Job(dataset=data, batch_size=BATCH, gather=data.gather, own=own, most=200)
         for workers in (0, 2):
-            rows += compare(job, workers, rounds=2 if options.quick else 9, bare=lambda: run(data))
+            rows += compare(job, workers, rounds=2 if options.quick else 9, limit_s=55, bare=lambda: run(data))
     title = f"Windows of {LENGTH:,} tokens, batches of {BATCH}: throughput over the bare gather's (more is better)"
     report("tokens", rows, options, lambda figure: draw_bars(figure, rows, title))
 

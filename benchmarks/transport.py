@@ -7,21 +7,21 @@ Costs are CPU time, of the main process and of both together, so that a busy mac
 a batch comes.
 """
 
-import contextlib
 import mmap
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from multiprocessing import Pipe, get_context
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from apart import Apart
 from contenders import GRAIN, NODES, SPDL, AsArrays, colour_of, installed
-from harness import OURS, Options, Row, descendants, interleave, leave, parse_options, ratio, report, spread
+from harness import OURS, Options, Row, descendants, interleave, parse_options, ratio, report, spread
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -160,43 +160,25 @@ def contenders() -> dict[str, Callable[[Batches, ExitStack], Iterator[Any]]]:
 
 
 class Turns:
-    """A contender in a process of its own, that takes some batches when it is told to, and says what they cost."""
+    """A contender in a process of its own, that takes some batches at each turn; keeps what they cost."""
 
     def __init__(self, make: Callable[[Batches, ExitStack], Iterator[Any]], data: Batches, count: int) -> None:
         self.costs: list[tuple[float, float, float]] = []  # seconds of wall, of the main process, of both
-        self._count = count
-        self._ours, theirs = Pipe()
-        self._child = os.fork()
-        if self._child == 0:
-            self._ours.close()
-            serve(make, data, theirs)
-        theirs.close()
+        self._process = Apart(partial(begin, make, data, count))
+        self.close = self._process.close
 
     def __call__(self) -> float:
-        self._ours.send(self._count)
-        if not self._ours.poll(120):
-            raise RuntimeError("transport: a contender gave no batches for two minutes.")
-        self.costs.append(self._ours.recv())
+        self.costs.append(self._process())
         return self.costs[-1][0]
 
-    def close(self) -> None:
-        self._ours.close()
-        os.waitpid(self._child, 0)
 
-
-def serve(make: Callable[[Batches, ExitStack], Iterator[Any]], data: Batches, orders: Any) -> None:
-    code = 1
-    try:
-        with ExitStack() as stack:
-            batches = make(data, stack)
-            next(batches)
-            with contextlib.suppress(EOFError):
-                while count := orders.recv():
-                    orders.send(take(batches, count))
-                    time.sleep(0.05)  # the worker fills its buffers again
-        code = 0
-    finally:
-        leave(code)
+def begin(
+    make: Callable[[Batches, ExitStack], Iterator[Any]], data: Batches, count: int, stack: ExitStack
+) -> Callable[[], tuple[float, float, float]]:
+    torch.set_num_threads(1)
+    batches = make(data, stack)
+    next(batches)
+    return partial(take, batches, count)
 
 
 def take(batches: Iterator[Any], count: int) -> tuple[float, float, float]:
@@ -220,9 +202,13 @@ def compare(size: int, leaves: int, options: Options) -> list[Row]:
         turns = {name: Turns(make, data, count) for name, make in contenders().items()}
         for turn in turns.values():
             stack.callback(turn.close)
-        walls = interleave(turns, rounds=rounds)
+        walls = interleave(turns, rounds=rounds, limit_s=25, label=f"{size:,} bytes in {leaves}")
     costs = {  # the first turn is not counted
-        kind: {name: dict(enumerate(cost[place] for cost in turn.costs[1:])) for name, turn in turns.items()}
+        kind: {
+            name: dict(enumerate(cost[place] for cost in turn.costs[1:]))
+            for name, turn in turns.items()
+            if name in walls
+        }
         for place, kind in ((1, "main"), (2, "both"))
     }
     return [
@@ -239,15 +225,14 @@ def compare(size: int, leaves: int, options: Options) -> list[Row]:
             "both_cpu_over_dataloader": ratio(costs["both"][name], costs["both"][REFERENCE]),
             "wall_over_limit": ratio(walls[name], walls[BUFFER]),
             "wall_over_dataloader": ratio(walls[name], walls[REFERENCE]),
-            "repeats": rounds,
+            "repeats": len(walls[name]),
         }
-        for name in turns
+        for name in walls
     ]
 
 
 def main() -> None:
     options = parse_options(__doc__)
-    torch.set_num_threads(1)
     rows: list[Row] = []
     for leaves in LEAVES:
         for size in SIZES:

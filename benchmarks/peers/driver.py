@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ PEERS = {
     "energon": "with_energon",
     "torch": "with_torch",
 }
+IMPORT_S = 180  # some take half a minute, on an idle machine
 Answers = list[dict[str, Any]]  # one for each rank
 
 
@@ -61,7 +63,7 @@ class Peer:
             text=True,
             env=os.environ | settings | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
         )
-        found = self._read()
+        found = self._read(IMPORT_S)
         self.name, self.version = found["name"], found["version"]
 
     def call(self, function: str, *, world: int = 1, limit_s: float = 60, **arguments: Any) -> Answers:
@@ -69,17 +71,27 @@ class Peer:
         if self._process.stdin is None:
             raise RuntimeError("the peer has no input.")
         print(json.dumps(job), file=self._process.stdin, flush=True)
-        answers: Answers = self._read()
+        answers: Answers = self._read(limit_s + 30)  # it keeps the limit itself
         return answers
 
     def close(self) -> None:
         if self._process.stdin is not None:
             self._process.stdin.close()
-        self._process.wait(30)
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self._log.close()
 
-    def _read(self) -> Any:
-        line = self._process.stdout.readline() if self._process.stdout is not None else ""
+    def _read(self, limit_s: float) -> Any:
+        """Return the next answer, a line: it comes whole, so that nothing of it is in the buffer before."""
+        if self._process.stdout is None:
+            raise RuntimeError("the peer has no output.")
+        if not select.select([self._process.stdout], [], [], limit_s)[0]:
+            self._process.kill()
+            raise RuntimeError(f"gave nothing for {limit_s:g} seconds, see {self._log.name}.")
+        line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"ended with {self._process.wait(30)}, see {self._log.name}.")
         return json.loads(line)
@@ -96,7 +108,7 @@ def started(pythons: Mapping[str, str], folder: Path) -> Iterator[dict[str, Peer
                 peers[name] = Peer(PEERS[name], python, folder / f"{name}.log", scratch)
             except (RuntimeError, OSError) as error:
                 text = (folder / f"{name}.log").read_text(errors="replace").strip().split("\n")[-1]
-                print(f"{name}: not run: {error} {text}", file=sys.stderr)
+                print(f"{name}: left out: {error} {text}", file=sys.stderr)
         yield peers
     finally:
         for peer in peers.values():

@@ -9,6 +9,7 @@ A peer that gives a state for each rank gets them back by rank, a new rank the l
 
 import argparse
 import csv
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -22,6 +23,7 @@ from driver import Answers, Peer, add_options, interpreters, started
 RESULTS = Path(__file__).parent.parent / "results"
 STOP, STOP_EARLY = 41, 21  # odd, so that they are no whole number of rounds or of larger batches
 MANY = 400  # batches: more than any epoch has
+FOLDERS = re.compile(r"(?<![\w.:])/(?:[^\s/'\"]+/)+")  # of this run: a reader has no use for them
 Setting = dict[str, Any]
 
 
@@ -35,7 +37,7 @@ def run(peer: Peer, folder: str, setting: Setting, *, take: int = MANY, state: l
     answers = peer.call("resume", world=world, folder=folder, take=take, state=state, **base)
     for answer in answers:
         if "error" in answer:
-            text = answer["message"].replace(folder, "").removeprefix(f"{answer['error']}: ")
+            text = FOLDERS.sub(".../", answer["message"]).removeprefix(f"{answer['error']}: ")
             text = (
                 f'"{text[:80].strip()}"' if text else "without a message" if answer["error"].endswith("Error") else ""
             )

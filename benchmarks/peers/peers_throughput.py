@@ -16,6 +16,7 @@ decodes pictures in as many threads as torch has, so that its ratio may exceed 1
 import argparse
 import csv
 import io
+import math
 import pickle
 import random
 import shutil
@@ -79,7 +80,7 @@ def prepare(peers: dict[str, Peer], folder: str) -> dict[tuple[str, str], str]:
             begun = time.perf_counter()
             answer = peer.call("write_data", folder=folder, kind=kind, limit_s=600)[0]
             if "error" in answer:
-                print(f"{name}: not run: its data can't be written: {answer}", file=sys.stderr)
+                print(f"{name}: left out: its data can't be written: {answer}", file=sys.stderr)
                 continue
             print(f"{name}: {kind} written in {time.perf_counter() - begun:.1f} s", file=sys.stderr)
             found[key, kind] = name
@@ -87,13 +88,22 @@ def prepare(peers: dict[str, Peer], folder: str) -> dict[tuple[str, str], str]:
 
 
 def speeds(
-    peers: dict[str, Peer], names: dict[tuple[str, str], str], folder: str, rounds: int, seconds: float
+    peers: dict[str, Peer],
+    names: dict[tuple[str, str], str],
+    folder: str,
+    rounds: int,
+    seconds: float,
+    deadline: float,
 ) -> list[Row]:
-    """Measure every contender in every setting, once a round."""
+    """Measure every contender in every setting, once a round; what fails or hangs is left out from then on."""
     draw = random.Random(0)
     settings = [(kind, shuffle, workers) for kind in WORKLOADS for shuffle in (False, True) for workers in (0, 2)]
     found: dict[tuple[Any, ...], list[Answer]] = {}
+    failed: set[tuple[Any, ...]] = set()
     for number in range(rounds):
+        if number and time.monotonic() > deadline:
+            print(f"{number} rounds in the time that there is, not {rounds}", file=sys.stderr)
+            break
         for workload, shuffle, workers in settings:
             jobs = [
                 (key, kind, "throughput", name) for (key, kind), name in names.items() if kind in WORKLOADS[workload]
@@ -104,6 +114,9 @@ def speeds(
                 jobs.append(("loaderkit", workload, "throughput_one_thread", ONE_THREAD))
             draw.shuffle(jobs)
             for key, kind, call, name in jobs:
+                setting = (workload, shuffle, workers, name)
+                if setting in failed:
+                    continue
                 arguments: dict[str, Any] = {
                     "folder": folder,
                     "kind": kind,
@@ -113,11 +126,17 @@ def speeds(
                 }
                 answer = peers[key].call(call, **arguments)[0]
                 if "error" in answer:
-                    print(f"{name}: {arguments}: {answer}", file=sys.stderr)
-                found.setdefault((workload, shuffle, workers, name), []).append(answer)
-            print(f"round {number + 1}: {workload}, shuffle={shuffle}, {workers} workers", file=sys.stderr, flush=True)
+                    failed.add(setting)
+                    print(f"{name}: left out: {describe(setting)}: {answer}", file=sys.stderr)
+                found.setdefault(setting, []).append(answer)
+            print(f"round {number + 1}: {describe((workload, shuffle, workers))}", file=sys.stderr, flush=True)
     rows = (row_of(setting, answers, found) for setting, answers in found.items())
     return [row for row in rows if row["repeats"]]
+
+
+def describe(setting: tuple[Any, ...]) -> str:
+    workload, shuffle, workers = setting[:3]
+    return f"{workload}, {'shuffled' if shuffle else 'in order'}, {workers} workers"
 
 
 def row_of(setting: tuple[Any, ...], answers: list[Answer], found: dict[tuple[Any, ...], list[Answer]]) -> Row:
@@ -244,37 +263,43 @@ def colour_of(name: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small data, one round; prints, writes nothing")
+    parser.add_argument("--quick", action="store_true", help="small data, one round; writes only where --out says")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=2.0, help="of a run, where an epoch takes longer")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where results go")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no round is begun later than this")
+    parser.add_argument("--out", type=Path, help="where results go")
     parser.add_argument("--skip", choices=["speeds", "costs"], help="a part that is not measured again")
     parser.add_argument("--logs", type=Path, help="a folder for what the peers print")
     add_options(parser)
     given = parser.parse_args()
     rounds, seconds = (1, 0.3) if given.quick else (given.rounds, given.seconds)
     pythons = {name: python for name, python in interpreters(given).items() if name in CONTENDERS}
-    folder = Path(tempfile.mkdtemp())
+    folder, begun = Path(tempfile.mkdtemp()), time.monotonic()
     try:
         write_sources(folder, *((3_000, 300) if given.quick else (200_000, 5_000)))
         logs = given.logs or folder
         logs.mkdir(parents=True, exist_ok=True)
         with started(pythons, logs) as peers:
             names = prepare(peers, str(folder))
-            found = [] if given.skip == "speeds" else speeds(peers, names, str(folder), rounds, seconds)
+            found = (
+                []
+                if given.skip == "speeds"
+                else speeds(peers, names, str(folder), rounds, seconds, begun + 60 * given.minutes)
+            )
             spent = [] if given.skip == "costs" else costs(peers, names, str(folder), given.quick)
     finally:
         shutil.rmtree(folder)
     show(found)
     show(spent)
-    if given.quick:
+    if given.quick and given.out is None:
         return
-    given.out.mkdir(parents=True, exist_ok=True)
+    out = given.out or RESULTS
+    out.mkdir(parents=True, exist_ok=True)
     if found:
-        write_csv(given.out / "peers_throughput.csv", found)
-        draw(found, given.out / "peers_throughput.png")
+        write_csv(out / "peers_throughput.csv", found)
+        draw(found, out / "peers_throughput.png")
     if spent:
-        write_csv(given.out / "peers_costs.csv", spent)
+        write_csv(out / "peers_costs.csv", spent)
 
 
 if __name__ == "__main__":

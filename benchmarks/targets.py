@@ -1,0 +1,379 @@
+"""Each target of the benchmarks, what was measured, and whether it is met: `targets.md`, from the other scripts' CSV files.
+
+A line is met where each of its values is; they stand in the order in which the line names them. What was not measured says so.
+"""
+
+import argparse
+import csv
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness import RESULTS
+from summary import ahead, mean, summarise
+
+LOADER, RING, ROWS = "lk.Loader", "lk.Loader, ring", "lk.Loader(ArrayDataset)"
+ORDERS = ("in order", "shuffled")
+TESTS = {
+    "No shared memory or descriptors grow over 200 epochs": "`tests/test_ring.py`",
+    "Faults: each ends in an error or a clean stop, nothing is left behind": "`tests/test_ring_faults.py`",
+    "Copies to CUDA: poisoned memory never shows": "`tests/test_device_gpu.py`, on CUDA alone",
+}
+
+
+class NotMeasuredError(Exception):
+    """There are no results for a target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The CSV files of a folder."""
+
+    folder: Path
+
+    def rows(self, name: str, **where: str) -> list[dict[str, str]]:
+        """Return the rows with these values, at least one."""
+        path = self.folder / f"{name}.csv"
+        if not path.exists():
+            raise NotMeasuredError
+        with path.open(newline="") as file:
+            found = [row for row in csv.DictReader(file) if where.items() <= row.items()]
+        if not found:
+            raise NotMeasuredError
+        return found
+
+    def value(self, name: str, column: str, **where: str) -> float:
+        """Return a number of the first row with these values."""
+        return float(self.rows(name, **where)[0][column] or "nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A bound on some values.
+
+    Args:
+        text: What they are.
+        values: Finds them, or raises NotMeasuredError.
+        most: The bound above,
+        least: or below.
+        unit: Behind the numbers.
+    """
+
+    text: str
+    values: Callable[[], list[float]]
+    most: float | None = None
+    least: float | None = None
+    unit: str = ""
+
+    def line(self) -> tuple[str, bool | None]:
+        """Return the line of the table, and whether the target is met: None where nothing was measured."""
+        wanted = f"at most {self.most:g}" if self.least is None else f"at least {self.least:g}"
+        try:
+            found = [value for value in self.values() if value == value]
+        except NotMeasuredError:
+            found = []
+        if not found:
+            return f"| {self.text} | {wanted}{self.unit} | not measured | |", None
+        met = all((self.most is None or value <= self.most) and value >= (self.least or 0) for value in found)
+        shown = ", ".join(f"{value:.4g}" for value in found)
+        return f"| {self.text} | {wanted}{self.unit} | {shown}{self.unit} | {'yes' if met else '**no**'} |", met
+
+
+def on_the_host(results: Results) -> Iterator[Target]:
+    value = results.value
+
+    def handed(column: str) -> list[float]:
+        where = {"contender": RING, "leaves": "10"}
+        return [value("transport", column, bytes=size, **where) for size in ("40000", "400000", "4000000")]
+
+    sizes = "40 KB, 400 KB and 4 MB in ten tensors"
+    for column, text in (("main_cpu", "CPU of the main process"), ("wall", "time from batch to batch")):
+        yield Target(
+            f"Worker to main, {sizes}: `DataLoader` over ours, {text}",
+            lambda column=column: [1 / one for one in handed(f"{column}_over_dataloader")],
+            least=10,
+        )
+        yield Target(
+            f"Worker to main, {sizes}: ours over a bare shared buffer, {text}",
+            lambda column=column: handed(f"{column}_over_limit"),
+            most=1.5,
+        )
+
+    def rows_over(other: str) -> list[float]:
+        return [value("rows", "epoch_ms", contender=other) / value("rows", "epoch_ms", contender=f"{ROWS}, 2 workers")]
+
+    yield Target(
+        "Rows in memory, `auto`, 0 and 2 workers: over the bare gather",
+        lambda: [value("rows", "ratio_to_limit", contender=name) for name in (ROWS, f"{ROWS}, 2 workers")],
+        most=1.2,
+    )
+    yield Target(
+        "Rows in memory, 2 workers: `DataLoader` over ours",
+        lambda: rows_over("DataLoader(TensorDataset), 2 workers"),
+        least=20,
+    )
+
+    def overall(timed: bool) -> list[float]:
+        found, machines = summarise(results.folder)
+        return [mean(found, timed)] if machines else []
+
+    def behind() -> list[float]:
+        found, machines = summarise(results.folder)
+        speeds = [speed for workload, cells in found if workload.timed for speed in cells.values()]
+        return [max(speeds)] if machines else []
+
+    yield Target("All workloads of throughput, geometric mean: ours over `DataLoader`", lambda: overall(True), least=3)
+    yield Target("All workloads of throughput, all loaders: the fastest of them over ours", behind, most=1.05)
+
+    def slow(contender: str) -> list[float]:
+        settings = [(work, size) for work in ("computing", "waiting") for size in ("1", "8")]
+        where = [{"contender": contender, "work": work, "batch_size": size} for work, size in settings]
+        return [value("stragglers", "over_perfect_balance", **one) for one in where]
+
+    for name in (LOADER, RING):
+        yield Target(
+            f"Stragglers, `{name}`: over perfect balance; computing, batches of 1 and 8, then waiting",
+            lambda name=name: slow(name),
+            most=1.15,
+        )
+    methods = ("fork", "forkserver", "spawn")
+    yield Target(
+        "From epoch to epoch, 2 workers that stay: fork, forkserver, spawn",
+        lambda: [value("startup", "epoch_gap_ms", contender=LOADER, start_method=method) for method in methods],
+        most=5,
+        unit=" ms",
+    )
+    for name in ("lk.RecordDataset", "lk.share"):
+        yield Target(
+            f"A million records, `{name}`: growth of four workers over the records' size, all processes",
+            lambda name=name: [
+                100 * value("memory", column, contender=f"{LOADER}, {name}")
+                for column in ("growth_over_records", "total_growth_over_records")
+            ],
+            most=10,
+            unit=" %",
+        )
+    for loop in ("plain loop", "Lightning"):
+        yield Target(
+            f"`DataWaitMonitor`, {loop}: off the share of synthetic sleeps, the worst",
+            lambda loop=loop: [max(float(row["points_off"]) for row in results.rows("data_wait", loop=loop))],
+            most=5,
+            unit=" points",
+        )
+        yield Target(
+            f"`DataWaitMonitor`, {loop}: its cost of a step of 5 ms",
+            lambda loop=loop: [value("data_wait", "cost_percent_of_5_ms", loop=loop)],
+            most=1,
+            unit=" %",
+        )
+    yield Target(
+        "Samples of 100 us, each seeded, 0 and 2 workers: throughput over `DataLoader`'s",
+        lambda: [
+            value("per_sample", "throughput_ratio_to_reference", contender=LOADER, sample_us="100", workers=workers)
+            for workers in ("0", "2")
+        ],
+        least=0.93,
+    )
+
+
+def on_disk(results: Results) -> Iterator[Target]:
+    tokens, pictures = "loaderkit, documents", "loaderkit, tar"
+
+    def over_bare(workload: str, contender: str) -> list[float]:
+        where = {"workload": workload, "contender": contender, "workers": "0"}
+        return [
+            results.value("peers_throughput", "first_epoch_over_bare_loop", order=order, **where) for order in ORDERS
+        ]
+
+    def over_best(workload: str, contender: str, without: tuple[str, ...]) -> list[float]:
+        found = []
+        for workers in ("0", "2"):
+            for order in ORDERS:
+                rows = results.rows("peers_throughput", workload=workload, order=order, workers=workers)
+                speeds = {row["contender"]: float(row["first_epoch_samples_per_s"]) for row in rows}
+                others = [
+                    speed for name, speed in speeds.items() if not any(part in name for part in ("loaderkit", *without))
+                ]
+                if contender not in speeds or not others:
+                    raise NotMeasuredError
+                found.append(speeds[contender] / max(others))
+        return found
+
+    where = "in order and shuffled"
+    four = f"0 workers, {where}, then 2"
+    yield Target(
+        f"200,000 token sequences, 0 workers, {where}: over the bare loop", lambda: over_bare("tokens", tokens), least=2
+    )
+    yield Target(
+        f"200,000 token sequences, {four}: over the best peer (`DataLoader` over a memory-map is none)",
+        lambda: over_best("tokens", tokens, ("bare", "DataLoader")),
+        least=5,
+    )
+    yield Target(
+        f"5,000 JPEGs in tar, 0 workers, one thread, {where}: over the bare loop",
+        lambda: over_bare("pictures", f"{pictures}, one thread"),
+        least=0.97,
+    )
+    yield Target(
+        f"5,000 JPEGs in tar, {four}: over the best peer",
+        lambda: over_best("pictures", pictures, ("bare",)),
+        least=1,
+    )
+    for shards in ("tar, below 512 B", "tar, 1 B to 10 KB", "tar, 100 KB and a class"):
+        yield Target(
+            f"Index of a million samples, {shards}: wall time of two processes",
+            lambda shards=shards: [
+                results.value("index", "wall_s_two_processes", shards=shards, contender="loaderkit index")
+            ],
+            most=1,
+            unit=" s",
+        )
+
+    def wrong_cells() -> list[float]:
+        cells = {
+            row["case"]: next(cell for name, cell in row.items() if name.startswith("loaderkit"))
+            for row in results.rows("peers_resume")
+        }
+        cells = {case: cell for case, cell in cells.items() if not case.startswith(("state", "a shard"))}
+        return [sum(not cell.startswith(("exact", "equal")) for cell in cells.values())]
+
+    yield Target("Stopped and resumed, beside the peers: cells of ours that are not exact", wrong_cells, most=0)
+    yield Target(
+        "Opens of a shard in an epoch of a ShardOrder (16 lanes, windows of 4,096), 4 workers",
+        lambda: [results.value("shard_order", "opens_per_shard_4_workers", lanes="16", window="4096")],
+        most=2,
+    )
+
+
+def of_lengths(results: Results) -> Iterator[Target]:
+    def faster(contender: str, kind: str, dtype: str) -> list[float]:
+        rows = results.rows("collate", contender=contender, samples=kind, dtype=dtype)
+        return [float(row["times_faster"]) for row in rows]
+
+    for contender, dtype, least in (
+        ("lk.PadCollate", "int64", 2.3),
+        ("lk.PadCollate", "uint16", 4),
+        ("lk.RaggedCollate", "int64", 4.5),
+        ("lk.RaggedCollate", "uint16", 4.5),
+    ):
+        for kind in ("tensors", "arrays"):
+            yield Target(
+                f"`{contender}` of {dtype} {kind}, batches of 64, 128 and 256: times as fast as `pad_sequence` + mask",
+                lambda contender=contender, kind=kind, dtype=dtype: faster(contender, kind, dtype),
+                least=least,
+            )
+    for name, most in (("lk.TokenBudget", 1.03), ("lk.LengthBuckets", 1.06), ("lk.PackPlan", 1.006)):
+        yield Target(
+            f"`{name}`: computed tokens for each real one, lognormal lengths, sigma 0.6 and 1.0",
+            lambda name=name: [
+                results.value("text_plans", "padded_to_real", contender=name, sigma=sigma, longest="2048")
+                for sigma in ("0.6", "1")
+            ],
+            most=most,
+        )
+    for name in ("lk.LengthBuckets", "lk.TokenBudget"):
+        yield Target(
+            f"`{name}`: planning a sample, sigma 0.6 and 1.0",
+            lambda name=name: [
+                results.value("text_plans", "plan_ns_per_sample", contender=name, sigma=sigma, longest="2048")
+                for sigma in ("0.6", "1")
+            ],
+            most=200,
+            unit=" ns",
+        )
+    yield Target(
+        "Training on texts with `lk.TokenBudget`, sigma 0.6 and 1.0: tokens a second over lhotse's",
+        lambda: [
+            results.value("text", "throughput_ratio_to_lhotse", contender="lk.TokenBudget", sigma=sigma)
+            for sigma in ("0.6", "1")
+        ],
+        least=1,
+    )
+
+
+def of_order(results: Results) -> Iterator[Target]:
+    huge = {"contender": LOADER, "samples": str(10**12)}
+    yield Target("First batch of 10^12 shuffled samples", lambda: [results.value("order", "first_batch_ms", **huge)], 50, unit=" ms")  # fmt: skip
+    yield Target("Its memory", lambda: [results.value("order", "allocated_peak_mb", **huge)], 10, unit=" MB")
+    resumed = {"contender": "lk.Loader, resumed"}
+    yield Target(
+        "Resume at 90 % of 10M samples: over a fresh start",
+        lambda: [results.value("resume", "ratio_to_own_fresh_start", **resumed)],
+        1.05,
+    )
+    yield Target("Samples read again", lambda: [results.value("resume", "extra_getitem_calls", **resumed)], 0)
+    yield Target("The state", lambda: [results.value("resume", "state_bytes", **resumed)], 1024, unit=" bytes")
+
+
+def on_cuda(results: Results) -> Iterator[Target]:
+    def worst(name: str, column: str, best: Callable[[list[float]], float], **where: str) -> list[float]:
+        return [best([float(row[column]) for row in results.rows(name, **where)])]
+
+    yield Target(
+        "On CUDA: a step over the longer of computation and copy, the worst of all ratios",
+        lambda: worst("device_overlap", "step_over_limit", max, way="lk.DeviceLoader"),
+        most=1.03,
+    )
+    yield Target(
+        "On CUDA: bandwidth of registered slots over that of pinned memory, the worst of 1 MiB and more",
+        lambda: [
+            min(
+                float(row["of_pinned"])
+                for row in results.rows("device_copies", method="registered slot, copy_")
+                if int(row["bytes"]) >= 1 << 20
+            )
+        ],
+        least=0.98,
+    )
+
+
+GROUPS: dict[str, Callable[[Results], Iterator[Target]]] = {
+    "On the host": on_the_host,
+    "Data on disk": on_disk,
+    "Variable lengths": of_lengths,
+    "Order and resume": of_order,
+    "Copies to the device": on_cuda,
+}
+
+
+def page(folder: Path) -> str:
+    """Return all targets as Markdown."""
+    results = Results(folder)
+    lines: list[str] = []
+    met: list[bool | None] = []
+    for group, make in GROUPS.items():
+        found = [target.line() for target in make(results)]
+        lines += [
+            "",
+            f"## {group}",
+            "",
+            "| | target | measured | met |",
+            "|---|---|---|---|",
+            *(line for line, _ in found),
+        ]
+        met += [one for _, one in found]
+    tests = [f"- {text}: {where}" for text, where in TESTS.items()]
+    others = [f"- {loader} at {workload.name}: {speed:.2f} x" for workload, loader, speed in ahead(folder)]
+    head = [
+        "<!-- written by benchmarks/targets.py -->",
+        "",
+        "# Targets",
+        "",
+        f"{met.count(True)} met, {met.count(False)} not met, {met.count(None)} not measured. A line is met where each of its "
+        "values is; they stand in the order in which it names them.",
+    ]
+    tail = ["", "## Where another loader is ahead", "", *(others or ["Nowhere."]), "", "## Held by tests", "", *tests]
+    return "\n".join([*head, *lines, *tail])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the CSV files are, and targets.md goes")
+    folder: Path = parser.parse_args().results
+    text = page(folder)
+    (folder / "targets.md").write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
