@@ -155,6 +155,8 @@ def draw(figure: Any, rows: list[Row]) -> None:
             bars = axes.barh(places, [row[column] for row in mine], 0.25, color=colours, alpha=1 - 0.3 * offset)
             axes.bar_label(bars, [f" {row[column]:.3g}" for row in mine], fontsize=7)
         axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter("")
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.margins(x=0.2)
         axes.set_yticks(range(len(names)), names if axes is panels[0] else [])
         axes.invert_yaxis()

@@ -7,6 +7,7 @@ import argparse
 import csv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from harness import RESULTS
@@ -82,20 +83,21 @@ class Target:
 def on_the_host(results: Results) -> Iterator[Target]:
     value = results.value
 
-    def handed(column: str) -> list[float]:
+    def handed(column: str, turned: bool = False) -> list[float]:
         where = {"contender": RING, "leaves": "10"}
-        return [value("transport", column, bytes=size, **where) for size in ("40000", "400000", "4000000")]
+        found = [value("transport", column, bytes=size, **where) for size in ("40000", "400000", "4000000")]
+        return [1 / one for one in found] if turned else found
 
     sizes = "40 KB, 400 KB and 4 MB in ten tensors"
     for column, text in (("main_cpu", "CPU of the main process"), ("wall", "time from batch to batch")):
         yield Target(
             f"Worker to main, {sizes}: `DataLoader` over ours, {text}",
-            lambda column=column: [1 / one for one in handed(f"{column}_over_dataloader")],
+            partial(handed, f"{column}_over_dataloader", turned=True),
             least=10,
         )
         yield Target(
             f"Worker to main, {sizes}: ours over a bare shared buffer, {text}",
-            lambda column=column: handed(f"{column}_over_limit"),
+            partial(handed, f"{column}_over_limit"),
             most=1.5,
         )
 
@@ -133,7 +135,7 @@ def on_the_host(results: Results) -> Iterator[Target]:
     for name in (LOADER, RING):
         yield Target(
             f"Stragglers, `{name}`: over perfect balance; computing, batches of 1 and 8, then waiting",
-            lambda name=name: slow(name),
+            partial(slow, name),
             most=1.15,
         )
     methods = ("fork", "forkserver", "spawn")
@@ -143,29 +145,33 @@ def on_the_host(results: Results) -> Iterator[Target]:
         most=5,
         unit=" ms",
     )
+
+    def grown(name: str) -> list[float]:
+        columns = ("growth_over_records", "total_growth_over_records")
+        return [100 * value("memory", column, contender=f"{LOADER}, {name}") for column in columns]
+
     for name in ("lk.RecordDataset", "lk.share"):
         yield Target(
-            f"A million records, `{name}`: growth of four workers over the records' size, all processes",
-            lambda name=name: [
-                100 * value("memory", column, contender=f"{LOADER}, {name}")
-                for column in ("growth_over_records", "total_growth_over_records")
-            ],
+            f"A million records, `{name}`: growth of four workers over the records' size, and of all processes",
+            partial(grown, name),
             most=10,
             unit=" %",
         )
+
+    def worst_share(loop: str) -> list[float]:
+        return [max(float(row["points_off"]) for row in results.rows("data_wait", loop=loop))]
+
+    def cost(loop: str) -> list[float]:
+        return [value("data_wait", "cost_percent_of_5_ms", loop=loop)]
+
     for loop in ("plain loop", "Lightning"):
         yield Target(
             f"`DataWaitMonitor`, {loop}: off the share of synthetic sleeps, the worst",
-            lambda loop=loop: [max(float(row["points_off"]) for row in results.rows("data_wait", loop=loop))],
+            partial(worst_share, loop),
             most=5,
             unit=" points",
         )
-        yield Target(
-            f"`DataWaitMonitor`, {loop}: its cost of a step of 5 ms",
-            lambda loop=loop: [value("data_wait", "cost_percent_of_5_ms", loop=loop)],
-            most=1,
-            unit=" %",
-        )
+        yield Target(f"`DataWaitMonitor`, {loop}: its cost of a step of 5 ms", partial(cost, loop), most=1, unit=" %")
     yield Target(
         "Samples of 100 us, each seeded, 0 and 2 workers: throughput over `DataLoader`'s",
         lambda: [
@@ -219,14 +225,13 @@ def on_disk(results: Results) -> Iterator[Target]:
         lambda: over_best("pictures", pictures, ("bare",)),
         least=1,
     )
+
+    def index(shards: str) -> list[float]:
+        return [results.value("index", "wall_s_two_processes", shards=shards, contender="loaderkit index")]
+
     for shards in ("tar, below 512 B", "tar, 1 B to 10 KB", "tar, 100 KB and a class"):
         yield Target(
-            f"Index of a million samples, {shards}: wall time of two processes",
-            lambda shards=shards: [
-                results.value("index", "wall_s_two_processes", shards=shards, contender="loaderkit index")
-            ],
-            most=1,
-            unit=" s",
+            f"Index of a million samples, {shards}: wall time of two processes", partial(index, shards), 1, unit=" s"
         )
 
     def wrong_cells() -> list[float]:
@@ -259,25 +264,24 @@ def of_lengths(results: Results) -> Iterator[Target]:
         for kind in ("tensors", "arrays"):
             yield Target(
                 f"`{contender}` of {dtype} {kind}, batches of 64, 128 and 256: times as fast as `pad_sequence` + mask",
-                lambda contender=contender, kind=kind, dtype=dtype: faster(contender, kind, dtype),
+                partial(faster, contender, kind, dtype),
                 least=least,
             )
+
+    def planned(name: str, column: str) -> list[float]:
+        where = {"contender": name, "longest": "2048"}
+        return [results.value("text_plans", column, sigma=sigma, **where) for sigma in ("0.6", "1")]
+
     for name, most in (("lk.TokenBudget", 1.03), ("lk.LengthBuckets", 1.06), ("lk.PackPlan", 1.006)):
         yield Target(
             f"`{name}`: computed tokens for each real one, lognormal lengths, sigma 0.6 and 1.0",
-            lambda name=name: [
-                results.value("text_plans", "padded_to_real", contender=name, sigma=sigma, longest="2048")
-                for sigma in ("0.6", "1")
-            ],
+            partial(planned, name, "padded_to_real"),
             most=most,
         )
     for name in ("lk.LengthBuckets", "lk.TokenBudget"):
         yield Target(
             f"`{name}`: planning a sample, sigma 0.6 and 1.0",
-            lambda name=name: [
-                results.value("text_plans", "plan_ns_per_sample", contender=name, sigma=sigma, longest="2048")
-                for sigma in ("0.6", "1")
-            ],
+            partial(planned, name, "plan_ns_per_sample"),
             most=200,
             unit=" ns",
         )
