@@ -21,12 +21,12 @@ pytestmark = [
 engine: Any = "torch"
 
 
-@pytest.fixture(params=["torch", "ring", "ring, in turn"], autouse=True)
+@pytest.fixture(params=["torch", "ring"], autouse=True)
 def _engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test here is run with each engine that has workers, and each way to deal batches to them."""
-    monkeypatch.setattr(f"{__name__}.engine", request.param.split(",")[0])
-    if "in turn" in request.param:
-        monkeypatch.setattr("loaderkit.indexed.keeps_shards", lambda _: True)
+    """Every test here is run with each engine that has workers; the ring's loaders take turns in how batches are dealt."""
+    monkeypatch.setattr(f"{__name__}.engine", request.param)
+    in_turn = itertools.cycle([True, True, False, False])  # two each: every other loader has no workers
+    monkeypatch.setattr("loaderkit.indexed.keeps_shards", lambda _: next(in_turn))
 
 
 def make_loader(size: int, batch_size: int | None, workers: int = 0, **settings: Any) -> lk.Loader:
