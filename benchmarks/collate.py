@@ -8,6 +8,7 @@ and lengths, and one `torch.cat`.
 
 import time
 from collections.abc import Callable
+from operator import attrgetter, countOf
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,9 @@ SIZES = (64, 128, 256)
 BY_HAND = "pad_sequence + mask + lengths (the reference)"
 CAST = "the same, cast to int64 first"
 LEAST = "types, dtypes, lengths and torch.cat (the limit)"
+MASKS = np.lib.stride_tricks.sliding_window_view(np.arange(1024) < 512, 512)[::-1]
+LEAST_PADDED = "these and the mask (the limit of padding)"
+DTYPE = attrgetter("dtype")
 PAD = lk.PadCollate(lk.Pad(mask=True, lengths=True))
 JOIN = lk.RaggedCollate(nested=False)
 SAMPLES: dict[str, Callable[[Any], Any]] = {
@@ -40,9 +44,17 @@ def by_hand(sequences: list[Any], cast: torch.dtype | None = None) -> tuple[Tens
     return padded, torch.arange(padded.shape[1]) < lengths[:, None], lengths
 
 
-def least(tensors: list[Tensor]) -> object:
-    kinds = {*map(type, tensors)}, {tensor.dtype for tensor in tensors}
-    return kinds, list(map(Tensor.numel, tensors)), torch.cat(tensors)
+def least(tensors: list[Tensor]) -> list[int]:
+    lengths = list(map(Tensor.numel, tensors))
+    if {*map(type, tensors)} != {Tensor} or countOf(map(DTYPE, tensors), tensors[0].dtype) < len(tensors):
+        raise TypeError
+    torch.cat(tensors)
+    return lengths
+
+
+def least_padded(tensors: list[Tensor]) -> object:
+    lengths = np.array(least(tensors))
+    return lengths, MASKS[lengths]
 
 
 def make_batches(count: int, size: int, dtype: Any) -> list[list[Any]]:
@@ -64,7 +76,7 @@ def contenders_for(batches: list[list[Any]], kind: str) -> dict[str, Callable[[]
     if batches[0][0].dtype == np.uint16 and kind != "lists":
         found[CAST] = run(lambda batch: by_hand(batch, torch.int64), given)
     if kind == "tensors":
-        found[LEAST] = run(least, given)
+        found[LEAST], found[LEAST_PADDED] = run(least, given), run(least_padded, given)
     if kind == "arrays":
         joined = [JOIN(batch) for batch in given]
         found["lk.PadCollate, of one Ragged"] = run(PAD.collate_batch, joined)

@@ -515,3 +515,20 @@ def test_torchs_workers_make_large_tensors_in_shared_memory_and_small_ones_not(k
     assert [batch[-1] for batch in inline] == [[False] * 3] * 2
     for left, right in zip(inline, sent, strict=True):
         assert all(map(same, left[:-1], right[:-1]))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64])
+@pytest.mark.parametrize("longest", [4, 40_000])
+def test_a_ragged_gives_what_its_sequences_give_in_memory_of_its_own(dtype: torch.dtype, longest: int) -> None:
+    values = [(torch.arange(1, 1 + size) % 7).to(dtype) for size in (longest, 1, longest - 1)]
+    ragged = lk.Ragged(torch.cat(values), torch.tensor([0, *map(len, values)]).cumsum(0))
+    for rule in (lk.Pad(), lk.Pad(value=1, side="left"), lk.Pad(max_length=3, too_long="truncate_left")):
+        wanted, found = lk.PadCollate(rule)(values), lk.PadCollate(rule).collate_batch(ragged)
+        assert wanted.dtype == dtype
+        assert wanted.tolist() == found.tolist()
+        assert wanted[0].tolist()[-3:] == values[0].tolist()[-3:]
+    for packing in (lk.PackCollate(labels=None), lk.PackCollate(labels=None, multiple_of=7, pad_value=1)):
+        batch = packing.collate_batch(ragged)
+        assert batch["tokens"].tolist() == packing(values)["tokens"].tolist()
+        batch["tokens"].zero_()
+    assert ragged.values.tolist() == torch.cat(values).tolist()

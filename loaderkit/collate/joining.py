@@ -3,14 +3,14 @@
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from itertools import accumulate
 
 import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
-from loaderkit.collate.memory import as_bits, is_shared, new_empty
+from loaderkit.collate.memory import as_array, is_shared, new_empty, new_full
 from loaderkit.collate.rules import Side
 from loaderkit.collate.sequences import Array, Pieces, as_tensor, check_shapes, split
 from loaderkit.datasets.ragged import Ragged
@@ -25,14 +25,15 @@ _NO_MASK = torch.empty(0, dtype=torch.bool)
 
 def join(pieces: Pieces) -> Ragged:
     """Copy sequences end to end."""
-    offsets = np.zeros(len(pieces.lengths) + 1, dtype=np.int64)
-    np.cumsum(pieces.lengths, out=offsets[1:])
+    offsets = np.fromiter(accumulate(pieces.lengths, initial=0), np.int64, len(pieces.lengths) + 1)
     return Ragged(join_values(pieces), torch.from_numpy(offsets))
 
 
 def join_values(pieces: Pieces) -> Tensor:
     """Copy sequences end to end, into one tensor (sum of T_i, *F)."""
     items, lengths, like = pieces.items, pieces.lengths, pieces.like
+    if pieces.joined is not None:
+        items, lengths = [pieces.joined], [len(pieces.joined)]
     if not all(lengths):  # torch.cat is slow where there are empty pieces
         some = [place for place, length in enumerate(lengths) if length]
         items, lengths = [items[place] for place in some], [lengths[place] for place in some]
@@ -48,6 +49,11 @@ def join_values(pieces: Pieces) -> Tensor:
         if not any(item.requires_grad for item in items):
             raise
         return torch.cat(items)  # there is no gradient through `out`
+
+
+def joined_values(pieces: Pieces) -> Tensor:
+    """Return sequences end to end (sum of T_i, *F), which may be those given and not a copy."""
+    return join_values(pieces) if pieces.joined is None else pieces.joined
 
 
 def _join_tensors(items: list[Tensor], lengths: list[int], shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -90,7 +96,8 @@ def pad(pieces: Pieces, there: Tensor, value: float = 0, side: Side = "right") -
     """
     like = pieces.like
     if there.shape[1] * math.prod(like.shape[1:]) < _LONG_ROW:
-        return spread(join_values(pieces), there, value)
+        return spread(joined_values(pieces), there, value)
+    pieces.separate()
     padded = new_empty((*there.shape, *like.shape[1:]), like)
     for place, (item, length) in enumerate(zip(map(as_tensor, pieces.items), pieces.lengths, strict=True)):
         row = padded[place]  # autograd does not allow writing to the rows of an iteration
@@ -103,19 +110,15 @@ def pad(pieces: Pieces, there: Tensor, value: float = 0, side: Side = "right") -
 
 def spread(joined: Tensor, there: Tensor, value: float) -> Tensor:
     """Copy steps (N, *F) to where `there` (R, T), bool, is true, row by row, and write `value` elsewhere: (R, T, *F)."""
-    out = new_empty((*there.shape, *joined.shape[1:]), joined)
+    shape = (*there.shape, *joined.shape[1:])
     if joined.requires_grad or joined.device.type != "cpu":
-        out.fill_(value)[there.to(joined.device)] = joined
+        out = joined.new_full(shape, value)
+        out[there.to(joined.device)] = joined
         return out
-    bits = as_bits(out)
-    bits.fill(_bits_of(value, joined.dtype))
-    bits[there.numpy()] = as_bits(joined)  # numpy copies each run of true places as one
+    steps = as_array(joined)
+    out, rows = new_full(shape, steps, joined.dtype, value)
+    rows[there.numpy()] = steps  # numpy copies each run of true places as one
     return out
-
-
-@lru_cache(maxsize=64)
-def _bits_of(value: float, dtype: torch.dtype) -> Any:
-    return as_bits(torch.full((1,), value, dtype=dtype))[0]
 
 
 def valid(lengths: Array, steps: int, side: Side) -> Tensor:

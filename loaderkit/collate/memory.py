@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy.typing as npt
 import torch
 import torch.utils.data as torch_data
 from torch import Tensor
+
+Array = npt.NDArray[Any]
 
 # Smaller ones travel in the message itself: see `loaderkit.engine.message`.
 _LARGE = 1 << 17  # bytes
@@ -36,7 +39,38 @@ def new_empty(shape: Sequence[int], like: Tensor) -> Tensor:
     return torch.from_numpy(np.empty(shape, dtype=_BITS[like.itemsize])).view(like.dtype)
 
 
-def as_bits(tensor: Tensor) -> npt.NDArray[Any]:
-    """Return a tensor as an array of what has its size, since numpy does not know all dtypes of torch."""
-    array: npt.NDArray[Any] = tensor.view(_TORCH_BITS[tensor.itemsize]).numpy()
+def new_full(shape: Sequence[int], like: Array, dtype: torch.dtype, value: float) -> tuple[Tensor, Array]:
+    """Make a tensor on the CPU that holds `value` all over.
+
+    Args:
+        shape: Of the tensor.
+        like: An array as `as_array` makes it of tensors of that dtype.
+        dtype: Of the tensor.
+        value: To fill it with.
+
+    Returns:
+        The tensor, and an array of the same memory.
+    """
+    if is_shared(math.prod(shape) * dtype.itemsize):
+        tensor = new_empty(shape, torch.empty(0, dtype=dtype))
+        array = as_array(tensor)
+        array.fill(_bits_of(value, dtype))
+        return tensor, array
+    # The C library clears memory faster than numpy fills it.
+    array = np.full(shape, _bits_of(value, dtype)) if value else np.zeros(shape, like.dtype)
+    tensor = torch.from_numpy(array)
+    return tensor if tensor.dtype is dtype else tensor.view(dtype), array
+
+
+@lru_cache(maxsize=64)
+def _bits_of(value: float, dtype: torch.dtype) -> Any:
+    return as_array(torch.full((1,), value, dtype=dtype))[0]
+
+
+def as_array(tensor: Tensor) -> Array:
+    """Return a tensor as an array: of its bits, where numpy does not know its dtype."""
+    try:
+        array: Array = tensor.numpy()
+    except TypeError:  # bfloat16
+        array = tensor.view(_TORCH_BITS[tensor.itemsize]).numpy()
     return array

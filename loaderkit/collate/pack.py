@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loaderkit.collate.joining import join_values, spread
+from loaderkit.collate.joining import join_values, joined_values, spread
 from loaderkit.collate.sequences import Pieces, check_value, pieces_of
 from loaderkit.collate.stack import CollateError, stack_field
 from loaderkit.seeding import Int64Array
@@ -139,10 +139,9 @@ class PackCollate:
     @staticmethod
     def _row_by_row(pieces: Pieces, layout: "_Layout", value: float) -> Tensor:
         check_value(value, pieces.like.dtype, pieces.field)
-        joined = join_values(pieces)
-        if len(joined) < layout.there.numel():
-            return spread(joined, layout.there, value)
-        return joined.view(layout.rows, layout.steps, *pieces.like.shape[1:])
+        if sum(pieces.lengths) < layout.there.numel():
+            return spread(joined_values(pieces), layout.there, value)
+        return join_values(pieces).view(layout.rows, layout.steps, *pieces.like.shape[1:])
 
     def _label(self, tokens: Tensor, layout: "_Layout") -> Tensor:
         if tokens.ndim != 2 or tokens.is_floating_point():

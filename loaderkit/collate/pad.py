@@ -79,10 +79,13 @@ class RaggedCollate:
 
     fields: Sequence[Any] | None = None
     nested: bool = True
+    _rules: Rules | Jagged = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.fields, str):
             raise TypeError(f"RaggedCollate: fields is {self.fields!r}, wanted a list of fields: [{self.fields!r}].")
+        rule = Jagged(nested=self.nested)
+        object.__setattr__(self, "_rules", rule if self.fields is None else dict.fromkeys(self.fields, rule))
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         return _by_rules(samples, self._rules, Walk("RaggedCollate"))
@@ -90,11 +93,6 @@ class RaggedCollate:
     def collate_batch(self, batch: Any) -> Any:
         """Return the same for what a dataset's `read_batch` returns, with sequences as a `Ragged`."""
         return _by_rules(batch, self._rules, Walk("RaggedCollate", whole=True))
-
-    @property
-    def _rules(self) -> Rules | Jagged:
-        rule = Jagged(nested=self.nested)
-        return rule if self.fields is None else dict.fromkeys(self.fields, rule)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,10 +39,11 @@ def pad_field(values: Any, path: str, rule: Pad) -> tuple[Tensor, dict[str, Tens
     if rule.each_dim != (0,):
         return _pad_dims(values, path, rule)
     pieces = pieces_of(values, path)
-    pieces.truncate(rule)
+    if rule.max_length is not None:
+        pieces.truncate(rule)
     check_value(rule.value, pieces.like.dtype, path)
     steps = _round_up(max(pieces.lengths), rule.each_multiple[0])
-    lengths = np.array(pieces.lengths, dtype=np.int64)
+    lengths = np.fromiter(pieces.lengths, np.int64, len(pieces.lengths))
     there = valid(lengths, steps, rule.side)
     padded = pad(pieces, there, rule.value, rule.side)
     extras: dict[str, Tensor] = {}

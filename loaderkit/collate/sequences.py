@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
-from operator import attrgetter, sub
+from operator import attrgetter, countOf, sub
 from typing import Any
 
 import numpy as np
@@ -22,14 +21,15 @@ _DTYPE, _NDIM = attrgetter("dtype"), attrgetter("ndim")
 
 @dataclass(slots=True)
 class Pieces:
-    """Sequences (T_i, *F) of one dtype and one F: all tensors, or all arrays.
+    """Sequences (T_i, *F) of one dtype and one F.
 
     Args:
-        items: B of them.
+        items: B tensors, or B arrays; none where they are joined.
         lengths: Their T_i.
         like: A tensor with their dtype, device and F.
         field: Its path, for messages.
         collate: Who asks, for messages.
+        joined: (T_1 + ... + T_B, *F): they themselves, where they came end to end; not to be written to.
     """
 
     items: list[Any]
@@ -37,6 +37,12 @@ class Pieces:
     like: Tensor
     field: str
     collate: str
+    joined: Tensor | None = None
+
+    def separate(self) -> None:
+        """Make items of what is joined."""
+        if self.joined is not None:
+            self.items, self.joined = split(self.joined, self.lengths), None
 
     def truncate(self, rule: Pad) -> None:
         """Cut what is longer than the rule's maximum.
@@ -48,6 +54,7 @@ class Pieces:
         if max(self.lengths) <= most:
             return
         check_too_long([[length] for length in self.lengths], rule, self.field)
+        self.separate()
         for row, length in enumerate(self.lengths):
             if length > most:
                 low = length - int(most) if rule.too_long == "truncate_left" else 0
@@ -85,7 +92,7 @@ def pieces_of(values: Sequence[Any] | Ragged, field: str, collate: str = "PadCol
     if kinds != {Tensor} and kinds != {np.ndarray}:
         items = _plain(items, field, collate)
     first = items[0]
-    if len(set(map(_DTYPE, items))) > 1:
+    if countOf(map(_DTYPE, items), first.dtype) < len(items):
         check_shapes(items, field, collate)
         raise difference("dtype", [item.dtype for item in items], field, collate)
     tensors = isinstance(first, Tensor)
@@ -93,7 +100,7 @@ def pieces_of(values: Sequence[Any] | Ragged, field: str, collate: str = "PadCol
         items = [item.astype(item.dtype.newbyteorder("=")) for item in items]
     if first.ndim == 1 and tensors:
         lengths = list(map(Tensor.numel, items))  # len() is slow; torch.cat finds those of other shapes, unless empty
-        if 0 in lengths:
+        if not all(lengths):
             check_shapes(items, field, collate)
     else:
         check_shapes(items, field, collate)
@@ -133,11 +140,7 @@ def _plain(values: list[Any], field: str, collate: str) -> list[Any]:
 
 def _pieces_of_ragged(ragged: Ragged, field: str, collate: str) -> Pieces:
     values, ends = ragged.values, ragged.offsets.tolist()
-    lengths = list(map(sub, ends[1:], ends))
-    if values.device.type == "cpu" and values.dtype is not torch.bfloat16 and not values.requires_grad:
-        array = values.numpy()
-        return Pieces([array[low:high] for low, high in pairwise(ends)], lengths, values, field, collate)
-    return Pieces(split(values[ends[0] : ends[-1]], lengths), lengths, values, field, collate)
+    return Pieces([], list(map(sub, ends[1:], ends)), values, field, collate, values[ends[0] : ends[-1]])
 
 
 def as_sequence(value: Any, field: str, row: int, collate: str) -> Any:
