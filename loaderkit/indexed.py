@@ -120,10 +120,11 @@ class IndexedWalk(Walk):
     def state(self) -> dict[str, Any]:
         if self._trained_by_epochs:
             self.say(
-                "A Trainer saves the state of a Loader that was handed to it directly. That resumes exactly after a "
-                "kill, but a checkpoint saved by an exception, by a signal or within a gradient accumulation counts "
-                "batches that were not learnt, and `trainer.estimated_stepping_batches` makes Lightning drop the "
-                "state. Use loaderkit.DataModule, which is exact in all these cases."
+                "A Trainer saves the state of a Loader that was handed to it directly, or by a `train_dataloader` of one's "
+                "own. That resumes exactly after a kill, but a checkpoint saved by an exception, by a signal or within a "
+                "gradient accumulation counts batches that were not learnt, one that is saved when `max_steps` has ended "
+                "the fit counts the whole epoch, and `trainer.estimated_stepping_batches` makes Lightning drop the "
+                "state. Use loaderkit.DataModule and the loaders it makes, which are exact in all these cases."
             )
         return self._pack(self.cursor)
 

@@ -60,3 +60,18 @@ def test_its_state_is_what_was_yielded(stop: int, kind: str) -> None:
     early = make()  # as Lightning does: before the loaders are made
     early.load_state_dict(states[0])
     assert take(early.train_dataloader(), 14 - stop) == whole[stop:]
+
+
+@pytest.mark.parametrize("kind", ["map", "stream"])
+@pytest.mark.parametrize("stop", [0, 2])
+def test_a_loader_made_for_each_epoch_goes_on_after_a_resume(kind: str, stop: int) -> None:
+    """The loaded place is gone to once."""
+    whole = lk.DataModule(make_data(kind), loader=CONFIG).train_dataloader()
+    epochs = [[batch.tolist() for batch in whole] for _ in range(3)]
+    data = lk.DataModule(make_data(kind), loader=CONFIG)
+    first = list(itertools.islice(data.train_dataloader(), stop))
+    assert len(first) == stop
+    again = lk.DataModule(make_data(kind), loader=CONFIG)
+    again.load_state_dict(data.state_dict())
+    found = [[batch.tolist() for batch in again.train_dataloader()] for _ in range(3)]
+    assert found == [epochs[0][stop:], *epochs[1:]]

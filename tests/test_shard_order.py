@@ -331,7 +331,6 @@ def test_a_datamodule_continues_the_same_order_with_another_batch_size() -> None
     data.load_state_dict({"train": [first.state_dict()], "batches": 2, "epoch_over": False})
     for _ in range(3):
         batches += [index for batch in data.train_dataloader() for index in batch.tolist()]
-        data._position.begin_batch()
     order = lk.ShardOrder(SIZES, seed=5, block=4)
     assert batches == [index for epoch in range(3) for index in whole(order, epoch).tolist()]
 

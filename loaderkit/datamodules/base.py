@@ -8,6 +8,7 @@ import lightning.pytorch as pl
 from typing_extensions import override
 
 from loaderkit.config import LoaderConfig
+from loaderkit.datamodules.given import Data, check_data, check_dataset, make_dataset, map_data
 from loaderkit.datamodules.loaders import (
     EvalLoader,
     TrainerLoader,
@@ -23,7 +24,6 @@ from loaderkit.prefetch import Prefetcher
 from loaderkit.world import World
 
 L = TypeVar("L", bound=TrainerLoader)
-Data = Any  # a dataset, a zero-argument factory of one, or a dict or list of those
 _STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}
 
 
@@ -46,7 +46,8 @@ class DataModule(pl.LightningDataModule):
         train: A dataset or a stream; or a dict of datasets, which Lightning draws from side
             by side (CombinedLoader, "max_size_cycle"; for "min_size" override
             `train_dataloader` and wrap what it returns).
-        val: A dataset or a stream; or a list of them, or a dict by name, which are evaluated one after another.
+        val: A dataset or a stream; or a list of them, or a dict by name, which are evaluated one after another. A list of
+            samples is one dataset.
         test: The same.
         predict: The same.
         loader: The loaders' settings. `shuffle=None` means: training yes.
@@ -69,6 +70,12 @@ class DataModule(pl.LightningDataModule):
     ) -> None:
         super().__init__()
         self._given: dict[str, Data] = {"train": train, "val": val, "test": test, "predict": predict}
+        for name, data in self._given.items():
+            if data is not None:
+                check_data(name, data)
+        for setting, config in (("loader", loader), ("eval_loader", eval_loader)):
+            if config is not None and not isinstance(config, LoaderConfig):
+                raise TypeError(f"DataModule: {setting} is of type {type(config).__name__}, wanted a LoaderConfig.")
         self._made: dict[str, Data] = {}
         self.loader_config = loader or LoaderConfig()
         self._eval_config = eval_loader
@@ -111,6 +118,11 @@ class DataModule(pl.LightningDataModule):
 
     @override
     def train_dataloader(self) -> Any:
+        if self.trainer is not None and self.trainer.state.fn == "fit" and not self._position.is_of(self.trainer):
+            raise RuntimeError(
+                f"DataModule: {type(self).__name__}.setup does not call super().setup(stage), without which a training can't "
+                "resume."
+            )
         before = self._position.replace_loaders()
         loaders = self._make("train", self._make_train)
         self._position.place(before)
@@ -148,16 +160,15 @@ class DataModule(pl.LightningDataModule):
         """Return the datasets of that name; factories are called the first time."""
         if name not in self._made:
             given = self._given[name]
-            self._made[name] = _map_data(name, given, lambda item: item if hasattr(item, "__getitem__") else item())
+            self._made[name] = None if given is None else map_data(name, given, make_dataset)
         return self._made[name]
 
     def _make(self, name: str, make: Callable[[Any], Loader]) -> Any:
-        data = self._data(name)
-        if data is None:
+        if self._given[name] is None:
             raise ValueError(
                 f"DataModule: the Trainer asks for {name} data, and none was given. Pass DataModule({name}=...)."
             )
-        return _map_data(name, data, make)
+        return map_data(name, self._data(name), make)
 
     def _make_train(self, dataset: Any) -> TrainLoader:
         config = self.loader_config
@@ -190,6 +201,7 @@ class DataModule(pl.LightningDataModule):
         return loader
 
     def _make_loader(self, kind: type[L], dataset: Any, config: LoaderConfig, shuffle: bool) -> L:
+        check_dataset("what a factory returned", dataset)
         changes: dict[str, Any] = {"shuffle": shuffle}
         if self.trainer is not None:
             if config.world is None:
@@ -201,14 +213,3 @@ class DataModule(pl.LightningDataModule):
         if self.trainer is not None and loader.why_not_ahead is None:
             loader.prefetcher = Prefetcher(self.trainer.strategy.root_device)
         return loader
-
-
-def _map_data(name: str, data: Data, function: Callable[[Any], Any]) -> Any:
-    """Apply a function to each dataset: train data may be a dict of them, other data a list too."""
-    if data is None:
-        return None
-    if isinstance(data, dict):
-        return {key: function(item) for key, item in data.items()}
-    if isinstance(data, list | tuple) and name != "train":
-        return [function(item) for item in data]
-    return function(data)

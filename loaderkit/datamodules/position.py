@@ -24,10 +24,14 @@ class TrainPosition:
         self._first = 0  # where the loaders are marked, in batches of the Trainer's epoch
         self._waiting = True  # no batch has begun since then
 
+    def is_of(self, trainer: pl.Trainer) -> bool:
+        """Say whether it is that of a Trainer."""
+        return self._trainer is trainer
+
     @property
     def awaits_loaders(self) -> bool:
         """Whether a place was loaded, and there are no loaders to go to it."""
-        return bool(self._restored and self._restored["train"] and not self._loaders)
+        return self._restored is not None and not self._loaders
 
     @property
     def is_before_a_first_batch(self) -> bool:
@@ -52,7 +56,9 @@ class TrainPosition:
     def place(self, before: Sequence[TrainLoader]) -> None:
         """Put the new loaders where training goes on: at a loaded state, or where those before them stopped."""
         if self._restored is not None:
-            self._restore()
+            self._restore(self._restored)
+            if self._trainer is None:
+                self._restored = None  # no Trainer makes them anew before it begins: the next ones go on
             return
         # A second fit goes on counting epochs, and a reload in a run goes on where the last loaders stopped.
         epoch = self._trainer.current_epoch if self._trainer is not None else 0
@@ -77,9 +83,11 @@ class TrainPosition:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a saved place, with the loaders that there are or those that will be made."""
+        if not state["train"]:
+            return  # of a run that had no loaders of ours
         self._restored = dict(state)
         if self._loaders:
-            self._restore()
+            self._restore(self._restored)
 
     def begin_epoch(self) -> None:
         """Take note that the Trainer begins an epoch."""
@@ -97,7 +105,7 @@ class TrainPosition:
 
     def correct_loops(self, fit_loop: dict[str, Any]) -> None:
         """Make a checkpoint's own counts of batches agree with the loaders, before the loops read them."""
-        if self._restored is None or not self._restored["train"]:
+        if self._restored is None:
             return
         current = fit_loop["epoch_loop.batch_progress"]["current"]
         over, batches = self._restored["epoch_over"], self._restored["batches"]
@@ -143,21 +151,17 @@ class TrainPosition:
         if self._trainer is not None:
             self._stand(learnt(self._trainer)[0])
 
-    def _restore(self) -> None:
-        """Put the loaders where the loaded state says."""
-        state: Mapping[str, Any] = self._restored or {}
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        """Put the loaders where a loaded state says."""
         saved = state["train"]
-        if saved and len(saved) != len(self._loaders):
+        if len(saved) != len(self._loaders):
             raise ValueError(
                 f"cannot resume: the checkpoint has {len(saved)} training datasets, this DataModule has "
                 f"{len(self._loaders)}. Give it the same datasets."
             )
         for row, loader in enumerate(self._loaders):
             loader.restored = False
-            if saved:
-                loader.load_state_dict(saved[row])
-            else:
-                loader.seek(epoch=0)
+            loader.load_state_dict(saved[row])
             loader.restored = True
         first = self._translate(state)
         self._stand(first, state.get("ended", ()))
@@ -167,7 +171,7 @@ class TrainPosition:
         old = [saved.get("step") for saved in state["train"]]
         new = [loader.step for loader in self._loaders]
         fewer_steps = new == [None] and state["batches"] and not self._loaders[0].cursor.batches
-        if not old or (old == new and not fewer_steps):
+        if old == new and not fewer_steps:
             return int(state["batches"])
         if len(new) > 1:
             raise ValueError(
