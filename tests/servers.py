@@ -93,7 +93,31 @@ def run_s3(folder: Path) -> Iterator[dict[str, Any]]:
         yield {"key": "test", "secret": "test", "endpoint_url": f"http://127.0.0.1:{port}"}
 
 
-class Faulty:
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class Served:
+    """A server of this process."""
+
+    def serve(self, handler: type[_Handler], path: str = "") -> None:
+        """Answer requests, on a port of its own, until it is closed."""
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}{path}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(5)
+
+
+class Faulty(Served):
     """A server that answers GETs with the faults it is given, one after another, then properly."""
 
     def __init__(self, content: bytes) -> None:
@@ -102,9 +126,7 @@ class Faulty:
         self.gets: list[str] = []
         faulty = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Handler(_Handler):
             def do_HEAD(self) -> None:
                 self.answer(200, faulty.content, body=False)
 
@@ -134,22 +156,10 @@ class Faulty:
                 if fault == "reset":
                     self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/data.jsonl"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(5)
+        self.serve(Handler, "/data.jsonl")
 
 
-class FaultyProxy:
+class FaultyProxy(Served):
     """Stands before a server, and answers what is asked of objects with the faults it is given, one after another."""
 
     def __init__(self, port: int) -> None:
@@ -157,9 +167,7 @@ class FaultyProxy:
         self.asked: list[str] = []
         proxy = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Handler(_Handler):
             def do_HEAD(self) -> None:
                 self.forward()
 
@@ -197,16 +205,4 @@ class FaultyProxy:
                     self.wfile.write(content[: len(content) // 2] if cut else content)
                 self.close_connection = cut
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(5)
+        self.serve(Handler)

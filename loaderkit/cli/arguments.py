@@ -36,6 +36,17 @@ def option(text: str) -> tuple[str, Any]:
         return name, value
 
 
+def add_settings(parser: argparse.ArgumentParser, name: str, text: str) -> None:
+    """Add an argument that is given once for each setting, as NAME=VALUE.
+
+    Args:
+        parser: Of the command.
+        name: Such as "--option".
+        text: Says what the settings are of.
+    """
+    parser.add_argument(name, type=option, action="append", default=[], metavar="NAME=VALUE", help=text)
+
+
 def named(text: str) -> Any:
     """Return what MODULE:NAME names.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loaderkit.cli.arguments import count, option, size
+from loaderkit.cli.arguments import add_settings, count, size
 from loaderkit.cli.report import complain, say, with_progress
 from loaderkit.datasets.formats import format_named, format_of, formats_of, known_suffixes
 from loaderkit.datasets.index import ShardError, ShardIndex, content_checksum, index_path, save_index
@@ -66,21 +66,13 @@ def add_to(commands: Any) -> None:
         help="read shards through: keep their checksum, compare it where there is one",
     )
     parser.add_argument("--quiet", action="store_true", help="name only the shards that failed")
-    parser.add_argument(
+    add_settings(
+        parser,
         "--option",
-        type=option,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a setting of the format that shapes its index, as its dataset takes it; VALUE as JSON, or as it stands",
+        "a setting of the format that shapes its index, as its dataset takes it; VALUE as JSON, or as it stands",
     )
-    parser.add_argument(
-        "--storage-option",
-        type=option,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a setting of a remote file system, as fsspec takes it: endpoint_url=http://...",
+    add_settings(
+        parser, "--storage-option", "a setting of a remote file system, as fsspec takes it: endpoint_url=http://..."
     )
     parser.add_argument("--cache-dir", metavar="DIR", help="where copies of remote shards are kept")
     parser.add_argument("--cache-bytes", type=size, metavar="BYTES", help="what the copies take at most")

@@ -4,7 +4,7 @@ import sys
 
 from loaderkit.datasets.progress import with_progress
 
-__all__ = ["complain", "say", "with_progress"]
+__all__ = ["complain", "complain_of", "say", "with_progress"]
 
 
 def say(line: str) -> None:
@@ -17,3 +17,10 @@ def complain(line: str) -> None:
     """Write a line to standard error."""
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
+
+
+def complain_of(command: str, error: Exception) -> None:
+    """Write an error, which may be of the user's own code: its type where ours would not have it, and its notes."""
+    plain = isinstance(error, ValueError | FileNotFoundError | ImportError)
+    notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
+    complain(f"loaderkit {command}: {'' if plain else f'{type(error).__name__}: '}{error}{notes}")

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-from loaderkit.cli.arguments import named, option
+from loaderkit.cli.arguments import add_settings, named
 from loaderkit.datasets.formats import format_named, formats_of, known_suffixes
 from loaderkit.datasets.images import ImageFolder
 from loaderkit.datasets.pictures import decode_picture
@@ -28,14 +28,7 @@ def add_source(parser: argparse.ArgumentParser, *, required: bool = True) -> Non
     parser.add_argument(
         "--source-format", metavar="FORMAT", help="as jsonl or tar, or MODULE:CLASS; by suffix if not given"
     )
-    parser.add_argument(
-        "--option",
-        type=option,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a setting of the source's dataset",
-    )
+    add_settings(parser, "--option", "a setting of the source's dataset")
     parser.add_argument("--spawn", action="store_true", help="start processes anew: for a source that can't be forked")
 
 

@@ -8,10 +8,9 @@ from typing import Any
 from loaderkit.cli.arguments import count
 from loaderkit.cli.bench.costs import measure_costs
 from loaderkit.cli.bench.report import Report, write_csv
-from loaderkit.cli.bench.subject import Subject, subject_of
+from loaderkit.cli.bench.subject import Subject, add_subject, given_subject
 from loaderkit.cli.bench.throughput import settings_of, turns
-from loaderkit.cli.report import complain, say, with_progress
-from loaderkit.cli.source import add_source, given_source
+from loaderkit.cli.report import complain_of, say, with_progress
 from loaderkit.pool import usable_cpus
 
 _ENGINES = ("inline", "torch", "ring", "auto")
@@ -27,8 +26,7 @@ def add_to(commands: Any) -> None:
         "DataModule or a dataset. Nothing else should run meanwhile: the training's own work is not measured, and needs a "
         "CPU as well.",
     )
-    add_source(parser)
-    parser.add_argument("--batch-size", type=count, metavar="N", help="in place of the loader's; of a dataset 32")
+    add_subject(parser)
     parser.add_argument("--workers", type=_numbers, metavar="0,2,4", help="to try; from 0 to one a CPU if not given")
     parser.add_argument(
         "--engines",
@@ -49,9 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of idle workers and the like: that is what is measured here
         try:
-            source, method = given_source(arguments)
-            subject = subject_of(source, batch_size=arguments.batch_size, spawn=method == "spawn")
-            found = _measure(subject, arguments)
+            found = _measure(given_subject(arguments), arguments)
             for line in found.lines():
                 say(line)
             if arguments.csv is not None:
@@ -63,9 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
                 draw(arguments.plot, found)
                 say(f"\n{arguments.plot}")
         except Exception as error:  # of the user's own code too
-            plain = isinstance(error, ValueError | FileNotFoundError | ImportError)
-            notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
-            complain(f"loaderkit bench: {'' if plain else f'{type(error).__name__}: '}{error}{notes}")
+            complain_of("bench", error)
             return 1
     return 0 if found.advice is not None else 1
 

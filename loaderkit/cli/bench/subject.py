@@ -1,11 +1,14 @@
 """What is measured: a dataset and the settings of its loader."""
 
+import argparse
 import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 import torch.utils.data as torch_data
 
+from loaderkit.cli.arguments import count
+from loaderkit.cli.source import add_source, given_source
 from loaderkit.config import LoaderConfig
 from loaderkit.loader import Loader
 
@@ -62,6 +65,23 @@ class Subject:
         batches = len(self.loader(Setting(0, "inline")))
         how = "by a plan" if self.config.plan is not None else f"of {self.config.batch_size}"
         return f"{name}, {len(self.dataset):,} samples; {batches:,} batches an epoch, {how}"
+
+
+def add_subject(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Add the arguments that name what is measured to a command."""
+    add_source(parser, required=required)
+    parser.add_argument("--batch-size", type=count, metavar="N", help="in place of the loader's; of a dataset 32")
+
+
+def given_subject(arguments: argparse.Namespace) -> Subject:
+    """Return what a command's arguments name.
+
+    Raises:
+        ValueError: If they name nothing that can be measured.
+        FileNotFoundError: If there are no files.
+    """
+    source, method = given_source(arguments)
+    return subject_of(source, batch_size=arguments.batch_size, spawn=method == "spawn")
 
 
 def subject_of(source: Any, *, batch_size: int | None, spawn: bool) -> Subject:

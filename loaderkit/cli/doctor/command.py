@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from loaderkit.cli.arguments import count
-from loaderkit.cli.bench.subject import subject_of
+from loaderkit.cli.bench.subject import add_subject, given_subject
 from loaderkit.cli.doctor.data import check_data
 from loaderkit.cli.doctor.finding import Finding
 from loaderkit.cli.doctor.host import Host, check_host
-from loaderkit.cli.report import complain, say
-from loaderkit.cli.source import add_source, given_source
+from loaderkit.cli.report import complain_of, say
 from loaderkit.cpus import ranks_on_host
 
 
@@ -24,8 +23,7 @@ def add_to(commands: Any) -> None:
         "pickles, keeps random generators or a great many objects, and what its batches take. The exit code is 1 if "
         "something is wrong.",
     )
-    add_source(parser, required=False)
-    parser.add_argument("--batch-size", type=count, metavar="N", help="in place of the loader's; of a dataset 32")
+    add_subject(parser, required=False)
     parser.add_argument(
         "--workers", type=int, metavar="N", help='of each rank; as num_workers="auto" has it if not given'
     )
@@ -43,8 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
                 say(str(finding))
                 wrong |= finding.level == "wrong"
     except Exception as error:  # of the user's own code too
-        notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
-        complain(f"loaderkit doctor: {type(error).__name__}: {error}{notes}")
+        complain_of("doctor", error)
         return 1
     return int(wrong)
 
@@ -53,7 +50,5 @@ def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
     host, ranks = Host.detect(), arguments.ranks or ranks_on_host()
     yield from check_host(host, ranks)
     if arguments.source is not None:
-        source, method = given_source(arguments)
-        subject = subject_of(source, batch_size=arguments.batch_size, spawn=method == "spawn")
         workers = host.cpus.workers(ranks) if arguments.workers is None else arguments.workers
-        yield from check_data(subject, host, workers=workers, ranks=ranks)
+        yield from check_data(given_subject(arguments), host, workers=workers, ranks=ranks)
