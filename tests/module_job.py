@@ -1,7 +1,8 @@
 """Trainings over the ready-made DataModules: a run, its checkpoints, and what a resume from each gives."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +43,26 @@ class Recorder(pl.LightningModule):
 
 
 def fit(folder: Path, model: Recorder, data: lk.DataModule, *, saving: bool = False, ckpt: Path | None = None) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Lightning's own
+    with _quietly():
         trainer(folder, saving=saving).fit(model, datamodule=data, ckpt_path=ckpt)
 
 
 def predict(folder: Path, model: Recorder, data: lk.DataModule, ckpt: Path) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _quietly():
         return trainer(folder).predict(model, datamodule=data, ckpt_path=ckpt)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without Lightning's warnings, and on one thread: two of such small models wait for each other, at three times the CPU."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def trainer(folder: Path, *, saving: bool = False) -> pl.Trainer:

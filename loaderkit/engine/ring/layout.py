@@ -159,9 +159,18 @@ def read(structure: bytes, memory: Any, *, own_buffers: bool = False) -> Any:
         buffers = [view[start : start + size] for start, size in zip(table[::2], table[1::2], strict=True)]
     if own_buffers:
         buffers = [bytearray(buffer) for buffer in buffers]
-    reader: Any = pickle.Unpickler(io.BytesIO(structure[start + length :]), buffers=buffers)
-    reader.persistent_load = leaves.__getitem__
-    return reader.load()
+    return _Reader(structure[start + length :], buffers, leaves).load()
+
+
+class _Reader(pickle.Unpickler):
+    """Puts leaves into a batch; with a method, as Python 3.13.0 lets no function be set on an Unpickler."""
+
+    def __init__(self, structure: bytes, buffers: list[Any], leaves: list[Any]) -> None:
+        super().__init__(io.BytesIO(structure), buffers=buffers)
+        self._leaves = leaves
+
+    def persistent_load(self, place: int) -> Any:
+        return self._leaves[place]
 
 
 def pack_key(key: BatchKey) -> bytes:
