@@ -72,7 +72,7 @@ def test_members_of_all_sizes_are_what_tarfile_finds(
     for name in ("_in_bulk", "_one_by_one"):
         real = getattr(tarruns.RunReader, name)
         monkeypatch.setattr(
-            tarruns.RunReader, name, lambda self, at, real=real, name=name: ways.append(name) or real(self, at)
+            tarruns.RunReader, name, lambda self, *at, real=real, name=name: ways.append(name) or real(self, *at)
         )
     runs = []
     find = tarruns.find_run
@@ -158,3 +158,80 @@ def test_damage_within_a_run_is_an_error_at_its_offset(
         path.write_bytes(content[:size])
         with pytest.raises(ShardError, match=r"x\.tar, offset"):
             found_by_walk(path)
+
+
+def pictures(path: Path, odd: dict[int, int], time: float, kind: int) -> None:
+    """Write pairs of a class and a picture; the classes of odd ones have other sizes."""
+    draw = random.Random(0)
+    with tarfile.open(path, "w", format=kind) as writer:
+        for number in range(400):
+            for extension, size in (("cls", odd.get(number, 1)), ("jpg", draw.randrange(9_000, 30_000))):
+                member = tarfile.TarInfo(f"{number:05d}.{extension}")
+                member.size, member.mtime = size, time
+                writer.addfile(member, io.BytesIO(b"ustar\0" * (size // 6 + 1)))
+
+
+@pytest.fixture
+def alike(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Note how many headers each run of windows that were taken to be like others gave."""
+    monkeypatch.setattr(tarwalk, "_FEW", 4)
+    found: list[int] = []
+    find = tarruns.RunReader._alike
+
+    def note(self, *given):
+        headers, contents, places = find(self, *given)
+        found.append(len(headers))
+        return headers, contents, places
+
+    monkeypatch.setattr(tarruns.RunReader, "_alike", note)
+    return found
+
+
+@pytest.mark.parametrize("odd", [{}, {200: 0}, {200: 513}, {120: 600, 121: 5000, 300: 70_000}, {399: 600}])
+@pytest.mark.parametrize("time", [0, 1.5])
+def test_files_that_lie_alike_are_what_tarfile_finds(
+    odd: dict[int, int], time: float, tmp_path: Path, alike: list[int]
+) -> None:
+    path = tmp_path / "x.tar"
+    pictures(path, odd, time, tarfile.PAX_FORMAT)
+    found = found_by_walk(path)
+    assert len(found) == 800
+    assert found == found_by_tarfile(path)
+    assert sum(alike) > 150  # else few were looked for in this way
+
+
+@pytest.mark.parametrize("field", [b"-0000001000", b"-7777777777", b"0000002_010", b"+0000020010", b"77777777777"])
+@pytest.mark.parametrize("member", [600, 601])
+def test_sizes_that_are_none_are_named_among_files_that_lie_alike(
+    field: bytes, member: int, tmp_path: Path, alike: list[int]
+) -> None:
+    path = tmp_path / "x.tar"
+    pictures(path, {}, 0, tarfile.USTAR_FORMAT)
+    offset = found_by_tarfile(path)[member][1] - 512
+    content = bytearray(path.read_bytes())
+    header = content[offset : offset + 124] + field + content[offset + 135 : offset + 512]
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    content[offset : offset + 512] = header
+    path.write_bytes(content)
+    with pytest.raises(ShardError, match=rf"x\.tar, offset {offset:,}: "):
+        found_by_walk(path)
+    assert sum(alike) > 250
+
+
+def test_damage_among_files_that_lie_alike_is_an_error_at_its_offset(tmp_path: Path, alike: list[int]) -> None:
+    path = tmp_path / "x.tar"
+    pictures(path, {}, 0, tarfile.USTAR_FORMAT)
+    content, members = path.read_bytes(), found_by_tarfile(path)
+    for member in (300, 601, 799):
+        offset = members[member][1] - 512
+        for at in (0, 126, 148, 156, 257, 345, 500):
+            damaged = bytearray(content)
+            damaged[offset + at] ^= 1
+            path.write_bytes(damaged)
+            with pytest.raises(ShardError, match=rf"x\.tar, offset {offset:,}: "):
+                found_by_walk(path)
+        path.write_bytes(content[: offset + 512 + members[member][2] - 1])
+        with pytest.raises(ShardError, match=rf"x\.tar, offset {offset:,}: "):
+            found_by_walk(path)
+    assert sum(alike) > 250

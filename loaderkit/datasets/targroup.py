@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.datasets.tarheaders import Bytes, Files
+from loaderkit.datasets.tarheaders import Bytes, Files, lengths
 from loaderkit.seeding import Int64Array
 
 _DOT, _SLASH, _LOW_LINE = ord("."), ord("/"), ord("_")
@@ -117,14 +117,18 @@ def _key_ends(names: Bytes) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
         behind = slashes[:, ::-1].argmax(axis=1)
         begins = np.where(slashes.any(axis=1), names.shape[1] - behind, 0)
         dots &= np.arange(names.shape[1]) >= begins[:, None]
-    ends = dots.argmax(axis=1)
-    return ends, dots[rows, ends] & (ends > begins) & (ends < np.count_nonzero(names, axis=1) - 1)
+    every = dots.all(axis=0)
+    first = int(every.argmax())
+    # Most often all names have their first dot in the same column.
+    alike = bool(every[first]) and not dots[:, :first].any()
+    ends = np.full(len(names), first) if alike else dots.argmax(axis=1)
+    return ends, dots[rows, ends] & (ends > begins) & (ends < lengths(names) - 1)
 
 
 def _extensions(names: Bytes, ends: Int64Array) -> npt.NDArray[np.uint64]:
     """Return what names (N, W) have behind their ends (N,), as words (N, E) with zeros behind."""
     shortest = int(ends.min())
-    longest = int(np.max(np.count_nonzero(names, axis=1) - ends)) - 1
+    longest = int(np.max(lengths(names) - ends)) - 1
     found = np.zeros((len(names), -(-longest // 8) * 8), dtype=np.uint8)
     if shortest == ends.max():
         found[:, :longest] = names[:, shortest + 1 : shortest + 1 + longest]

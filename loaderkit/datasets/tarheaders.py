@@ -21,6 +21,9 @@ _MAGIC_MASK = int.from_bytes(b"\0\xff\xff\xff\xff\xff\0\0", "little")
 _ZEROS = int.from_bytes(b"0" * 8, "little")
 _DIGITS = int.from_bytes(b"\xf8" * 8, "little")  # what is the same in all octal digits
 _SEVEN = (1 << 56) - 1  # of a word's bytes
+_EVEN = 0x00FF00FF00FF00FF
+_LOW_HALVES = 0x0000FFFF0000FFFF
+_NO_SUM = (1 << 64) - 1
 _MTIME = int.from_bytes(b" mtime", "little")
 
 
@@ -51,15 +54,40 @@ class Files:
         numbers = np.array([file[1:] for file in files], dtype=np.int64).reshape(-1, 2)
         return cls(rows.view(np.uint8).reshape(len(names), rows.itemsize), numbers[:, 0], numbers[:, 1])
 
+    @classmethod
+    def join(cls, parts: "Sequence[Files]") -> "Files":
+        """Lay files end to end."""
+        parts = [part for part in parts if len(part)]
+        names = np.zeros(
+            (sum(map(len, parts)), max((part.names.shape[1] for part in parts), default=1)), dtype=np.uint8
+        )
+        at = 0
+        for part in parts:
+            names[at : at + len(part), : part.names.shape[1]] = part.names
+            at += len(part)
+        nothing = [np.empty(0, dtype=np.int64)]
+        return cls(
+            names,
+            np.concatenate([part.places for part in parts] or nothing),
+            np.concatenate([part.sizes for part in parts] or nothing),
+        )
+
     def without_directories(self) -> "Files":
         """Drop names that end in a slash, which old archives have for directories."""
-        ends = np.count_nonzero(self.names, axis=1) - 1
+        ends = lengths(self.names) - 1
         kept = self.names[np.arange(len(ends)), ends] != ord("/")
         return self if kept.all() else Files(self.names[kept], self.places[kept], self.sizes[kept])
 
     def __iter__(self) -> Iterator[File]:
         names = self.names.view(f"S{self.names.shape[1]}").ravel().tolist()
         return zip(names, self.places.tolist(), self.sizes.tolist(), strict=True)
+
+
+def lengths(names: Bytes) -> Int64Array:
+    """Return how long names (N, W) are, with zeros behind."""
+    if names[:, -1].all():
+        return np.full(len(names), names.shape[1], dtype=np.int64)
+    return np.count_nonzero(names, axis=1)
 
 
 def find_headers(blocks: Bytes) -> Int64Array:
@@ -84,19 +112,24 @@ def find_run(headers: Bytes, contents: Bytes, places: Int64Array) -> tuple[Files
         The files, and the offset of the first header that is not among these.
     """
     words = headers.view("<u8")
-    kinds = headers[:, 156]
+    # Most of a header is the same in all: what these two say holds for each.
+    ones, zeros = np.bitwise_or.reduce(words, axis=0), np.bitwise_and.reduce(words, axis=0)
+    some, every = ones.view(np.uint8), zeros.view(np.uint8)
     sizes, right = _sizes(words)
-    extended = kinds == EXTENDED
-    right &= _have_magic(words)
-    ordinary = right & ((kinds == ord("0")) | (kinds == 0)) & (headers[:, 345] == 0)
-    ordinary[extended] = right[extended] & _tell_time_alone(contents, sizes[extended])
-    ordinary &= _have_usual_checksums(headers, words)
+    right &= _sums(words, ones, zeros) == _named_sums(words)
+    alike = some[156] == every[156] == ord("0") and not some[345] and _have_magic(np.stack([ones, zeros])).all()
+    if not alike:
+        right &= _have_magic(words)
+        extended = headers[:, 156] == EXTENDED
+        ordinary = right & ((headers[:, 156] == ord("0")) | (headers[:, 156] == 0)) & (headers[:, 345] == 0)
+        ordinary[extended] = right[extended] & _tell_time_alone(contents, sizes[extended])
+        right = ordinary
     after = places + BLOCK + (sizes + (BLOCK - 1) & -BLOCK)
-    taken = _follow(places, after, ordinary)
+    taken = _follow(places, after, right)
     end = int(after[taken[-1]]) if len(taken) else int(places[0])
-    names = headers[:, :100]
-    if len(taken) < len(headers) or len(contents):
-        taken = taken[~extended[taken]]
+    names = headers[:, : _width(some[:100])]
+    if not alike or len(taken) < len(headers):
+        taken = taken if alike else taken[~extended[taken]]
         names, places, sizes = names[taken], places[taken], sizes[taken]
     return Files(_trimmed(names), places + BLOCK, sizes), end
 
@@ -118,14 +151,21 @@ def _follow(places: Int64Array, after: Int64Array, ordinary: npt.NDArray[np.bool
     return np.array(taken, dtype=np.int64)
 
 
+def _width(used: Bytes) -> int:
+    """Return where the last column ends in which a name has something."""
+    columns = np.flatnonzero(used)
+    return int(columns[-1]) + 1 if len(columns) else 1
+
+
 def _trimmed(names: Bytes) -> Bytes:
     """Return names (N, W), W as long as the longest, with zeros behind each."""
-    used = np.flatnonzero(np.bitwise_or.reduce(names, axis=0))
-    names = np.ascontiguousarray(names[:, : int(used[-1]) + 1 if len(used) else 1])
+    names = np.ascontiguousarray(names)
+    if names.all():
+        return names
     past = np.logical_or.accumulate(names == 0, axis=1)
     if np.any(names[past]):  # old contents of a writer's buffer
         names[past] = 0
-    return names
+    return names[:, : _width(np.bitwise_or.reduce(names, axis=0))]
 
 
 def _have_magic(words: Words) -> npt.NDArray[np.bool_]:
@@ -163,27 +203,42 @@ def _tell_time_alone(contents: Bytes, sizes: Int64Array) -> npt.NDArray[np.bool_
     return np.asarray(known & (contents[np.arange(len(contents)), ends] == ord("\n")))
 
 
-def _have_usual_checksums(headers: Bytes, words: Words) -> npt.NDArray[np.bool_]:
-    """Say which headers (N, 512) have the checksum that they name in six or seven octal digits."""
+def _named_sums(words: Words) -> Words:
+    """Return the checksums (N,) that headers name in six or seven octal digits; where there are none, what no sum is."""
     field = (words[:, 18] >> 32) | (words[:, 19] << 32)
     seven = (field >> 48) & 0xF8 == ord("0")
     ended = (field >> 56) & 0xDF == 0  # a zero or a space
     field = np.where(seven, (field & _SEVEN) << 8 | ord("0"), (field & (_SEVEN >> 8)) << 16 | ord("0") * 257)
-    return np.asarray(ended & ((field & _DIGITS) == _ZEROS) & (_octal(field) == _sums(headers)))
+    return np.where(ended & ((field & _DIGITS) == _ZEROS), _octal(field), _NO_SUM)
 
 
-def _sums(headers: Bytes) -> Words:
-    """Return the sums of the bytes of headers (N, 512), their checksums' fields as spaces."""
-    found: Words = headers.sum(axis=1, dtype=np.uint32) - headers[:, 148:156].sum(axis=1, dtype=np.uint32)
-    return (found + 8 * ord(" ")).astype(np.uint64)
+def _sums(words: Words, ones: Words, zeros: Words) -> Words:
+    """Return the sums of the bytes of headers as words (N, 64), their checksums' fields as spaces.
+
+    Args:
+        words: The headers.
+        ones: (64,), all joined by or.
+        zeros: (64,), all joined by and: where both are equal, all headers are.
+    """
+    same = ones == zeros
+    rest = words[:, ~same]
+    pairs = np.add.reduce((rest & _EVEN) + ((rest >> 8) & _EVEN), axis=1)  # four sums of 16 bits: below 64 * 510
+    fours = (pairs & _LOW_HALVES) + ((pairs >> 16) & _LOW_HALVES)
+    field = (words[:, 18] >> 32 << 32) | (words[:, 19] & 0xFFFFFFFF)
+    field = (field & _EVEN) + ((field >> 8) & _EVEN)
+    field = (field & _LOW_HALVES) + ((field >> 16) & _LOW_HALVES)
+    fours -= field
+    known = int(ones.view(np.uint8)[np.repeat(same, 8)].sum(dtype=np.int64)) + 8 * ord(" ")
+    return (fours & 0xFFFFFFFF) + (fours >> 32) + np.uint64(known)
 
 
 def have_checksums(blocks: Bytes) -> npt.NDArray[np.bool_]:
     """Say which headers (N, 512) have the checksum that they name, in whatever way."""
     field = blocks[:, 148:156].astype(np.int64)
+    sums = blocks.sum(axis=1, dtype=np.int64) - field.sum(axis=1) + 8 * ord(" ")
     named, digits = np.zeros(len(blocks), dtype=np.int64), np.zeros(len(blocks), dtype=np.int64)
     for column in field.T:
         digit = (column >= ord("0")) & (column < ord("8"))
         named = np.where(digit, named * 8 + column - ord("0"), named)
         digits += digit
-    return np.asarray((named == _sums(blocks).astype(np.int64)) & (digits > 0))
+    return np.asarray((named == sums) & (digits > 0))

@@ -15,6 +15,7 @@ from loaderkit.datasets.tarheaders import File, Files
 from loaderkit.seeding import Int64Array
 
 _SLASH = ord("/")
+_MANY = 8192  # files that are grouped at once
 _METADATA = re.compile(rb"__[^/]*__(/|$)")  # webdataset's rule
 
 
@@ -86,14 +87,20 @@ def group(chunks: Iterable[list[File] | Files], shard: str) -> TarTable:
             twice in a sample, a key's files are not in sequence, or no file makes a sample.
     """
     rest, taken, grouper = iter(chunks), [], Grouper()
+    waiting: list[Files] = []
     try:
         for chunk in rest:
             taken.append(chunk)
             files = chunk if isinstance(chunk, Files) else Files.of(chunk)
-            if files is None or not grouper.add(files):
+            if files is None:
                 break
+            waiting.append(files)
+            if sum(map(len, waiting)) >= _MANY:
+                if not grouper.add(Files.join(waiting)):
+                    break
+                waiting = []
         else:
-            if (found := grouper.finish()) is not None:
+            if grouper.add(Files.join(waiting)) and (found := grouper.finish()) is not None:
                 return TarTable(*found, list(grouper.extensions))
     except ShardError as error:
         rest = _raising(error)  # unless something before it is wrong too
