@@ -87,7 +87,8 @@ def lengths(names: Bytes) -> Int64Array:
     """Return how long names (N, W) are, with zeros behind."""
     if names[:, -1].all():
         return np.full(len(names), names.shape[1], dtype=np.int64)
-    return np.count_nonzero(names, axis=1)
+    found: Int64Array = np.count_nonzero(names, axis=1)
+    return found
 
 
 def find_headers(blocks: Bytes) -> Int64Array:
@@ -229,7 +230,8 @@ def _sums(words: Words, ones: Words, zeros: Words) -> Words:
     field = (field & _LOW_HALVES) + ((field >> 16) & _LOW_HALVES)
     fours -= field
     known = int(ones.view(np.uint8)[np.repeat(same, 8)].sum(dtype=np.int64)) + 8 * ord(" ")
-    return (fours & 0xFFFFFFFF) + (fours >> 32) + np.uint64(known)
+    found: Words = (fours & 0xFFFFFFFF) + (fours >> 32) + np.uint64(known)
+    return found
 
 
 def have_checksums(blocks: Bytes) -> npt.NDArray[np.bool_]:
