@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import importlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -11,6 +12,10 @@ from typing import Any, NoReturn
 
 import torch
 from harness import LeftOutError, descendants, end, interleave, leave
+
+# Torch imports it when a worker's thread sends its first tensor, which fails while the main thread imports it too: a DataLoader
+# would wait for that batch for ever.
+importlib.import_module("torch.nested._internal.nested_tensor")
 
 SETTLE_S = 0.03  # what a loader makes ahead is not to fall into the time of the next one
 THREADS = torch.get_num_threads()

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import pickle
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,9 +42,23 @@ def first(samples: list[Any]) -> Any:
     return samples[0]
 
 
+def has_imported(worker: int) -> None:
+    """What torch imports when it sends a large tensor must be there before: two threads would import it at once."""
+    if "torch.nested._internal.nested_tensor" not in sys.modules:
+        raise RuntimeError(f"worker {worker} has not imported what it needs to send tensors.")
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_worker_hands_over_what_was_made(method: str) -> None:
-    loader = lk.Loader(Leaves(), 1, num_workers=1, collate_fn=first, multiprocessing_context=method, engine="torch")
+    loader = lk.Loader(
+        Leaves(),
+        1,
+        num_workers=1,
+        collate_fn=first,
+        multiprocessing_context=method,
+        engine="torch",
+        worker_init_fn=has_imported,
+    )
     found, wanted = list(loader), leaves()
     assert equal(found, wanted)
     for one, other in zip(found, wanted, strict=True):

@@ -6,6 +6,7 @@ import pickle
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -82,6 +83,9 @@ class StartWorker:
         if parent is not None:
             threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
         limit_threads()
+        # The thread that sends batches imports parts of torch for its first large tensor. Where this thread imports them at
+        # the same time that fails, the batch is lost, and the trainer waits for ever.
+        ForkingPickler.dumps(torch.empty(0))
         if self.init is not None:
             self.init(worker_id)
 
