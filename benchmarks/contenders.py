@@ -16,6 +16,7 @@ from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
+import numpy as np
 import torch
 from apart import Make, interleave_apart
 from harness import DATA, LIMIT, OURS, TORCH, Row, drain, ratio, spread, steady, tell
@@ -87,7 +88,8 @@ class IndexBatches:
 
     def __iter__(self) -> Iterator[Tensor]:
         size = len(self._job.dataset)
-        order = torch.randperm(size) if self._job.shuffle else torch.arange(size)
+        # Not by torch's generator: a process that is forked while a thread draws from that one waits for its lock for ever.
+        order = torch.from_numpy(np.random.default_rng().permutation(size)) if self._job.shuffle else torch.arange(size)
         return iter(torch.split(order, self._job.batch_size)[: self._most])
 
 
