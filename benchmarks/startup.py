@@ -165,13 +165,17 @@ def draw(figure: Any, rows: list[Row]) -> None:
             places = [names.index(row["contender"]) + (offset - 1) * 0.27 for row in mine]
             colours = [colour_of(row["contender"]) for row in mine]
             bars = axes.barh(places, [row[column] for row in mine], 0.25, color=colours, alpha=1 - 0.3 * offset)
-            axes.bar_label(bars, [f" {row[column]:.3g}" for row in mine], fontsize=7)
+            axes.bar_label(
+                bars,
+                [f" {row[column]:,.0f}" if row[column] >= 100 else f" {row[column]:.3g}" for row in mine],
+                fontsize=7,
+            )
         axes.set_xscale("log")
         axes.xaxis.set_minor_formatter("")
         axes.xaxis.set_major_formatter("{x:g}")
         axes.margins(x=0.2)
         axes.set_yticks(range(len(names)), names if axes is panels[0] else [])
-        axes.invert_yaxis()
+        axes.set_ylim(len(names) - 0.5, -0.5)
         axes.set_title(title, loc="left", fontsize=10)
     panels[2].axvline(5, color="#24292f", linewidth=0.8, linestyle=":")
     figure.suptitle(
