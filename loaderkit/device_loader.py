@@ -8,7 +8,8 @@ import torch
 from typing_extensions import override
 
 from loaderkit.engine import Description
-from loaderkit.loader import Epoch, Loader
+from loaderkit.epoch import Epoch
+from loaderkit.loader import Loader
 from loaderkit.prefetch import Fetched, Prefetcher, Transform
 from loaderkit.seeding import derive_seed
 

@@ -7,11 +7,12 @@ from typing import Any, Literal, Self
 import torch
 import torch.utils.data as torch_data
 
-from loaderkit.bad_samples import RAISE, BadSample, BadSamples, Reported
+from loaderkit.bad_samples import RAISE, BadSample, BadSamples
 from loaderkit.config import LoaderConfig, Stop
 from loaderkit.cuda import HostBatches
 from loaderkit.cursor import Cursor
 from loaderkit.engine import Description
+from loaderkit.epoch import Epoch
 from loaderkit.indexed import IndexedWalk
 from loaderkit.plan import Plan, Tail
 from loaderkit.seeding import Int64Array
@@ -232,79 +233,6 @@ class Loader:
     def batch_sampler(self) -> Any:
         """What a Trainer calls `sampler.set_epoch` on at the start of each of its epochs."""
         return _BatchSampler(self._walk)
-
-
-class Epoch:
-    """One pass of a walk, on a device."""
-
-    def __init__(self, walk: Walk, device: torch.device | None, copied: HostBatches) -> None:
-        self.walk = walk
-        self._device, self._copied = device, copied
-        self._batches: Iterator[Any] | None = None
-        self.over = False
-        self._turn = 0
-
-    def __iter__(self) -> "Epoch":
-        return self
-
-    def begin(self) -> None:
-        """Start the pass, which is done by the first `next()` otherwise."""
-        walk = self.walk
-        walk.settle()
-        try:
-            self._batches = walk.begin()
-        except BaseException:
-            self._fail()
-            raise
-        self._turn = walk.turn
-
-    def check_turn(self, turn: int) -> None:
-        """Say that the walk was moved by others since a turn, if so.
-
-        Raises:
-            RuntimeError: If it was.
-        """
-        if self.walk.turn != turn:
-            raise RuntimeError(
-                "loader: this iterator is over: the loader was moved, iterated anew, or failed since. Call iter(loader)."
-            )
-
-    def __next__(self) -> Any:
-        walk = self.walk
-        if self.over:
-            raise StopIteration
-        if self._batches is None:
-            self.begin()
-        else:
-            self.check_turn(self._turn)
-        try:
-            batch = next(self._batches, _END)  # type: ignore[arg-type]  # begun
-            if batch is _END:
-                walk.check_end()
-                self.over = True
-            else:
-                report = None
-                if type(batch) is Reported:
-                    report, batch = batch, batch.batch
-                if self._device is not None:
-                    batch = self._copied.copy(batch, self._device)
-                # Counted before the batch is handed on: a consumer may never come back.
-                self.over = walk.count(report)
-        except BaseException:
-            self._fail()
-            raise
-        if self.over:
-            self._batches = iter(())  # lets workers go that don't persist
-        if batch is _END:
-            raise StopIteration
-        return batch
-
-    def _fail(self) -> None:
-        self.walk.fail()
-        self._batches = iter(())  # its workers would wait for the garbage collector
-
-
-_END = object()
 
 
 class _BatchSampler:

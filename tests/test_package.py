@@ -55,6 +55,7 @@ LAYERS = [
     "walk",
     "indexed",
     "stream",
+    "epoch",
     "loader",
     "device_loader",
     "writing",
