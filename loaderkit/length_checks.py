@@ -50,10 +50,10 @@ def check_tail(tail: str, name: str) -> Tail:
     return tail  # type: ignore[return-value]  # it is one
 
 
-def check_too_long(too_long: str, name: str) -> TooLong:
+def check_too_long(too_long: str, name: str, wanted: tuple[str, ...] = get_args(TooLong)) -> TooLong:
     """Return the policy for long samples, or raise ValueError."""
-    if too_long not in get_args(TooLong):
-        raise ValueError(f"{name}: too_long is {too_long!r}, wanted one of {', '.join(map(repr, get_args(TooLong)))}.")
+    if too_long not in wanted:
+        raise ValueError(f"{name}: too_long is {too_long!r}, wanted one of {', '.join(map(repr, wanted))}.")
     return too_long  # type: ignore[return-value]  # it is one
 
 

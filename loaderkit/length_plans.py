@@ -6,7 +6,7 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.length_checks import TAILS, TooLong, check_count, check_longest, check_tail, check_too_long, too_few
+from loaderkit.length_checks import TAILS, TooLong, check_count, check_longest, check_too_long, too_few
 from loaderkit.order import Order
 from loaderkit.plan import Tail
 from loaderkit.plan_summary import longest_times_count
@@ -46,9 +46,9 @@ class LengthBuckets(WindowPlan):
         order: Order | None = None,
         tail: Tail = "keep",
     ) -> None:
-        super().__init__(lengths, window=window, shuffle=shuffle, seed=seed, order=order)
+        super().__init__(lengths, window=window, shuffle=shuffle, seed=seed, order=order, tail=tail)
         check_count(batch_size, "LengthBuckets", "batch_size")
-        self.batch_size, self.tail = int(batch_size), check_tail(tail, "LengthBuckets")
+        self.batch_size = int(batch_size)
 
     @property
     def step(self) -> int:
@@ -117,7 +117,7 @@ class TokenBudget(WindowPlan):
         order: Order | None = None,
         tail: Tail = "keep",
     ) -> None:
-        super().__init__(lengths, window=window, shuffle=shuffle, seed=seed, order=order)
+        super().__init__(lengths, window=window, shuffle=shuffle, seed=seed, order=order, tail=tail)
         for what, value in (
             ("max_tokens", max_tokens),
             ("max_samples", max_samples or 1),
@@ -126,7 +126,6 @@ class TokenBudget(WindowPlan):
             check_count(value, "TokenBudget", what)
         self.max_tokens, self.max_samples, self.multiple_of = int(max_tokens), max_samples, int(multiple_of)
         self.padded, self.too_long = padded, check_too_long(too_long, "TokenBudget")
-        self.tail = check_tail(tail, "TokenBudget")
         if too_long == "error":
             way_out = "or say what to do with such samples: too_long='drop' or 'alone'"
             check_longest(self._costs(self.lengths, multiple_of), max_tokens, "TokenBudget", "max_tokens", way_out)

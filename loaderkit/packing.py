@@ -1,9 +1,11 @@
 """Rows of a fixed length, each filled with several samples."""
 
+from typing import Literal
+
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.length_checks import TAILS, check_count, check_longest, check_tail, too_few
+from loaderkit.length_checks import TAILS, check_count, check_longest, check_too_long, too_few
 from loaderkit.order import Order
 from loaderkit.plan import Tail
 from loaderkit.seeding import Int64Array, hash_positions
@@ -23,7 +25,7 @@ class PackPlan(WindowPlan):
         row_length: Tokens of a row.
         batch_size: Rows a batch and rank, at most.
         window: How many samples are packed together: half of them, from 1,024 to 32,768, by default.
-        drop_too_long: Leave samples that are longer than a row out of each epoch, rather than refuse them.
+        too_long: A sample longer than a row: "error" refuses it when the plan is made, "drop" leaves it out of each epoch.
         shuffle: Whether samples and steps come in a new order each epoch.
         seed: Of that.
         order: Another order of the samples, in place of `shuffle`.
@@ -40,19 +42,19 @@ class PackPlan(WindowPlan):
         batch_size: int = 1,
         *,
         window: int | None = None,
-        drop_too_long: bool = False,
+        too_long: Literal["error", "drop"] = "error",
         shuffle: bool = True,
         seed: int = 0,
         order: Order | None = None,
         tail: Tail = "keep",
     ) -> None:
-        super().__init__(lengths, window=window, shuffle=shuffle, seed=seed, order=order)
+        super().__init__(lengths, window=window, shuffle=shuffle, seed=seed, order=order, tail=tail)
         check_count(row_length, "PackPlan", "row_length")
         check_count(batch_size, "PackPlan", "batch_size")
-        self.row_length, self.batch_size, self.drop_too_long = int(row_length), int(batch_size), drop_too_long
-        self.tail = check_tail(tail, "PackPlan")
-        if not drop_too_long:
-            way_out = "or leave such samples out: drop_too_long=True"
+        self.row_length, self.batch_size = int(row_length), int(batch_size)
+        self.too_long = check_too_long(too_long, "PackPlan", ("error", "drop"))
+        if too_long == "error":
+            way_out = "or leave such samples out: too_long='drop'"
             check_longest(self.lengths, self.row_length, "PackPlan", "row_length", way_out)
 
     @property

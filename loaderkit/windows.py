@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderkit.cursor import Cursor
-from loaderkit.length_checks import as_lengths, check_count
+from loaderkit.length_checks import as_lengths, check_count, check_tail
 from loaderkit.order import Order, Sequential, Shuffled, digest
-from loaderkit.plan import BatchKey, Plan
+from loaderkit.plan import BatchKey, Plan, Tail
 from loaderkit.plan_summary import Batches, PlanSummary, longest_times_count, summarise
 from loaderkit.seeding import Int64Array, hash_positions
 from loaderkit.segment import Cut, Geometry, Segment
@@ -42,13 +42,14 @@ class WindowPlan(Plan):
         shuffle: Whether samples, and the steps of a window, come in a new order each epoch.
         seed: Of that.
         order: Another order of the samples, in place of `shuffle`; the steps of a window are shuffled then.
+        tail: What becomes of an epoch's last samples.
 
     Raises:
         ValueError: If a number is out of range, or the order does not fit the lengths.
     """
 
     def __init__(
-        self, lengths: npt.ArrayLike, *, window: int | None, shuffle: bool, seed: int, order: Order | None
+        self, lengths: npt.ArrayLike, *, window: int | None, shuffle: bool, seed: int, order: Order | None, tail: Tail
     ) -> None:
         name = type(self).__name__
         self.lengths = as_lengths(lengths, name)
@@ -61,7 +62,7 @@ class WindowPlan(Plan):
                 "Give the length of each sample of the dataset."
             )
         self.window, self.seed, self._mixed = window, seed, shuffle or order is not None
-        self.world = World()
+        self.world, self.tail = World(), check_tail(tail, name)
         self._digest = digest(self.lengths)
         self._segments: dict[Any, Segment | None] = {}
         self._chains: dict[Any, tuple[Int64Array, Int64Array]] = {}

@@ -340,6 +340,8 @@ def test_a_collate_gets_rows_of_packed_samples() -> None:
         (lambda: TokenBudget([7], 7, multiple_of=4), "sample 0 counts 8"),
         (lambda: TokenBudget([7], 7, too_long="cut"), "too_long is 'cut'"),  # type: ignore[arg-type]
         (lambda: TokenBudget([7], 0), "max_tokens is 0"),
+        (lambda: PackPlan([3, 9, 8], 7), "sample 1 counts 9, over row_length=7 .2 samples are.*too_long='drop'"),
+        (lambda: PackPlan([7], 7, too_long="alone"), "too_long is 'alone', wanted one of 'error', 'drop'"),  # type: ignore[arg-type]
     ],
 )
 def test_bad_settings_are_refused(make: Any, message: str) -> None:
@@ -380,10 +382,13 @@ def test_a_sample_goes_where_it_leaves_the_least_room(lengths: list[int], row_le
 
 def test_long_samples_are_left_out_or_stand_alone() -> None:
     lengths = np.array([5, 50, 6, 70, 3, 2, 9, 60])
-    dropped = TokenBudget(lengths, 20, too_long="drop", window=4)
-    found = steps(dropped, Cursor())
-    assert sorted(lengths[[int(i) for step in found for key in step for i in key.indices]]) == [2, 3, 5, 6, 9]
-    assert dropped.advance(Cursor(), len(found)) == Cursor(epoch=1)
+    for dropped in (
+        TokenBudget(lengths, 20, too_long="drop", window=4),
+        PackPlan(lengths, 20, too_long="drop", window=4),
+    ):
+        found = steps(dropped, Cursor())
+        assert sorted(lengths[[int(i) for step in found for key in step for i in key.indices]]) == [2, 3, 5, 6, 9]
+        assert dropped.advance(Cursor(), len(found)) == Cursor(epoch=1)
     alone = TokenBudget(lengths, 20, too_long="alone", window=4)
     batches = [lengths[key.indices].tolist() for step in steps(alone, Cursor()) for key in step]
     assert sorted(itertools.chain(*batches)) == sorted(lengths)

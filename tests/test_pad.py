@@ -469,6 +469,15 @@ def test_a_rule_out_of_range_is_refused() -> None:
         lk.PadCollate({"x": lk.Pad(lengths=True)})([{"x": [1], "x_lengths": 1}])
     with pytest.raises(ValueError, match="no sequences given"):
         pad_sequences([])
+    for collate in (
+        lk.PadCollate(),
+        lk.PadCollate({"x": lk.Pad()}, sort_by="x"),
+        lk.PadCollate(sort_by=""),
+        lk.RaggedCollate(["x"]),
+        lk.MultimodalCollate({"x": list}),
+    ):
+        with pytest.raises(ValueError, match="no samples given, wanted at least one"):
+            collate([])
 
 
 class Faulty(Lines):

@@ -120,7 +120,7 @@ def summaries(lengths: Int64Array, arguments: argparse.Namespace) -> dict[str, P
         f"LengthBuckets(batch_size={size})": LengthBuckets(lengths, size, tail="drop", **more),
         f"TokenBudget(max_tokens={budget:,})": TokenBudget(lengths, budget, tail="drop", too_long="drop", **more),
         f"PackPlan(row_length={row_length:,}, batch_size={rows})": PackPlan(
-            lengths, row_length, rows, tail="drop", drop_too_long=True, **more
+            lengths, row_length, rows, tail="drop", too_long="drop", **more
         ),
     }
     world = World(0, arguments.ranks)

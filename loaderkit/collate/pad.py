@@ -131,7 +131,13 @@ def _check_rules(rules: Any, kinds: tuple[type, ...] | None, collate: str) -> No
         raise TypeError(f"{collate}: a rule is {rules!r}, wanted {wanted}, or a mapping of these.{hint}")
 
 
+def _check_some(samples: Any, walk: Walk) -> None:
+    if not walk.whole and not len(samples):
+        raise ValueError(f"{walk.collate}: no samples given, wanted at least one.")
+
+
 def _by_rules(samples: Any, rules: Any, walk: Walk) -> Any:
+    _check_some(samples, walk)
     if isinstance(rules, Mapping):
         return walk.fields(samples, rules)
     batch, extras = walk.field(samples, rules, "")
@@ -140,6 +146,7 @@ def _by_rules(samples: Any, rules: Any, walk: Walk) -> Any:
 
 def _column(samples: Any, path: str | int, walk: Walk) -> Any:
     """Return the values of one field."""
+    _check_some(samples, walk)
     if path == "":
         return samples
     found: list[Any] = []
