@@ -26,6 +26,9 @@ _MIX = (
     (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
     (np.uint64(27), np.uint64(0x94D049BB133111EB)),
 )
+_MIX_ONE = tuple((int(shift), int(factor)) for shift, factor in _MIX)
+_WORD = 2**64 - 1
+_FEW = 8  # words that take less time one by one
 _BLOCK = 1 << 14  # words at a time: the temporaries stay in a core's cache
 
 
@@ -45,8 +48,11 @@ def hash_positions(positions: Int64Array, *keys: int | str) -> UInt64Array:
 
     They are the SplitMix64 sequence that starts at the keys' seed (Steele et al., OOPSLA 2014).
     """
+    seed = derive_seed(*keys)
+    if len(positions) <= _FEW:
+        return np.array([_mix64_one(position, seed) for position in positions.tolist()], dtype=np.uint64)
     words = positions.astype(np.uint64)
-    start = np.uint64(derive_seed(*keys))
+    start = np.uint64(seed)
     for begin in range(0, len(words), _BLOCK):
         _mix64(words[begin : begin + _BLOCK], start)
     return words
@@ -63,6 +69,14 @@ def _mix64(words: UInt64Array, start: np.uint64) -> None:
         words *= factor
     np.right_shift(words, _LAST_SHIFT, out=shifted)
     words ^= shifted
+
+
+def _mix64_one(word: int, start: int) -> int:
+    """Scramble one word; the same as `_mix64`."""
+    word = (word * _GOLDEN + start) & _WORD
+    for shift, factor in _MIX_ONE:
+        word = (word ^ word >> shift) * factor & _WORD
+    return word ^ word >> 31
 
 
 def mixed_word(word: int) -> int:

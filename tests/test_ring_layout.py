@@ -1,15 +1,20 @@
 """A batch in a slot is what was written, leaf by leaf."""
 
+import gc
 import io
+import weakref
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.utils.data as torch_data
+from torch import Tensor
 
 import loaderkit as lk
 from loaderkit.engine.ring.layout import pack_key, read, unpack_key, write
+from loaderkit.engine.ring.outline import take_apart
 from loaderkit.engine.ring.slots import Slots
 from loaderkit.plan import BatchKey
 
@@ -53,6 +58,92 @@ def test_what_is_in_a_batch_twice_is_one_leaf(slots: Slots) -> None:
     first, second = read(written.structure, slots.lease(0, int))
     assert first is second
     assert written.size < 2 * tensor.nbytes
+
+
+def usual() -> dict[str, Any]:
+    """Batches that are taken apart by hand, each with something that has to arrive as it is."""
+    return {
+        "tensor": torch.arange(6.0).reshape(2, 3),
+        "nested": {"x": (torch.arange(3), [torch.ones(2, 2), {"y": torch.zeros(1)}]), "empty": [], "none": ()},
+        "values": [1, True, 1.0, -0.0, 2**80, "a", "\udc80", b"a", None, (torch.arange(2), "b")],
+        "no elements": {"a": torch.zeros(0, 3), "b": torch.arange(4)},
+        "no tensors": ["a", {"b": 2}],
+        "scalars": (torch.tensor(3), torch.tensor(True)),
+    }
+
+
+def unusual() -> dict[str, Any]:
+    """Batches of which pickle knows more."""
+    tensor, row = torch.arange(8), [1]
+    circle: list[Any] = [torch.arange(2)]
+    circle.append(circle)
+    named = torch.arange(3)
+    named.source = "here"  # type: ignore[attr-defined]
+    return {
+        "keys": {1: torch.arange(2)},
+        "class": OrderedDict(a=torch.arange(2)),
+        "array": {"a": np.arange(3), "b": torch.arange(2)},
+        "same tensor": [tensor, tensor],
+        "same memory": [tensor, tensor.view(2, 4)],
+        "same list": [row, row],
+        "circle": circle,
+        "gradient": torch.ones(2, requires_grad=True),
+        "attribute": {"a": named},
+        "bfloat16": [torch.ones(3, dtype=torch.bfloat16)],
+        "stride": [torch.arange(6).reshape(2, 3).T],
+        "sparse": torch.eye(3).to_sparse(),
+        "conjugate": torch.ones(2, dtype=torch.complex64).conj(),
+    }
+
+
+@pytest.mark.parametrize("name", [*usual(), *unusual()])
+def test_a_batch_arrives_as_it_is(slots: Slots, name: str) -> None:
+    """Bit for bit, types and all, the first time and when its kind is known."""
+    for _ in range(3):
+        batch = (usual() | unusual())[name]
+        assert (take_apart(batch) is not None) == (name in usual())
+        found = through(slots, batch)
+        if name == "circle":
+            assert found[1] is found
+            batch, found = batch[:1], found[:1]
+        assert shown(found) == shown(batch)
+        if name.startswith("same"):
+            first, second = found
+            where = Tensor.data_ptr if isinstance(first, Tensor) else id
+            assert where(first) == where(second)
+
+
+def shown(batch: Any) -> Any:
+    """A batch as a value that tells apart what compares as equal: 1, True and 1.0, dicts of another order."""
+    if isinstance(batch, dict):
+        return type(batch), [(key, shown(value)) for key, value in batch.items()]
+    if isinstance(batch, list | tuple):
+        return type(batch), [shown(value) for value in batch]
+    if isinstance(batch, Tensor):
+        return batch.dtype, batch.shape, batch.layout, batch.requires_grad, vars(batch), batch.to_dense().tolist()
+    return type(batch), repr(batch)
+
+
+def test_batches_of_changing_shapes_arrive(slots: Slots) -> None:
+    """In slots that remember the last one's places."""
+    for length in (3, 100, 3, 1, 100, 2):
+        for kind in (torch.float32, torch.int32):
+            batch = {"a": torch.arange(length).to(kind), "b": torch.full((2, length), length)}
+            assert shown(through(slots, batch)) == shown(batch)
+
+
+@pytest.mark.parametrize("name", ["nested", "array"])
+def test_a_batch_is_gone_when_it_is_written(slots: Slots, name: str) -> None:
+    """Not later, when the garbage collector comes by: its memory is used again for the next."""
+    batch = (usual() | unusual())[name]
+    tensor = weakref.ref(batch["x"][0] if name == "nested" else batch["b"])
+    gc.disable()
+    try:
+        write(batch, slots, 0)
+        del batch
+        assert tensor() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("rows", [None, [0, 2, 3]])

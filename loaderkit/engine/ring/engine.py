@@ -114,10 +114,13 @@ class _Run:
         try:
             self._team.check_owner()
             self._submit()
-            if self._next == self._submitted and self._all_out:
-                self.end()
-                raise StopIteration
-            batch = self._take(self._await())
+            answer = self._answers.pop(self._next, None)
+            if answer is None:
+                if self._next == self._submitted and self._all_out:
+                    self.end()
+                    raise StopIteration
+                answer = self._await()
+            batch = self._take(answer)
             self._submit()
         except StopIteration:
             raise
@@ -153,7 +156,7 @@ class _Run:
         """
         timeout_s = self._engine._timeout_s
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while self._next not in self._answers:
+        while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
                 answers = self._team.receive(left)
@@ -171,8 +174,8 @@ class _Run:
                     self._submit()
                 else:
                     self._answers[answer.number] = answer
-        self._waiting.pop(self._next)
-        return self._answers.pop(self._next)
+            if self._next in self._answers:
+                return self._answers.pop(self._next)
 
     def _samples(self, number: int) -> str:
         """Name the samples of a task, for errors."""
@@ -183,7 +186,9 @@ class _Run:
 
     def _take(self, answer: Answer) -> Any:
         """Make the batch of an answer."""
-        engine, team, self._next = self._engine, self._team, self._next + 1
+        engine, team = self._engine, self._team
+        del self._waiting[self._next]
+        self._next += 1
         engine.prefetch = max(engine._least, min(engine._most, _AHEAD_BYTES // max(1, answer.size)))
         under_way = self._submitted - self._next
         held = team.slots.count - len(team.free) - under_way - 1

@@ -4,7 +4,9 @@ import functools
 import io
 import pickle
 import struct
+from collections.abc import Iterator
 from functools import partial
+from itertools import repeat
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -13,14 +15,15 @@ import torch
 from torch import Tensor
 from torch.storage import TypedStorage, UntypedStorage
 
+from loaderkit.engine.ring.outline import Leaf, build, find_places, pack_leaves, pack_node, take_apart, unpack_node
 from loaderkit.engine.ring.slots import ALIGNMENT
 from loaderkit.plan import BatchKey
 
 Array = np.ndarray[Any, Any]
-# A tensor in a slot: where, numpy's dtype, torch's where that is another, the shape, and the stride if it is not contiguous.
-# A storage: where, its size in bytes, its dtype or None.
-Leaf = tuple[int, str | int, torch.dtype | None, tuple[int, ...], tuple[int, ...] | None]
-_HEAD = struct.Struct("<qq")  # how many buffers pickle has of its own, how long the pickled leaves are
+_HEAD = struct.Struct(
+    "<qqq"
+)  # how long the leaves are; the outline, 0 if there is none; pickle's table of its own buffers
+_BUFFER = struct.Struct("<qq")  # where one of pickle's own lies, and its size
 _KEY = struct.Struct("<qqq")  # epoch, number of samples, number of bounds of rows (-1: none)
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}
@@ -39,10 +42,11 @@ class _Writer(ForkingPickler):
     """Pickles a batch, but notes where the memory of tensors and arrays will lie; the same memory lies there once."""
 
     def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL, True, self._note_buffer)
+        self._buffers: list[pickle.PickleBuffer] = []
+        # Not by a method: the batch would live until the garbage collector finds the circle.
+        super().__init__(file, pickle.HIGHEST_PROTOCOL, True, self._buffers.append)
         self.leaves: list[Leaf] = []
         self.parts: list[tuple[int, Array]] = []
-        self.buffers: list[int] = []  # start and size of each of pickle's own
         self.size = 0
         self._known: dict[int, tuple[Any, int]] = {}  # by id, which the object itself keeps from being used again
         self._places: dict[tuple[int, int], int] = {}
@@ -97,9 +101,11 @@ class _Writer(ForkingPickler):
         raw = torch.empty(0, dtype=torch.uint8).set_(untyped).numpy()
         return self._place(raw, untyped.data_ptr()), raw.size, None if value is untyped else value.dtype, (), None
 
-    def _note_buffer(self, buffer: pickle.PickleBuffer) -> None:
-        raw = np.frombuffer(buffer.raw(), np.uint8)
-        self.buffers += self._place(raw, raw.ctypes.data), raw.size
+    def place_buffers(self) -> Iterator[tuple[int, int]]:
+        """Find places for pickle's own buffers; yield where each lies, and its size."""
+        for buffer in self._buffers:
+            raw = np.frombuffer(buffer.raw(), np.uint8)
+            yield self._place(raw, raw.ctypes.data), raw.size
 
     def _place(self, content: Array, address: int) -> int:
         if not content.size:
@@ -115,24 +121,54 @@ class _Writer(ForkingPickler):
 
 def write(batch: Any, slots: Any, slot: int) -> Written:
     """Write a batch into a slot, or into an image of one if it is too large for a slot or there is no memory left."""
+    known = take_apart(batch)
+    if known is None:
+        return _write_pickled(batch, slots, slot)
+    where = find_places(known.contents)
+    outline = pack_node(known.root)
+    values = pickle.dumps(known.values, pickle.HIGHEST_PROTOCOL) if known.values else b""
+    structure = b"".join((_HEAD.pack(len(where.leaves), len(outline), 0), where.leaves, outline, values))
+    memory, image = _memory(slots, slot, where.size)
+    if image is None:
+        views, before = slots.views.get(slot, (None, None))
+        if before is not where:
+            views = _views(known.contents, where.starts, memory)
+            slots.views[slot] = views, where
+    else:
+        views = _views(known.contents, where.starts, memory)
+    for view, content in zip(views, known.contents, strict=True):
+        view[...] = content
+    return Written(structure, where.size, image)
+
+
+def _write_pickled(batch: Any, slots: Any, slot: int) -> Written:
     pickled = io.BytesIO()
     writer = _Writer(pickled)
     writer.dump(batch)
-    table = writer.buffers
-    leaves = _pack_leaves(tuple(writer.leaves))
-    structure = b"".join(
-        (_HEAD.pack(len(table), len(leaves)), struct.pack(f"<{len(table)}q", *table), leaves, pickled.getbuffer())
-    )
-    image = None
-    try:
-        slots.reserve(slot, writer.size)
-        memory = slots.bytes(slot, writer.size)
-    except OSError:
-        image = bytearray(writer.size)
-        memory = np.frombuffer(image, np.uint8)
+    table = b"".join(_BUFFER.pack(*place) for place in writer.place_buffers())
+    leaves = pack_leaves(tuple(writer.leaves))
+    structure = b"".join((_HEAD.pack(len(leaves), 0, len(table)), leaves, table, pickled.getbuffer()))
+    memory, image = _memory(slots, slot, writer.size)
     for start, content in writer.parts:
         np.ndarray(content.shape, content.dtype, memory, start)[...] = content
     return Written(structure, writer.size, image)
+
+
+def _views(contents: list[Array], starts: list[int], memory: Any) -> list[Array]:
+    return [
+        np.ndarray(content.shape, content.dtype, memory, start if content.size else 0)
+        for content, start in zip(contents, starts, strict=True)
+    ]
+
+
+def _memory(slots: Any, slot: int, size: int) -> tuple[Any, bytearray | None]:
+    """Return a slot's memory, or that of an image and the image."""
+    try:
+        slots.reserve(slot, size)
+        return slots.bytes(slot, size), None
+    except OSError:
+        image = bytearray(size)
+        return np.frombuffer(image, np.uint8), image
 
 
 def read(structure: bytes, memory: Any, *, own_buffers: bool = False) -> Any:
@@ -143,23 +179,26 @@ def read(structure: bytes, memory: Any, *, own_buffers: bool = False) -> Any:
         memory: The slot's, or that of an image.
         own_buffers: Copy arrays, and view tensors alone.
     """
-    from_numpy, array = torch.from_numpy, np.ndarray
-    count, length = _HEAD.unpack_from(structure)
-    table = struct.unpack_from(f"<{count}q", structure, _HEAD.size)
-    start = _HEAD.size + 8 * count
-    leaves: list[Any] = [
-        from_numpy(array(shape, numbers, memory, start))
-        if usual
-        else _leaf(memory, start, numbers, dtype, shape, stride)
-        for usual, start, numbers, dtype, shape, stride in _unpack_leaves(structure[start : start + length])
-    ]
+    length, outline, table = _HEAD.unpack_from(structure)
+    end = _HEAD.size + length
+    known = _unpack_leaves(structure[_HEAD.size : end])
+    if known.usual:  # nothing but calls of C: this runs for each tensor
+        array: Any = np.ndarray
+        leaves: list[Any] = list(
+            map(torch.from_numpy, map(array, known.shapes, known.numbers, repeat(memory), known.starts))
+        )
+    else:
+        leaves = [_leaf(memory, *leaf) for leaf in known.leaves]
+    if outline:
+        values = structure[end + outline :]
+        return build(unpack_node(structure[end : end + outline]), leaves, pickle.loads(values) if values else [])
     buffers: list[Any] = []
     if table:
         view = memoryview(memory).cast("B")
-        buffers = [view[start : start + size] for start, size in zip(table[::2], table[1::2], strict=True)]
+        buffers = [view[start : start + size] for start, size in _BUFFER.iter_unpack(structure[end : end + table])]
     if own_buffers:
         buffers = [bytearray(buffer) for buffer in buffers]
-    return _Reader(structure[start + length :], buffers, leaves).load()
+    return _Reader(structure[end + table :], buffers, leaves).load()
 
 
 class _Reader(pickle.Unpickler):
@@ -176,9 +215,10 @@ class _Reader(pickle.Unpickler):
 def pack_key(key: BatchKey) -> bytes:
     """Return a key as bytes, in a fifth of the time that pickling it takes."""
     rows = key.rows
-    head = _KEY.pack(key.epoch, len(key.positions), -1 if rows is None else len(rows))
-    parts = (key.positions, key.indices) if rows is None else (key.positions, key.indices, rows)
-    return b"".join((head, *(np.asarray(part, np.int64).tobytes() for part in parts)))
+    positions, indices = np.asarray(key.positions, np.int64), np.asarray(key.indices, np.int64)
+    head = _KEY.pack(key.epoch, len(positions), -1 if rows is None else len(rows))
+    content = head + positions.tobytes() + indices.tobytes()
+    return content if rows is None else content + np.asarray(rows, np.int64).tobytes()
 
 
 def unpack_key(content: bytes) -> BatchKey:
@@ -189,18 +229,26 @@ def unpack_key(content: bytes) -> BatchKey:
     return BatchKey(epoch=epoch, positions=numbers[:samples], indices=numbers[samples : 2 * samples], rows=rows)
 
 
-@functools.lru_cache(maxsize=8)
-def _pack_leaves(leaves: tuple[Leaf, ...]) -> bytes:
-    return pickle.dumps(leaves, pickle.HIGHEST_PROTOCOL)
+class _Leaves(NamedTuple):
+    """The leaves of a batch, as they are read."""
+
+    leaves: tuple[Leaf, ...]
+    usual: bool  # all are contiguous tensors of numpy's dtypes that have elements: these
+    starts: tuple[int, ...] = ()
+    numbers: tuple[np.dtype[Any], ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
 
 
 @functools.lru_cache(maxsize=8)  # the batches of a loader have mostly the same
-def _unpack_leaves(leaves: bytes) -> list[tuple[Any, ...]]:
-    known = []
-    for start, numbers, dtype, shape, stride in pickle.loads(leaves):
-        usual = isinstance(numbers, str) and dtype is None and stride is None and 0 not in shape
-        known.append((usual, start, np.dtype(numbers) if isinstance(numbers, str) else numbers, dtype, shape, stride))
-    return known
+def _unpack_leaves(content: bytes) -> _Leaves:
+    leaves: tuple[Leaf, ...] = pickle.loads(content)
+    if not all(
+        isinstance(numbers, str) and dtype is None and stride is None and 0 not in shape
+        for _, numbers, dtype, shape, stride in leaves
+    ):
+        return _Leaves(leaves, False)
+    starts, numbers, _, shapes, _ = zip(*leaves, strict=True) if leaves else ((),) * 5
+    return _Leaves(leaves, True, starts, tuple(map(np.dtype, numbers)), shapes)
 
 
 def _leaf(memory: Any, start: int, numbers: Any, dtype: torch.dtype | None, shape: Any, stride: Any) -> Any:

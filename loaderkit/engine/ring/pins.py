@@ -36,7 +36,7 @@ class Pins:
             if self.why:
                 return False
             self.unpin(slot)
-            wanted = int(self._reserved[slot])
+            wanted = self._reserved[slot]
             code = int(self._cudart.cudaHostRegister(self._address + self._start(slot), wanted, 0))
             if code:
                 limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)

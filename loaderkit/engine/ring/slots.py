@@ -3,11 +3,12 @@
 import contextlib
 import ctypes
 import errno
+import functools
 import mmap
 import os
 import resource
+import sys
 import tempfile
-import weakref
 from collections.abc import Callable
 from multiprocessing import reduction
 from typing import Any
@@ -37,6 +38,7 @@ class Slots:
     def __init__(self, count: int, workers: int) -> None:
         self.count, self.workers = count, workers
         self.stride = _stride(count)
+        self._head = _pages(8 * (1 + workers + count))
         self._fd = -1
         while self._fd < 0:
             self._fd = _anonymous_file(self._size)
@@ -49,21 +51,24 @@ class Slots:
                 self.stride = (
                     self.stride // 2 // mmap.PAGESIZE * mmap.PAGESIZE
                 )  # the address space has no room for so much
-        self.doing[:] = -1
+        for worker in range(workers):
+            self.doing[worker] = -1
         self._most = [0] * count  # bytes that a batch took, since the slot was last cut
         self._uses = [0] * count
+        self.views: dict[int, tuple[Any, Any]] = {}  # of the batch that was last written into a slot, for the next one
 
     def _map(self) -> None:
         self._memory = mmap.mmap(self._fd, self._size)
         self.memory = np.frombuffer(self._memory, np.uint8)
-        words = np.frombuffer(self._memory, np.int64, 1 + self.workers + self.count)
-        self._wanted, self.doing, self.reserved = np.split(words, [1, 1 + self.workers])
-        self._place: Any = ctypes.c_char * self.stride
+        head = 1 + self.workers
+        words = memoryview(self._memory)[: 8 * (head + self.count)].cast("q")  # faster than numpy, one at a time
+        self._wanted, self.doing, self.reserved = words[:1], words[1:head], words[head:]
+        self._place = _leased(self.stride)
 
     @property
     def wanted(self) -> int:
         """The first task whose batch someone still wants; STOP where the work is over."""
-        return int(self._wanted[0])
+        return self._wanted[0]
 
     @wanted.setter
     def wanted(self, number: int) -> None:
@@ -79,8 +84,9 @@ class Slots:
         Raises:
             OSError: If there is no memory left.
         """
-        self.reserve(slot, len(key))
-        start = self.start(slot)
+        if len(key) > self.reserved[slot]:
+            self.reserve(slot, len(key))
+        start = self._head + slot * self.stride
         self._memory[start : start + len(key)] = key
 
     def key(self, slot: int, size: int) -> bytes:
@@ -105,13 +111,14 @@ class Slots:
 
     def bytes(self, slot: int, size: int) -> np.ndarray[Any, Any]:
         """Return a view (size,) uint8 of a slot's memory, which does not hold the slot."""
-        return self.memory[self.start(slot) : self.start(slot) + size]
+        start = self._head + slot * self.stride
+        return self.memory[start : start + size]
 
     def lease(self, slot: int, free: Callable[[int], Any]) -> Any:
         """Return a slot's memory as a buffer, and call `free` with its number when the last view of it is gone."""
-        buffer = self._place.from_buffer(self._memory, self.start(slot))
-        weakref.finalize(buffer, free, slot).atexit = False
-        return buffer
+        place = self._place.from_buffer(self._memory, self._head + slot * self.stride)
+        place.slot, place.free = slot, free
+        return place
 
     def note(self, slot: int, size: int) -> None:
         """Remember how much of a slot a batch took."""
@@ -131,12 +138,12 @@ class Slots:
 
     def is_large(self, slot: int) -> bool:
         """Say whether a slot has memory that is worth giving back."""
-        return bool(self.reserved[slot] > _LARGE)
+        return self.reserved[slot] > _LARGE
 
     def cut(self, slot: int, size: int) -> None:
         """Give a slot's memory back, but for so many bytes; nobody may have a view of it."""
         if hasattr(mmap, "MADV_REMOVE"):
-            rest = int(self.reserved[slot]) - size
+            rest = self.reserved[slot] - size
             self.reserved[slot] = size  # first: whoever is stopped in between reserves again
             with contextlib.suppress(OSError):
                 self._memory.madvise(mmap.MADV_REMOVE, self.start(slot) + size, rest)
@@ -146,25 +153,38 @@ class Slots:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+        self.views = {}
         for name in ("_memory", "memory"):
             vars(self).pop(name, None)
-        self.doing = self.reserved = self._wanted = np.zeros(0, np.int64)
-
-    @property
-    def _head(self) -> int:
-        return _pages(8 * (1 + self.workers + self.count))
+        self.doing = self.reserved = self._wanted = memoryview(b"").cast("q")
 
     @property
     def _size(self) -> int:
         return self._head + self.count * self.stride
 
     def __getstate__(self) -> dict[str, Any]:
-        shape = {"count": self.count, "workers": self.workers, "stride": self.stride}
+        shape = {"count": self.count, "workers": self.workers, "stride": self.stride, "_head": self._head}
         return shape | {"_fd": reduction.DupFd(self._fd)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state | {"_fd": state["_fd"].detach()})
+        vars(self).update(state | {"_fd": state["_fd"].detach(), "views": {}})
         self._map()
+
+
+class _Leased:
+    """Memory that says when nobody has a view of it any more."""
+
+    slot = -1
+    free: Callable[[int], Any]
+
+    def __del__(self) -> None:
+        if self.slot >= 0 and not sys.is_finalizing():
+            self.free(self.slot)
+
+
+@functools.lru_cache(maxsize=8)
+def _leased(size: int) -> Any:
+    return type("_LeasedBytes", (_Leased, ctypes.c_char * size), {})
 
 
 def _stride(count: int) -> int:

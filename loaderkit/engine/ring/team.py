@@ -1,6 +1,5 @@
 """The ring's worker processes, as the loader sees them: tasks go out, answers come in, none is waited for in vain."""
 
-import contextlib
 import errno
 import mmap
 import multiprocessing
@@ -81,7 +80,8 @@ class Team:
             _check_files(files)
             own.slots = self.slots = Slots(slots, workers)
             own.pins = self.pins = None if cudart is None else Pins(self.slots, cudart)
-            self._freed = partial(_free, self.free, self.pins)  # leases must not hold the team
+            # Leases must not hold the team.
+            self._freed = self.free.append if self.pins is None else partial(_free, self.free, self.pins)
             tasks = []
             for _ in range(queues):
                 reading, writing = own.pipe()  # both stay open: to write to a worker that has ended is no error here
@@ -148,7 +148,6 @@ class Team:
         Raises:
             OSError: If there is no memory left.
         """
-        self.check_owner()
         if not self.free:
             return False
         slot = self.free.pop()  # freed last: it is in the caches still
@@ -191,7 +190,6 @@ class Team:
         Raises:
             WorkerDied: If a worker ended, and no answer is there.
         """
-        self.check_owner()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left = None if deadline is None else max(0.0, 1000 * (deadline - time.monotonic()))
@@ -245,7 +243,7 @@ class Team:
 
     def check_owner(self) -> None:
         """Raise RuntimeError in a process that was forked from the one that it belongs to."""
-        if not self.is_here:
+        if os.getpid() != self._own.owner:
             raise RuntimeError(
                 f"loader: this iterator belongs to process {self._own.owner}, from which process {os.getpid()} was forked. "
                 "Call iter(loader) here."
@@ -267,7 +265,7 @@ class Team:
         died = WorkerDied(
             f"loader: worker process {process.pid} {how}. Resume from the last checkpoint, or iterate anew."
         )
-        died.number = int(self.slots.doing[worker])
+        died.number = self.slots.doing[worker]
         return died
 
 
@@ -282,20 +280,34 @@ class _Inbox:
     def read(self) -> list[Answer]:
         """Return the answers that are complete."""
         size = 1 << 16  # a pipe's
-        with contextlib.suppress(BlockingIOError):
-            while len(chunk := os.read(self._fd, size)) == size:
-                self._data += chunk
-            self._data += chunk
+        data: Any
+        try:
+            data = chunk = os.read(self._fd, size)
+            if self._data or len(chunk) == size:
+                data = self._data
+                data += chunk
+                while len(chunk) == size:
+                    chunk = os.read(self._fd, size)
+                    data += chunk
             self.ended = not chunk
+        except BlockingIOError:
+            data = self._data
         answers = []
-        while len(self._data) >= ANSWER.size:
-            number, slot, kind, used, structure, image = ANSWER.unpack_from(self._data)
-            middle, end = ANSWER.size + structure, ANSWER.size + structure + image
-            if len(self._data) < end:
+        start, complete = 0, len(data)
+        while complete - start >= ANSWER.size:
+            number, slot, kind, used, structure, image = ANSWER.unpack_from(data, start)
+            middle = start + ANSWER.size + structure
+            end = middle + image
+            if complete < end:
                 break
-            data = bytes(self._data[:end])
-            answers.append(Answer(number, slot, kind, used, data[ANSWER.size : middle], data[middle:]))
-            del self._data[:end]
+            answers.append(
+                Answer(number, slot, kind, used, bytes(data[middle - structure : middle]), bytes(data[middle:end]))
+            )
+            start = end
+        if data is self._data:
+            del data[:start]
+        elif start < complete:
+            self._data += data[start:]
         return answers
 
 
@@ -315,9 +327,8 @@ def _check_files(files: int) -> None:
             os.close(fd)
 
 
-def _free(free: deque[int], pins: Pins | None, slot: int) -> None:
-    if pins is not None:
-        pins.free(slot)
+def _free(free: deque[int], pins: Pins, slot: int) -> None:
+    pins.free(slot)
     free.append(slot)
 
 

@@ -75,14 +75,15 @@ class Worker:
         except BaseException as error:
             failed = _failure(error, f"in loader worker process {self.number}, when it started")
         with contextlib.suppress(BrokenPipeError):  # nobody wants the answer any more
-            while len(task := os.read(self.tasks.fd, TASK.size)) == TASK.size:
+            slots, tasks, answers, me = self.slots, self.tasks.fd, self.answers.fd, self.number
+            while len(task := os.read(tasks, TASK.size)) == TASK.size:
                 number, slot, size = TASK.unpack(task)
-                if self.slots.wanted == STOP:
+                if slots.wanted == STOP:
                     break
-                self.slots.doing[self.number] = number
+                slots.doing[me] = number
                 for part in self._answer(number, slot, size, failed):
-                    _send(self.answers.fd, part)
-                self.slots.doing[self.number] = -1
+                    _send(answers, part)
+                slots.doing[me] = -1
 
     def _prepare(self) -> None:
         limit_threads()
@@ -161,9 +162,11 @@ def _failure(error: BaseException, where: str) -> bytes:
 
 
 def _send(fd: int, content: Any) -> None:
-    rest = memoryview(content)
-    while rest:
-        rest = rest[os.write(fd, rest) :]
+    sent = os.write(fd, content)
+    if sent < len(content):
+        rest = memoryview(content)[sent:]
+        while rest:
+            rest = rest[os.write(fd, rest) :]
 
 
 def _end_with_parent() -> None:
