@@ -20,6 +20,7 @@ from loaderkit.seeding import Int64Array
 class _Tokens:
     flat: Array
     windows: Array  # (T - length + 1, length), a view; (0, length) where the shard is shorter
+    tiles: Array | None  # (T // length, length), where windows lie side by side, in the machine's byte order
 
 
 class TokenDataset(MappedDataset):
@@ -113,7 +114,10 @@ class TokenDataset(MappedDataset):
                 "make the dataset anew."
             )
         windows = flat[:0].reshape(0, self.length) if tokens < self.length else sliding_window_view(flat, self.length)
-        return _Tokens(flat, windows)
+        tiles = None
+        if self.stride == self.length and flat.dtype.isnative:
+            tiles = flat[: tokens // self.length * self.length].reshape(-1, self.length)
+        return _Tokens(flat, windows, tiles)
 
     def _map(self, shard: str, file: BinaryIO) -> Array:
         if shard_name(shard).endswith(".npy"):
@@ -121,6 +125,8 @@ class TokenDataset(MappedDataset):
         return np.asarray(np.memmap(file, dtype=self.dtype, mode="r"))  # type: ignore[call-overload]
 
     def gather(self, handle: _Tokens, rows: Int64Array) -> Array:
+        if handle.tiles is not None:
+            return handle.tiles.take(rows, axis=0)
         # Indexing the view of all windows copies each as one piece; np.take would first write all of them out.
         found = handle.windows[rows * self.stride]
         return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))
