@@ -147,8 +147,11 @@ def spread(values: Iterable[float]) -> tuple[float, float, float]:
 
 def descendants(process: int) -> list[int]:
     """Return the processes that a process has started, and theirs; none where there is no /proc."""
-    files = Path(f"/proc/{process}/task").glob("*/children")
-    found = [int(number) for path in files for number in path.read_text().split()]
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # it ends
+        for path in Path(f"/proc/{process}/task").glob("*/children"):
+            with contextlib.suppress(OSError):  # a thread has ended
+                found += map(int, path.read_text().split())
     return found + [other for child in found for other in descendants(child)]
 
 
