@@ -122,7 +122,9 @@ def draw(figure: Any, rows: list[Row]) -> None:
     groups = list(dict.fromkeys((row["samples"], row["dtype"]) for row in rows))
     all_axes = figure.subplots(1, len(groups), sharey=True)
     names = list(dict.fromkeys(row["contender"] for row in rows))
-    colours = dict(zip(names, (TORCH, OURS, "#54aeff", LIMIT, "#d4a72c", "#8a63d2", "#2da44e"), strict=False))
+    colours = dict(
+        zip(names, (TORCH, OURS, "#54aeff", LIMIT, "#d4a72c", "#8a63d2", "#2da44e", "#e6a08b", "#24292f"), strict=False)
+    )
     for axes, (kind, dtype) in zip(all_axes, groups, strict=True):
         for name in names:
             some = [row for row in rows if (row["contender"], row["samples"], row["dtype"]) == (name, kind, dtype)]
