@@ -13,9 +13,7 @@ from loaderkit.plan import BatchKey
 from loaderkit.transfer import pin
 
 _AHEAD = 8  # tasks for each worker, by default: a slow sample then holds nobody up
-_AHEAD_BYTES = (
-    32 << 20
-)  # of batches ahead, by default: more would not stay in the caches. At least two for each worker.
+_AHEAD_BYTES = 32 << 20  # of batches ahead, by default: more would not stay in the caches; at least two for each worker
 _HELD = 4  # batches that a user may keep without their being copied
 
 
@@ -68,7 +66,13 @@ class RingEngine:
             before.end()
         if not self._persistent:
             self.close()
-        if self._team is None:
+        if self._team is not None:
+            try:
+                self._team.check_workers()
+            except WorkerDied:
+                self.close()
+                raise
+        else:
             cudart = cuda_runtime() if self._in_place else None
             if self._in_place and cudart is None:
                 self.pinned_why = "CUDA is not there"

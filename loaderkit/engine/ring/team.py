@@ -137,6 +137,12 @@ class Team:
         """Have workers pass over tasks of lower numbers."""
         self.slots.wanted = number
 
+    def check_workers(self) -> None:
+        """Raise WorkerDied if a worker has ended; the others might make all batches, so that nobody would hear of it."""
+        dead = [fd for fd, _ in self._poll.poll(0) if fd in self._own.watched]
+        if dead:
+            raise self._obituary(self._own.watched[dead[0]])
+
     def submit(self, number: int, key: bytes, turn: int) -> bool:
         """Hand out a task, into a slot that is free; say whether there was one, and place in the pipe.
 
