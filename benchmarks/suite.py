@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,21 +76,28 @@ def run(script: Script, quick: bool, out: Path | None) -> Outcome:
     begun = time.monotonic()
     left_out: list[str] = []
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        timer = threading.Timer(limit_s, end_group, [process.pid])
-        timer.start()
+        reading = threading.Thread(target=pass_on, args=(process.stderr, left_out), daemon=True)
+        reading.start()
+        code = None
         try:
-            for line in process.stderr or ():
-                sys.stderr.write(line)
-                left_out += [line.strip()] if ": left out: " in line else []
-            code = process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(limit_s)
         finally:
-            timer.cancel()
-            end_group(process.pid)  # Ctrl-C goes to this process alone
-    taken = time.monotonic() - begun
-    said = f"{taken / 60:.1f} minutes"
-    if taken > limit_s:
+            end_group(
+                process.pid
+            )  # Ctrl-C goes to this process alone; and what a script leaves behind holds its stderr
+            reading.join()
+    said = f"{(time.monotonic() - begun) / 60:.1f} minutes"
+    if code is None:
         return Outcome(f"stopped after {said}", True, left_out)
     return Outcome(said if code == 0 else f"failed with {code} after {said}", code != 0, left_out)
+
+
+def pass_on(lines: Iterable[str], left_out: list[str]) -> None:
+    """Pass on what a script says, and remember which contenders were left out."""
+    for line in lines:
+        sys.stderr.write(line)
+        left_out += [line.strip()] if ": left out: " in line else []
 
 
 def end_group(group: int) -> None:

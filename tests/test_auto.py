@@ -202,7 +202,7 @@ def test_it_is_decided_by_the_ratio_and_between_the_limits_nothing_changes() -> 
     for receiving in (1e-5, 1e-3):
         assert choose("workers", 0.5 * receiving, receiving) == "here"
         assert choose("here", 10 * receiving, receiving) == "workers"
-        for ratio in (0.9, 1.5, 2.5):
+        for ratio in (0.9, 1.4, 1.9):
             assert choose("workers", ratio * receiving, receiving) == "workers"
             assert choose("here", ratio * receiving, receiving) == "here"
 

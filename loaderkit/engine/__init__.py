@@ -76,9 +76,9 @@ def make_engine(feed: Feed, config: LoaderConfig, num_workers: int, *, in_turn: 
     )
     if not measured:
         return workers
-    from loaderkit.engine.ring.cost import receiving_s
+    from loaderkit.engine.ring.cost import handing_over_s
 
-    return AutoEngine(feed, here=here, workers=workers, receiving_s=receiving_s)
+    return AutoEngine(feed, here=here, workers=workers, handing_over_s=handing_over_s)
 
 
 def describe(engine: Any, config: LoaderConfig, workers_why: str) -> Description:

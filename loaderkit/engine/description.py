@@ -11,7 +11,8 @@ class Description:
         engine: "inline", "ring", "torch", or "torchdata" (of a stream).
         why: What chose the engine.
         making_us: Microseconds to read and collate a batch, where that was measured.
-        receiving_us: Microseconds of this process to receive one from a worker, where that was measured.
+        receiving_us: Microseconds of this process to receive one from a worker, where that was measured; before there are
+            workers, those to write one and to receive it.
         num_workers: Worker processes in use, or to be started; 0 without.
         workers_why: Where that number comes from.
         start_method: How they are started; None without workers.

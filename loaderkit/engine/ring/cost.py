@@ -1,4 +1,4 @@
-"""What receiving a batch from the ring costs the loader's process, measured without a worker."""
+"""What handing a batch over by the ring costs, measured without a worker."""
 
 import math
 import os
@@ -15,8 +15,11 @@ from loaderkit.plan import BatchKey
 _ROUNDS = 2  # the first finds fresh memory
 
 
-def receiving_s(batch: Any, key: BatchKey) -> float:
-    """Return the seconds that it takes to hand out such a key and to receive such a batch; infinite if it can't travel."""
+def handing_over_s(batch: Any, key: BatchKey) -> float:
+    """Return the seconds that it takes to hand out such a key, to write such a batch, and to receive it.
+
+    Infinite if it can't travel. No process sleeps and wakes here, which takes as long again for small batches.
+    """
     try:
         slots = Slots(1, 0)
     except OSError:
@@ -27,11 +30,11 @@ def receiving_s(batch: Any, key: BatchKey) -> float:
     taken = math.inf
     try:
         for number in range(_ROUNDS):
-            written = write(batch, slots, 0)  # a worker does that
-            if written.image is not None:
-                return math.inf
             start = time.perf_counter()
             task = pack_key(key)
+            written = write(batch, slots, 0)
+            if written.image is not None:
+                return math.inf
             answer = ANSWER.pack(number, 0, len(task), 0, 0, 0) + written.structure
             os.write(writing, answer[:4096])  # more would fill the pipe
             poll.poll()

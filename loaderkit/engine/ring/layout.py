@@ -22,7 +22,7 @@ from loaderkit.plan import BatchKey
 Array = np.ndarray[Any, Any]
 _HEAD = struct.Struct(
     "<qqq"
-)  # how long the leaves are; the outline, 0 if there is none; pickle's table of its own buffers
+)  # sizes: of the leaves; of the outline, 0 if there is none; of the table of pickle's buffers
 _BUFFER = struct.Struct("<qq")  # where one of pickle's own lies, and its size
 _KEY = struct.Struct("<qqq")  # epoch, number of samples, number of bounds of rows (-1: none)
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -48,9 +48,8 @@ class Slots:
                 self.close()
                 if not (isinstance(error, OSError) and error.errno == errno.ENOMEM and self.stride > _LARGE):
                     raise
-                self.stride = (
-                    self.stride // 2 // mmap.PAGESIZE * mmap.PAGESIZE
-                )  # the address space has no room for so much
+                # The address space has no room for so much.
+                self.stride = self.stride // 2 // mmap.PAGESIZE * mmap.PAGESIZE
         for worker in range(workers):
             self.doing[worker] = -1
         self._most = [0] * count  # bytes that a batch took, since the slot was last cut
