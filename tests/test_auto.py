@@ -5,8 +5,8 @@ import multiprocessing
 import os
 import pickle
 import time
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count, islice, repeat
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,10 @@ from drawing import Drawing, drawing_collate, equal
 
 import loaderkit as lk
 from loaderkit.datasets.array import in_memory
-from loaderkit.engine.auto import choose
+from loaderkit.engine.auto import AutoEngine, choose
+from loaderkit.engine.inline import InlineEngine
+from loaderkit.feed import Feed
+from loaderkit.plan import BatchKey
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Loader. . workers for"),  # small data leaves some idle
@@ -32,6 +35,7 @@ def decide(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str], None]:
     def set_up(after: int, choice: str) -> None:
         monkeypatch.setattr("loaderkit.engine.auto.MEASURED", after)
         monkeypatch.setattr("loaderkit.engine.auto.WARM_UP", 0)
+        monkeypatch.setattr("loaderkit.engine.auto._PATIENCE_S", 0)
         monkeypatch.setattr("loaderkit.engine.auto.choose", lambda *_: choice)
 
     return set_up
@@ -205,6 +209,49 @@ def test_it_is_decided_by_the_ratio_and_between_the_limits_nothing_changes() -> 
         for ratio in (0.9, 1.4, 1.9):
             assert choose("workers", ratio * receiving, receiving) == "workers"
             assert choose("here", ratio * receiving, receiving) == "here"
+
+
+class Sleeper(InlineEngine):
+    """Takes so long for each batch."""
+
+    def __init__(self, times_s: Iterable[float]) -> None:
+        super().__init__(Feed(lk.ArrayDataset(np.zeros(1)), None, 0))
+        self._times_s = iter(times_s)
+
+    def run(self, keys: Iterable[BatchKey]) -> Iterator[Any]:
+        for key in keys:
+            time.sleep(next(self._times_s))
+            yield key
+
+
+@pytest.mark.parametrize(
+    ("times_s", "choice"),
+    [
+        (repeat(0.004), "workers"),
+        ((0.008 * 0.95**number for number in count()), "here"),  # as memory that is touched for the first time
+        ((0.004 + 0.008 * 0.95**number for number in count()), "workers"),
+    ],
+)
+def test_workers_are_started_only_for_what_stays_slow(
+    times_s: Iterable[float], choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loaderkit.engine.auto._PATIENCE_S", 0.3)
+    keys: list[Any] = list(range(100))
+    engine = AutoEngine(
+        Feed(lk.ArrayDataset(np.zeros(1)), None, 0),
+        here=Sleeper(times_s),
+        workers=Sleeper(repeat(0.0)),
+        handing_over_s=lambda *_: 0.001,
+    )
+    batches = engine.run(keys)
+    found = list(islice(batches, 17))
+    assert engine.choice is None
+    for batch in batches:
+        found.append(batch)
+        if engine.choice is not None:
+            break
+    assert engine.choice == choice
+    assert found == keys[: len(found)]
 
 
 def test_what_is_in_memory(tmp_path: Any) -> None:

@@ -18,6 +18,7 @@ from loaderkit.transfer import pin
 
 MEASURED = 16  # batches, before it is decided
 WARM_UP = 2  # batches of each pass that are not counted
+_PATIENCE_S = 0.2  # of making batches here, before workers are started, which takes as long
 _HANDED = 5  # batches that are handed over for a trial
 
 # Between these nothing changes: measured times vary, and a change costs something itself.
@@ -87,6 +88,7 @@ class AutoEngine:
         self._in_memory = in_memory(feed.dataset) and feed.collate_fn is None
         self._handing_over_of = handing_over_s
         self._making: list[float] = []  # seconds, of the batches measured so far
+        self._spent_s = 0.0  # on batches that were measured here
         self._receiving: list[float] = []
 
     @property
@@ -114,10 +116,7 @@ class AutoEngine:
 
     def _try_here(self, keys: Iterator[BatchKey]) -> Iterator[Any]:
         """Make batches here until it is decided."""
-        for number in range(WARM_UP + MEASURED):
-            key = next(keys, None)  # making keys costs as much with workers
-            if key is None:
-                return
+        for number, key in enumerate(keys):  # making keys costs as much with workers
             start = time.perf_counter()
             batch = next(self.here.run([key]), _END)
             took = time.perf_counter() - start
@@ -125,12 +124,20 @@ class AutoEngine:
                 return
             if number >= WARM_UP:
                 self._making.append(took)
+                self._spent_s += took
             if len(self._making) >= MEASURED:
-                self._receiving = [self._handing_over_of(batch, key) for _ in range(_HANDED)]
-                self._decide("here", float(np.median(self._making)))
+                self._decide_here(batch, key)
             yield batch
             if self.choice:
                 return
+
+    def _decide_here(self, batch: Any, key: BatchKey) -> None:
+        """Decide by the last batches; for workers only after some time, as memory that is touched for the first time is slow."""
+        self._receiving = self._receiving or [self._handing_over_of(batch, key) for _ in range(_HANDED)]
+        del self._making[:-MEASURED]
+        making = float(np.median(self._making))
+        if self._spent_s >= _PATIENCE_S or choose("here", making, float(np.median(self._receiving))) == "here":
+            self._decide("here", making)
 
     def _receive(self, keys: Iterator[BatchKey]) -> Iterator[Any]:
         """Yield the batches of workers; if those are let go, up to the last one that is under way."""
