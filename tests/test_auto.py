@@ -145,7 +145,7 @@ def test_cheap_batches_are_made_here_and_workers_are_let_go() -> None:
     assert about.engine == "inline"
     assert about.making_us is not None
     assert about.receiving_us is not None
-    assert about.making_us < about.receiving_us
+    assert choose("workers", about.making_us, about.receiving_us) == "here"
     assert f"making a batch takes {about.making_us:,.0f} us" in about.why
     assert set(readers(loader)) == {os.getpid()}  # also in later epochs
 
@@ -206,7 +206,7 @@ def test_it_is_decided_by_the_ratio_and_between_the_limits_nothing_changes() -> 
     for receiving in (1e-5, 1e-3):
         assert choose("workers", 0.5 * receiving, receiving) == "here"
         assert choose("here", 10 * receiving, receiving) == "workers"
-        for ratio in (0.9, 1.4, 1.9):
+        for ratio in (1.6, 1.75, 1.9):
             assert choose("workers", ratio * receiving, receiving) == "workers"
             assert choose("here", ratio * receiving, receiving) == "here"
 

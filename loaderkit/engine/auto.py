@@ -22,8 +22,8 @@ _PATIENCE_S = 0.2  # of making batches here, before workers are started, which t
 _HANDED = 5  # batches that are handed over for a trial
 
 # Between these nothing changes: measured times vary, and a change costs something itself.
-_CHEAP = 0.8  # making over receiving: below, workers are let go
-_DEAR = 2.0  # making over handing over: above, workers are started; processes also sleep and wake for each batch
+_CHEAP = 1.5  # making over receiving: below, workers are let go; they write batches too, and processes wake for each
+_DEAR = 2.0  # making over writing and receiving: above, they are started
 
 _END: Any = object()
 
