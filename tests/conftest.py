@@ -18,3 +18,8 @@ def pytest_collection_finish() -> None:
     """Let garbage collection look at what tests make alone: all that was imported takes it 0.3 s each time."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Let go of what was frozen: libraries look for leaks at the interpreter's end."""
+    gc.unfreeze()
