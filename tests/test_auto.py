@@ -206,7 +206,9 @@ def test_it_is_decided_by_the_ratio_and_between_the_limits_nothing_changes() -> 
     for receiving in (1e-5, 1e-3):
         assert choose("workers", 0.5 * receiving, receiving) == "here"
         assert choose("here", 10 * receiving, receiving) == "workers"
-        for ratio in (1.6, 1.75, 1.9):
+        assert choose("workers", 1.45 * receiving, receiving) == "here"
+        assert choose("here", 2.05 * receiving, receiving) == "workers"
+        for ratio in (1.55, 1.75, 1.95):
             assert choose("workers", ratio * receiving, receiving) == "workers"
             assert choose("here", ratio * receiving, receiving) == "here"
 

@@ -21,12 +21,11 @@ pytestmark = [
 engine: Any = "torch"
 
 
-@pytest.fixture(params=["torch", "ring"], autouse=True)
+@pytest.fixture(params=["torch", "ring", "ring in turn"], autouse=True)
 def _engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test here is run with each engine that has workers; the ring's loaders take turns in how batches are dealt."""
-    monkeypatch.setattr(f"{__name__}.engine", request.param)
-    in_turn = itertools.cycle([True, True, False, False])  # two each: every other loader has no workers
-    monkeypatch.setattr("loaderkit.indexed.keeps_shards", lambda _: next(in_turn))
+    """Every test here is run with each engine that has workers, and with both ways in which the ring deals batches."""
+    monkeypatch.setattr(f"{__name__}.engine", request.param.split()[0])
+    monkeypatch.setattr("loaderkit.indexed.keeps_shards", lambda _: request.param == "ring in turn")
 
 
 def make_loader(size: int, batch_size: int | None, workers: int = 0, **settings: Any) -> lk.Loader:

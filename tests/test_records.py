@@ -47,7 +47,7 @@ def test_types_are_kept_and_each_read_is_new() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 10, 25])
 def test_the_laws(size: int) -> None:
-    pickled = "forkserver" if size == 10 else None
+    pickled = "spawn" if size == 10 else None
     check_laws(
         lambda: lk.RecordDataset(({"id": number} for number in range(size)), transform=with_draws),
         lambda record: int(record["id"]),

@@ -311,9 +311,7 @@ def test_ranks_meet_through_the_process_group(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    multiprocessing.start_processes(  # type: ignore[no-untyped-call]
-        meet_through_gloo, (port, str(tmp_path)), nprocs=2, start_method="forkserver"
-    )
+    multiprocessing.spawn(meet_through_gloo, args=(port, str(tmp_path)), nprocs=2)  # type: ignore[no-untyped-call]
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first["batches"] == second["batches"] > 3
     assert not set(first["ids"]) & set(second["ids"])

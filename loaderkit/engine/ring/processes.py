@@ -76,9 +76,8 @@ class Processes:
             self.slots.wanted = STOP
             while self.tasks:
                 tasks = self.tasks.pop()
-                with contextlib.suppress(
-                    OSError
-                ):  # it is full: then each worker finds a task there, and that it is over
+                # If it is full, each worker finds a task there, and that it is over.
+                with contextlib.suppress(OSError):
                     for _ in self.processes:
                         os.write(tasks, TASK.pack(-1, 0, 0))
             for fd in set(self.fds) - set(self.watched):  # who waits to hand over an answer ends, too
