@@ -62,12 +62,13 @@ def same(left: Tensor, right: Tensor) -> bool:
 
 
 @settings(deadline=None)
-@given(sequences(), rules)
-def test_padding_equals_the_obvious_way_in_every_form_of_sample(values: list[Tensor], rule: lk.Pad) -> None:
+@given(sequences(), rules, st.sampled_from([0, joining._FEW]))
+def test_padding_equals_the_obvious_way_in_every_form_of_sample(values: list[Tensor], rule: lk.Pad, few: int) -> None:
     wanted = slowly(values, rule)
     extras = [name for name in ("lengths", "mask") if getattr(rule, name)]
 
-    alone = lk.PadCollate(rule)(values)
+    with mock.patch.object(joining, "_FEW", few):
+        alone = lk.PadCollate(rule)(values)
     found = alone if extras else (alone,)
     assert len(found) == 1 + len(extras)
     assert all(map(same, found, [wanted["padded"], *(wanted[name] for name in extras)]))
@@ -111,15 +112,16 @@ FORMS: dict[str, Any] = {
     rules,
     st.sampled_from(list(FORMS)),
     st.sampled_from([64, 16, 2]),
+    st.sampled_from([0, joining._FEW]),
 )
 def test_tokens_are_padded_and_joined_the_same_in_any_form_and_group(
-    lengths: list[int], dtype: torch.dtype, rule: lk.Pad, form: str, group: int
+    lengths: list[int], dtype: torch.dtype, rule: lk.Pad, form: str, group: int, few: int
 ) -> None:
-    """Groups of sizes that tests can reach stand for those of 32,768 elements."""
-    values = [(torch.arange(length) % 7).to(dtype) for length in lengths]
-    rule = dataclasses.replace(rule, value=1, lengths=True, mask=True)
+    """Sizes that tests can reach stand for groups of 32,768 elements and batches of 16,384."""
+    values = [(torch.arange(1, 1 + length) % 7).to(dtype) for length in lengths]
+    rule = dataclasses.replace(rule, value=min(abs(rule.value), 1), lengths=True, mask=True)
     wanted = slowly(values, rule)
-    with mock.patch.object(joining, "_GROUP", group):
+    with mock.patch.object(joining, "_GROUP", group), mock.patch.object(joining, "_FEW", few):
         found = lk.PadCollate(rule)(FORMS[form](values))
         joined = lk.RaggedCollate(nested=False)(FORMS[form](values))
     assert all(map(same, found, wanted.values()))

@@ -18,7 +18,7 @@ Rule = Pad | Jagged | Mapping[Any, Any] | Callable[[list[Any]], Any]
 Rules = Mapping[Any, Any]  # from a key, a place, or a path such as "a.b", to a Rule
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class Walk:
     """Makes a batch of samples, or of a batch that a dataset has read as a whole.
 

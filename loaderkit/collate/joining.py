@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
-from loaderkit.collate.memory import as_array, is_shared, new_empty, new_full
+from loaderkit.collate.memory import as_array, bits_of, is_shared, new_empty, new_full
 from loaderkit.collate.rules import Side
 from loaderkit.collate.sequences import Array, Pieces, as_tensor, check_shapes, split
 from loaderkit.datasets.ragged import Ragged
@@ -20,7 +21,11 @@ from loaderkit.datasets.ragged import Ragged
 _GROUP = 1 << 15
 # Rows of fewer elements are joined first, and then spread; longer ones are copied one by one.
 _LONG_ROW = 1 << 15
-_NO_MASK = torch.empty(0, dtype=torch.bool)
+# Small whole numbers are cut out of the joined sequences, which takes its time by the byte, where there are many: to spread
+# them takes its time by the element. Beyond a MB the caches are too small for what is made on the way.
+_SMALL = frozenset((torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16))
+_FEW, _MANY = 1 << 14, 1 << 19
+_BOOL = np.dtype(np.bool_)
 
 
 def join(pieces: Pieces) -> Ragged:
@@ -29,11 +34,15 @@ def join(pieces: Pieces) -> Ragged:
     return Ragged(join_values(pieces), torch.from_numpy(offsets))
 
 
-def join_values(pieces: Pieces) -> Tensor:
-    """Copy sequences end to end, into one tensor (sum of T_i, *F)."""
+def join_values(pieces: Pieces, before: int = 0, after: int = 0) -> Tensor:
+    """Copy sequences end to end, into one tensor (before + sum of T_i + after, *F); there is nothing of note at its ends."""
     items, lengths, like = pieces.items, pieces.lengths, pieces.like
     if pieces.joined is not None:
         items, lengths = [pieces.joined], [len(pieces.joined)]
+    if before or after:
+        room = _room(before or after, items[0].dtype)
+        items = [room, *items] if before else [*items, room]
+        lengths = [before, *lengths] if before else [*lengths, after]
     if not all(lengths):  # torch.cat is slow where there are empty pieces
         some = [place for place, length in enumerate(lengths) if length]
         items, lengths = [items[place] for place in some], [lengths[place] for place in some]
@@ -54,6 +63,11 @@ def join_values(pieces: Pieces) -> Tensor:
 def joined_values(pieces: Pieces) -> Tensor:
     """Return sequences end to end (sum of T_i, *F), which may be those given and not a copy."""
     return join_values(pieces) if pieces.joined is None else pieces.joined
+
+
+@lru_cache(maxsize=1024)
+def _room(steps: int, dtype: Any) -> Any:
+    return torch.zeros(steps, dtype=dtype) if isinstance(dtype, torch.dtype) else np.zeros(steps, dtype)
 
 
 def _join_tensors(items: list[Tensor], lengths: list[int], shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -85,16 +99,19 @@ def _join_arrays(items: list[Array], shape: tuple[int, ...], like: Tensor) -> Te
         return torch.from_numpy(np.concatenate(items))
 
 
-def pad(pieces: Pieces, there: Tensor, value: float = 0, side: Side = "right") -> Tensor:
+def pad(pieces: Pieces, lengths: Array, there: Tensor, value: float = 0, side: Side = "right") -> Tensor:
     """Copy sequences into a batch (B, T, *F).
 
     Args:
         pieces: B sequences.
+        lengths: (B,), int64, of them.
         there: (B, T), bool: where they lie, as `valid` says.
         value: Written beside them.
         side: On which side.
     """
     like = pieces.like
+    if like.dtype in _SMALL and like.ndim == 1 and like.is_cpu and _FEW <= there.numel() <= _MANY:
+        return _cut(pieces, lengths, there.shape[1], value, side)
     if there.shape[1] * math.prod(like.shape[1:]) < _LONG_ROW:
         return spread(joined_values(pieces), there, value)
     pieces.separate()
@@ -106,6 +123,24 @@ def pad(pieces: Pieces, there: Tensor, value: float = 0, side: Side = "right") -
         row[low : low + length] = item
         row[low + length :] = value
     return padded
+
+
+def _cut(pieces: Pieces, lengths: Array, steps: int, value: float, side: Side) -> Tensor:
+    """Cut rows (B, T) from the joined sequences, one at the start or end of each, and overwrite what is its neighbours'."""
+    ends = lengths.cumsum()
+    if side == "right":
+        starts, joined = ends - lengths, as_array(join_values(pieces, after=steps))
+    else:
+        starts, joined = ends, as_array(join_values(pieces, before=steps))
+    other = bits_of(value, pieces.like.dtype) if value else None
+    if other is not None:
+        joined ^= other
+    stride = joined.itemsize  # sliding_window_view takes longer than all the rest
+    rows = np.ndarray((len(joined) - steps + 1, steps), joined.dtype, joined, strides=(stride, stride))[starts]
+    rows &= _windows(steps, side, joined.dtype)[lengths]
+    if other is not None:
+        rows ^= other
+    return _to_send(rows)
 
 
 def spread(joined: Tensor, there: Tensor, value: float) -> Tensor:
@@ -123,15 +158,19 @@ def spread(joined: Tensor, there: Tensor, value: float) -> Tensor:
 
 def valid(lengths: Array, steps: int, side: Side) -> Tensor:
     """Return where the data is in a padded batch (B, `steps`), bool, of `lengths` (B,)."""
-    rows = _windows(steps, side)[lengths]
-    if not is_shared(rows.nbytes):
-        return torch.from_numpy(rows)
-    return new_empty(rows.shape, _NO_MASK).copy_(torch.from_numpy(rows))
+    rows = _windows(steps, side, _BOOL)[lengths]
+    return _to_send(rows)
+
+
+def _to_send(array: Array) -> Tensor:
+    tensor = torch.from_numpy(array)
+    return new_empty(tensor.shape, tensor).copy_(tensor) if is_shared(array.nbytes) else tensor
 
 
 @lru_cache(maxsize=1024)
-def _windows(steps: int, side: Side) -> Array:
-    """Return the rows for lengths 0 to `steps`: each is a window of one step function."""
+def _windows(steps: int, side: Side, dtype: np.dtype[Any]) -> Array:
+    """Return the rows for lengths 0 to `steps`, all bits set where the data is: each is a window of one step function."""
     step = np.arange(2 * steps + 1) < steps if side == "right" else np.arange(2 * steps + 1) >= steps
-    rows = sliding_window_view(step, steps) if steps else np.empty((1, 0), dtype=np.bool_)
+    bits = step if dtype == _BOOL else np.where(step, ~np.zeros((), dtype), np.zeros((), dtype))
+    rows = sliding_window_view(bits, steps) if steps else np.empty((1, 0), dtype)
     return rows[steps::-1] if side == "right" else rows[: steps + 1]

@@ -54,16 +54,17 @@ def new_full(shape: Sequence[int], like: Array, dtype: torch.dtype, value: float
     if is_shared(math.prod(shape) * dtype.itemsize):
         tensor = new_empty(shape, torch.empty(0, dtype=dtype))
         array = as_array(tensor)
-        array.fill(_bits_of(value, dtype))
+        array.fill(bits_of(value, dtype))
         return tensor, array
     # The C library clears memory faster than numpy fills it.
-    array = np.full(shape, _bits_of(value, dtype)) if value else np.zeros(shape, like.dtype)
+    array = np.full(shape, bits_of(value, dtype)) if value else np.zeros(shape, like.dtype)
     tensor = torch.from_numpy(array)
     return tensor if tensor.dtype is dtype else tensor.view(dtype), array
 
 
 @lru_cache(maxsize=64)
-def _bits_of(value: float, dtype: torch.dtype) -> Any:
+def bits_of(value: float, dtype: torch.dtype) -> Any:
+    """Return a value as `as_array` shows it in tensors of that dtype."""
     return as_array(torch.full((1,), value, dtype=dtype))[0]
 
 

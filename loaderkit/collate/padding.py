@@ -45,7 +45,7 @@ def pad_field(values: Any, path: str, rule: Pad) -> tuple[Tensor, dict[str, Tens
     steps = _round_up(max(pieces.lengths), rule.each_multiple[0])
     lengths = np.fromiter(pieces.lengths, np.int64, len(pieces.lengths))
     there = valid(lengths, steps, rule.side)
-    padded = pad(pieces, there, rule.value, rule.side)
+    padded = pad(pieces, lengths, there, rule.value, rule.side)
     extras: dict[str, Tensor] = {}
     if rule.lengths:
         extras["lengths"] = torch.from_numpy(lengths)
@@ -126,7 +126,7 @@ def _as_asked(mask: Tensor, rule: Pad) -> Tensor:
 
 def _like_the_first(padded: Tensor, values: Any) -> Tensor:
     """Keep subclasses of Tensor, as stacking does."""
-    if isinstance(values, Ragged | Tensor) or not isinstance(values[0], Tensor) or type(values[0]) is Tensor:
+    if isinstance(values, (Ragged, Tensor)) or type(values[0]) is Tensor or not isinstance(values[0], Tensor):
         return padded
     kept = padded.as_subclass(type(values[0]))
     kept.__dict__.update(values[0].__dict__)
