@@ -42,12 +42,21 @@ class Feed:
     bad_samples: BadSamples = RAISE
     order: Order | None = None
     lengths: Int64Array | None = None
-    _whole: bool = field(init=False, default=False)  # whether the dataset makes collated batches itself
+    _read_batch: Callable[[Int64Array], Any] | None = field(
+        init=False, default=None
+    )  # the dataset's own, if it is of use
 
     def __post_init__(self) -> None:
         takes_whole = self.collate_fn is None or callable(getattr(self.collate_fn, "collate_batch", None))
         whole = takes_whole and self.batched and reads_batches(self.dataset)
-        object.__setattr__(self, "_whole", whole)
+        object.__setattr__(self, "_read_batch", self.dataset.read_batch if whole else None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_read_batch": None}  # it may be a function that does not pickle
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__post_init__()
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -66,9 +75,9 @@ class Feed:
             Exception: Whatever the dataset or the collate raises, with a note
                 that names the sample.
         """
-        if self._whole:
+        if self._read_batch is not None:
             try:
-                batch = self.dataset.read_batch(key.indices)
+                batch = self._read_batch(key.indices)
             except Exception as error:
                 return self._mend_whole(key, error)
             return batch if self.collate_fn is None else self._collate_whole(batch, key.indices.tolist(), key.rows)

@@ -2,20 +2,18 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderkit.order import Order, Shuffled, cached, digest
-from loaderkit.permutation import permute
-from loaderkit.seeding import Int64Array, derive_seed, hash_positions
+from loaderkit.seeding import Int64Array
+from loaderkit.shard_line import ShardLine
 
 MAX_WINDOW = 1 << 16
-_POSITIONS = 1 << 15  # looked up at a time: the temporaries stay in a core's cache
-_WORDS = 1 << 18  # sorted at a time
-_ENTRIES = 1 << 25  # of shuffled windows held at a time, 2 bytes each
+_POSITIONS = 1 << 14  # looked up at a time: the temporaries stay in a core's cache, and need no fresh pages
 
 
 class ShardOrder(Order):
@@ -26,8 +24,8 @@ class ShardOrder(Order):
     lane is cut into equal windows of at most `window` samples, and each window
     is shuffled: a true permutation. Blocks of positions are dealt from the lanes
     in turn; what is left of each lane, less than a block, comes at the end.
-    Nothing is dropped. Set-up is O(shards + lanes) an epoch; memory is 2 bytes
-    for each sample of the windows last used.
+    Nothing is dropped. Set-up is O(shards + lanes) an epoch; memory is 8 bytes
+    for each sample of the windows last used, about 2 x lanes.
 
     Where `block` is the batch size and `lanes` a multiple of ranks x workers,
     each lane is read by one worker, so that a shard is opened by one worker,
@@ -101,34 +99,65 @@ class ShardOrder(Order):
         return other if other.key(0) == key else self
 
     def at(self, epoch: int, positions: Int64Array) -> Int64Array:
-        line: _Line = cached(self, epoch, lambda: _Line.make(self.shard_sizes, self.seed, epoch, self.window))
         result = np.empty(len(positions), dtype=np.int64)
-        for start in range(0, len(positions), _POSITIONS):
-            result[start : start + _POSITIONS] = self._look_up(line, positions[start : start + _POSITIONS])
+        for low in range(0, len(positions), _POSITIONS):
+            some = positions[low : low + _POSITIONS]
+            heads = np.concatenate(([0], np.flatnonzero(some[1:] - some[:-1] != 1) + 1))
+            starts = some[heads]
+            result[low : low + _POSITIONS] = self._look_up(epoch, starts, starts + np.diff(heads, append=len(some)))
         return result
 
-    def _look_up(self, line: "_Line", positions: Int64Array) -> Int64Array:
-        lane, offset = self._deal(positions)
+    def _stretch(self, epoch: int, start: int, stop: int) -> Int64Array:
+        result = np.empty(stop - start, dtype=np.int64)
+        for low in range(start, stop, _POSITIONS):
+            high = min(stop, low + _POSITIONS)
+            result[low - start : high - start] = self._look_up(epoch, np.array([low]), np.array([high]))
+        return result
+
+    def _look_up(self, epoch: int, starts: Int64Array, ends: Int64Array) -> Int64Array:
+        """Return the indices at runs of positions, from starts (R,) to ends (R,): most is done once for a piece of a window."""
+        line = self._line(epoch)
+        lane, starts, ends = self._deal(starts, ends)
         short, longer = divmod(self._size, self.lanes)
         lane_size = short + (lane < longer)
-        number, inside, size = _cut(offset, lane_size, -(-lane_size // self.window))
+        cut = _Cut(lane_size, -(-lane_size // self.window))
+        run, number = _each(cut.piece(starts), cut.piece(ends - 1))
+        lane, cut = lane[run], _Cut(cut.total[run], cut.pieces[run])
+        begin, end = cut.begin(number), cut.begin(number + 1)
+        inside = np.maximum(starts[run], begin) - begin
+        counts = np.minimum(ends[run], end) - begin - inside
         number += lane * -(-(short + 1) // self.window)  # unique over the lanes
-        places = lane * short + np.minimum(lane, longer) + offset - inside
-        places += line.windows.shuffle(number, size, inside)
-        return line.indices(places)
+        pieces = number, lane * short + np.minimum(lane, longer) + begin, end - begin, inside, counts
+        if len(number) <= line.most:
+            return line.indices(*pieces)
+        slabs = (slice(low, low + line.most) for low in range(0, len(number), line.most))
+        return np.concatenate([line.indices(*(array[slab] for array in pieces)) for slab in slabs])
 
-    def _deal(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return each position's lane and its offset there."""
-        rounds = self._size // self.lanes // self.block
-        turn, inside = np.divmod(positions, self.lanes * self.block)
-        lane, offset = np.divmod(inside, self.block)
-        offset += turn * self.block
-        dealt = rounds * self.lanes * self.block
-        late = np.flatnonzero(positions >= dealt)
-        if late.size:
-            lane[late], offset[late], _ = _cut(positions[late] - dealt, self._size - dealt, self.lanes)
-            offset[late] += rounds * self.block
-        return lane, offset
+    def _line(self, epoch: int) -> ShardLine:
+        width, room = self.window, self.lanes * (2 + self.block // self.window)
+        line: ShardLine = cached(
+            self, epoch, lambda: ShardLine(self.shard_sizes, seed=self.seed, epoch=epoch, width=width, room=room)
+        )
+        return line
+
+    def _deal(self, starts: Int64Array, ends: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Cut runs of positions (R,) at the blocks: return each piece's lane, and where it starts and ends there."""
+        blocks = self._size // self.lanes // self.block * self.lanes
+        dealt = blocks * self.block
+        rest = _Cut(self._size - dealt, self.lanes)
+
+        def block_of(positions: Int64Array) -> Int64Array:
+            return np.where(positions < dealt, positions // self.block, blocks + rest.piece(positions - dealt))
+
+        def begin_of(block: Int64Array) -> Int64Array:
+            begin: Int64Array = np.minimum(block, blocks) * self.block + rest.begin(np.maximum(block - blocks, 0))
+            return begin
+
+        run, block = _each(block_of(starts), block_of(ends - 1))
+        turn, lane = np.divmod(block, self.lanes)
+        first = begin_of(block)
+        offset = turn * self.block - first
+        return lane, np.maximum(starts[run], first) + offset, np.minimum(ends[run], begin_of(block + 1)) + offset
 
 
 def shuffled_order(dataset: Any, size: int, *, seed: int, batch_size: int | None) -> Order:
@@ -150,91 +179,31 @@ def shuffled_order(dataset: Any, size: int, *, seed: int, batch_size: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
-    """An epoch's shards, shuffled and laid end to end."""
+class _Cut:
+    """[0, total) cut into pieces that differ by at most one, the longer ones first."""
 
-    ends: Int64Array  # (S,), on the line
-    moves: Int64Array  # (S,), from a place on the line to an index
-    turn: int  # where the ring is opened
-    windows: "_Windows"
+    total: Any  # an int, or one for each place
+    pieces: Any
 
-    @classmethod
-    def make(cls, sizes: Int64Array, seed: int, epoch: int, window: int) -> "_Line":
-        every = np.arange(len(sizes), dtype=np.int64)
-        order = permute(every, len(sizes), derive_seed("shards", seed), epoch, {}) if len(sizes) else every
-        ends = np.cumsum(sizes[order])
-        starts = np.cumsum(sizes) - sizes
-        turn = derive_seed("ring", seed, epoch) % max(1, int(sizes.sum()))
-        return cls(ends, starts[order] - (ends - sizes[order]), turn, _Windows(window, ("window", seed, epoch)))
+    def piece(self, places: Int64Array) -> Int64Array:
+        """Return the piece of each place (N,)."""
+        short, longer = np.divmod(self.total, self.pieces)
+        head = longer * (short + 1)
+        found: Int64Array = np.where(
+            places < head, places // (short + 1), longer + (places - head) // np.maximum(short, 1)
+        )
+        return found
 
-    def indices(self, places: Int64Array) -> Int64Array:
-        places += self.turn
-        size = self.ends[-1]
-        places -= size * (places >= size)
-        places += np.take(self.moves, np.searchsorted(self.ends, places, side="right"))
-        return places
+    def begin(self, pieces: Int64Array) -> Int64Array:
+        """Return where pieces (N,) begin."""
+        short, longer = np.divmod(self.total, self.pieces)
+        begin: Int64Array = pieces * short + np.minimum(pieces, longer)
+        return begin
 
 
-@dataclass(slots=True)
-class _Windows:
-    """Permutations of windows; those of the last call are kept."""
-
-    width: int
-    keys: tuple[int | str, ...]
-    numbers: Int64Array = field(init=False)
-    table: npt.NDArray[np.uint16] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.numbers, self.table = np.empty(0, dtype=np.int64), np.empty((0, self.width), dtype=np.uint16)
-
-    def shuffle(self, numbers: Int64Array, sizes: Int64Array, inside: Int64Array) -> Int64Array:
-        """Return where window numbers (N,) of the given sizes (N,) send their members (N,)."""
-        # Windows come in runs: only one of each run takes part in the sorting.
-        heads = np.flatnonzero(np.diff(numbers, prepend=-1))
-        unique, first, runs = np.unique(numbers[heads], return_index=True, return_inverse=True)
-        rows = np.repeat(runs, np.diff(heads, append=len(numbers)))
-        sizes = sizes[heads[first]]
-        result = np.empty(len(numbers), dtype=np.int64)
-        most = max(1, _ENTRIES // self.width)
-        for low in range(0, len(unique), most):
-            self._keep(unique[low : low + most], sizes[low : low + most])
-            if len(unique) <= most:
-                result[:] = self.table[rows, inside]
-            else:
-                here = np.flatnonzero((rows >= low) & (rows < low + most))
-                result[here] = self.table[rows[here] - low, inside[here]]
-        return result
-
-    def _keep(self, numbers: Int64Array, sizes: Int64Array) -> None:
-        if np.array_equal(numbers, self.numbers):
-            return
-        table = np.empty((len(numbers), self.width), dtype=np.uint16)
-        known = np.isin(numbers, self.numbers, assume_unique=True)
-        table[known] = self.table[np.searchsorted(self.numbers, numbers[known])]
-        unknown = np.flatnonzero(~known)
-        together = max(1, _WORDS // self.width)
-        for start in range(0, len(unknown), together):
-            rows = unknown[start : start + together]
-            found = self._permutations(numbers[rows], sizes[rows])
-            table[rows, : found.shape[1]] = found
-        self.numbers, self.table = numbers, table
-
-    def _permutations(self, numbers: Int64Array, sizes: Int64Array) -> npt.NDArray[np.uint16]:
-        """Sort each window's members by 48 random bits; what is beyond a window's size goes to its row's end."""
-        members = np.arange(sizes.max(), dtype=np.int64)
-        words = hash_positions((numbers[:, None] * self.width + members).reshape(-1), *self.keys)
-        words &= ~np.uint64(0xFFFF)
-        table = words.reshape(len(numbers), len(members))
-        table |= members.astype(np.uint64)
-        table[members >= sizes[:, None]] = np.iinfo(np.uint64).max
-        table.sort(axis=1)
-        return table.astype(np.uint16)
-
-
-def _cut(places: Int64Array, total: Any, pieces: Any) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Cut [0, total) into pieces that differ by at most one: return each place's piece, its place in it, its size."""
-    short, longer = np.divmod(total, pieces)
-    head = longer * (short + 1)
-    piece = np.where(places < head, places // (short + 1), longer + (places - head) // np.maximum(short, 1))
-    inside = places - piece * short - np.minimum(piece, longer)
-    return piece, inside, short + (piece < longer)
+def _each(first: Int64Array, last: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Write ranges (R,) out: return the range of each number, and the numbers from its first to its last."""
+    counts = last - first + 1
+    row = np.repeat(np.arange(len(counts)), counts)
+    number = np.arange(len(row)) + (first - np.cumsum(counts) + counts)[row]
+    return row, number

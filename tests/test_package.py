@@ -30,6 +30,7 @@ LAYERS = [
     "handles",
     "permutation",
     "order",
+    "shard_line",
     "shard_order",
     "sampling",
     "plan",

@@ -37,14 +37,14 @@ class MappedDataset(ShardedDataset):
         return list(self.gather(handle, rows))
 
     def _read_batch(self, indices: Int64Array) -> Tensor:
-        parts = list(self.by_shard(indices))
-        if len(parts) == 1:
-            return torch.from_numpy(self.gather(self.handle(parts[0][0]), parts[0][2]))
+        alone = self.one_shard(indices)  # as most batches of a ShardOrder with large shards
+        if alone is not None:
+            return torch.from_numpy(self.gather(self.handle(alone[0]), alone[1]))
         layout = self.row_layout
         if layout is None:
             raise TypeError(f"{type(self).__name__}: rows of several layouts make no batch at once.")
         batch = np.empty((len(indices), *layout[1]), dtype=layout[0])
-        for part, places, rows in parts:
+        for part, places, rows in self.by_shard(indices):
             batch[places] = self.gather(self.handle(part), rows)
         return torch.from_numpy(batch)
 

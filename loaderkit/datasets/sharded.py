@@ -140,17 +140,30 @@ class ShardedDataset(ABC):
         wanted = np.asarray(indices, dtype=np.int64)
         if not wanted.size:
             return
+        alone = self.one_shard(wanted)
+        if alone is not None:
+            yield alone[0], np.arange(len(wanted)), alone[1]
+            return
         low, high = int(np.minimum.reduce(wanted)), int(np.maximum.reduce(wanted))
         if low < 0 or high >= len(self):
             outside = low if low < 0 else high
             raise IndexError(f"{type(self).__name__}: index {outside} in a dataset of {len(self):,} samples.")
         ends = self._end_list
         first, last = bisect.bisect_right(ends, low), bisect.bisect_right(ends, high)
-        if first == last:  # as most batches of a ShardOrder with large shards
-            yield first, np.arange(len(wanted)), wanted - (ends[first] - self._indexes[first].count)
-            return
         for part, places in by_number(np.searchsorted(self._ends, wanted, side="right"), first, last):
             yield part, places, wanted[places] - (ends[part] - self._indexes[part].count)
+
+    def one_shard(self, indices: Int64Array) -> tuple[int, Int64Array] | None:
+        """Return the number of the shard that all indices (B,) lie in, B > 0, and their rows there; None if there is none."""
+        part = bisect.bisect_right(self._end_list, indices.item(0))
+        if part == len(self._end_list):
+            return None
+        count = self._indexes[part].count
+        start = self._end_list[part] - count
+        rows = indices - start if start else indices
+        # Without a sign, what lies before the shard is beyond it. `argmax` takes a sixth of the time of `max`.
+        unsigned = rows.view(np.uint64)
+        return (part, rows) if unsigned.item(unsigned.argmax()) < count else None
 
     def handle(self, part: int) -> Any:
         """Return the open shard of that number."""
