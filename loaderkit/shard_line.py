@@ -1,18 +1,23 @@
 """An epoch of a ShardOrder: its shards end to end in a new order, and windows of that line, each shuffled."""
 
+from collections import OrderedDict
+from collections.abc import Callable
+
 import numpy as np
 
 from loaderkit.permutation import permute
 from loaderkit.seeding import Int64Array, derive_seed, hash_positions
 
-_WORDS = 1 << 18  # sorted at a time
+_PLACES = 1 << 16  # shuffled at a time
+_INCREMENT = 0x5851F42D4C957F2D14057B7EF767814F  # of the generator, any odd number
 _ENTRIES = 1 << 23  # of windows held at a time, 8 bytes each
 
 
 class ShardLine:
     """The shards of an epoch, shuffled and laid end to end as a ring that is opened within one of them.
 
-    Windows are shuffled when they are first asked for, each a true permutation; those that were used last are kept.
+    Windows are shuffled when they are first asked for, each a true permutation; those that were used last are kept. All of
+    this is a public contract: changing a bit of it needs a new version in the order's key.
 
     Args:
         sizes: Samples in each shard (S,), at least one in all.
@@ -33,9 +38,15 @@ class ShardLine:
         self._ends = np.concatenate((ends[cut:], ends[:cut] + size, [turn + size])) - turn
         self._moves = np.concatenate((moves[cut:], moves[: cut + 1] - size)) + turn  # from a place to an index
         self._width, self._keys = width, ("window", seed, epoch)
+        # The streams of a RandomState are frozen for good (NEP 19).
+        self._bits = np.random.PCG64DXSM(0)
+        self._shuffle: Callable[[Int64Array], None] = np.random.RandomState(self._bits).shuffle
+        self._state = self._bits.state
         self.most = max(1, _ENTRIES // width)  # windows in one call
         self._table = np.empty((min(room, self.most), width), dtype=np.int64)  # the indices in windows
-        self._rows: dict[int, int] = {}  # of the table, by window; the one to be given up next comes first
+        self._rows: OrderedDict[int, int] = (
+            OrderedDict()
+        )  # of the table, by window; the one to be given up next comes first
 
     @property
     def size_bytes(self) -> int:
@@ -67,34 +78,33 @@ class ShardLine:
             table = np.empty((len(wanted), self._width), dtype=np.int64)
             table[: len(self._table)] = self._table
             self._table = table
-        rows = self._rows
-        known = {number: rows.pop(number) for number in wanted if number in rows}
-        rows.update(known)  # to the end: they are in use
-        unknown = [place for place, number in enumerate(wanted) if number not in known]
-        for place in unknown:
+        rows, made = self._rows, []
+        for place, number in enumerate(wanted):
+            if number in rows:
+                rows.move_to_end(number)
+            else:
+                made.append(place)
+        for place in made:
             full = len(rows) == len(self._table)
-            rows[wanted[place]] = rows.pop(next(iter(rows))) if full else len(rows)
+            rows[wanted[place]] = rows.popitem(last=False)[1] if full else len(rows)
         found = np.array([rows[number] for number in wanted], dtype=np.int64)
-        together = max(1, _WORDS // self._width)
-        for start in range(0, len(unknown), together):
-            some = np.array(unknown[start : start + together])
-            order = self._permutations(numbers[some], sizes[some])
-            members = order.shape[1]
-            places = (begins[some][:, None] + np.arange(members)).reshape(-1)
-            # What is beyond a window's size is never read.
-            places += self._moves.take(np.searchsorted(self._ends, places, side="right"), mode="clip")
-            order += np.arange(0, len(places), members)[:, None]
-            self._table[found[some], :members] = places.take(order)
+        together = max(1, _PLACES // self._width)
+        for start in range(0, len(made), together):
+            some = np.array(made[start : start + together])
+            indices = self._shuffled(numbers[some], begins[some], sizes[some])
+            self._table[found[some], : indices.shape[1]] = indices
         return found
 
-    def _permutations(self, numbers: Int64Array, sizes: Int64Array) -> Int64Array:
-        """Sort each window's members by 48 random bits; what is beyond a window's size goes to its row's end."""
-        members = np.arange(sizes.max(), dtype=np.int64)
-        words = hash_positions((numbers[:, None] * self._width + members).reshape(-1), *self._keys)
-        words &= ~np.uint64(0xFFFF)
-        table = words.reshape(len(numbers), len(members))
-        table[members >= sizes[:, None]] = ~np.uint64(0xFFFF)
-        table |= members.astype(np.uint64)
-        table.sort(axis=1)
-        table &= np.uint64(0xFFFF)
-        return table.view(np.int64)
+    def _shuffled(self, numbers: Int64Array, begins: Int64Array, sizes: Int64Array) -> Int64Array:
+        """Return the indices in windows (W, M), shuffled (Fisher and Yates); behind a window's size is what means nothing."""
+        places = begins[:, None] + np.arange(sizes.max())
+        shards = np.searchsorted(self._ends, places.reshape(-1), side="right").reshape(places.shape)
+        places += self._moves.take(shards, mode="clip")
+        words = hash_positions((2 * numbers[:, None] + np.arange(2)).reshape(-1), *self._keys).tolist()
+        for row, size in enumerate(sizes.tolist()):
+            if size > 1:
+                # Setting the whole state takes a quarter of the time of making a generator from a seed.
+                state = words[2 * row] << 64 | words[2 * row + 1]
+                self._bits.state = self._state | {"state": {"state": state, "inc": _INCREMENT}}
+                self._shuffle(places[row, :size])
+        return places

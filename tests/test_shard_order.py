@@ -82,7 +82,7 @@ def test_many_windows_at_once_come_in_slabs(monkeypatch: pytest.MonkeyPatch) -> 
     order = lk.ShardOrder([500] * 40, window=64, block=8)
     expected = whole(order)
     monkeypatch.setattr("loaderkit.shard_line._ENTRIES", 64 * 7)
-    monkeypatch.setattr("loaderkit.shard_line._WORDS", 64 * 3)
+    monkeypatch.setattr("loaderkit.shard_line._PLACES", 64 * 3)
     places = np.random.default_rng(0).permutation(20_000)
     assert np.array_equal(lk.ShardOrder([500] * 40, window=64, block=8).at(0, places), expected[places])
 
@@ -91,13 +91,13 @@ def test_many_windows_at_once_come_in_slabs(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_pass_shuffles_each_window_once(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where more positions are dealt before a lane's next turn than are looked up at a time."""
     made: list[int] = []
-    shuffle = ShardLine._permutations
+    shuffle = ShardLine._shuffled
 
-    def note(line: ShardLine, numbers: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    def note(line: ShardLine, numbers: np.ndarray, *window: np.ndarray) -> np.ndarray:
         made.extend(numbers.tolist())
-        return shuffle(line, numbers, sizes)
+        return shuffle(line, numbers, *window)
 
-    monkeypatch.setattr(ShardLine, "_permutations", note)
+    monkeypatch.setattr(ShardLine, "_shuffled", note)
     order = lk.ShardOrder([7000] * 30, window=1024, block=block)
     assert _POSITIONS < 16 * 5000
     for key in BatchPlan(order=order, batch_size=500).keys(lk.Cursor()):
@@ -117,15 +117,15 @@ def test_the_cost_does_not_grow_with_the_samples(samples: int) -> None:
 
 def test_the_golden_order() -> None:
     order = lk.ShardOrder([3, 0, 5, 8], seed=1, lanes=2, window=4, block=2)
-    assert order.key(0) == "shards-2(d5bd352cad5d6e95, seed=1, lanes=2, window=4, block=2)"
-    assert whole(order, 2).tolist() == [7, 5, 9, 11, 6, 4, 12, 10, 1, 8, 3, 14, 2, 0, 13, 15]
+    assert order.key(0) == "shards-3(d5bd352cad5d6e95, seed=1, lanes=2, window=4, block=2)"
+    assert whole(order, 2).tolist() == [6, 5, 11, 12, 7, 4, 10, 9, 0, 2, 15, 14, 1, 8, 13, 3]
     large = lk.ShardOrder([10**6] * 300, seed=7, block=64)
     assert large.at(1, np.array([0, 1, 64, 10**7, 3 * 10**8 - 1])).tolist() == [
-        213474918,
-        213475972,
-        36225749,
-        137596159,
-        213468939,
+        213475813,
+        213476090,
+        36225145,
+        137596730,
+        213471634,
     ]
 
 
@@ -369,5 +369,5 @@ def test_a_state_of_another_order_is_refused_and_changes_nothing() -> None:
 def test_orders_that_differ_in_more_than_the_block_are_not_taken_over() -> None:
     order = lk.ShardOrder(SIZES, block=4)
     assert order.with_block_of(lk.ShardOrder(SIZES, block=9).key(0)).block == 9
-    for key in ("", "shuffled-2(seed=0)", lk.ShardOrder(SIZES, lanes=3, block=9).key(0), "shards-2(block=0)"):
+    for key in ("", "shuffled-2(seed=0)", lk.ShardOrder(SIZES, lanes=3, block=9).key(0), "shards-3(block=0)"):
         assert order.with_block_of(key) is order
