@@ -147,7 +147,7 @@ def index_one(shard: str, job: Job) -> Outcome:
 
 def _make(shard: str, kind: type[ShardedDataset], job: Job) -> Outcome:
     path = index_path(shard, job.index_dir)
-    if _check(shard, kind, job).status != "fresh":
+    if _check(shard, kind, job).status not in ("fresh", "missing"):
         path.unlink(missing_ok=True)
     before = _identity(path)
     # Taken before the scan: a shard that changes meanwhile then differs from it.

@@ -52,9 +52,9 @@ class ShardIndex:
         header = {"version": VERSION, "kind": self.kind, "count": self.count, "shape": shape}
         header |= {"size_bytes": self.size_bytes, "changed_ns": self.changed_ns, "content": self.content}
         header |= {"etag": self.etag} if self.etag else {}
-        body = b"" if self.offsets is None else np.ascontiguousarray(self.offsets, dtype="<i8").tobytes()
-        content = _MAGIC + json.dumps(header).encode() + b"\n" + body
-        return content + zlib.crc32(content).to_bytes(4, "little")
+        line = _MAGIC + json.dumps(header).encode() + b"\n"
+        body = b"" if self.offsets is None else np.ascontiguousarray(self.offsets, dtype="<i8").reshape(-1).data
+        return b"".join((line, body, zlib.crc32(body, zlib.crc32(line)).to_bytes(4, "little")))
 
     @classmethod
     def from_bytes(cls, content: bytes, path: Path) -> "ShardIndex":
@@ -63,11 +63,11 @@ class ShardIndex:
         Raises:
             ShardError: If it is cut, damaged, or of another version.
         """
-        whole, checksum = content[:-4], int.from_bytes(content[-4:], "little")
-        if not content.startswith(_MAGIC) or zlib.crc32(whole) != checksum:
+        checksum = int.from_bytes(content[-4:], "little")
+        if not content.startswith(_MAGIC) or zlib.crc32(memoryview(content)[:-4]) != checksum:
             raise ShardError(f"{path}: not a whole index file. Delete it, or make it again: loaderkit index.")
-        line, _, body = whole[len(_MAGIC) :].partition(b"\n")
-        header = json.loads(line)
+        end = content.index(b"\n", len(_MAGIC))
+        header, body = json.loads(content[len(_MAGIC) : end]), memoryview(content)[end + 1 : -4]
         if header["version"] != VERSION:
             raise ShardError(
                 f"{path}: an index of version {header['version']}, this loaderkit reads {VERSION}. "

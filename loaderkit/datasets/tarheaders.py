@@ -15,16 +15,21 @@ Words = npt.NDArray[Any]  # uint64
 
 BLOCK = 512
 EXTENDED = ord("x")  # the type of a header that says more of the next file
+_ROWS = 16  # that are reduced as one
 
 _MAGIC = int.from_bytes(b"\0ustar\0\0", "little")
 _MAGIC_MASK = int.from_bytes(b"\0\xff\xff\xff\xff\xff\0\0", "little")
 _ZEROS = int.from_bytes(b"0" * 8, "little")
 _DIGITS = int.from_bytes(b"\xf8" * 8, "little")  # what is the same in all octal digits
-_SEVEN = (1 << 56) - 1  # of a word's bytes
+_FOUR = (1 << 32) - 1  # the first bytes of a word
+_SIX = (1 << 48) - 1
+_SEVEN = (1 << 56) - 1
 _EVEN = 0x00FF00FF00FF00FF
 _LOW_HALVES = 0x0000FFFF0000FFFF
 _NO_SUM = (1 << 64) - 1
 _MTIME = int.from_bytes(b" mtime", "little")
+_SUMMED = np.full(BLOCK // 8, (1 << 64) - 1, dtype="<u8")  # all of a header but its checksum, bytes 148 to 155
+_SUMMED[18:20] = _FOUR, _FOUR << 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,8 @@ class Files:
     def join(cls, parts: "Sequence[Files]") -> "Files":
         """Lay files end to end."""
         parts = [part for part in parts if len(part)]
+        if len(parts) == 1:
+            return parts[0]
         names = np.zeros(
             (sum(map(len, parts)), max((part.names.shape[1] for part in parts), default=1)), dtype=np.uint8
         )
@@ -114,11 +121,13 @@ def find_run(headers: Bytes, contents: Bytes, places: Int64Array) -> tuple[Files
     """
     words = headers.view("<u8")
     # Most of a header is the same in all: what these two say holds for each.
-    ones, zeros = np.bitwise_or.reduce(words, axis=0), np.bitwise_and.reduce(words, axis=0)
+    ones, zeros = _over_rows(np.bitwise_or, words), _over_rows(np.bitwise_and, words)
     some, every = ones.view(np.uint8), zeros.view(np.uint8)
-    sizes, right = _sizes(words)
-    right &= _sums(words, ones, zeros) == _named_sums(words)
-    alike = some[156] == every[156] == ord("0") and not some[345] and _have_magic(np.stack([ones, zeros])).all()
+    same = ones == zeros
+    sizes, right = _sizes(words, same)
+    right &= _sums(words, ones, same) == _named_sums(words)
+    magic = {int(ones[32]) & _MAGIC_MASK, int(zeros[32]) & _MAGIC_MASK}
+    alike = some[156] == every[156] == ord("0") and not some[345] and magic == {_MAGIC}
     if not alike:
         right &= _have_magic(words)
         extended = headers[:, 156] == EXTENDED
@@ -173,11 +182,21 @@ def _have_magic(words: Words) -> npt.NDArray[np.bool_]:
     return np.asarray((words[:, 32] & _MAGIC_MASK) == _MAGIC)
 
 
-def _sizes(words: Words) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
+def _over_rows(function: np.ufunc, words: Words) -> Words:
+    """Reduce words (N, 64) to (64,), by a function for which it makes no difference if some come twice."""
+    if len(words) >= _ROWS:
+        # Several rows as one: numpy's innermost loop is then longer.
+        long = words[: len(words) // _ROWS * _ROWS].reshape(-1, _ROWS * words.shape[1])
+        words = np.concatenate([function.reduce(long, axis=0).reshape(_ROWS, -1), words[-_ROWS:]])
+    return np.asarray(function.reduce(words, axis=0))
+
+
+def _sizes(words: Words, same: npt.NDArray[np.bool_]) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
     """Return the sizes (N,) of headers as words (N, 64), and whether each is eleven octal digits and a zero or space."""
-    high, low = words[:, 15] >> 32, words[:, 16]  # four digits; seven, and what ends them
+    # Four digits, which are the same in all unless files are large; seven, and what ends them.
+    high, low = words[: 1 if same[15] else None, 15] >> 32, words[:, 16]
     last = low >> 56
-    high = (high << 32) | (_ZEROS & 0xFFFFFFFF)
+    high = (high << 32) | (_ZEROS & _FOUR)
     low = (low & _SEVEN) << 8 | ord("0")
     digits = ((high & _DIGITS) == _ZEROS) & ((low & _DIGITS) == _ZEROS)
     sizes = (_octal(high) << 21) + _octal(low)
@@ -187,9 +206,9 @@ def _sizes(words: Words) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
 def _octal(words: Words) -> Words:
     """Return the numbers of eight octal digits (N,), the first of which is the lowest byte."""
     words = words ^ _ZEROS
-    words = ((words & 0x00FF00FF00FF00FF) << 3) + ((words >> 8) & 0x00FF00FF00FF00FF)
-    words = ((words & 0x0000FFFF0000FFFF) << 6) + ((words >> 16) & 0x0000FFFF0000FFFF)
-    return ((words & 0xFFFFFFFF) << 12) + (words >> 32)
+    words = ((words & _EVEN) << 3) + ((words >> 8) & _EVEN)
+    words = ((words & _LOW_HALVES) << 6) + ((words >> 16) & _LOW_HALVES)
+    return ((words & _FOUR) << 12) + (words >> 32)
 
 
 def _tell_time_alone(contents: Bytes, sizes: Int64Array) -> npt.NDArray[np.bool_]:
@@ -209,29 +228,24 @@ def _named_sums(words: Words) -> Words:
     field = (words[:, 18] >> 32) | (words[:, 19] << 32)
     seven = (field >> 48) & 0xF8 == ord("0")
     ended = (field >> 56) & 0xDF == 0  # a zero or a space
-    field = np.where(seven, (field & _SEVEN) << 8 | ord("0"), (field & (_SEVEN >> 8)) << 16 | ord("0") * 257)
+    field = np.where(seven, (field & _SEVEN) << 8 | ord("0"), (field & _SIX) << 16 | ord("0") * 257)
     return np.where(ended & ((field & _DIGITS) == _ZEROS), _octal(field), _NO_SUM)
 
 
-def _sums(words: Words, ones: Words, zeros: Words) -> Words:
+def _sums(words: Words, ones: Words, same: npt.NDArray[np.bool_]) -> Words:
     """Return the sums of the bytes of headers as words (N, 64), their checksums' fields as spaces.
 
     Args:
         words: The headers.
         ones: (64,), all joined by or.
-        zeros: (64,), all joined by and: where both are equal, all headers are.
+        same: (64,), whether a word is the same in all: those are added up once.
     """
-    same = ones == zeros
-    rest = words[:, ~same]
-    pairs = np.add.reduce((rest & _EVEN) + ((rest >> 8) & _EVEN), axis=1)  # four sums of 16 bits: below 64 * 510
+    differ = np.flatnonzero(~same)
+    rest = words.T[differ] & _SUMMED[differ, None]
+    pairs = np.add.reduce((rest & _EVEN) + ((rest >> 8) & _EVEN), axis=0)  # four sums of 16 bits: below 64 * 510
     fours = (pairs & _LOW_HALVES) + ((pairs >> 16) & _LOW_HALVES)
-    field = (words[:, 18] >> 32 << 32) | (words[:, 19] & 0xFFFFFFFF)
-    field = (field & _EVEN) + ((field >> 8) & _EVEN)
-    field = (field & _LOW_HALVES) + ((field >> 16) & _LOW_HALVES)
-    fours -= field
-    known = int(ones.view(np.uint8)[np.repeat(same, 8)].sum(dtype=np.int64)) + 8 * ord(" ")
-    found: Words = (fours & 0xFFFFFFFF) + (fours >> 32) + np.uint64(known)
-    return found
+    known = int((ones & _SUMMED)[same].view(np.uint8).sum(dtype=np.int64)) + 8 * ord(" ")
+    return np.asarray((fours & _FOUR) + (fours >> 32) + np.uint64(known))
 
 
 def have_checksums(blocks: Bytes) -> npt.NDArray[np.bool_]:

@@ -36,6 +36,7 @@ class RunReader:
         self._step = 0  # size of a window
         self._marks: Int64Array | None = None  # where headers lie in each, if that was the same of late
         self._views: list[tuple[memoryview]] = []  # of the windows, as preadv takes them
+        self._fields: list[slice] = []  # where the size in the last header of each is, if they are alike
 
     def read(self, offset: int, apart: int) -> tuple[Files, int] | None:
         """Return the files of the run that begins at an offset, and where it ends; None if there is none.
@@ -63,8 +64,10 @@ class RunReader:
         """Read everything from an offset on, up to the headers wanted."""
         if not len(self._buffer):
             most = -(-min(_BULK, self._size_bytes) // BLOCK)
-            self._buffer = np.empty((most, BLOCK), dtype=np.uint8)
-            self._headers = np.empty((_MOST + most, BLOCK), dtype=np.uint8)
+            # In one piece: malloc keeps it for the next archive, where it gives two such pieces back to the system, and
+            # memory that is new takes longer to touch than the headers of small files take to read.
+            memory = np.empty((most + _MOST + most, BLOCK), dtype=np.uint8)
+            self._buffer, self._headers = memory[:most], memory[most:]
         contents = []
         places = np.empty(len(self._headers), dtype=np.int64)
         count, begin = 0, offset
@@ -125,8 +128,8 @@ class RunReader:
         mark = int(marks[-1])
         step, ahead = mark + 2 * BLOCK, mark + 2 * BLOCK - 1  # the latter rounds sizes up too
         content, number, read = self._windows_of(step), self._file.fileno(), os.preadv
-        count = min(_WINDOWS, -(-self._wanted // len(marks)))
-        fields = [slice(at, at + 11) for at in range(mark + 124, count * step, step)]
+        self._fields = self._fields or [slice(at, at + 11) for at in range(mark + 124, _WINDOWS * step, step)]
+        fields = self._fields[: -(-self._wanted // len(marks))]
         windows: list[int] = []
         with contextlib.suppress(ValueError, OSError):  # no size, or none that leads further
             for view, field in zip(self._views, fields, strict=False):
@@ -149,7 +152,7 @@ class RunReader:
         """Return memory for windows of this size, with a view of each."""
         if not self._views or self._step != step:
             self._windows = self._windows or bytearray(_WINDOWS * _WINDOW)
-            view, self._step = memoryview(self._windows), step
+            view, self._step, self._fields = memoryview(self._windows), step, []
             self._views = [(view[at : at + step],) for at in range(0, _WINDOWS * step, step)]
         return self._windows
 
