@@ -77,6 +77,24 @@ def test_samples_are_those_found_one_by_one(monkeypatch: pytest.MonkeyPatch) -> 
     assert outcomes["slow"] > 50
 
 
+@pytest.mark.parametrize("keys", ["{:06d}", "{}", "d/{}", "d.e/{:06d}", "{:06d} of ours"])
+@pytest.mark.parametrize("step", [1, -1])
+def test_usual_names_are_not_left_to_the_slow_way(keys: str, step: int) -> None:
+    """Keys of one length or of several, in folders or not, in rising order or any other."""
+    order = range(300)[::step]
+    files = [(f"{keys.format(n)}.{end}".encode(), n, 1) for n in order for end in ("cls", "seg.png", "README")]
+    grouper = Grouper()
+    for start in range(0, len(files), 100):
+        found = Files.of(files[start : start + 100])
+        assert found is not None
+        assert grouper.add(found)
+    quick = grouper.finish()
+    assert quick is not None
+    slow = tartable._group_one_by_one([files], "x.tar")
+    assert [quick[0].tolist(), quick[1].tolist(), quick[2]] == [slow.members.tolist(), slow.ends.tolist(), slow.keys]
+    assert len(slow.ends) == 300
+
+
 def test_more_extensions_than_bits_are_found_too() -> None:
     files = [(b"a.%d" % number, number, 1) for number in range(100)] + [
         (b"b.%d" % number, number, 1) for number in range(100)
