@@ -158,12 +158,11 @@ class ShardedDataset(ABC):
         part = bisect.bisect_right(self._end_list, indices.item(0))
         if part == len(self._end_list):
             return None
-        count = self._indexes[part].count
-        start = self._end_list[part] - count
+        start = self._end_list[part - 1] if part else 0
         rows = indices - start if start else indices
         # Without a sign, what lies before the shard is beyond it. `argmax` takes a sixth of the time of `max`.
         unsigned = rows.view(np.uint64)
-        return (part, rows) if unsigned.item(unsigned.argmax()) < count else None
+        return (part, rows) if unsigned.item(unsigned.argmax()) < self._end_list[part] - start else None
 
     def handle(self, part: int) -> Any:
         """Return the open shard of that number."""
