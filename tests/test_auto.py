@@ -256,6 +256,58 @@ def test_workers_are_started_only_for_what_stays_slow(
     assert found == keys[: len(found)]
 
 
+class Handing:
+    """Workers that say what each batch took them, and let one wait for it."""
+
+    num_workers = 2
+
+    def __init__(self, making_s: Callable[[int], float], waiting_s: float) -> None:
+        self._making_s, self._waiting_s = making_s, waiting_s
+        self.closed = False
+
+    def run(self, keys: Iterable[BatchKey]) -> Iterator[Any]:
+        for number, key in enumerate(keys):
+            time.sleep(self._waiting_s)
+            yield key, self._making_s(number), False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("making_s", "waiting_s", "choice", "latest"),
+    [
+        (lambda _: 1e-4, 2e-4, "here", 100),  # half of what they take is not for making batches
+        (lambda number: 1e-4 if number < 100 else 1e-7, 0, "here", 600),  # as files that are mapped
+        (lambda _: 1e-3, 2e-3, "workers", 0),  # the machine may be busy
+        (lambda _: 1e-3, 0, "workers", 0),
+    ],
+)
+def test_it_is_decided_again_while_workers_are_in_use(
+    making_s: Callable[[int], float], waiting_s: float, choice: str, latest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loaderkit.engine.auto._AGAIN", 512)
+    workers, keys = Handing(making_s, waiting_s), list(range(700))
+    engine = AutoEngine(
+        Feed(Pids(), None, 0),
+        here=Sleeper(repeat(0.0)),
+        workers=workers,
+        handing_over_s=lambda *_: 0.0,
+    )
+    found = []
+    for batch in engine.run(keys):  # type: ignore[arg-type]
+        found.append(batch)
+        if len(found) == 50:
+            assert engine.choice == "workers"
+        if engine.choice == "here" and choice == "here":
+            assert len(found) <= latest
+            latest = 700
+    assert found == keys
+    assert engine.choice == choice
+    assert workers.closed == (choice == "here")
+    assert engine.making_us is not None
+
+
 def test_what_is_in_memory(tmp_path: Any) -> None:
     array, tensor = np.zeros((4, 2)), torch.zeros(4)
     np.save(tmp_path / "a.npy", array)

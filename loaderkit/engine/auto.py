@@ -17,6 +17,7 @@ from loaderkit.plan import BatchKey
 from loaderkit.transfer import pin
 
 MEASURED = 16  # batches, before it is decided
+_AGAIN = 4096  # batches of workers, up to which it is decided anew each time that their number has doubled
 WARM_UP = 2  # batches of each pass that are not counted
 _PATIENCE_S = 0.2  # of making batches here, before workers are started, which takes as long
 _HANDED = 5  # batches that are handed over for a trial
@@ -24,6 +25,11 @@ _HANDED = 5  # batches that are handed over for a trial
 # Between these nothing changes: measured times vary, and a change costs something itself.
 _CHEAP = 1.5  # making over receiving: below, workers are let go; they write batches too, and processes wake for each
 _DEAR = 2.0  # making over writing and receiving: above, they are started
+
+# Who waits for all workers waits for what they do beside making batches, too: writing, waking, sharing the cores. That counts
+# when they run steadily, and unless a batch takes so long that a busy machine may be the reason.
+_STEADY = 50  # batches
+_SMALL_S = 0.0005
 
 _END: Any = object()
 
@@ -68,7 +74,8 @@ class AutoEngine:
 
     Data in memory is read here at first, and workers are started only if a batch takes longer than handing it over would.
     Other data is not touched in this process before workers are started (it may open files, which a fork would share): its
-    workers say how long each batch takes, and are let go where receiving it takes longer. It is decided once.
+    workers say how long each batch takes, and are let go where handing it over takes longer. As files that are mapped are slow
+    at first, this is found out again after twice as many batches, and so on; there is no way back.
 
     Args:
         feed: What both run.
@@ -90,6 +97,9 @@ class AutoEngine:
         self._making: list[float] = []  # seconds, of the batches measured so far
         self._spent_s = 0.0  # on batches that were measured here
         self._receiving: list[float] = []
+        self._waiting: list[float] = []
+        self._received = 0  # batches of workers that were measured
+        self._settled = False  # whether there is nothing more to measure
 
     @property
     def measured(self) -> int:
@@ -135,9 +145,10 @@ class AutoEngine:
         """Decide by the last batches; for workers only after some time, as memory that is touched for the first time is slow."""
         self._receiving = self._receiving or [self._handing_over_of(batch, key) for _ in range(_HANDED)]
         del self._making[:-MEASURED]
-        making = float(np.median(self._making))
-        if self._spent_s >= _PATIENCE_S or choose("here", making, float(np.median(self._receiving))) == "here":
-            self._decide("here", making)
+        making, receiving = float(np.median(self._making)), float(np.median(self._receiving))
+        if self._spent_s >= _PATIENCE_S or choose("here", making, receiving) == "here":
+            self._decide("here", making, receiving)
+            self._settled = True
 
     def _receive(self, keys: Iterator[BatchKey]) -> Iterator[Any]:
         """Yield the batches of workers; if those are let go, up to the last one that is under way."""
@@ -145,14 +156,14 @@ class AutoEngine:
         batches = self.workers.run(given)
         number = 0
         try:
-            while self.choice is None:
-                start = time.thread_time()  # not the waiting
+            while not self._settled:
+                start, busy = time.perf_counter(), time.thread_time()
                 timed = next(batches, _END)
-                took = time.thread_time() - start
+                busy, waited = time.thread_time() - busy, time.perf_counter() - start
                 if timed is _END:
                     return
                 if number >= WARM_UP * self.workers.num_workers:
-                    self._note(timed, took)
+                    self._note(timed, busy, waited)
                 number += 1
                 given.over = self.choice == "here"
                 yield timed[0]
@@ -162,7 +173,7 @@ class AutoEngine:
             if self.choice == "here":
                 self.workers.close()  # those too that would persist
 
-    def _note(self, timed: Timed, receiving: float) -> None:
+    def _note(self, timed: Timed, receiving: float, waiting: float) -> None:
         batch, making, asked = timed
         if self.here.pinned:
             start = time.perf_counter()
@@ -170,15 +181,27 @@ class AutoEngine:
             making += time.perf_counter() - start
         self._making.append(making)
         self._receiving.append(receiving)
+        self._waiting.append(waiting)
+        self._received += 1
         if asked:
             self.choice, self.why = "workers", "the data asks get_worker_info() which worker reads it"
-        elif len(self._making) >= MEASURED:
-            # The mean: one slow read in eight is what workers are for. Less the largest: other processes interrupt.
-            usual = sorted(self._making)[:-1] or self._making
-            self._decide("workers", float(np.mean(usual)))
+            self._settled = True
+        elif len(self._making) >= max(MEASURED, self._received // 2):
+            self._decide_workers()
+            self._settled = self.choice == "here" or self._received >= _AGAIN
 
-    def _decide(self, now: Literal["here", "workers"], making: float) -> None:
+    def _decide_workers(self) -> None:
+        """Decide by the batches since it was decided last."""
+        # The mean: one slow read in eight is what workers are for. Less the largest: other processes interrupt.
+        making = _usual(self._making)
         receiving = float(np.median(self._receiving))
+        if self._received >= _STEADY and making < _SMALL_S:
+            receiving = max(receiving, self.workers.num_workers * _usual(self._waiting) - making)
+        self._decide("workers", making, receiving)
+        for measured in (self._making, self._receiving, self._waiting):
+            measured.clear()
+
+    def _decide(self, now: Literal["here", "workers"], making: float, receiving: float) -> None:
         self.making_us, self.receiving_us = making * 1e6, receiving * 1e6
         self.choice = choose(now, making, receiving)
         way = "handing one over by a worker" if now == "here" else "receiving one from a worker"
@@ -190,6 +213,11 @@ def choose(now: Literal["here", "workers"], making: float, receiving: float) -> 
     if now == "workers":
         return "here" if making < _CHEAP * receiving else "workers"
     return "workers" if making > _DEAR * receiving else "here"
+
+
+def _usual(times: list[float]) -> float:
+    """Return the mean of times without the longest."""
+    return float(np.mean(sorted(times)[:-1] or times))
 
 
 class _Keys:
