@@ -84,8 +84,8 @@ def test_usual_names_are_not_left_to_the_slow_way(keys: str, step: int) -> None:
     order = range(300)[::step]
     files = [(f"{keys.format(n)}.{end}".encode(), n, 1) for n in order for end in ("cls", "seg.png", "README")]
     grouper = Grouper()
-    for start in range(0, len(files), 100):
-        found = Files.of(files[start : start + 100])
+    for start in range(0, len(files), 600):
+        found = Files.of(files[start : start + 600])
         assert found is not None
         assert grouper.add(found)
     quick = grouper.finish()
