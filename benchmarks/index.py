@@ -5,15 +5,17 @@ Tar shards of 5,000 samples of two files: small (below 512 bytes), mixed (1 byte
 does: an extended header before each file. Also lines of JSON, and rows of Parquet, whose footers alone are read. What
 pictures hold is a hole in the file: only what is read of it takes memory. CPU time is that of one process, wall time that of two.
 
-Shards are linked under several names, so that a run is of several hundred thousand samples and its start weighs little.
+A run of ours is of a whole million samples, with its start and its end (with extended headers of 200,000): shards are linked
+under several names. What it is compared with has no start, and goes through a part of them; `samples` says through how many.
 
 The bare loop is the least that a reader of all headers in Python does: read a header, parse its size, go
 on; for lines, to read the file and count its newlines; for Parquet, to read the footer. The floor of tar shards is the calls by which
-they are indexed, recorded and made again with nothing in between. The peer is Python's tarfile, which lists the members.
+they are indexed, recorded and made again with nothing in between, also by two processes that wait for the clock. The peer is Python's tarfile, which lists the members.
 """
 
 import contextlib
 import io
+import multiprocessing
 import os
 import random
 import statistics
@@ -36,17 +38,22 @@ from loaderkit.datasets.tarwalk import walk
 
 SHARD = 5_000  # samples in a tar shard
 Sizes = Callable[[random.Random], tuple[tuple[str, int], tuple[str, int]]]
-TARS: dict[str, tuple[int, float, Sizes]] = {  # shards, time of change, files of a sample
-    "tar, below 512 B": (20, 0, lambda draw: (("cls", 1), ("txt", draw.randrange(1, 512)))),
-    "tar, 1 B to 10 KB": (10, 0, lambda draw: (("bin", draw.randrange(1, 10_241)), ("txt", draw.randrange(1, 10_241)))),
+TARS: dict[str, tuple[int, int, float, Sizes]] = {  # shards, names of each, time of change, files of a sample
+    "tar, below 512 B": (20, 10, 0, lambda draw: (("cls", 1), ("txt", draw.randrange(1, 512)))),
+    "tar, 1 B to 10 KB": (
+        10,
+        20,
+        0,
+        lambda draw: (("bin", draw.randrange(1, 10_241)), ("txt", draw.randrange(1, 10_241))),
+    ),
     "tar, 1 B to 10 KB, extended headers": (
         10,
+        4,
         1.5,
         lambda draw: (("bin", draw.randrange(1, 10_241)), ("txt", draw.randrange(1, 10_241))),
     ),
-    "tar, 100 KB and a class": (20, 0, lambda draw: (("cls", 1), ("jpg", draw.randrange(80_000, 120_000)))),
+    "tar, 100 KB and a class": (20, 10, 0, lambda draw: (("cls", 1), ("jpg", draw.randrange(80_000, 120_000)))),
 }
-SAMPLES = 400_000  # that a run indexes, of tar shards
 OURS_NAME, FLOOR, BARE, PEER = "loaderkit index", "its reads alone (the floor)", "bare loop", "tarfile"
 COLOURS = {OURS_NAME: OURS, FLOOR: LIMIT, BARE: DATA, PEER: TORCH}
 
@@ -79,9 +86,12 @@ def write_rows(path: Path, start: int, samples: int) -> None:
     pq.write_table(pa.table({"x": column, "y": column % 7}), path, row_group_size=10_000)
 
 
-def ours(folder: Path, jobs: int) -> None:
+def forget(folder: Path) -> None:
     for path in folder.glob("*.lkindex"):
         path.unlink()
+
+
+def ours(folder: Path, jobs: int) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         if code := loaderkit(["index", str(folder), "--jobs", str(jobs), "--quiet"]):
             raise SystemExit(f"index: loaderkit index ended with {code}.")
@@ -115,7 +125,10 @@ def record_reads(shard: Path) -> list[tuple[int, int]]:
     return found
 
 
-def repeat_reads(reads: dict[Path, list[tuple[int, tuple[memoryview]]]], shards: list[Path]) -> None:
+Reads = dict[Path, list[tuple[int, tuple[memoryview]]]]  # of each shard, with offset and memory
+
+
+def repeat_reads(reads: Reads, shards: list[Path]) -> None:
     preadv = os.preadv
     for shard in shards:
         number = os.open(shard, os.O_RDONLY)
@@ -124,14 +137,13 @@ def repeat_reads(reads: dict[Path, list[tuple[int, tuple[memoryview]]]], shards:
         os.close(number)
 
 
-def floor_of(shards: list[Path]) -> Callable[[], None]:
-    """Return what makes the reads of all shards again, to memory that is used again as ours is."""
+def reads_of(shards: list[Path]) -> Reads:
+    """Return the reads by which shards are indexed, to memory that is used again as ours is."""
     recorded = {shard.stat().st_ino: shard for shard in shards}
     reads = {number: record_reads(shard) for number, shard in recorded.items()}
     memory = memoryview(bytearray(1 << 20))
-    views: dict[
-        tuple[int, int], tuple[memoryview]
-    ] = {}  # a window each, one behind the other, as many as are read at once
+    # A window each, one behind the other, as many as are read at once.
+    views: dict[tuple[int, int], tuple[memoryview]] = {}
 
     def places(calls: list[tuple[int, int]]) -> Iterator[tuple[int, tuple[memoryview]]]:
         at = 0
@@ -141,7 +153,38 @@ def floor_of(shards: list[Path]) -> Callable[[], None]:
             at += size
 
     by_inode = {number: list(places(calls)) for number, calls in reads.items()}
-    return partial(repeat_reads, {shard: by_inode[shard.stat().st_ino] for shard in shards}, shards)
+    return {shard: by_inode[shard.stat().st_ino] for shard in shards}
+
+
+@contextlib.contextmanager
+def two_readers(reads: Reads, shards: list[Path]) -> Iterator[Callable[[], None]]:
+    """Yield what has two processes, which are there already, make half of the reads each."""
+    context = multiprocessing.get_context("fork")
+
+    def serve(pipe: Any, half: list[Path]) -> None:
+        while pipe.recv():
+            repeat_reads(reads, half)
+            pipe.send(None)
+
+    pipes, processes = [], []
+    for half in (shards[::2], shards[1::2]):
+        mine, theirs = context.Pipe()
+        pipes.append(mine)
+        processes.append(context.Process(target=serve, args=(theirs, half), daemon=True))
+        processes[-1].start()
+
+    def both() -> None:
+        for pipe in pipes:
+            pipe.send(True)
+        for pipe in pipes:
+            pipe.recv()
+
+    try:
+        yield both
+    finally:
+        for pipe, process in zip(pipes, processes, strict=True):
+            pipe.send(False)
+            process.join()
 
 
 def list_members(shards: list[Path]) -> None:
@@ -162,22 +205,21 @@ def read_footers(shards: list[Path]) -> None:
         pq.read_metadata(shard)
 
 
-def cpu(function: Callable[[], object], taken: list[float]) -> None:
-    """Note the CPU time of one call, all threads together."""
-    start = time.process_time()
-    function()
-    taken.append(time.process_time() - start)
+def note(place: Path, function: Callable[[], object], clock: Callable[[], float], taken: list[float]) -> None:
+    """Note what one call takes, in a folder without index files."""
+    forget(place)
+    taken.append(seconds(function, clock))
 
 
 def kinds(folder: Path, quick: bool) -> Iterator[tuple[str, Path, int, Callable[[list[Path]], None]]]:
     """Write each kind of shards: yield its name, folder, samples and limit."""
-    for number, (name, (shards, changed, sizes)) in enumerate(TARS.items()):
+    for number, (name, (shards, copies, changed, sizes)) in enumerate(TARS.items()):
         place = folder / str(number)
         place.mkdir()
         shards = 2 if quick else shards
         for shard in range(shards):
             write_tar(place / f"{shard:03d}.tar", shard * SHARD, changed, sizes)
-        copies = 1 if quick else SAMPLES // (shards * SHARD)
+        copies = 1 if quick else copies
         for path in sorted(place.iterdir()):
             for copy in range(1, copies):
                 path.with_name(f"{path.stem}-{copy}.tar").hardlink_to(path)
@@ -196,41 +238,48 @@ def kinds(folder: Path, quick: bool) -> Iterator[tuple[str, Path, int, Callable[
 
 def measure(place: Path, samples: int, limit: Callable[[list[Path]], None], rounds: int) -> Iterator[Row]:
     """Time the contenders on a folder of shards."""
-    shards = sorted(path for path in place.iterdir() if path.suffix != ".lkindex")
-    few = shards[: max(1, len(shards) // 40)]  # for what takes long
-    contenders: dict[str, tuple[Callable[[], None], float]] = {
-        OURS_NAME: (partial(ours, place, 1), 1),
-        BARE: (partial(limit, shards), 1),
+    shards = sorted(place.iterdir())
+    some, few = (shards[: max(1, len(shards) // part)] for part in (5, 40))  # what has no start, or takes long
+    contenders: dict[str, tuple[Callable[[], None], int]] = {
+        OURS_NAME: (partial(ours, place, 1), len(shards)),
+        BARE: (partial(limit, some), len(some)),
     }
-    if limit is walk_headers:
-        contenders[FLOOR] = (floor_of(shards), 1)
-        contenders[PEER] = (partial(list_members, few), len(shards) / len(few))
-    taken: dict[str, list[float]] = {name: [] for name in [*contenders, "two"]}
-    two = partial(ours, place, 2)
-    calls: dict[str, Callable[[], None]] = {
-        name: partial(cpu, call, taken[name]) for name, (call, _) in contenders.items()
+    both: dict[str, Callable[[], None]] = {OURS_NAME: partial(ours, place, 2)}
+    with contextlib.ExitStack() as stack:
+        if limit is walk_headers:
+            reads = reads_of(shards)
+            contenders[FLOOR] = (partial(repeat_reads, reads, some), len(some))
+            both[FLOOR] = stack.enter_context(two_readers(reads, shards))
+            contenders[PEER] = (partial(list_members, few), len(few))
+        alone: dict[str, list[float]] = {name: [] for name in contenders}
+        walls: dict[str, list[float]] = {name: [] for name in both}
+        calls: dict[str, Callable[[], None]] = {
+            name: partial(note, place, call, time.process_time, alone[name]) for name, (call, _) in contenders.items()
+        }
+        calls |= {
+            f"{name}, two": partial(note, place, call, time.perf_counter, walls[name]) for name, call in both.items()
+        }
+        interleave(calls, rounds=rounds)
+    # Without the first, for a million.
+    cpu = {
+        name: [value * len(shards) / part / samples * 1e6 for value in alone[name][1:]]
+        for name, (_, part) in contenders.items()
     }
-    calls["two"] = lambda: taken["two"].append(seconds(two))
-    interleave(calls, rounds=rounds)
-    floor = taken.get(FLOOR, taken[BARE])
-    for name, (_, share) in contenders.items():
-        low, middle, high = spread(
-            value * share / samples * 1e6 for value in taken[name][1:]
-        )  # the first is not counted
-        both = spread(value / samples * 1e6 for value in taken["two"][1:]) if name == OURS_NAME else ("", "", "")
+    floor = cpu.get(FLOOR, cpu[BARE])
+    for name, (_, part) in contenders.items():
+        low, middle, high = spread(cpu[name])
+        wall = spread(value / samples * 1e6 for value in walls[name][1:]) if name in walls else ("", "", "")
         yield {
             "contender": name,
             "cpu_s_per_million": middle,
             "cpu_s_q1": low,
             "cpu_s_q3": high,
-            "cpu_s_least": min(taken[name][1:]) * share / samples * 1e6,
-            "times_floor": statistics.median(
-                value * share / least for value, least in zip(taken[name][1:], floor[1:], strict=True)
-            ),
-            "wall_s_two_processes": both[1],
-            "wall_s_q1": both[0],
-            "wall_s_q3": both[2],
-            "samples": samples,
+            "cpu_s_least": min(cpu[name]),
+            "times_floor": statistics.median(value / least for value, least in zip(cpu[name], floor, strict=True)),
+            "wall_s_two_processes": wall[1],
+            "wall_s_q1": wall[0],
+            "wall_s_q3": wall[2],
+            "samples": samples * part // len(shards),
             "repeats": rounds,
         }
 
@@ -240,7 +289,7 @@ def main() -> None:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         for name, place, samples, limit in kinds(Path(folder), options.quick):
-            found = measure(place, samples, limit, 3 if options.quick else 5)
+            found = measure(place, samples, limit, 3 if options.quick else 4)
             rows += [{"shards": name, **row} for row in found]
     report("index", rows, options, lambda figure: plot(figure, rows), height=6.5)
 
