@@ -13,7 +13,8 @@ import torch.utils.data as torch_data
 from torch import Tensor
 
 import loaderkit as lk
-from loaderkit.engine.ring.layout import pack_key, read, unpack_key, write
+from loaderkit.engine.ring.layout import read, write
+from loaderkit.engine.ring.messages import pack_key, unpack_key
 from loaderkit.engine.ring.outline import take_apart
 from loaderkit.engine.ring.slots import Slots
 from loaderkit.plan import BatchKey

@@ -7,9 +7,9 @@ import select
 import time
 from typing import Any
 
-from loaderkit.engine.ring.layout import pack_key, read, write
+from loaderkit.engine.ring.layout import read, write
+from loaderkit.engine.ring.messages import ANSWER, pack_key
 from loaderkit.engine.ring.slots import Slots
-from loaderkit.engine.ring.worker import ANSWER
 from loaderkit.plan import BatchKey
 
 _ROUNDS = 2  # the first finds fresh memory

@@ -1,13 +1,14 @@
 """The engine on workers of our own, which write batches into leased slots of shared memory."""
 
+import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from loaderkit.engine.ring.layout import pack_key
+from loaderkit.engine.ring.messages import Answer, pack_key
 from loaderkit.engine.ring.pins import cuda_runtime
-from loaderkit.engine.ring.team import Answer, Team, WorkerDied
+from loaderkit.engine.ring.team import Team, WorkerDied
 from loaderkit.feed import Feed
 from loaderkit.plan import BatchKey
 from loaderkit.transfer import pin
@@ -106,6 +107,7 @@ class _Run:
         self._answers: dict[int, Answer] = {}
         self._over = False
         self._all_out = False  # no key is left
+        self._short = True  # there may be place for more tasks
         self._pending: BatchKey | None = None  # found no place yet
         self._waiting: dict[int, BatchKey] = {}  # under way, for errors
 
@@ -116,10 +118,12 @@ class _Run:
         if self._over:
             raise StopIteration
         try:
-            self._team.check_owner()
-            self._submit()
+            if os.getpid() != self._team.owner:
+                self._team.refuse()
             answer = self._answers.pop(self._next, None)
             if answer is None:
+                if self._short:
+                    self._submit()
                 if self._next == self._submitted and self._all_out:
                     self.end()
                     raise StopIteration
@@ -136,16 +140,18 @@ class _Run:
     def _submit(self) -> None:
         """Have as many tasks under way as there are places for."""
         engine, team = self._engine, self._team
-        # By default several at a time: waking a worker takes longer than a task.
-        several = engine.prefetch // 4 if engine._least < engine._most else 1
-        if self._submitted - self._next > engine.prefetch - several:
+        prefetch = engine.prefetch
+        # Several at a time: waking a worker takes longer than a task.
+        if self._submitted - self._next > prefetch - (prefetch // 4 or 1):
             return
-        while self._submitted - self._next < engine.prefetch and team.free and not self._all_out:
+        self._short = False
+        while self._submitted - self._next < prefetch and not self._all_out:
             key = self._pending = self._pending or next(self._keys, None)
             if key is None:
                 self._all_out = True
                 return
             if not team.submit(self._submitted, pack_key(key), self._submitted - self._first):
+                self._short = True
                 return
             self._pending = None
             self._waiting[self._submitted] = key
@@ -193,7 +199,8 @@ class _Run:
         engine, team = self._engine, self._team
         del self._waiting[self._next]
         self._next += 1
-        engine.prefetch = max(engine._least, min(engine._most, _AHEAD_BYTES // max(1, answer.size)))
+        if engine._least < engine._most:
+            engine.prefetch = max(engine._least, min(engine._most, _AHEAD_BYTES // max(1, answer.size)))
         under_way = self._submitted - self._next
         held = team.slots.count - len(team.free) - under_way - 1
         batch, pinned = team.open(answer, copied=held >= _HELD)

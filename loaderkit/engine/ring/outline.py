@@ -3,20 +3,17 @@
 import functools
 import math
 import pickle
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from loaderkit.engine.ring.leaves import Leaf, pack_leaves
 from loaderkit.engine.ring.slots import ALIGNMENT
 
 Array = np.ndarray[Any, Any]
-# A tensor in a slot: where, numpy's dtype, torch's where that is another, the shape, and the stride if it is not contiguous.
-# A storage: where, its size in bytes, its dtype or None.
-Leaf = tuple[int, str | int, torch.dtype | None, tuple[int, ...], tuple[int, ...] | None]
 # What a node of the outline is: a tensor, a plain value, or a container with the keys of a dict and its nodes.
 _TENSOR, _VALUE = 0, 1
 Node = int | tuple[type, tuple[str, ...], tuple[Any, ...]]
@@ -89,9 +86,12 @@ def _nodes(parts: Collection[Any], tensors: list[Tensor], values: list[Any], see
     return tuple([_node(part, tensors, values, seen) for part in parts])
 
 
-def build(root: Node, tensors: list[Tensor], values: list[Any]) -> Any:
-    """Put a batch together again."""
-    return _build(root, iter(tensors), iter(values))
+def builder(root: Node) -> Callable[[list[Tensor], list[Any]], Any]:
+    """Return what puts tensors and values together again."""
+    if not isinstance(root, tuple) or any(root[2]):
+        return lambda tensors, values: _build(root, iter(tensors), iter(values))
+    kind, keys, _ = root  # of tensors alone
+    return lambda tensors, _: dict(zip(keys, tensors, strict=True)) if kind is dict else kind(tensors)
 
 
 def _build(node: Node, tensors: Iterator[Tensor], values: Iterator[Any]) -> Any:
@@ -111,13 +111,6 @@ def pack_node(node: Node) -> bytes:
     return pickle.dumps(node, pickle.HIGHEST_PROTOCOL)
 
 
-@functools.lru_cache(maxsize=8)
-def unpack_node(content: bytes) -> Node:
-    """Return the outline of these bytes."""
-    node: Node = pickle.loads(content)
-    return node
-
-
 def find_places(contents: list[Array]) -> Places:
     """Find places for tensors, side by side."""
     return _places(tuple([(content.dtype, content.shape) for content in contents]))
@@ -131,9 +124,3 @@ def _places(kinds: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]) -> Places:
         leaves.append((size, dtype.str, None, shape, None))
         size = -(-(size + dtype.itemsize * math.prod(shape)) // ALIGNMENT) * ALIGNMENT
     return Places([leaf[0] for leaf in leaves], size, pack_leaves(tuple(leaves)))
-
-
-@functools.lru_cache(maxsize=8)
-def pack_leaves(leaves: tuple[Leaf, ...]) -> bytes:
-    """Return what a reader has to know of leaves, as bytes."""
-    return pickle.dumps(leaves, pickle.HIGHEST_PROTOCOL)

@@ -6,9 +6,9 @@ import select
 import time
 from typing import Any
 
+from loaderkit.engine.ring.messages import TASK
 from loaderkit.engine.ring.pins import Pins
 from loaderkit.engine.ring.slots import STOP, Slots
-from loaderkit.engine.ring.worker import TASK
 
 _GRACE_S = 1.0  # for a worker to end by itself
 _TERM_S = 0.5  # to end when it is told to

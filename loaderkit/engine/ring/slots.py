@@ -20,7 +20,6 @@ LARGEST = 1 << 30  # bytes; a larger batch goes another way
 STOP = (1 << 63) - 1  # no task is wanted any more
 
 _LARGE = 1 << 20  # bytes; of less, nothing is given back
-_PATIENCE = 16  # batches that need a quarter at most, before a slot gives the rest back
 
 
 class Slots:
@@ -52,8 +51,6 @@ class Slots:
                 self.stride = self.stride // 2 // mmap.PAGESIZE * mmap.PAGESIZE
         for worker in range(workers):
             self.doing[worker] = -1
-        self._most = [0] * count  # bytes that a batch took, since the slot was last cut
-        self._uses = [0] * count
         self.views: dict[int, tuple[Any, Any]] = {}  # of the batch that was last written into a slot, for the next one
 
     def _map(self) -> None:
@@ -63,6 +60,7 @@ class Slots:
         words = memoryview(self._memory)[: 8 * (head + self.count)].cast("q")  # faster than numpy, one at a time
         self._wanted, self.doing, self.reserved = words[:1], words[1:head], words[head:]
         self._place = _leased(self.stride)
+        self._address = self.memory.ctypes.data + self._head  # of the first slot
 
     @property
     def wanted(self) -> int:
@@ -115,25 +113,9 @@ class Slots:
 
     def lease(self, slot: int, free: Callable[[int], Any]) -> Any:
         """Return a slot's memory as a buffer, and call `free` with its number when the last view of it is gone."""
-        place = self._place.from_buffer(self._memory, self._head + slot * self.stride)
-        place.slot, place.free = slot, free
+        place = self._place.from_address(self._address + slot * self.stride)  # from_buffer takes three times as long
+        place.memory, place.slot, place.free = self._memory, slot, free
         return place
-
-    def note(self, slot: int, size: int) -> None:
-        """Remember how much of a slot a batch took."""
-        if 4 * size > self.reserved[slot]:  # it needs what it has: the count begins anew
-            self._most[slot], self._uses[slot] = 0, 0
-        else:
-            self._most[slot] = max(self._most[slot], size)
-            self._uses[slot] += 1
-
-    def excess(self, slot: int) -> int | None:
-        """Return to which size a slot is to be cut, as many batches in a row needed much less; None if it is not."""
-        if self._uses[slot] < _PATIENCE:
-            return None
-        most, self._most[slot], self._uses[slot] = self._most[slot], 0, 0
-        large = self.reserved[slot] > max(_LARGE, 4 * most)
-        return max(mmap.PAGESIZE, _pages(most * 5 // 4)) if large else None
 
     def is_large(self, slot: int) -> bool:
         """Say whether a slot has memory that is worth giving back."""
@@ -142,6 +124,7 @@ class Slots:
     def cut(self, slot: int, size: int) -> None:
         """Give a slot's memory back, but for so many bytes; nobody may have a view of it."""
         if hasattr(mmap, "MADV_REMOVE"):
+            size = _pages(size)
             rest = self.reserved[slot] - size
             self.reserved[slot] = size  # first: whoever is stopped in between reserves again
             with contextlib.suppress(OSError):
@@ -173,6 +156,7 @@ class Slots:
 class _Leased:
     """Memory that says when nobody has a view of it any more."""
 
+    memory: mmap.mmap  # mapped as long as this lives
     slot = -1
     free: Callable[[int], Any]
 

@@ -11,26 +11,17 @@ import time
 from collections import deque
 from functools import partial
 from multiprocessing import forkserver, util
-from typing import Any, NamedTuple
+from typing import Any, NoReturn
 
 from loaderkit.engine.ring.layout import read
+from loaderkit.engine.ring.messages import FAILED, IN_SLOT, TASK, Answer, Inbox
 from loaderkit.engine.ring.pins import Pins
 from loaderkit.engine.ring.processes import Processes
 from loaderkit.engine.ring.slots import Slots
-from loaderkit.engine.ring.worker import ANSWER, FAILED, IN_SLOT, TASK, PipeEnd, Worker, raise_again
+from loaderkit.engine.ring.worker import PipeEnd, Worker, raise_again
 
+_PATIENCE = 16  # batches that need a quarter of a slot at most, before it gives the rest back
 _IDLE = 64  # tasks without it, after which a slot gives its memory back
-
-
-class Answer(NamedTuple):
-    """What a worker made of a task."""
-
-    number: int
-    slot: int
-    kind: int
-    size: int  # bytes of the slot, or of the image in its place
-    structure: bytes
-    image: bytes
 
 
 class WorkerDied(RuntimeError):  # noqa: N818 - what happened
@@ -69,9 +60,13 @@ class Team:
             _preload()
         self.free: deque[int] = deque(range(slots))
         self._used = [0] * slots  # the last task of each
+        self._sizes = [0] * slots  # and how much its batch took
+        self._spare = [0] * slots  # how many batches in a row needed a quarter of it at most
+        self._most = [0] * slots  # bytes that one of these took
         self._poll = select.poll()
-        self._inboxes: dict[int, _Inbox] = {}
+        self._inboxes: dict[int, Inbox] = {}
         self._own = own = Processes()
+        self.owner = own.owner
         queues = workers if in_turn else 1
         files = _files(workers, queues)
         # Closes it when the team is forgotten, and at the interpreter's end before multiprocessing waits for processes.
@@ -104,7 +99,7 @@ class Team:
                 )
                 own.start(context.Process(target=work, daemon=True, name=f"loader worker {number}"))
                 own.close_fd(theirs)
-                self._inboxes[answers] = _Inbox(answers)
+                self._inboxes[answers] = Inbox(answers)
                 self._poll.register(answers, select.POLLIN)
             for fd in own.watched:
                 self._poll.register(fd, select.POLLIN)
@@ -157,9 +152,10 @@ class Team:
         if not self.free:
             return False
         slot = self.free.pop()  # freed last: it is in the caches still
-        size = self.slots.excess(slot)
-        if size is not None:
-            self._cut(slot, max(size, len(key)))
+        if 4 * self._sizes[slot] > self.slots.reserved[slot]:  # it needs what it has: the count begins anew
+            self._spare[slot] = 0
+        else:
+            self._shrink(slot, len(key))
         self._used[slot] = number
         if number % _IDLE == 0:
             for idle in self.free:
@@ -178,6 +174,15 @@ class Team:
             self.free.append(slot)
             return False
         return True
+
+    def _shrink(self, slot: int, least: int) -> None:
+        """Give memory back if many batches in a row did not need it."""
+        size, spare = self._sizes[slot], self._spare[slot]
+        self._most[slot] = max(self._most[slot], size) if spare else size
+        self._spare[slot] = (spare + 1) % _PATIENCE
+        large = self.slots.is_large(slot) and self.slots.reserved[slot] > 4 * self._most[slot]
+        if large and spare + 1 == _PATIENCE:
+            self._cut(slot, max(self._most[slot] * 5 // 4, least))
 
     def _cut(self, slot: int, size: int) -> None:
         if self.pins is not None:
@@ -199,21 +204,26 @@ class Team:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left = None if deadline is None else max(0.0, 1000 * (deadline - time.monotonic()))
-            ready = [fd for fd, _ in self._poll.poll(left)]
+            ready = self._poll.poll(left)
             if not ready:
                 return []
-            # Of a worker that has ended, what it sent may have come after its pipe was looked at.
-            dead = [fd for fd in ready if fd in self._own.watched]
             answers = []
-            for fd, inbox in self._inboxes.items():
-                if (dead or fd in ready) and not inbox.ended:
+            dead = -1
+            for fd, _ in ready:
+                inbox = self._inboxes.get(fd)
+                if inbox is None:
+                    dead = fd
+                else:
                     answers += inbox.read()
                     if inbox.ended:
                         self._poll.unregister(fd)
+            if dead >= 0:  # what it sent may have come after its pipe was looked at
+                for inbox in self._inboxes.values():
+                    answers += inbox.read()
             if answers:
                 return answers
-            if dead:
-                raise self._obituary(self._own.watched[dead[0]])
+            if dead >= 0:
+                raise self._obituary(self._own.watched[dead])
 
     def open(self, answer: Answer, *, copied: bool) -> tuple[Any, bool]:
         """Make the batch of an answer: a view of its slot, or a copy. The slot is free when it is not needed any more.
@@ -226,7 +236,7 @@ class Team:
         """
         slots, slot = self.slots, answer.slot
         if answer.kind == IN_SLOT:
-            slots.note(slot, answer.size)
+            self._sizes[slot] = answer.size
             if not copied and answer.size:
                 pinned = self.pins is not None and self.pins.lease(slot, answer.size)
                 # What stays on the host when the tensors go to the device must not hold the slot.
@@ -247,13 +257,12 @@ class Team:
         """Stop the workers, those too that are busy; slots in use stay until their views are gone."""
         self._own.close()
 
-    def check_owner(self) -> None:
-        """Raise RuntimeError in a process that was forked from the one that it belongs to."""
-        if os.getpid() != self._own.owner:
-            raise RuntimeError(
-                f"loader: this iterator belongs to process {self._own.owner}, from which process {os.getpid()} was forked. "
-                "Call iter(loader) here."
-            )
+    def refuse(self) -> NoReturn:
+        """Raise RuntimeError, in a process that was forked from the one that it belongs to."""
+        raise RuntimeError(
+            f"loader: this iterator belongs to process {self.owner}, from which process {os.getpid()} was forked. "
+            "Call iter(loader) here."
+        )
 
     def _obituary(self, worker: int) -> WorkerDied:
         process = self._own.processes[worker]
@@ -273,48 +282,6 @@ class Team:
         )
         died.number = self.slots.doing[worker]
         return died
-
-
-class _Inbox:
-    """A worker's answers as they come through its pipe: one that is incomplete never holds up the reader."""
-
-    def __init__(self, fd: int) -> None:
-        self.ended = False
-        self._fd = fd
-        self._data = bytearray()
-
-    def read(self) -> list[Answer]:
-        """Return the answers that are complete."""
-        size = 1 << 16  # a pipe's
-        data: Any
-        try:
-            data = chunk = os.read(self._fd, size)
-            if self._data or len(chunk) == size:
-                data = self._data
-                data += chunk
-                while len(chunk) == size:
-                    chunk = os.read(self._fd, size)
-                    data += chunk
-            self.ended = not chunk
-        except BlockingIOError:
-            data = self._data
-        answers = []
-        start, complete = 0, len(data)
-        while complete - start >= ANSWER.size:
-            number, slot, kind, used, structure, image = ANSWER.unpack_from(data, start)
-            middle = start + ANSWER.size + structure
-            end = middle + image
-            if complete < end:
-                break
-            answers.append(
-                Answer(number, slot, kind, used, bytes(data[middle - structure : middle]), bytes(data[middle:end]))
-            )
-            start = end
-        if data is self._data:
-            del data[:start]
-        elif start < complete:
-            self._data += data[start:]
-        return answers
 
 
 def _files(workers: int, queues: int) -> int:

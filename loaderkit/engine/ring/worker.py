@@ -6,7 +6,6 @@ import os
 import pickle
 import random
 import signal
-import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,16 +17,12 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 
-from loaderkit.engine.ring.layout import unpack_key, write
+from loaderkit.engine.ring.layout import write
+from loaderkit.engine.ring.messages import ANSWER, FAILED, IN_PIPE, IN_SLOT, LEFT, TASK, unpack_key
 from loaderkit.engine.ring.slots import STOP, Slots
 from loaderkit.feed import Feed
 from loaderkit.seeding import derive_seed
 from loaderkit.threads import limit_threads
-
-TASK = struct.Struct("<qqq")  # number of the batch, slot, size of its key there; a pipe hands it over whole
-ANSWER = struct.Struct("<qqqqqq")  # number of the batch, slot, kind; bytes in the slot, of the structure, of the image
-
-IN_SLOT, IN_PIPE, FAILED, LEFT = range(4)  # kinds of answers: where the batch is, or why there is none
 
 
 class PipeEnd:

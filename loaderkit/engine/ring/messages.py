@@ -1,0 +1,88 @@
+"""What goes through the ring's pipes: tasks and batches' keys one way, answers the other."""
+
+import os
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from loaderkit.plan import BatchKey
+
+TASK = struct.Struct("<qqq")  # number of the batch, slot, size of its key there; a pipe hands it over whole
+ANSWER = struct.Struct("<qqqqqq")  # number of the batch, slot, kind; bytes in the slot, of the structure, of the image
+
+IN_SLOT, IN_PIPE, FAILED, LEFT = range(4)  # kinds of answers: where the batch is, or why there is none
+
+_KEY = struct.Struct("<qqq")  # epoch, number of samples, number of bounds of rows (-1: none)
+_PIPE = 1 << 16  # bytes that one holds
+
+
+class Answer(NamedTuple):
+    """What a worker made of a task."""
+
+    number: int
+    slot: int
+    kind: int
+    size: int  # bytes of the slot, or of the image in its place
+    structure: bytes
+    image: bytes
+
+
+class Inbox:
+    """A worker's answers as they come through its pipe: one that is incomplete never holds up the reader."""
+
+    def __init__(self, fd: int) -> None:
+        self.ended = False
+        self._fd = fd
+        self._chunk = bytearray(_PIPE)
+        self._view = memoryview(self._chunk)
+        self._begun = bytearray()  # an answer that is incomplete
+
+    def read(self) -> list[Answer]:
+        """Return the answers that are complete."""
+        data: Any = self._view
+        try:
+            size = os.readv(self._fd, (self._chunk,))  # to the same memory each time: os.read takes fresh memory
+            self.ended = not size
+            if self._begun or size == _PIPE:
+                data = self._begun
+                data += self._view[:size]
+                while size == _PIPE:
+                    size = os.readv(self._fd, (self._chunk,))
+                    data += self._view[:size]
+                size = len(data)
+        except BlockingIOError:
+            data, size = self._begun, len(self._begun)
+        answers = []
+        start = 0
+        while size - start >= ANSWER.size:
+            number, slot, kind, used, structure, image = ANSWER.unpack_from(data, start)
+            middle = start + ANSWER.size + structure
+            end = middle + image
+            if size < end:
+                break
+            content = bytes(data[middle - structure : middle])
+            answers.append(Answer(number, slot, kind, used, content, bytes(data[middle:end]) if image else b""))
+            start = end
+        if data is self._begun:
+            del data[:start]
+        elif start < size:
+            self._begun += data[start:size]
+        return answers
+
+
+def pack_key(key: BatchKey) -> bytes:
+    """Return a key as bytes, in a fifth of the time that pickling it takes."""
+    rows = key.rows
+    positions, indices = np.asarray(key.positions, np.int64), np.asarray(key.indices, np.int64)
+    head = _KEY.pack(key.epoch, len(positions), -1 if rows is None else len(rows))
+    content = head + positions.tobytes() + indices.tobytes()
+    return content if rows is None else content + np.asarray(rows, np.int64).tobytes()
+
+
+def unpack_key(content: bytes) -> BatchKey:
+    """Return the key of these bytes."""
+    epoch, samples, bounds = _KEY.unpack_from(content)
+    numbers = np.frombuffer(bytearray(content), np.int64, offset=_KEY.size)
+    rows = None if bounds < 0 else numbers[2 * samples :]
+    return BatchKey(epoch=epoch, positions=numbers[:samples], indices=numbers[samples : 2 * samples], rows=rows)
