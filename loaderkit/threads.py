@@ -2,11 +2,14 @@
 
 import os
 import sys
-from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 
+# Here, and not in each worker that is forked: it takes 5 ms.
+_threadpoolctl: Any = import_module("threadpoolctl") if find_spec("threadpoolctl") else None
 _VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS")
 
 
@@ -19,8 +22,8 @@ def limit_threads() -> None:
     torch.set_num_threads(1)
     for variable in _VARIABLES:  # for what is loaded later
         os.environ.setdefault(variable, "1")
-    with suppress(ImportError):
-        import_module("threadpoolctl").threadpool_limits(1)
+    if _threadpoolctl is not None:
+        _threadpoolctl.threadpool_limits(1)
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
     if "pyarrow" in sys.modules:

@@ -4,7 +4,7 @@ import gc
 import io
 import weakref
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -61,6 +61,22 @@ def test_what_is_in_a_batch_twice_is_one_leaf(slots: Slots) -> None:
     assert written.size < 2 * tensor.nbytes
 
 
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+class Marked(Pair):
+    mark = "none"
+
+
+class Sum(NamedTuple):
+    parts: Any
+
+    def __reduce__(self) -> Any:  # type: ignore[override]
+        return Sum, (sum(self.parts),)
+
+
 def usual() -> dict[str, Any]:
     """Batches that are taken apart by hand, each with something that has to arrive as it is."""
     return {
@@ -69,6 +85,11 @@ def usual() -> dict[str, Any]:
         "values": [1, True, 1.0, -0.0, 2**80, "a", "\udc80", b"a", None, (torch.arange(2), "b")],
         "no elements": {"a": torch.zeros(0, 3), "b": torch.arange(4)},
         "no tensors": ["a", {"b": 2}],
+        "namedtuple": lk.Ragged(torch.arange(5), torch.tensor([0, 2, 5])),
+        "nested namedtuples": {
+            "a": Pair([torch.zeros(2)], Pair(None, "b")),
+            "c": (Pair(torch.ones(1), torch.ones(2)), 1),
+        },
         "scalars": (torch.tensor(3), torch.tensor(True)),
     }
 
@@ -80,7 +101,11 @@ def unusual() -> dict[str, Any]:
     circle.append(circle)
     named = torch.arange(3)
     named.source = "here"  # type: ignore[attr-defined]
+    marked = Marked(torch.arange(2), 1)
+    marked.mark = "here"
     return {
+        "namedtuple with attributes": marked,
+        "namedtuple with its own way": Sum([torch.arange(2), torch.arange(2)]),
         "keys": {1: torch.arange(2)},
         "class": OrderedDict(a=torch.arange(2)),
         "array": {"a": np.arange(3), "b": torch.arange(2)},
@@ -107,7 +132,10 @@ def test_a_batch_arrives_as_it_is(slots: Slots, name: str) -> None:
         if name == "circle":
             assert found[1] is found
             batch, found = batch[:1], found[:1]
+        if name.endswith("own way"):
+            batch = Sum(sum(batch.parts))
         assert shown(found) == shown(batch)
+        assert getattr(found, "mark", None) == getattr(batch, "mark", None)
         if name.startswith("same"):
             first, second = found
             where = Tensor.data_ptr if isinstance(first, Tensor) else id

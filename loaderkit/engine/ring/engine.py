@@ -8,6 +8,7 @@ from typing import Any
 
 from loaderkit.engine.ring.messages import Answer, pack_key
 from loaderkit.engine.ring.pins import cuda_runtime
+from loaderkit.engine.ring.starting import Workers
 from loaderkit.engine.ring.team import Team, WorkerDied
 from loaderkit.feed import Feed
 from loaderkit.plan import BatchKey
@@ -77,18 +78,18 @@ class RingEngine:
             cudart = cuda_runtime() if self._in_place else None
             if self._in_place and cudart is None:
                 self.pinned_why = "CUDA is not there"
-            self._team = Team(
-                self._feed,
-                workers=self.num_workers,
-                slots=self._most + _HELD,
+            workers = Workers(
+                feed=self._feed,
+                count=self.num_workers,
                 in_turn=self._in_turn,
                 context=self._context,
                 init=self._init,
-                cudart=cudart,
             )
+            self._team = Team(workers, slots=self._most + _HELD, cudart=cudart)
         self._team.forget_before(self._numbers)
         run = _Run(self, self._team, iter(keys))
         self._run = weakref.ref(run)
+        run.start()
         return run
 
     def close(self) -> None:
@@ -110,6 +111,15 @@ class _Run:
         self._short = True  # there may be place for more tasks
         self._pending: BatchKey | None = None  # found no place yet
         self._waiting: dict[int, BatchKey] = {}  # under way, for errors
+
+    def start(self) -> None:
+        """Hand out tasks, and start the workers: the first is at work while the next ones are started."""
+        try:
+            self._submit()
+            self._team.start()
+        except BaseException:
+            self.end(failed=True)
+            raise
 
     def __iter__(self) -> "_Run":
         return self

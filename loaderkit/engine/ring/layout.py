@@ -1,7 +1,6 @@
 """A batch as bytes: its tensors and arrays side by side in a slot, and the structure that puts them together again."""
 
 import functools
-import io
 import pickle
 import struct
 from typing import Any, NamedTuple
@@ -9,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from loaderkit.engine.ring import pickled
-from loaderkit.engine.ring.leaves import Leaves, pack_leaves
+from loaderkit.engine.ring.leaves import Leaves, pack_leaves, unpack_leaves
 from loaderkit.engine.ring.outline import Outline, builder, find_places, pack_node, take_apart
 
 Array = np.ndarray[Any, Any]
-# Where what is known from other batches ends: the leaves, and the outline if there is one. Then comes the table of pickle's
-# buffers, of this size; -1 where there is an outline, with values behind it.
-_HEAD = struct.Struct("<qq")
+# Where the leaves end, and the outline if there is one: till there it is as in other batches, mostly. Then comes the table
+# of pickle's buffers, of this size; -1 where there is an outline, with values behind it.
+_HEAD = struct.Struct("<qqq")
 
 
 class Written(NamedTuple):
@@ -36,7 +35,8 @@ def _write_outline(known: Outline, slots: Any, slot: int) -> Written:
     where = find_places(known.contents)
     outline = pack_node(known.root)
     values = pickle.dumps(known.values, pickle.HIGHEST_PROTOCOL) if known.values else b""
-    head = _HEAD.pack(_HEAD.size + len(where.leaves) + len(outline), -1)
+    middle = _HEAD.size + len(where.leaves)
+    head = _HEAD.pack(middle, middle + len(outline), -1)
     structure = b"".join((head, where.leaves, outline, values))
     memory, image = _memory(slots, slot, where.size)
     if image is None:
@@ -54,7 +54,8 @@ def _write_outline(known: Outline, slots: Any, slot: int) -> Written:
 def _write_pickled(batch: Any, slots: Any, slot: int) -> Written:
     made = pickled.dump(batch)
     leaves = pack_leaves(made.leaves)
-    head = _HEAD.pack(_HEAD.size + len(leaves), len(made.table))
+    end = _HEAD.size + len(leaves)
+    head = _HEAD.pack(end, end, len(made.table))
     memory, image = _memory(slots, slot, made.size)
     for start, content in made.parts:
         np.ndarray(content.shape, content.dtype, memory, start)[...] = content
@@ -86,7 +87,7 @@ def read(structure: bytes, memory: Any, *, own_buffers: bool = False) -> Any:
         memory: The slot's, or that of an image.
         own_buffers: Copy arrays, and view tensors alone.
     """
-    end, table = _HEAD.unpack_from(structure)
+    _, end, table = _HEAD.unpack_from(structure)
     leaves, build = _unpack(structure[:end])
     tensors = leaves.over(memory)
     if table < 0:
@@ -95,8 +96,7 @@ def read(structure: bytes, memory: Any, *, own_buffers: bool = False) -> Any:
     return pickled.load(content, structure[end : end + table], tensors, memory, own_buffers=own_buffers)
 
 
-@functools.lru_cache(maxsize=8)  # the batches of a loader have mostly the same
+@functools.lru_cache(maxsize=8)
 def _unpack(known: bytes) -> tuple[Leaves, Any]:
-    file = io.BytesIO(known)
-    _, table = _HEAD.unpack(file.read(_HEAD.size))
-    return Leaves.of(pickle.load(file)), builder(pickle.load(file)) if table < 0 else None
+    middle, end, _ = _HEAD.unpack_from(known)
+    return unpack_leaves(known[_HEAD.size : middle]), builder(known[middle:end]) if end > middle else None

@@ -3,7 +3,7 @@
 import functools
 import pickle
 from itertools import repeat
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,35 +17,36 @@ Leaf = tuple[int, str | int, torch.dtype | None, tuple[int, ...], tuple[int, ...
 class Leaves(NamedTuple):
     """The leaves of a batch, as they are read."""
 
-    leaves: tuple[Leaf, ...]
-    usual: bool  # all are contiguous tensors of numpy's dtypes that have elements: these
-    starts: tuple[int, ...] = ()
-    numbers: tuple[np.dtype[Any], ...] = ()
-    shapes: tuple[tuple[int, ...], ...] = ()
-
-    @classmethod
-    def of(cls, leaves: tuple[Leaf, ...]) -> Self:
-        """Work out how to read leaves."""
-        if not all(
-            isinstance(numbers, str) and dtype is None and stride is None and 0 not in shape
-            for _, numbers, dtype, shape, stride in leaves
-        ):
-            return cls(leaves, False)
-        starts, numbers, _, shapes, _ = zip(*leaves, strict=True) if leaves else ((),) * 5
-        return cls(leaves, True, starts, tuple(map(np.dtype, numbers)), shapes)
+    unusual: tuple[
+        Leaf, ...
+    ]  # all of them if one is; else they are contiguous tensors of numpy's dtypes with elements:
+    starts: tuple[int, ...]
+    numbers: tuple[np.dtype[Any], ...]
+    shapes: tuple[tuple[int, ...], ...]
 
     def over(self, memory: Any) -> list[Any]:
         """Return tensors and storages that are views of a slot's memory."""
-        if self.usual:  # nothing but calls of C: this runs for each tensor
-            array: Any = np.ndarray
-            return list(map(torch.from_numpy, map(array, self.shapes, self.numbers, repeat(memory), self.starts)))
-        return [_leaf(memory, *leaf) for leaf in self.leaves]
+        if self.unusual:
+            return [_leaf(memory, *leaf) for leaf in self.unusual]
+        array: Any = np.ndarray  # nothing but calls of C: this runs for each tensor
+        return list(map(torch.from_numpy, map(array, self.shapes, self.numbers, repeat(memory), self.starts)))
 
 
 @functools.lru_cache(maxsize=8)  # the batches of a loader have mostly the same
 def pack_leaves(leaves: tuple[Leaf, ...]) -> bytes:
     """Return what a reader has to know of leaves, as bytes."""
-    return pickle.dumps(leaves, pickle.HIGHEST_PROTOCOL)
+    usual = all(
+        isinstance(numbers, str) and dtype is None and stride is None and 0 not in shape
+        for _, numbers, dtype, shape, stride in leaves
+    )
+    starts, numbers, _, shapes, _ = zip(*leaves, strict=True) if usual and leaves else ((),) * 5
+    return pickle.dumps((() if usual else leaves, starts, numbers, shapes), pickle.HIGHEST_PROTOCOL)
+
+
+def unpack_leaves(content: bytes) -> Leaves:
+    """Return the leaves of these bytes."""
+    unusual, starts, numbers, shapes = pickle.loads(content)
+    return Leaves(unusual, starts, tuple(map(np.dtype, numbers)), shapes)
 
 
 def _leaf(memory: Any, start: int, numbers: Any, dtype: torch.dtype | None, shape: Any, stride: Any) -> Any:

@@ -1,5 +1,6 @@
-"""The outline of a batch of the usual kind, tensors in dicts, lists and tuples: worked out once, as batches mostly have the same."""
+"""The outline of a batch of the usual kind, tensors in dicts, lists, tuples and namedtuples: worked out once, as batches mostly have the same."""
 
+import copyreg
 import functools
 import math
 import pickle
@@ -74,9 +75,22 @@ def _node(value: Any, tensors: list[Tensor], values: list[Any], seen: set[int]) 
         if not set(map(type, value)) <= {str}:
             raise _UnusualError
         return dict, tuple(value), _nodes(value.values(), tensors, values, seen)
-    if kind is list or kind is tuple:
+    if kind is list or kind is tuple or _is_namedtuple(kind):  # type: ignore[arg-type]
         return kind, (), _nodes(value, tensors, values, seen)
     raise _UnusualError
+
+
+@functools.lru_cache(maxsize=64)
+def _is_namedtuple(kind: type) -> bool:
+    """Say whether pickle would make such a value of its parts alone."""
+    return (
+        kind.__bases__ == (tuple,)
+        and "_make" in vars(kind)
+        and kind not in copyreg.dispatch_table
+        and all(
+            getattr(kind, name) is getattr(object, name) for name in ("__reduce_ex__", "__reduce__", "__getstate__")
+        )
+    )
 
 
 def _nodes(parts: Collection[Any], tensors: list[Tensor], values: list[Any], seen: set[int]) -> tuple[Node, ...]:
@@ -86,12 +100,17 @@ def _nodes(parts: Collection[Any], tensors: list[Tensor], values: list[Any], see
     return tuple([_node(part, tensors, values, seen) for part in parts])
 
 
-def builder(root: Node) -> Callable[[list[Tensor], list[Any]], Any]:
-    """Return what puts tensors and values together again."""
+@functools.lru_cache(maxsize=8)
+def builder(outline: bytes) -> Callable[[list[Tensor], list[Any]], Any]:
+    """Return what puts tensors and values together again, as `pack_node` has noted it."""
+    root: Node = pickle.loads(outline)
     if not isinstance(root, tuple) or any(root[2]):
         return lambda tensors, values: _build(root, iter(tensors), iter(values))
     kind, keys, _ = root  # of tensors alone
-    return lambda tensors, _: dict(zip(keys, tensors, strict=True)) if kind is dict else kind(tensors)
+    if kind is dict:
+        return lambda tensors, _: dict(zip(keys, tensors, strict=True))
+    make = getattr(kind, "_make", kind)
+    return lambda tensors, _: make(tensors)
 
 
 def _build(node: Node, tensors: Iterator[Tensor], values: Iterator[Any]) -> Any:
@@ -102,7 +121,9 @@ def _build(node: Node, tensors: Iterator[Tensor], values: Iterator[Any]) -> Any:
     kind, keys, nodes = node  # type: ignore[misc]
     only_tensors = not any(nodes)
     parts = list(islice(tensors, len(nodes))) if only_tensors else [_build(part, tensors, values) for part in nodes]
-    return dict(zip(keys, parts, strict=True)) if kind is dict else parts if kind is list else tuple(parts)
+    if kind is dict:
+        return dict(zip(keys, parts, strict=True))
+    return parts if kind is list else getattr(kind, "_make", kind)(parts)
 
 
 @functools.lru_cache(maxsize=8)

@@ -1,16 +1,13 @@
 """The ring's worker processes, as the loader sees them: tasks go out, answers come in, none is waited for in vain."""
 
-import errno
 import mmap
-import multiprocessing
 import os
-import pickle
 import select
 import signal
 import time
 from collections import deque
 from functools import partial
-from multiprocessing import forkserver, util
+from multiprocessing import util
 from typing import Any, NoReturn
 
 from loaderkit.engine.ring.layout import read
@@ -18,7 +15,8 @@ from loaderkit.engine.ring.messages import FAILED, IN_SLOT, TASK, Answer, Inbox
 from loaderkit.engine.ring.pins import Pins
 from loaderkit.engine.ring.processes import Processes
 from loaderkit.engine.ring.slots import Slots
-from loaderkit.engine.ring.worker import PipeEnd, Worker, raise_again
+from loaderkit.engine.ring.starting import Workers
+from loaderkit.engine.ring.worker import raise_again
 
 _PATIENCE = 16  # batches that need a quarter of a slot at most, before it gives the rest back
 _IDLE = 64  # tasks without it, after which a slot gives its memory back
@@ -35,29 +33,19 @@ class WorkerDied(RuntimeError):  # noqa: N818 - what happened
 
 
 class Team:
-    """Worker processes, their slots and the pipes to them.
+    """Worker processes, their slots and the pipes to them. Tasks may be handed out before they are started.
 
     Args:
-        feed: What they run.
-        workers: How many.
+        workers: Who is to be started.
         slots: How many batches are under way or in use at most.
-        in_turn: Whether each worker has tasks of its own; else whoever is free takes the next.
-        context: How processes are started, as multiprocessing has it.
-        init: Called in each with its number.
         cudart: CUDA's runtime, where slots are to be page-locked; see Pins for what the batches' user has to do then.
 
     Raises:
         OSError: If there is no memory, or too many files are open.
     """
 
-    def __init__(
-        self, feed: Any, *, workers: int, slots: int, in_turn: bool, context: Any, init: Any, cudart: Any = None
-    ) -> None:
-        if not hasattr(context, "Process"):
-            context = multiprocessing.get_context(context)
-        method = context.get_start_method()
-        if method == "forkserver":
-            _preload()
+    def __init__(self, workers: Workers, *, slots: int, cudart: Any = None) -> None:
+        self._workers = workers
         self.free: deque[int] = deque(range(slots))
         self._used = [0] * slots  # the last task of each
         self._sizes = [0] * slots  # and how much its batch took
@@ -65,58 +53,37 @@ class Team:
         self._most = [0] * slots  # bytes that one of these took
         self._poll = select.poll()
         self._inboxes: dict[int, Inbox] = {}
+        self._queues: list[int] = []
         self._own = own = Processes()
         self.owner = own.owner
-        queues = workers if in_turn else 1
-        files = _files(workers, queues)
         # Closes it when the team is forgotten, and at the interpreter's end before multiprocessing waits for processes.
         util.Finalize(self, own.close, exitpriority=100)
-        try:
-            _check_files(files)
-            own.slots = self.slots = Slots(slots, workers)
+        with workers.explained(own):
+            workers.check_files()
+            own.slots = self.slots = Slots(slots, workers.count)
             own.pins = self.pins = None if cudart is None else Pins(self.slots, cudart)
             # Leases must not hold the team.
             self._freed = self.free.append if self.pins is None else partial(_free, self.free, self.pins)
-            tasks = []
-            for _ in range(queues):
+            for _ in range(workers.queues):
                 reading, writing = own.pipe()  # both stay open: to write to a worker that has ended is no error here
                 os.set_blocking(writing, False)
-                tasks.append(reading)
+                self._queues.append(reading)
                 own.tasks.append(writing)
-            for number in range(workers):
-                mine = tasks[number % queues]
-                answers, theirs = own.pipe()
-                os.set_blocking(answers, False)
-                work = Worker(
-                    feed=feed,
-                    slots=self.slots,
-                    tasks=PipeEnd(mine),
-                    answers=PipeEnd(theirs),
-                    number=number,
-                    workers=workers,
-                    init=init,
-                    inherited=[fd for fd in own.fds if fd not in (mine, theirs)] if method == "fork" else [],
-                )
-                own.start(context.Process(target=work, daemon=True, name=f"loader worker {number}"))
-                own.close_fd(theirs)
+
+    def start(self) -> None:
+        """Start the workers, if that was not done.
+
+        Raises:
+            OSError: If there is no memory, or too many files are open.
+        """
+        if self._inboxes:
+            return
+        with self._workers.explained(self._own):
+            for answers in self._workers.start(self._own, self.slots, self._queues):
                 self._inboxes[answers] = Inbox(answers)
                 self._poll.register(answers, select.POLLIN)
-            for fd in own.watched:
+            for fd in self._own.watched:
                 self._poll.register(fd, select.POLLIN)
-        except BaseException as error:
-            own.close()
-            if isinstance(error, OSError) and error.errno == errno.EMFILE:
-                raise OSError(
-                    error.errno,
-                    f"loader: too many files are open in this process to start {workers} workers, which take "
-                    f"{files}. Allow more (ulimit -n), or use fewer workers.",
-                ) from error
-            if isinstance(error, pickle.PicklingError | AttributeError | TypeError):
-                error.add_note(
-                    "loaderkit: raised while a worker was started. What it needs (dataset, collate_fn, worker_init_fn) "
-                    f"is pickled under {method!r}: define it in a module, not in a function, and open files in the worker."
-                )
-            raise
 
     @property
     def pids(self) -> list[int]:
@@ -284,29 +251,6 @@ class Team:
         return died
 
 
-def _files(workers: int, queues: int) -> int:
-    """Return how many files are opened to start workers."""
-    return 4 * workers + 2 * queues + 6
-
-
-def _check_files(files: int) -> None:
-    """Fail now rather than in the middle, where multiprocessing loses some of them."""
-    opened: list[int] = []
-    try:
-        for _ in range(files):
-            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))  # noqa: PERF401
-    finally:
-        for fd in opened:
-            os.close(fd)
-
-
 def _free(free: deque[int], pins: Pins, slot: int) -> None:
     pins.free(slot)
     free.append(slot)
-
-
-def _preload() -> None:
-    """Have the fork server import torch before it forks workers, which else each do; not where others told it what to."""
-    server: Any = forkserver._forkserver
-    if server._forkserver_pid is None and server._preload_modules == ["__main__"]:
-        forkserver.set_forkserver_preload(["__main__", "torch", "loaderkit.engine.ring.worker"])

@@ -1,0 +1,115 @@
+"""How the ring's worker processes are started, and what is said if they can't be."""
+
+import contextlib
+import errno
+import multiprocessing
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from typing import Any
+
+from loaderkit.engine.ring.processes import Processes
+from loaderkit.engine.ring.slots import Slots
+from loaderkit.engine.ring.worker import PipeEnd, Worker
+from loaderkit.feed import Feed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workers:
+    """Worker processes to be started.
+
+    Args:
+        feed: What they run.
+        count: How many.
+        in_turn: Whether each has tasks of its own; else whoever is free takes the next.
+        context: How processes are started, as multiprocessing has it.
+        init: Called in each with its number.
+    """
+
+    feed: Feed
+    count: int
+    in_turn: bool
+    context: Any
+    init: Callable[[int], None] | None
+
+    @property
+    def queues(self) -> int:
+        """How many pipes there are for tasks."""
+        return self.count if self.in_turn else 1
+
+    def start(self, own: Processes, slots: Slots, queues: list[int]) -> Iterator[int]:
+        """Start them; yield the ends of pipes from which their answers are read.
+
+        Args:
+            own: What becomes theirs to give back.
+            slots: Where they write batches.
+            queues: The ends of pipes from which they read their tasks.
+        """
+        context, method = self._context()
+        if method == "forkserver":
+            _preload()
+        for number in range(self.count):
+            mine = queues[number % len(queues)]
+            answers, theirs = own.pipe()
+            os.set_blocking(answers, False)
+            work = Worker(
+                feed=self.feed,
+                slots=slots,
+                tasks=PipeEnd(mine),
+                answers=PipeEnd(theirs),
+                number=number,
+                workers=self.count,
+                init=self.init,
+                inherited=[fd for fd in own.fds if fd not in (mine, theirs)] if method == "fork" else [],
+            )
+            own.start(context.Process(target=work, daemon=True, name=f"loader worker {number}"))
+            own.close_fd(theirs)
+            yield answers
+
+    def check_files(self) -> None:
+        """Fail now if not enough files may be opened, rather than in the middle, where multiprocessing loses some of them."""
+        opened: list[int] = []
+        try:
+            for _ in range(self._files):
+                opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))  # noqa: PERF401
+        finally:
+            for fd in opened:
+                os.close(fd)
+
+    @contextlib.contextmanager
+    def explained(self, own: Processes) -> Iterator[None]:
+        """Give back what was taken if they can't be started, and say why."""
+        try:
+            yield
+        except BaseException as error:
+            own.close()
+            if isinstance(error, OSError) and error.errno == errno.EMFILE:
+                raise OSError(
+                    error.errno,
+                    f"loader: too many files are open in this process to start {self.count} workers, which take "
+                    f"{self._files}. Allow more (ulimit -n), or use fewer workers.",
+                ) from error
+            if isinstance(error, pickle.PicklingError | AttributeError | TypeError):
+                error.add_note(
+                    "loaderkit: raised while a worker was started. What it needs (dataset, collate_fn, worker_init_fn) is "
+                    f"pickled under {self._context()[1]!r}: define it in a module, not in a function, and open files in the "
+                    "worker."
+                )
+            raise
+
+    @property
+    def _files(self) -> int:
+        return 4 * self.count + 2 * self.queues + 6
+
+    def _context(self) -> tuple[Any, str]:
+        context = self.context if hasattr(self.context, "Process") else multiprocessing.get_context(self.context)
+        return context, context.get_start_method()
+
+
+def _preload() -> None:
+    """Have the fork server import torch before it forks workers, which else each do; not where others told it what to."""
+    server: Any = forkserver._forkserver
+    if server._forkserver_pid is None and server._preload_modules == ["__main__"]:
+        forkserver.set_forkserver_preload(["__main__", "torch", "loaderkit.engine.ring.worker"])
