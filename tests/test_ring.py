@@ -20,6 +20,7 @@ from torchvision import tv_tensors
 
 import loaderkit as lk
 from loaderkit.engine.ring.layout import read, write
+from loaderkit.engine.ring.processes import Processes
 from loaderkit.engine.ring.slots import Slots
 
 RING: dict[str, Any] = {"engine": "ring", "num_workers": 2, "timeout": 60}
@@ -302,6 +303,35 @@ class Sizes(Numbers):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.full((int(torch.randint(1, 20_000, ())),), index)
+
+
+class Touching:
+    """Samples that leave a trace in a file."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        self._file.touch()
+        return index
+
+
+def test_the_first_worker_is_at_work_when_the_second_is_started(tmp_path: Path, monkeypatch: Any) -> None:
+    file, started, start = tmp_path / "at work", [], Processes.start
+
+    def start_late(self: Processes, process: Any) -> None:
+        deadline = time.monotonic() + 20
+        while started and not file.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        started.append(file.exists())
+        start(self, process)
+
+    monkeypatch.setattr(Processes, "start", start_late)
+    assert len(list(lk.Loader(Touching(file), 1, **RING))) == 8
+    assert started == [False, True]
 
 
 @pytest.mark.parametrize("persistent", [True, False])
