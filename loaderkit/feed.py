@@ -10,8 +10,8 @@ import numpy as np
 import torch.utils.data as torch_data
 
 from loaderkit.bad_samples import RAISE, BadSamples
-from loaderkit.collate.stack import CollateError, stack
-from loaderkit.datasets.base import draws_nothing, reads_batches, reads_many
+from loaderkit.collate.stack import CollateError, stack, stack_columns
+from loaderkit.datasets.base import draws_nothing, reads_batches, reads_columns, reads_many
 from loaderkit.order import Order
 from loaderkit.plan import BatchKey
 from loaderkit.seeding import Int64Array, SampleSeeds, hash_positions
@@ -45,11 +45,13 @@ class Feed:
     _read_batch: Callable[[Int64Array], Any] | None = field(
         init=False, default=None
     )  # the dataset's own, if it is of use
+    _columns: bool = field(init=False, default=False)  # whether its samples come as columns, while it draws nothing
 
     def __post_init__(self) -> None:
         takes_whole = self.collate_fn is None or callable(getattr(self.collate_fn, "collate_batch", None))
         whole = takes_whole and self.batched and reads_batches(self.dataset)
         object.__setattr__(self, "_read_batch", self.dataset.read_batch if whole else None)
+        object.__setattr__(self, "_columns", reads_columns(self.dataset))
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_read_batch": None}  # it may be a function that does not pickle
@@ -82,15 +84,29 @@ class Feed:
                 return self._mend_whole(key, error)
             return batch if self.collate_fn is None else self._collate_whole(batch, key.indices.tolist(), key.rows)
         if self.collate_fn is None and self.batched and draws_nothing(self.dataset):
-            return self._make(key, None)  # generators need not be ours
+            # Generators need not be ours.
+            return self._make_of_columns(key) if self._columns and key.rows is None else self._make(key, None)
         in_worker = torch_data.get_worker_info() is not None
         words = hash_positions(key.positions, "sample", self.seed, key.epoch)
         with SampleSeeds(words, restore=not in_worker) as seeds:
             return self._make(key, seeds)
 
-    def _make(self, key: BatchKey, seeds: SampleSeeds | None) -> Any:
+    def _make_of_columns(self, key: BatchKey) -> Any:
+        indices = key.indices.tolist()
         try:
-            if seeds is None or reads_many(self.dataset):
+            found = self.dataset.read_columns(indices)
+        except Exception as error:
+            return self._make(key, None, error)
+        return self._named(stack_columns if isinstance(found, dict) else stack, indices, found)
+
+    def _make(self, key: BatchKey, seeds: SampleSeeds | None, failed: Exception | None = None) -> Any:
+        """Make a batch of samples, also where reading it as columns failed."""
+        samples: list[Any]
+        repair: Repair | None
+        try:
+            if failed is not None:
+                samples, repair = self._mend_many(key, seeds, failed)
+            elif seeds is None or reads_many(self.dataset):
                 samples, repair = self._read_many(key, seeds)
             else:
                 samples, repair = self._read_each(key, seeds)
@@ -130,8 +146,11 @@ class Feed:
                 seeds.enter_batch()
             return list(self.dataset.__getitems__(key.indices.tolist())), None
         except Exception as error:
-            repair = self._repair(key)
-            return repair.together(error, partial(self._read_rows, seeds)), repair
+            return self._mend_many(key, seeds, error)
+
+    def _mend_many(self, key: BatchKey, seeds: SampleSeeds | None, error: Exception) -> "tuple[list[Any], Repair]":
+        repair = self._repair(key)
+        return repair.together(error, partial(self._read_rows, seeds)), repair
 
     def _read_each(self, key: BatchKey, seeds: SampleSeeds) -> "tuple[list[Any], Repair | None]":
         indices = key.indices.tolist()

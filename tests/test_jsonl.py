@@ -66,7 +66,7 @@ def test_lines_are_found_wherever_a_block_ends(parts: list[bytes], block: int) -
 @pytest.mark.parametrize(("gap", "run"), [(0, 1), (0, 1000), (5, 50), (1000, 1000)])
 def test_spans_are_read_alone_or_together(gap: int, run: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = write(tmp_path, [30])
-    monkeypatch.setattr(lines, "_GAP", gap)
+    monkeypatch.setattr(lines, "GAP", gap)
     monkeypatch.setattr(lines, "_RUN", run)
     check_reads(lk.JsonlDataset(tmp_path), wanted)
 

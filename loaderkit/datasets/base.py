@@ -7,6 +7,8 @@ import torch.utils.data as torch_data
 
 from loaderkit.seeding import per_sample
 
+_READS = {"__getitem__", "__getitems__", "read"}
+
 
 class MapStyle(Protocol):
     """A dataset: a length, and a sample for each index."""
@@ -24,6 +26,17 @@ def reads_batches(dataset: Any) -> bool:
     not draw random numbers.
     """
     return callable(getattr(dataset, "read_batch", None))
+
+
+def reads_columns(dataset: Any) -> bool:
+    """Say whether `dataset.read_columns(indices)` returns samples (B,) as a list for each field, where all have the same.
+
+    They are what `__getitems__` returns as dicts, and otherwise it returns just these. It must not draw random numbers
+    while `dataset.draws_nothing` is true. A class that reads samples in a way of its own inherits no such columns.
+    """
+    kinds = type(dataset).__mro__
+    own = next((number for number, kind in enumerate(kinds) if "read_columns" in vars(kind)), None)
+    return own is not None and not any(vars(kind).keys() & _READS for kind in kinds[:own])
 
 
 def draws_nothing(dataset: Any) -> bool:

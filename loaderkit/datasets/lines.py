@@ -12,7 +12,7 @@ from loaderkit.seeding import Int64Array
 BOM = b"\xef\xbb\xbf"
 
 _BLOCK = 1 << 24
-_GAP = 1 << 12  # bytes that are cheaper to read than to seek over
+GAP = 1 << 12  # bytes that are cheaper to read than to seek over
 _RUN = 1 << 23  # bytes read at once at most, if a line is not longer
 
 
@@ -39,29 +39,30 @@ class LineFile:
         Raises:
             ShardError: If the file ends before.
         """
-        # Without numpy: decoding empties the caches, after which each of its functions takes several times as long.
-        found = [b""] * len(starts)
-        run: list[int] = []
-        begin = reached = 0
-        for place in sorted(range(len(starts)), key=starts.__getitem__):
-            start, end = starts[place], ends[place]
-            if not run or start - reached > _GAP or end - begin > _RUN:
-                self._read_run(run, starts, ends, reached, found)
-                run, begin, reached = [place], start, end
-                continue
-            run.append(place)
-            if end > reached:
-                reached = end
-        self._read_run(run, starts, ends, reached, found)
-        return found
+        runs, run_of = _runs(starts, ends)
+        contents = [self._read(first, last) for first, last in runs]
+        begins = [first for first, _ in runs]
+        return [
+            contents[run][start - begins[run] : end - begins[run]]
+            for run, start, end in zip(run_of, starts, ends, strict=True)
+        ]
 
-    def _read_run(self, run: list[int], starts: list[int], ends: list[int], reached: int, found: list[bytes]) -> None:
-        if not run:
-            return
-        begin = starts[run[0]]
-        content = self._read(begin, reached)
-        for place in run:
-            found[place] = content[starts[place] - begin : ends[place] - begin]
+    def read_together(self, starts: Sequence[int], ends: Sequence[int]) -> tuple[memoryview, list[int]]:
+        """Return the bytes around all the spans (B,), and where each of these begins there: no span is copied by itself.
+
+        Raises:
+            ShardError: If the file ends before.
+        """
+        runs, run_of = _runs(starts, ends)
+        shifts: list[int] = []  # from a place in the file to its place in what is returned
+        size = 0
+        for first, last in runs:
+            shifts.append(size - first)
+            size += last - first
+        content = np.empty(size, dtype=np.uint8).data
+        for (first, last), shift in zip(runs, shifts, strict=True):
+            self._read_into(content[first + shift : last + shift], first)
+        return content, [start + shifts[run] for start, run in zip(starts, run_of, strict=True)]
 
     def place(self, start: int) -> str:
         """Name the line that starts at a byte, for messages."""
@@ -79,11 +80,39 @@ class LineFile:
             self._file.seek(start)
             content = self._file.read(stop - start)
         if len(content) < stop - start:
-            raise ShardError(
-                f"{self.shard}: ends at byte {self._file.seek(0, 2)}, the index has samples up to {stop} at least. "
-                "It changed while it was in use: make the dataset anew."
-            )
+            raise self._cut(stop)
         return content
+
+    def _read_into(self, content: memoryview, start: int) -> None:
+        if self._number is None:
+            content[:] = self._read(start, start + len(content))
+        elif os.preadv(self._number, (content,), start) < len(content):
+            raise self._cut(start + len(content))
+
+    def _cut(self, stop: int) -> ShardError:
+        return ShardError(
+            f"{self.shard}: ends at byte {self._file.seek(0, 2)}, the index has samples up to {stop} at least. "
+            "It changed while it was in use: make the dataset anew."
+        )
+
+
+def _runs(starts: Sequence[int], ends: Sequence[int]) -> tuple[list[tuple[int, int]], list[int]]:
+    """Join spans (B,) that lie near each other: return where the runs begin and end, and in which of them each span lies."""
+    # Without numpy: decoding empties the caches, after which each of its functions takes several times as long.
+    runs: list[tuple[int, int]] = []
+    run_of = [0] * len(starts)
+    begin = reached = -1
+    for place in sorted(range(len(starts)), key=starts.__getitem__):
+        start, end = starts[place], ends[place]
+        if begin < 0:
+            begin, reached = start, end
+        elif start - reached > GAP or end - begin > _RUN:
+            runs.append((begin, reached))
+            begin, reached = start, end
+        elif end > reached:
+            reached = end
+        run_of[place] = len(runs)
+    return [*runs, (begin, reached)] if starts else [], run_of
 
 
 def scan_lines(shard: str, file: BinaryIO, *, blank: bytes = b" \t\r\n") -> Int64Array:

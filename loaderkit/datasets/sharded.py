@@ -193,9 +193,20 @@ class ShardedDataset(ABC):
     def __del__(self) -> None:
         self.close()
 
-    def _gather(self, indices: Sequence[int]) -> list[Any]:
+    def locate(self, indices: Sequence[int]) -> dict[int, tuple[list[int], list[int]]]:
+        """Sort indices (B,) by shard: return, by the shard's number, places in the indices, and rows in the shard.
+
+        Raises:
+            IndexError: If an index is not in the dataset.
+        """
         ends = self._end_list
-        parts: dict[int, tuple[list[int], list[int]]] = {}  # by shard: places in the indices, rows in the shard
+        least, most = (min(indices), max(indices)) if len(indices) else (-1, -1)
+        if least >= 0 and most < ends[-1]:
+            part = bisect.bisect_right(ends, least)
+            if most < ends[part]:  # as most batches of a ShardOrder with large shards
+                start = ends[part] - self._indexes[part].count
+                return {part: (list(range(len(indices))), [index - start for index in indices])}
+        parts: dict[int, tuple[list[int], list[int]]] = {}
         low, high = 0, -1
         for place, index in enumerate(indices):
             if not low <= index < high:
@@ -206,6 +217,10 @@ class ShardedDataset(ABC):
                 places, rows = parts.setdefault(part, ([], []))
             places.append(place)
             rows.append(index - low)
+        return parts
+
+    def _gather(self, indices: Sequence[int]) -> list[Any]:
+        parts = self.locate(indices)
         samples: list[Any] = [None] * len(indices)
         for part, (places, rows) in parts.items():
             read = self.read(self.handle(part), np.array(rows, dtype=np.int64), self._indexes[part])

@@ -4,19 +4,18 @@ import contextlib
 import io
 import json
 import os
-from collections.abc import Callable, Mapping
-from itertools import accumulate, pairwise
-from operator import add
-from typing import Any, BinaryIO, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import Any, ClassVar
 
 import numpy as np
 
 from loaderkit.datasets.index import ShardError, ShardIndex
-from loaderkit.datasets.lines import LineFile
 from loaderkit.datasets.pictures import decode_picture, decode_pictures
 from loaderkit.datasets.sharded import ShardedDataset
 from loaderkit.datasets.storage import Storage
-from loaderkit.datasets.tartable import TarTable, group
+from loaderkit.datasets.taropen import Block, OpenTar, place_of, to_samples
+from loaderkit.datasets.tartable import group
 from loaderkit.datasets.tarwalk import walk
 from loaderkit.datasets.urls import Urls
 from loaderkit.seeding import Int64Array
@@ -80,11 +79,12 @@ class TarDataset(ShardedDataset):
     ) -> None:
         super().__init__(urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage)
         self._decode = dict(decode or {})
+        known = set(map(id, DECODERS.values()))
+        self._decoders_draw_nothing = all(id(decode) in known for decode in self._decode.values())
 
     @property
     def draws_nothing(self) -> bool:
-        known = set(map(id, DECODERS.values()))
-        return self.transform is None and all(id(decode) in known for decode in self._decode.values())
+        return self.transform is None and self._decoders_draw_nothing
 
     def scan(self, shard: str) -> tuple[int, Int64Array]:
         """Walk through a shard's headers."""
@@ -92,66 +92,62 @@ class TarDataset(ShardedDataset):
             table = group(walk(file, self.stat(shard).size_bytes, shard), shard)
         return len(table.ends), table.pack()
 
-    def open(self, shard: str, index: ShardIndex) -> "_OpenTar":
+    def open(self, shard: str, index: ShardIndex) -> OpenTar:
         """Open a shard, if it is still the one that was indexed."""
         if not index.fits(self.stat(shard)):
             raise ShardError(f"{shard}: changed since it was indexed. Make the dataset anew, which indexes it again.")
-        return _OpenTar(shard, self.open_file(shard), index)
+        return OpenTar(shard, self.open_file(shard), index)
 
-    def read(self, handle: "_OpenTar", rows: Int64Array, index: ShardIndex) -> list[dict[str, Any]]:
-        """Read samples in the order in which they lie, those near each other at once; and decode them."""
-        keys, counts, (places, sizes, numbers) = handle.table.samples(rows.tolist())
-        contents = handle.file.read(places, list(map(add, places, sizes)))
-        names = handle.table.extensions
-        starts = [0, *accumulate(counts)]
-        if numbers == numbers[: counts[0]] * len(keys):  # all samples have the same files: column by column
-            step = counts[0]
-            columns = [
-                self._decode_all(handle, names[number], contents[at::step], keys, places[at::step])
-                for at, number in enumerate(numbers[:step])
-            ]
-            fields = ["__key__", *(names[number] for number in numbers[:step])]
-            return [dict(zip(fields, values, strict=True)) for values in zip(keys, *columns, strict=True)]
-        samples: list[dict[str, Any]] = []
-        for key, (first, last) in zip(keys, pairwise(starts), strict=True):
-            sample: dict[str, Any] = {"__key__": key}
-            for at in range(first, last):
-                name = names[numbers[at]]
-                sample[name] = self._decode_all(handle, name, contents[at : at + 1], [key], places[at:])[0]
-            samples.append(sample)
-        return samples
+    def read(self, handle: OpenTar, rows: Int64Array, index: ShardIndex) -> list[dict[str, Any]]:
+        """Read and decode samples of a shard."""
+        return [sample for block in handle.read(rows.tolist()) for sample in to_samples(self._decode_all([block]))]
 
-    def _decode_all(
-        self, handle: "_OpenTar", name: str, contents: list[bytes], keys: list[str], places: list[int]
-    ) -> list[Any]:
-        """Decode files of one extension."""
-        decode = self._decode.get(name) or self._decode.get(name.rpartition(".")[2])
-        if decode is None:
-            return contents
-        found: list[Any] = []
-        if decode is decode_picture:
-            with contextlib.suppress(ValueError):  # said below, with the picture's place
-                return list(decode_pictures(contents))
-        try:
-            for content in contents:
-                found.append(decode(content))  # noqa: PERF401 - its length says which one failed
-        except Exception as error:
-            what = f"{keys[len(found)]}.{name} can't be decoded, {type(error).__name__}: {error}"
-            raise ShardError(f"{handle.shard}, offset {places[len(found)]:,}: {what}") from error
+    def read_columns(self, indices: Sequence[int]) -> dict[str, list[Any]] | list[dict[str, Any]]:
+        """Return decoded samples (B,) as a list for each field, where all have the same; else as samples.
+
+        Raises:
+            IndexError: If an index is not in the dataset.
+            ShardError: If a shard has changed, or a file can't be decoded.
+        """
+        parts = self.locate(indices)
+        blocks = [block for part, (_, rows) in parts.items() for block in self.handle(part).read(rows)]
+        if len({block.names for block in blocks}) == 1:
+            columns = self._decode_all(blocks)
+            return columns if len(parts) == 1 else dict(zip(columns, _to_order(parts, *columns.values()), strict=True))
+        samples = [sample for block in blocks for sample in to_samples(self._decode_all([block]))]
+        (found,) = _to_order(parts, samples)
         return found
 
+    def _decode_all(self, blocks: Sequence[Block]) -> dict[str, list[Any]]:
+        """Decode samples of the same fields, field by field."""
+        columns: dict[str, list[Any]] = {"__key__": [key for block in blocks for key in block.keys]}
+        for number, name in enumerate(blocks[0].names):
+            contents = list(chain.from_iterable(block.files(number) for block in blocks))
+            values: list[Any] = []
+            try:
+                self._decode_field(name, contents, values)
+            except (ImportError, MemoryError):  # not the file's fault
+                raise
+            except Exception as error:
+                shard, key, place = place_of(blocks, number, len(values))
+                what = f"{key}.{name} can't be decoded, {type(error).__name__}: {error}"
+                raise ShardError(f"{shard}, offset {place:,}: {what}") from error
+            columns[name] = values
+        return columns
 
-class _OpenTar:
-    """A shard's file, and the table of its samples."""
+    def _decode_field(self, name: str, contents: Sequence[memoryview], values: list[Any]) -> None:
+        """Decode files of one extension, and add each to the values."""
+        decode = self._decode.get(name) or self._decode.get(name.rpartition(".")[2])
+        if decode is decode_picture:
+            with contextlib.suppress(ValueError):  # said below, as the number of values says which one it is
+                values += decode_pictures(contents)
+                return
+        for content in map(bytes, contents):
+            values.append(content if decode is None else decode(content))
 
-    def __init__(self, shard: str, file: BinaryIO, index: ShardIndex) -> None:
-        if index.offsets is None:
-            file.close()
-            raise ShardError(f"{shard}: its index has no offsets. Delete the index, it is made again.")
-        self.shard = shard
-        self.table = TarTable.unpack(index.offsets)
-        self.file = LineFile(shard, file)
 
-    def close(self) -> None:
-        """Close the file."""
-        self.file.close()
+def _to_order(parts: Mapping[int, tuple[list[int], list[int]]], *columns: list[Any]) -> list[list[Any]]:
+    """Put columns (B,) that were read shard by shard in the order of their indices."""
+    places = [place for part, _ in parts.values() for place in part]
+    back = sorted(range(len(places)), key=places.__getitem__)
+    return [list(map(column.__getitem__, back)) for column in columns]
