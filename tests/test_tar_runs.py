@@ -160,6 +160,31 @@ def test_damage_within_a_run_is_an_error_at_its_offset(
             found_by_walk(path)
 
 
+def test_more_headers_than_were_looked_for_are_taken_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty files behind large ones lie closer than those before let expect; a directory breaks the run."""
+    monkeypatch.setattr(tarruns, "_MOST", 64)
+    monkeypatch.setattr(tarruns, "_BULK", 1 << 15)
+    monkeypatch.setattr(tarwalk, "_FEW", 4)
+    monkeypatch.setattr(tarwalk, "_CHUNK", 4)
+    counts = []
+    real = tarruns.RunReader._in_bulk
+    monkeypatch.setattr(
+        tarruns.RunReader, "_in_bulk", lambda *given: counts.append(len((found := real(*given))[2])) or found
+    )
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as writer:
+        for empty in (64, 130):
+            for number in range(30 + empty + 1):
+                member = tarfile.TarInfo(f"{empty}-{number:05d}.bin")
+                member.size = 4000 if number < 30 else 0
+                member.type = tarfile.DIRTYPE if number == 30 + empty else tarfile.REGTYPE
+                writer.addfile(member, io.BytesIO(bytes(member.size)))
+    found = found_by_walk(path)
+    assert len(found) == 30 + 64 + 30 + 130
+    assert found == found_by_tarfile(path)
+    assert max(counts) > 64
+
+
 def pictures(path: Path, odd: dict[int, int], time: float, kind: int) -> None:
     """Write pairs of a class and a picture; the classes of odd ones have other sizes."""
     draw = random.Random(0)

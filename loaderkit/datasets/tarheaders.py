@@ -22,11 +22,8 @@ _MAGIC_MASK = int.from_bytes(b"\0\xff\xff\xff\xff\xff\0\0", "little")
 _ZEROS = int.from_bytes(b"0" * 8, "little")
 _DIGITS = int.from_bytes(b"\xf8" * 8, "little")  # what is the same in all octal digits
 _FOUR = (1 << 32) - 1  # the first bytes of a word
-_SIX = (1 << 48) - 1
-_SEVEN = (1 << 56) - 1
 _EVEN = 0x00FF00FF00FF00FF
 _LOW_HALVES = 0x0000FFFF0000FFFF
-_NO_SUM = (1 << 64) - 1
 _MTIME = int.from_bytes(b" mtime", "little")
 _SUMMED = np.full(BLOCK // 8, (1 << 64) - 1, dtype="<u8")  # all of a header but its checksum, bytes 148 to 155
 _SUMMED[18:20] = _FOUR, _FOUR << 32
@@ -124,8 +121,8 @@ def find_run(headers: Bytes, contents: Bytes, places: Int64Array) -> tuple[Files
     ones, zeros = _over_rows(np.bitwise_or, words), _over_rows(np.bitwise_and, words)
     some, every = ones.view(np.uint8), zeros.view(np.uint8)
     same = ones == zeros
-    sizes, right = _sizes(words, same)
-    right &= _sums(words, ones, same) == _named_sums(words)
+    sizes, sums, right = _numbers(words)
+    right &= sums == _sums(words, ones, same)
     magic = {int(ones[32]) & _MAGIC_MASK, int(zeros[32]) & _MAGIC_MASK}
     alike = some[156] == every[156] == ord("0") and not some[345] and magic == {_MAGIC}
     if not alike:
@@ -191,20 +188,25 @@ def _over_rows(function: np.ufunc, words: Words) -> Words:
     return np.asarray(function.reduce(words, axis=0))
 
 
-def _sizes(words: Words, same: npt.NDArray[np.bool_]) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
-    """Return the sizes (N,) of headers as words (N, 64), and whether each is eleven octal digits and a zero or space."""
-    # Four digits, which are the same in all unless files are large; seven, and what ends them.
-    high, low = words[: 1 if same[15] else None, 15] >> 32, words[:, 16]
-    last = low >> 56
-    high = (high << 32) | (_ZEROS & _FOUR)
-    low = (low & _SEVEN) << 8 | ord("0")
-    digits = ((high & _DIGITS) == _ZEROS) & ((low & _DIGITS) == _ZEROS)
-    sizes = (_octal(high) << 21) + _octal(low)
-    return sizes.astype(np.int64), digits & ((last == 0) | (last == ord(" ")))
+def _numbers(words: Words) -> tuple[Int64Array, Words, npt.NDArray[np.bool_]]:
+    """Return the sizes (N,) and the checksums (N,) that headers as words (N, 64) name, and whether they are as usual.
+
+    Sizes are eleven octal digits, checksums six or seven, each with a zero or a space behind.
+    """
+    fields = np.empty((3, len(words)), dtype="<u8")  # eight digits each
+    size, checksum = words[:, 16], (words[:, 18] >> 32) | (words[:, 19] << 32)
+    fields[0] = (words[:, 15] & (_FOUR << 32)) | (_ZEROS & _FOUR)
+    fields[1] = (size << 8) | (_ZEROS & 0xFF)
+    seven = (checksum >> 48) & 0xF8 == ord("0")
+    fields[2] = np.where(seven, (checksum << 8) | (_ZEROS & 0xFF), (checksum << 16) | (_ZEROS & 0xFFFF))
+    ended = ((size | checksum) >> 56) & 0xDF == 0
+    right = ((fields & _DIGITS) == _ZEROS).all(axis=0) & ended
+    numbers = _octal(fields)
+    return ((numbers[0] << 21) + numbers[1]).astype(np.int64), numbers[2], right
 
 
 def _octal(words: Words) -> Words:
-    """Return the numbers of eight octal digits (N,), the first of which is the lowest byte."""
+    """Return the numbers of words of eight octal digits, the first of which is the lowest byte."""
     words = words ^ _ZEROS
     words = ((words & _EVEN) << 3) + ((words >> 8) & _EVEN)
     words = ((words & _LOW_HALVES) << 6) + ((words >> 16) & _LOW_HALVES)
@@ -221,15 +223,6 @@ def _tell_time_alone(contents: Bytes, sizes: Int64Array) -> npt.NDArray[np.bool_
     known &= (sizes == tens * 10 + ones) & (sizes >= 10)
     ends = np.clip(sizes - 1, 0, BLOCK - 1)
     return np.asarray(known & (contents[np.arange(len(contents)), ends] == ord("\n")))
-
-
-def _named_sums(words: Words) -> Words:
-    """Return the checksums (N,) that headers name in six or seven octal digits; where there are none, what no sum is."""
-    field = (words[:, 18] >> 32) | (words[:, 19] << 32)
-    seven = (field >> 48) & 0xF8 == ord("0")
-    ended = (field >> 56) & 0xDF == 0  # a zero or a space
-    field = np.where(seven, (field & _SEVEN) << 8 | ord("0"), (field & _SIX) << 16 | ord("0") * 257)
-    return np.where(ended & ((field & _DIGITS) == _ZEROS), _octal(field), _NO_SUM)
 
 
 def _sums(words: Words, ones: Words, same: npt.NDArray[np.bool_]) -> Words:

@@ -57,7 +57,7 @@ class RunReader:
         if not whole:
             self._marks = None
         # What breaks a run may come often: then little is read in vain.
-        self._wanted = min(self._wanted * 8, _MOST) if whole else max(_LEAST, len(files))
+        self._wanted = min(max(self._wanted * 8 if whole else len(files), _LEAST), _MOST)
         return (files, end) if end > offset else None
 
     def _in_bulk(self, offset: int, apart: int) -> Found:
@@ -83,7 +83,8 @@ class RunReader:
             found = self._headers[count : count + len(rows)]
             np.take(blocks, rows, axis=0, out=found, mode="clip")
             np.add(rows * BLOCK, offset, out=places[count : count + len(rows)])
-            contents.append(blocks[rows[found[:, 156] == EXTENDED] + 1])
+            if (extended := found[:, 156] == EXTENDED).any():
+                contents.append(blocks[rows[extended] + 1])
             count += len(rows)
             offset += len(blocks) * BLOCK
         headers = self._headers[:count]
