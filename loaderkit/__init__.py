@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from loaderkit.length_plans import TokenBudget as TokenBudget
     from loaderkit.lengths import measure_lengths as measure_lengths
     from loaderkit.loader import Loader as Loader
+    from loaderkit.mixture import Mixture as Mixture
     from loaderkit.monitor import DataWaitMonitor as DataWaitMonitor
     from loaderkit.order import Order as Order
     from loaderkit.order import Sequential as Sequential
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
     from loaderkit.order import Subset as Subset
     from loaderkit.packing import PackPlan as PackPlan
     from loaderkit.plan import Plan as Plan
-    from loaderkit.sampling import Mixture as Mixture
     from loaderkit.sampling import Weighted as Weighted
     from loaderkit.seeding import derive_seed as derive_seed
     from loaderkit.seeding import sample_rng as sample_rng
@@ -112,7 +112,7 @@ _LAZY = {
     "Loader": "loaderkit.loader",
     "LoaderConfig": "loaderkit.config",
     "LogReader": "loaderkit.stream",
-    "Mixture": "loaderkit.sampling",
+    "Mixture": "loaderkit.mixture",
     "MultimodalCollate": "loaderkit.collate",
     "Normalize": "loaderkit.device_transforms",
     "NpyDataset": "loaderkit.datasets",

@@ -32,6 +32,7 @@ LAYERS = [
     "order",
     "shard_line",
     "shard_order",
+    "mixture",
     "sampling",
     "plan",
     "plan_summary",
