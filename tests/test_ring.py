@@ -19,9 +19,11 @@ from leftovers import found, more, nothing_left
 from torchvision import tv_tensors
 
 import loaderkit as lk
+from loaderkit.engine.ring.engine import RingEngine
 from loaderkit.engine.ring.layout import read, write
 from loaderkit.engine.ring.processes import Processes
 from loaderkit.engine.ring.slots import Slots
+from loaderkit.feed import Feed
 
 RING: dict[str, Any] = {"engine": "ring", "num_workers": 2, "timeout": 60}
 
@@ -303,6 +305,17 @@ class Sizes(Numbers):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.full((int(torch.randint(1, 20_000, ())),), index)
+
+
+@pytest.mark.parametrize("factor", [None, 1, 2, 3, 4, 16])
+def test_workers_have_another_task_when_more_are_handed_out(factor: int | None) -> None:
+    feed = Feed([1, 2], None, 0)
+    for workers in (1, 2, 3, 8):
+        engine = RingEngine(feed, num_workers=workers, prefetch_factor=factor)
+        assert engine.prefetch == workers * (factor or 8)
+        for size in (0, 1 << 10, 1 << 22, 1 << 30):
+            engine.fit(size)
+            assert min(2 * workers, engine.prefetch - 1) <= engine.low < engine.prefetch <= workers * (factor or 8)
 
 
 class Touching:

@@ -14,10 +14,8 @@ from torch import Tensor
 
 import loaderkit as lk
 from loaderkit.engine.ring.layout import read, write
-from loaderkit.engine.ring.messages import pack_key, unpack_key
 from loaderkit.engine.ring.outline import take_apart
 from loaderkit.engine.ring.slots import Slots
-from loaderkit.plan import BatchKey
 
 KINDS = [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.complex64]
 
@@ -173,17 +171,6 @@ def test_a_batch_is_gone_when_it_is_written(slots: Slots, name: str) -> None:
         assert tensor() is None
     finally:
         gc.enable()
-
-
-@pytest.mark.parametrize("rows", [None, [0, 2, 3]])
-def test_a_key_comes_back(rows: Any) -> None:
-    bounds = None if rows is None else np.array(rows)
-    key = BatchKey(epoch=3, positions=np.arange(10, 4, -2), indices=np.array([5, 0, 2]), rows=bounds)
-    found = unpack_key(pack_key(key))
-    assert found.epoch == 3
-    assert np.array_equal(found.positions, [10, 8, 6])
-    assert np.array_equal(found.indices, [5, 0, 2])
-    assert found.rows is None if rows is None else np.array_equal(found.rows, rows)
 
 
 class Asking:

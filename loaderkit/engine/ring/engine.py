@@ -55,6 +55,8 @@ class RingEngine:
         self.dealing = "in turn, so that each keeps to its shards" if in_turn else "to whoever is free"
         self.prefetch = num_workers * (prefetch_factor or _AHEAD)
         self._least, self._most = self.prefetch if prefetch_factor else 2 * num_workers, self.prefetch
+        self._size = -1  # of the batch that came last
+        self.fit(0)
         self._persistent, self._context = persistent_workers, multiprocessing_context
         self._init, self._timeout_s = worker_init_fn, timeout or None
         self._team: Team | None = None
@@ -91,6 +93,15 @@ class RingEngine:
         self._run = weakref.ref(run)
         run.start()
         return run
+
+    def fit(self, size: int) -> None:
+        """Decide how many batches of a size are made ahead."""
+        self._size = size
+        self.prefetch = max(self._least, min(self._most, _AHEAD_BYTES // max(1, size)))
+        # Tasks are handed out several at a time, as waking a worker may take longer than a task; not so many that a worker
+        # finds none when it has done its own.
+        several = min(max(2, self.prefetch // 4), self.prefetch - 2 * self.num_workers)
+        self.low = self.prefetch - max(1, several)
 
     def close(self) -> None:
         """Stop the workers."""
@@ -150,12 +161,10 @@ class _Run:
     def _submit(self) -> None:
         """Have as many tasks under way as there are places for."""
         engine, team = self._engine, self._team
-        prefetch = engine.prefetch
-        # Several at a time: waking a worker takes longer than a task.
-        if self._submitted - self._next > prefetch - (prefetch // 4 or 1):
+        if self._submitted - self._next > engine.low:
             return
         self._short = False
-        while self._submitted - self._next < prefetch and not self._all_out:
+        while self._submitted - self._next < engine.prefetch and not self._all_out:
             key = self._pending = self._pending or next(self._keys, None)
             if key is None:
                 self._all_out = True
@@ -209,8 +218,8 @@ class _Run:
         engine, team = self._engine, self._team
         del self._waiting[self._next]
         self._next += 1
-        if engine._least < engine._most:
-            engine.prefetch = max(engine._least, min(engine._most, _AHEAD_BYTES // max(1, answer.size)))
+        if answer.size != engine._size:
+            engine.fit(answer.size)
         under_way = self._submitted - self._next
         held = team.slots.count - len(team.free) - under_way - 1
         batch, pinned = team.open(answer, copied=held >= _HELD)
