@@ -5,9 +5,11 @@ import random
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from loaderkit.datasets import ShardError, tarruns, tarwalk
+from loaderkit.datasets.tarheaders import find_run
 from loaderkit.datasets.tarwalk import walk
 
 KINDS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -117,6 +119,40 @@ def test_what_else_an_extended_header_says_is_not_passed_over(tmp_path: Path) ->
                 number, b"00200.cls"
             )
             assert found_by_walk(path) == found_by_tarfile(path)
+
+
+@pytest.mark.parametrize(
+    ("size", "checksum", "quick"),
+    [
+        ("%011o\0", "%06o\0 ", True),
+        ("%011o ", "%06o \0", True),
+        ("%011o\0", "%07o\0", True),
+        ("%011o\0", "%07o ", True),
+        ("%012o", "%06o\0 ", False),
+        ("%11o\0", "%06o\0 ", False),
+        ("%011o\0", "%08o", False),
+        ("%011o\0", "%6o\0 ", False),
+    ],
+)
+def test_numbers_are_read_in_each_way_of_writing_them(size: str, checksum: str, quick: bool, tmp_path: Path) -> None:
+    """The usual ways many at once, the others one by one."""
+    content = bytearray(archive(random.Random(0), tarfile.USTAR_FORMAT, 300, b"inner" * 300))
+    path = tmp_path / "x.tar"
+    path.write_bytes(content)
+    members = found_by_tarfile(path)
+    assert len(members) > 250
+    for _, place, found in members:
+        header = bytearray(content[place - 512 : place])
+        header[124:136] = (size % found).encode()
+        header[148:156] = b" " * 8
+        header[148:156] = (checksum % sum(header)).encode()
+        content[place - 512 : place] = header
+    path.write_bytes(content)
+    assert found_by_tarfile(path) == found_by_walk(path) == members
+    rows = np.frombuffer(b"".join(content[place - 512 : place] for _, place, _ in members), dtype=np.uint8)
+    nothing, at = np.empty((0, 512), dtype=np.uint8), np.zeros(1, dtype=np.int64)
+    for row in rows.reshape(-1, 1, 512):
+        assert len(find_run(row, nothing, at)[0]) == quick
 
 
 @pytest.mark.parametrize("field", [b"-0000001000", b"-0000002000", b"0000000_010", b"+0000000010", b"99999999999"])
