@@ -6,8 +6,6 @@ from itertools import accumulate, groupby, pairwise
 from operator import add, sub
 from typing import Any, BinaryIO
 
-import numpy as np
-
 from loaderkit.datasets.index import ShardError, ShardIndex
 from loaderkit.datasets.lines import GAP, LineFile
 from loaderkit.datasets.tartable import TarTable
@@ -55,7 +53,7 @@ class OpenTar:
         self._table = TarTable.unpack(index.offsets)
         self._names, self._each = _regular(self._table)
         self._members = self._table.members.reshape(-1).data
-        self._key_ends = np.concatenate([[0], self._table.ends[:, 1]]).data
+        self._ends = self._table.ends.reshape(-1).data
 
     def close(self) -> None:
         """Close the file."""
@@ -77,8 +75,9 @@ class OpenTar:
         content, begins = self._file.read_together(first, list(map(add, places[-1], sizes[-1])))
         shifts = list(map(sub, begins, first))
         starts = [begins, *(list(map(add, part, shifts)) for part in places[1:])]
-        ends, text = self._key_ends, self._table.keys
-        keys = [str(text[ends[row] : ends[row + 1]], "utf-8", "surrogateescape") for row in rows]
+        ends, text = self._ends, self._table.keys
+        spans = [(ends[2 * row - 1] if row else 0, ends[2 * row + 1]) for row in rows]
+        keys = [str(text[start:end], "utf-8", "surrogateescape") for start, end in spans]
         return [Block(self.shard, self._names, keys, places, starts, sizes, content)]
 
     def _read_any(self, rows: list[int]) -> Iterator[Block]:
