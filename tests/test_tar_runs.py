@@ -41,7 +41,8 @@ def found_by_tarfile(path: Path) -> list[tuple[bytes, int, int]]:
 
 def found_by_walk(path: Path) -> list[tuple[bytes, int, int]]:
     with path.open("rb") as file:
-        return [found for chunk in walk(file, path.stat().st_size, str(path)) for found in chunk]
+        chunks = list(walk(file, path.stat().st_size, str(path)))  # all are kept, as for grouping
+    return [found for chunk in chunks for found in chunk]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -219,6 +220,24 @@ def test_more_headers_than_were_looked_for_are_taken_too(tmp_path: Path, monkeyp
     assert len(found) == 30 + 64 + 30 + 130
     assert found == found_by_tarfile(path)
     assert max(counts) > 64
+
+
+def test_a_large_file_alone_among_small_ones_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read later goes to the same memory."""
+    monkeypatch.setattr(tarwalk, "_FEW", 4)
+    monkeypatch.setattr(tarruns, "_LEAST", 4)
+    monkeypatch.setattr(tarruns, "_MOST", 16)
+    runs = []
+    find = tarruns.find_run
+    monkeypatch.setattr(tarruns, "find_run", lambda *found: runs.append(find(*found)) or runs[-1])
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as writer:
+        for number in range(1000):
+            member = tarfile.TarInfo(f"{number:05d}.bin")
+            member.size = 300_000 if number % 37 == 36 else 1
+            writer.addfile(member, io.BytesIO(bytes(member.size)))
+    assert found_by_walk(path) == found_by_tarfile(path)
+    assert sum(len(files) == 1 for files, _ in runs) > 5  # else the law above is about nothing
 
 
 def pictures(path: Path, odd: dict[int, int], time: float, kind: int) -> None:

@@ -165,8 +165,8 @@ def _width(used: Bytes) -> int:
 
 
 def _trimmed(names: Bytes) -> Bytes:
-    """Return names (N, W), W as long as the longest, with zeros behind each."""
-    names = np.ascontiguousarray(names)
+    """Return a copy of names (N, W), W as long as the longest, with zeros behind each."""
+    names = names.copy()  # always: they lie in memory that is read into again
     if names.all():
         return names
     past = np.logical_or.accumulate(names == 0, axis=1)
