@@ -159,6 +159,21 @@ def test_spans_are_those_of_the_file(gap: int, run: int, real: bool, tmp_path: P
     file.close()
 
 
+def test_a_read_that_comes_in_pieces_is_put_together(tmp_path: Path, monkeypatch: Any) -> None:
+    """As one of more than 2 GiB does."""
+    folder = write(tmp_path / "x", [plain])
+    wanted = list(lk.Loader(BySample(folder), 5))
+    read, pieces = os.preadv, []
+
+    def little(number: int, buffers: Sequence[memoryview], at: int) -> int:
+        pieces.append(at)
+        return read(number, [buffers[0][:1000]], at)
+
+    monkeypatch.setattr(os, "preadv", little)
+    assert equal(list(lk.Loader(lk.TarDataset(folder), 5)), wanted)
+    assert len(pieces) > 12
+
+
 def table_of(samples: Sequence[Sequence[tuple[int, int, int]]]) -> TarTable:
     ends = list(itertools.accumulate(map(len, samples)))
     return TarTable(

@@ -86,8 +86,14 @@ class LineFile:
     def _read_into(self, content: memoryview, start: int) -> None:
         if self._number is None:
             content[:] = self._read(start, start + len(content))
-        elif os.preadv(self._number, (content,), start) < len(content):
-            raise self._cut(start + len(content))
+            return
+        stop = start + len(content)
+        read = os.preadv(self._number, (content,), start)
+        while 0 < read < len(content):  # Linux reads 2 GiB at a time at most
+            content, start = content[read:], start + read
+            read = os.preadv(self._number, (content,), start)
+        if read < len(content):
+            raise self._cut(stop)
 
     def _cut(self, stop: int) -> ShardError:
         return ShardError(
