@@ -198,7 +198,7 @@ def table_of(samples: Sequence[Sequence[tuple[int, int, int]]]) -> TarTable:
     ],
 )
 def test_a_shard_is_regular_where_all_its_samples_have_the_same_files(samples: Any, wanted: Any) -> None:
-    index = ShardIndex(kind="tar-1", count=len(samples), size_bytes=0, changed_ns=0, offsets=table_of(samples).pack())
+    index = ShardIndex(kind="tar-2", count=len(samples), size_bytes=0, changed_ns=0, offsets=table_of(samples).pack())
     shard = taropen.OpenTar("x", io.BytesIO(), index)
     assert (shard._names, shard._each) == wanted
 

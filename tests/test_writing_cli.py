@@ -193,7 +193,7 @@ def other_index(out: Path) -> None:
 
     from loaderkit.datasets.index import load_index, save_index
 
-    first, second = (load_index(str(out / f"shard-00000{number}.tar"), "tar-1", None) for number in (0, 1))
+    first, second = (load_index(str(out / f"shard-00000{number}.tar"), "tar-2", None) for number in (0, 1))
     assert first is not None
     assert second is not None
     save_index(str(out / "shard-000001.tar"), dataclasses.replace(second, offsets=first.offsets), None)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from loaderkit.datasets.base import MapStyle, read_many, reads_batches, reads_many
+from loaderkit.datasets.base import MapStyle, draws_nothing, read_many, reads_batches, reads_columns, reads_many
 from loaderkit.order import digest
 from loaderkit.seeding import Int64Array, part_of_batch, per_sample
 
@@ -55,6 +55,11 @@ class ConcatDataset:
             return np.concatenate([dataset.shard_sizes for dataset in self.datasets])  # type: ignore[attr-defined]
         raise AttributeError(name)
 
+    @property
+    def draws_nothing(self) -> bool:
+        """Whether reading samples surely draws no random numbers."""
+        return all(map(draws_nothing, self.datasets))
+
     def fingerprint(self) -> str:
         return "concat(" + ", ".join(map(_fingerprint, self.datasets)) + ")"
 
@@ -92,6 +97,11 @@ class ZipDataset:
             with part_of_batch(number):
                 columns.append(read_many(dataset, indices))
         return [self._join(list(parts)) for parts in zip(*columns, strict=True)]
+
+    @property
+    def draws_nothing(self) -> bool:
+        """Whether reading samples surely draws no random numbers."""
+        return all(map(draws_nothing, self.datasets))
 
     def __getattr__(self, name: str) -> Any:
         # A batch at once is possible only where every part can do it.
@@ -133,10 +143,17 @@ class SubsetDataset:
             return read_many(self.dataset, wanted)
         return per_sample(self.dataset.__getitem__, wanted)
 
+    @property
+    def draws_nothing(self) -> bool:
+        """Whether reading samples surely draws no random numbers."""
+        return draws_nothing(self.dataset)
+
     def __getattr__(self, name: str) -> Any:
         dataset: Any = self.__dict__.get("dataset")
         if name == "read_batch" and reads_batches(dataset):
             return lambda indices: dataset.read_batch(np.take(self.indices, indices))
+        if name == "read_columns" and reads_columns(dataset):
+            return lambda indices: dataset.read_columns(self.indices[indices].tolist())
         raise AttributeError(name)
 
     def fingerprint(self) -> str:

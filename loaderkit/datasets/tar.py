@@ -64,7 +64,7 @@ class TarDataset(ShardedDataset):
             layout; when read, if a file can't be decoded or the shard has changed.
     """
 
-    kind = "tar-1"
+    kind = "tar-2"
     suffixes: ClassVar[tuple[str, ...]] = (".tar",)
 
     def __init__(
