@@ -147,6 +147,8 @@ LEAVES: dict[str, Any] = {
 }
 
 
+# torch 2.11 warns of it even where the checks are declined by name.
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
 def test_every_kind_of_leaf_arrives_as_it_was_and_by_its_own_size() -> None:
     slots = Slots(2, 1)
     for name, leaf in LEAVES.items():
