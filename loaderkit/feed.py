@@ -42,9 +42,8 @@ class Feed:
     bad_samples: BadSamples = RAISE
     order: Order | None = None
     lengths: Int64Array | None = None
-    _read_batch: Callable[[Int64Array], Any] | None = field(
-        init=False, default=None
-    )  # the dataset's own, if it is of use
+    # The dataset's own, if it is of use.
+    _read_batch: Callable[[Int64Array], Any] | None = field(init=False, default=None)
     _columns: bool = field(init=False, default=False)  # whether its samples come as columns, while it draws nothing
 
     def __post_init__(self) -> None:

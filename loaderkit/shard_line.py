@@ -44,9 +44,8 @@ class ShardLine:
         self._state = self._bits.state
         self.most = max(1, _ENTRIES // width)  # windows in one call
         self._table = np.empty((min(room, self.most), width), dtype=np.int64)  # the indices in windows
-        self._rows: OrderedDict[int, int] = (
-            OrderedDict()
-        )  # of the table, by window; the one to be given up next comes first
+        # Of the table, by window; the one to be given up next comes first.
+        self._rows: OrderedDict[int, int] = OrderedDict()
 
     @property
     def size_bytes(self) -> int:
