@@ -1,9 +1,16 @@
 """What all tests share."""
 
 import gc
+import signal
 
 import pytest
 import torch
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C end what tests start, also where a shell started all of this in the background, to ignore it."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
