@@ -45,12 +45,14 @@ class Feed:
     # The dataset's own, if it is of use.
     _read_batch: Callable[[Int64Array], Any] | None = field(init=False, default=None)
     _columns: bool = field(init=False, default=False)  # whether its samples come as columns, while it draws nothing
+    _many: bool = field(init=False, default=False)  # whether it reads several samples at a time
 
     def __post_init__(self) -> None:
         takes_whole = self.collate_fn is None or callable(getattr(self.collate_fn, "collate_batch", None))
         whole = takes_whole and self.batched and reads_batches(self.dataset)
         object.__setattr__(self, "_read_batch", self.dataset.read_batch if whole else None)
         object.__setattr__(self, "_columns", reads_columns(self.dataset))
+        object.__setattr__(self, "_many", reads_many(self.dataset))
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_read_batch": None}  # it may be a function that does not pickle
@@ -105,7 +107,7 @@ class Feed:
         try:
             if failed is not None:
                 samples, repair = self._mend_many(key, seeds, failed)
-            elif seeds is None or reads_many(self.dataset):
+            elif seeds is None or self._many:
                 samples, repair = self._read_many(key, seeds)
             else:
                 samples, repair = self._read_each(key, seeds)
