@@ -158,8 +158,7 @@ def spread(joined: Tensor, there: Tensor, value: float) -> Tensor:
 
 def valid(lengths: Array, steps: int, side: Side) -> Tensor:
     """Return where the data is in a padded batch (B, `steps`), bool, of `lengths` (B,)."""
-    rows = _windows(steps, side, _BOOL)[lengths]
-    return _to_send(rows)
+    return _to_send(_windows(steps, side, _BOOL)[lengths])
 
 
 def _to_send(array: Array) -> Tensor:

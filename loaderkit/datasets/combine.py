@@ -153,7 +153,7 @@ class SubsetDataset:
         if name == "read_batch" and reads_batches(dataset):
             return lambda indices: dataset.read_batch(np.take(self.indices, indices))
         if name == "read_columns" and reads_columns(dataset):
-            return lambda indices: dataset.read_columns(self.indices[indices].tolist())
+            return lambda indices: dataset.read_columns(np.take(self.indices, indices).tolist())
         raise AttributeError(name)
 
     def fingerprint(self) -> str:

@@ -17,9 +17,8 @@ Leaf = tuple[int, str | int, torch.dtype | None, tuple[int, ...], tuple[int, ...
 class Leaves(NamedTuple):
     """The leaves of a batch, as they are read."""
 
-    unusual: tuple[
-        Leaf, ...
-    ]  # all of them if one is; else they are contiguous tensors of numpy's dtypes with elements:
+    # All of them if one is; else they are contiguous tensors of numpy's dtypes with elements, told by the rest.
+    unusual: tuple[Leaf, ...]
     starts: tuple[int, ...]
     numbers: tuple[np.dtype[Any], ...]
     shapes: tuple[tuple[int, ...], ...]
