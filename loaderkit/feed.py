@@ -13,6 +13,7 @@ from loaderkit.bad_samples import RAISE, BadSamples
 from loaderkit.collate.stack import CollateError, stack, stack_columns
 from loaderkit.datasets.base import draws_nothing, reads_batches, reads_columns, reads_many
 from loaderkit.order import Order
+from loaderkit.overrides import passes_over
 from loaderkit.plan import BatchKey
 from loaderkit.seeding import Int64Array, SampleSeeds, hash_positions
 
@@ -27,7 +28,7 @@ class Feed:
     Args:
         dataset: Anything with `__getitem__`, or better `__getitems__` or `read_batch`.
         collate_fn: From a list of samples to a batch; None stacks them. One that has `collate_batch(batch)`, which makes the
-            same of what `read_batch` returns and draws nothing, is given that.
+            same of what `read_batch` returns and draws nothing, is given that; see `takes_batches`.
         seed: The loader's.
         batched: False hands on single samples, not collated.
         bad_samples: What is done where a read fails.
@@ -48,7 +49,7 @@ class Feed:
     _many: bool = field(init=False, default=False)  # whether it reads several samples at a time
 
     def __post_init__(self) -> None:
-        takes_whole = self.collate_fn is None or callable(getattr(self.collate_fn, "collate_batch", None))
+        takes_whole = self.collate_fn is None or takes_batches(self.collate_fn)
         whole = takes_whole and self.batched and reads_batches(self.dataset)
         object.__setattr__(self, "_read_batch", self.dataset.read_batch if whole else None)
         object.__setattr__(self, "_columns", reads_columns(self.dataset))
@@ -207,6 +208,15 @@ class Feed:
         except Exception as error:
             error.add_note(f"loaderkit: raised while collating samples {_shorten(indices)}.")
             raise
+
+
+def takes_batches(collate_fn: Any) -> bool:
+    """Say whether `collate_fn.collate_batch(batch)` makes of what a dataset's `read_batch` returns what it makes of the samples.
+
+    A class that collates in a way of its own, by `__call__`, inherits none.
+    """
+    hidden = passes_over(collate_fn, "collate_batch", frozenset({"__call__"}))
+    return not hidden and callable(getattr(collate_fn, "collate_batch", None))
 
 
 def _note(error: Exception, key: BatchKey, row: int | None) -> None:

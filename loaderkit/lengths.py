@@ -14,8 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from loaderkit.cursor import fingerprint
-from loaderkit.datasets.base import MapStyle
-from loaderkit.datasets.combine import ConcatDataset, SubsetDataset
+from loaderkit.datasets.base import MapStyle, knows_lengths
 from loaderkit.datasets.progress import with_progress
 from loaderkit.datasets.urls import write_atomically
 from loaderkit.feed import Feed
@@ -58,9 +57,8 @@ def measure_lengths(
         ValueError: If a sample has no length, or the cache is a file of something else.
         RuntimeError: If a sample can't be read; the message names it.
     """
-    known = _known(dataset) if length is None else None
-    if known is not None:
-        return known
+    if length is None and knows_lengths(dataset):
+        return np.asarray(dataset.lengths(), dtype=np.int64)  # type: ignore[attr-defined]
     measure = functools.partial(_measure, Feed(dataset, LengthOf(length), seed=0))
     if cache is None:
         return _read_all(measure, len(dataset), num_workers, multiprocessing_context)
@@ -126,20 +124,6 @@ class LengthOf:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _known(dataset: Any) -> Int64Array | None:
-    """Return lengths that a dataset knows without reading samples."""
-    if isinstance(dataset, SubsetDataset):
-        inner = _known(dataset.dataset)
-        return None if inner is None else inner[dataset.indices]
-    if isinstance(dataset, ConcatDataset):
-        parts = [_known(part) for part in dataset.datasets]
-        return None if any(part is None for part in parts) else np.concatenate(parts)  # type: ignore[arg-type]
-    own = getattr(dataset, "lengths", None)
-    if not callable(own) or getattr(dataset, "transform", None) is not None:
-        return None
-    return np.asarray(own(), dtype=np.int64)
 
 
 def _describe(dataset: MapStyle, length: Length | None) -> dict[str, str]:

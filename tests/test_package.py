@@ -19,6 +19,7 @@ from loaderkit.plan import BatchPlan
 
 ROOT = Path(lk.__file__).parent
 LAYERS = [
+    "overrides",
     "cursor",
     "seeding",
     "world",

@@ -34,8 +34,6 @@ class ArrayDataset:
     def __init__(self, columns: Columns, *, transform: Callable[[Any], Any] | None = None) -> None:
         self._columns = _prepare(columns)
         self.transform = transform
-        if transform is not None:
-            self.read_batch = None  # type: ignore[assignment, method-assign]  # the feed looks for it
         lengths = _lengths(self._columns, "")
         if not lengths:
             raise ValueError("ArrayDataset: no columns found, wanted at least one tensor, array or sequence.")

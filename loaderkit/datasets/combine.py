@@ -6,7 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from loaderkit.datasets.base import MapStyle, draws_nothing, read_many, reads_batches, reads_columns, reads_many
+from loaderkit.datasets.base import (
+    MapStyle,
+    draws_nothing,
+    knows_lengths,
+    read_many,
+    reads_batches,
+    reads_columns,
+    reads_many,
+)
 from loaderkit.order import digest
 from loaderkit.seeding import Int64Array, part_of_batch, per_sample
 
@@ -50,9 +58,12 @@ class ConcatDataset:
         return samples
 
     def __getattr__(self, name: str) -> Any:
-        # Shards of several datasets are shards of one, where all have them.
-        if name == "shard_sizes" and "datasets" in self.__dict__:
-            return np.concatenate([dataset.shard_sizes for dataset in self.datasets])  # type: ignore[attr-defined]
+        # Shards of several datasets are shards of one, where all have them; lengths, too.
+        parts: list[Any] = self.__dict__.get("datasets", [])
+        if name == "shard_sizes" and parts:
+            return np.concatenate([dataset.shard_sizes for dataset in parts])
+        if name == "lengths" and parts and all(map(knows_lengths, parts)):
+            return lambda: np.concatenate([dataset.lengths() for dataset in parts])
         raise AttributeError(name)
 
     @property
@@ -154,6 +165,8 @@ class SubsetDataset:
             return lambda indices: dataset.read_batch(np.take(self.indices, indices))
         if name == "read_columns" and reads_columns(dataset):
             return lambda indices: dataset.read_columns(np.take(self.indices, indices).tolist())
+        if name == "lengths" and knows_lengths(dataset):
+            return lambda: dataset.lengths()[self.indices]
         raise AttributeError(name)
 
     def fingerprint(self) -> str:

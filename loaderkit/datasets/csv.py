@@ -16,6 +16,7 @@ from loaderkit.datasets.urls import Urls
 from loaderkit.seeding import Int64Array
 
 _BLOCK = 1 << 24
+_PARSERS = (int, float, complex, bool, str)  # which surely draw no random numbers
 
 
 class CsvDataset(ShardedDataset):
@@ -70,6 +71,10 @@ class CsvDataset(ShardedDataset):
         self.types = dict(types or {})
         if unknown := sorted(set(self.types) - set(self.columns)):
             raise ValueError(f"CsvDataset: types are given for {unknown}, the columns are {self.columns}.")
+
+    @property
+    def draws_nothing(self) -> bool:
+        return self.transform is None and all(parser in _PARSERS for parser in self.types.values())
 
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
         quoted = False

@@ -57,8 +57,6 @@ class DocumentDataset(ShardedDataset):
             raise ValueError(f"DocumentDataset: dtype is {self.dtype}, wanted integers such as uint16.")
         self._tokens: dict[str, int] = {}
         super().__init__(urls, transform=transform, max_open=max_open, storage=storage)
-        if transform is not None:
-            self.read_batch = None  # type: ignore[assignment, method-assign]  # the feed looks for it
 
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
         ends, self._tokens[shard] = self._map_ends(shard), self._count_tokens(shard)

@@ -22,8 +22,7 @@ Layout = tuple[np.dtype[Any], tuple[int, ...]]  # of a row: dtype, shape
 class MappedDataset(ShardedDataset):
     """Shards whose rows are gathered, by `gather`, from what `open` maps.
 
-    `read_batch` is there where all rows have one layout and nothing
-    transforms them. Mappings need no open file: many may be kept.
+    `read_batch` is there where all rows have one layout. Mappings need no open file: many may be kept.
     """
 
     keeps_index: ClassVar[bool] = False
@@ -51,7 +50,7 @@ class MappedDataset(ShardedDataset):
     def __getattr__(self, name: str) -> Any:
         # Only where a batch at once is what the samples would make.
         ready = name == "read_batch" and "_owner" in self.__dict__
-        if ready and self.transform is None and self.row_layout is not None:
+        if ready and self.row_layout is not None:
             return self._read_batch
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 

@@ -70,7 +70,7 @@ class ParquetDataset(ShardedDataset):
         self._layouts = {name: layout_of(first.type_of(name)) for name in self.columns if name in first.columns}
         first.close()
         kinds = {layout.kind if layout else "" for layout in self._layouts.values()}
-        if transform is not None or "" in kinds or ("lists" in kinds and not ragged):
+        if "" in kinds or ("lists" in kinds and not ragged):
             self.read_batch = None  # type: ignore[assignment, method-assign]  # the feed looks for it
 
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:

@@ -132,13 +132,16 @@ class TokenDataset(MappedDataset):
         return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))
 
     def read(self, handle: _Tokens, rows: Int64Array, index: ShardIndex) -> list[Any]:
-        full = rows * self.stride < len(handle.windows)
-        if full.all():
-            return list(self.gather(handle, rows))
-        starts = (rows * self.stride).tolist()
-        short = {start: handle.flat[start:] for start, whole in zip(starts, full.tolist(), strict=True) if not whole}
-        native = handle.flat.dtype.newbyteorder("=")
-        return [short.get(start, handle.flat[start : start + self.length]).astype(native) for start in starts]
+        starts = rows * self.stride
+        full = starts < len(handle.windows)
+        windows = list(self.gather(handle, rows[full]))
+        if len(windows) == len(rows):
+            return windows
+        native, whole = handle.flat.dtype.newbyteorder("="), iter(windows)
+        return [
+            next(whole) if is_full else handle.flat[start:].astype(native)
+            for start, is_full in zip(starts.tolist(), full.tolist(), strict=True)
+        ]
 
     def fingerprint(self) -> str:
         """Name the files, and how they are cut into windows."""

@@ -13,6 +13,7 @@ import torch
 from loaderkit.cli.bench.subject import Setting, Subject
 from loaderkit.collate.stack import stack
 from loaderkit.datasets.base import reads_batches, reads_many
+from loaderkit.feed import takes_batches
 from loaderkit.loader import Loader
 from loaderkit.transfer import pin, to_device
 
@@ -93,9 +94,8 @@ class TimedCollate:
 
     def __init__(self, collate: Callable[..., Any]) -> None:
         self._collate, self.seconds = collate, 0.0
-        whole = getattr(collate, "collate_batch", None)
-        if callable(whole):
-            self.collate_batch = lambda *given: self._call(whole, *given)
+        if takes_batches(collate):
+            self.collate_batch = lambda *given: self._call(collate.collate_batch, *given)  # type: ignore[attr-defined]
 
     def __call__(self, samples: Any) -> Any:
         return self._call(self._collate, samples)
