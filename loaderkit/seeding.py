@@ -37,9 +37,9 @@ def derive_seed(*keys: int | str) -> int:
     """Hash keys to a seed in [0, 2**63), the same on every machine and in every version.
 
     Args:
-        keys: Any integers and strings; their order and their types count.
+        keys: Any integers and strings; their order and their types count, but numpy's integers are as Python's.
     """
-    text = "\x1f".join(f"{type(key).__name__[0]}{key}" for key in keys)
+    text = "\x1f".join(f"{'i' if isinstance(key, np.integer) else type(key).__name__[0]}{key}" for key in keys)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 

@@ -58,6 +58,14 @@ def test_workers_do_not_change_a_batch(batch_size: int | None, workers: int, per
         assert equal(found, alone)
 
 
+@pytest.mark.parametrize("seed", [-(2**70), 2**64])
+def test_any_integer_is_a_seed_with_workers_too(seed: int) -> None:
+    """Also those that torch's generators don't take."""
+    alone = list(make_loader(10, 3, seed=seed))
+    assert len(alone) == 4
+    assert equal(list(make_loader(10, 3, 1, seed=seed, multiprocessing_context="fork")), alone)
+
+
 def test_the_torch_engine_without_workers_gives_the_same() -> None:
     alone = epochs(make_loader(12, 5))
     assert equal(epochs(make_loader(12, 5, engine="torch")), alone)

@@ -29,6 +29,15 @@ def test_seeds_tell_keys_apart() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
+def test_numpys_integers_are_seeds_as_pythons_are() -> None:
+    """Both look the same in an order's key, so they have to make the same order."""
+    assert lk.derive_seed("sample", np.uint32(7), np.int64(1)) == lk.derive_seed("sample", 7, 1)
+    assert lk.Shuffled(50, seed=np.uint32(7)).key(0) == lk.Shuffled(50, seed=7).key(0)
+    assert np.array_equal(
+        lk.Shuffled(50, seed=np.uint32(7)).indices(0, 0, 50), lk.Shuffled(50, seed=7).indices(0, 0, 50)
+    )
+
+
 def test_golden_seeds() -> None:
     """Augmentations of old checkpoints depend on these numbers."""
     assert lk.derive_seed("sample", 0, 1) == GOLDEN_SEED

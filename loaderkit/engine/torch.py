@@ -15,6 +15,7 @@ import torch.utils.data as torch_data
 from loaderkit.engine.message import dump
 from loaderkit.feed import Feed
 from loaderkit.plan import BatchKey
+from loaderkit.seeding import derive_seed
 from loaderkit.threads import limit_threads
 from loaderkit.transfer import pin
 
@@ -132,7 +133,7 @@ class TorchEngine:
     def run(self, keys: Iterable[BatchKey]) -> Iterator[Any]:
         if self._loader is None:
             # With a generator of its own the DataLoader leaves the global one alone.
-            generator = torch.Generator().manual_seed(self._feed.seed)
+            generator = torch.Generator().manual_seed(derive_seed("torch", self._feed.seed))
             dataset: Any = self._feed
             self._loader = torch_data.DataLoader(
                 dataset, batch_sampler=self._keys, collate_fn=Hidden, generator=generator, **self._settings

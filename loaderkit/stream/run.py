@@ -19,7 +19,7 @@ from loaderkit.bad_samples import Reported
 from loaderkit.collate.stack import stack
 from loaderkit.config import LoaderConfig
 from loaderkit.engine.torch import Batches, Hidden, StartWorker
-from loaderkit.seeding import SampleSeeds
+from loaderkit.seeding import SampleSeeds, derive_seed
 from loaderkit.stream.dataset import StreamDataset
 from loaderkit.stream.lane import Lane, Place
 from loaderkit.stream.skipping import SkippingLane
@@ -142,7 +142,7 @@ def run_lanes(run: Run, config: LoaderConfig, seed: int, num_workers: int) -> It
 
 def _from_workers(run: Any, config: LoaderConfig, seed: int, num_workers: int, pinned: bool) -> Iterator[Item | None]:
     # With a generator of its own the DataLoader leaves the global one alone.
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(derive_seed("torch", seed))
     return Batches(
         iter(
             torch_data.DataLoader(
