@@ -40,6 +40,7 @@ SCRIPTS = (
     Script("startup", 2.5),
     Script("memory", 3),
     Script("peers/peers_throughput", 6, ("--rounds", "3", "--seconds", "0.5", "--minutes", "5", "--skip", "costs")),
+    Script("tar", 2),
     Script("order", 1.5),
     Script("resume", 1.5),
     Script("shard_order", 1),

@@ -1,14 +1,16 @@
-"""Small JPEGs in tar shards: what a loader costs over reading and decoding, which any loader has to do.
+"""Small JPEGs in tar shards, in one thread: what a loader costs over reading and decoding, which any loader has to do.
 
-5,000 crops of scikit-learn's two sample pictures, 96 x 96, ten shards, each with a class; one epoch in the main
-process, in order and shuffled, in batches of 64. The limit is a bare loop over places known beforehand:
-seek, read, decode, stack, with the same decoder. webdataset is given that decoder too; it shuffles
-in a buffer of 1,000 samples, and the shards.
+5,000 crops of scikit-learn's two sample pictures, 96 x 96, ten shards, each with a class; epochs in the main process, in
+order and shuffled, in batches of 64. The limit is a bare loop over places known beforehand:
+seek, read, decode, stack, with the same decoder. Both take turns in one process; times are its CPU time. With the threads that torch
+may use, with workers, and beside other libraries: `peers/peers_throughput.py`.
 """
 
 import io
 import random
+import tarfile
 import tempfile
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -16,12 +18,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import webdataset
-from harness import DATA, LIMIT, OURS, Row, drain, interleave, parse_options, ratio, report, spread
+from harness import LIMIT, OURS, Row, drain, interleave, parse_options, ratio, report, spread
 from PIL import Image
 from sklearn.datasets import load_sample_images
 from torch import Tensor
-from torch.utils.data import default_collate
 
 import loaderkit as lk
 from loaderkit.datasets.pictures import decode_picture
@@ -30,8 +30,8 @@ from loaderkit.datasets.tarwalk import walk
 
 BATCH = 64
 SHARDS = 10
-BARE, OURS_NAME, PEER = "bare loop (the limit)", "lk.Loader(TarDataset)", "webdataset"
-COLOURS = {BARE: LIMIT, OURS_NAME: OURS, PEER: DATA}
+BARE, OURS_NAME = "bare loop (the limit)", "lk.Loader"
+COLOURS = {BARE: LIMIT, OURS_NAME: OURS}
 Place = tuple[int, int, int, int, int]  # shard, and offset and size of class and picture
 
 
@@ -40,13 +40,16 @@ def write_shards(folder: Path, samples: int) -> list[str]:
     draw = random.Random(0)
     names = [str(folder / f"{shard:03d}.tar") for shard in range(SHARDS)]
     for shard, name in enumerate(names):
-        with webdataset.TarWriter(name, encoder=False) as writer:
+        with tarfile.open(name, "w") as archive:
             for number in range(shard, samples, SHARDS):
                 picture = pictures[number % len(pictures)]
                 left, top = draw.randrange(picture.width - 96), draw.randrange(picture.height - 96)
                 file = io.BytesIO()
                 picture.crop((left, top, left + 96, top + 96)).save(file, "JPEG", quality=90)
-                writer.write({"__key__": f"{number:06d}", "cls": str(number % 2).encode(), "jpg": file.getvalue()})
+                for extension, content in (("cls", str(number % 2).encode()), ("jpg", file.getvalue())):
+                    member = tarfile.TarInfo(f"{number:06d}.{extension}")
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
     return names
 
 
@@ -78,32 +81,23 @@ def bare_loop(names: list[str], places: list[Place], shuffle: bool) -> Iterator[
         file.close()
 
 
-def decode(sample: dict[str, Any]) -> tuple[Tensor, int]:
-    return decode_picture(sample["jpg"]), int(sample["cls"])
-
-
-def by_webdataset(names: list[str], shuffle: bool) -> Any:
-    data = webdataset.WebDataset(names, shardshuffle=SHARDS if shuffle else False)
-    data = data.shuffle(1000) if shuffle else data
-    return data.map(decode).batched(BATCH, collation_fn=default_collate)
-
-
 def main() -> None:
     options = parse_options(__doc__)
+    torch.set_num_threads(1)
     samples = 500 if options.quick else 5_000
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         names = write_shards(Path(folder), samples)
         places = find_places(names)
         data = lk.TarDataset(names)
+        check(bare_loop(names, places, shuffle=False), lk.Loader(data, BATCH))
         for order in ("in order", "shuffled"):
             shuffle = order == "shuffled"
             contenders = {
-                BARE: partial(run, partial(bare_loop, names, places, shuffle)),
+                BARE: partial(run, names, places, shuffle),
                 OURS_NAME: partial(drain, lk.Loader(data, BATCH, shuffle=shuffle)),
-                PEER: partial(run, partial(by_webdataset, names, shuffle)),
             }
-            found = interleave(contenders, rounds=3 if options.quick else 15)
+            found = interleave(contenders, rounds=3 if options.quick else 30, clock=time.process_time, label=order)
             for name, taken in found.items():
                 low, middle, high = spread(taken.values())
                 rows.append(
@@ -121,8 +115,14 @@ def main() -> None:
     report("tar", rows, options, lambda figure: plot(figure, rows, samples))
 
 
-def run(make: Any) -> None:
-    drain(make())
+def check(bare: Iterator[tuple[Tensor, Tensor]], ours: Any) -> None:
+    for (pictures, labels), batch in zip(bare, ours, strict=True):
+        if not (torch.equal(pictures, batch["jpg"]) and torch.equal(labels, torch.as_tensor(batch["cls"]))):
+            raise RuntimeError("tar: the contenders make different batches.")
+
+
+def run(names: list[str], places: list[Place], shuffle: bool) -> None:
+    drain(bare_loop(names, places, shuffle))
 
 
 def plot(figure: Any, rows: list[Row], samples: int) -> None:

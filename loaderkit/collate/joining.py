@@ -36,23 +36,18 @@ def join(pieces: Pieces) -> Ragged:
 
 def join_values(pieces: Pieces, before: int = 0, after: int = 0) -> Tensor:
     """Copy sequences end to end, into one tensor (before + sum of T_i + after, *F); there is nothing of note at its ends."""
-    items, lengths, like = pieces.items, pieces.lengths, pieces.like
-    if pieces.joined is not None:
-        items, lengths = [pieces.joined], [len(pieces.joined)]
-    if before or after:
-        room = _room(before or after, items[0].dtype)
-        items = [room, *items] if before else [*items, room]
-        lengths = [before, *lengths] if before else [*lengths, after]
-    if not all(lengths):  # torch.cat is slow where there are empty pieces
-        some = [place for place, length in enumerate(lengths) if length]
-        items, lengths = [items[place] for place in some], [lengths[place] for place in some]
-    shape = (sum(lengths), *like.shape[1:])
+    items = pieces.items if pieces.joined is None else [pieces.joined]
+    room = [_room(before or after, items[0].dtype)] if before or after else []
+    if not all(pieces.lengths):  # torch.cat is slow where there are empty pieces
+        items = [item for item in items if len(item)]
+    items = [*room, *items] if before else [*items, *room]
+    shape = (sum(pieces.lengths) + before + after, *pieces.like.shape[1:])
     if not items:
-        return torch.empty(shape, dtype=like.dtype, device=like.device)
+        return torch.empty(shape, dtype=pieces.like.dtype, device=pieces.like.device)
     if not isinstance(items[0], Tensor):
-        return _join_arrays(items, shape, like)
+        return _join_arrays(items, shape, pieces.like)
     try:
-        return _join_tensors(items, lengths, shape, like)
+        return _join_tensors(items, shape, pieces.like)
     except RuntimeError:
         check_shapes(pieces.items, pieces.field, pieces.collate)
         if not any(item.requires_grad for item in items):
@@ -70,7 +65,7 @@ def _room(steps: int, dtype: Any) -> Any:
     return torch.zeros(steps, dtype=dtype) if isinstance(dtype, torch.dtype) else np.zeros(steps, dtype)
 
 
-def _join_tensors(items: list[Tensor], lengths: list[int], shape: tuple[int, ...], like: Tensor) -> Tensor:
+def _join_tensors(items: list[Tensor], shape: tuple[int, ...], like: Tensor) -> Tensor:
     size = math.prod(shape)
     whole = size < _GROUP or torch.get_num_threads() == 1
     if whole and not is_shared(size * like.itemsize):
@@ -78,6 +73,7 @@ def _join_tensors(items: list[Tensor], lengths: list[int], shape: tuple[int, ...
     out = new_empty(shape, like)
     if whole:
         return torch.cat(items, out=out)
+    lengths = list(map(len, items))
     group = max(1, (_GROUP - 1) // max(1, max(lengths) * math.prod(shape[1:])))
     starts = range(0, len(items), group)
     parts = split(out, [sum(lengths[low : low + group]) for low in starts])
@@ -111,7 +107,7 @@ def pad(pieces: Pieces, lengths: Array, there: Tensor, value: float = 0, side: S
     """
     like = pieces.like
     if like.dtype in _SMALL and like.ndim == 1 and like.is_cpu and _FEW <= there.numel() <= _MANY:
-        return _cut(pieces, lengths, there.shape[1], value, side)
+        return _cut(pieces, lengths, there, value, side)
     if there.shape[1] * math.prod(like.shape[1:]) < _LONG_ROW:
         return spread(joined_values(pieces), there, value)
     pieces.separate()
@@ -125,9 +121,9 @@ def pad(pieces: Pieces, lengths: Array, there: Tensor, value: float = 0, side: S
     return padded
 
 
-def _cut(pieces: Pieces, lengths: Array, steps: int, value: float, side: Side) -> Tensor:
+def _cut(pieces: Pieces, lengths: Array, there: Tensor, value: float, side: Side) -> Tensor:
     """Cut rows (B, T) from the joined sequences, one at the start or end of each, and overwrite what is its neighbours'."""
-    ends = lengths.cumsum()
+    steps, ends = there.shape[1], lengths.cumsum()
     if side == "right":
         starts, joined = ends - lengths, as_array(join_values(pieces, after=steps))
     else:
@@ -137,7 +133,7 @@ def _cut(pieces: Pieces, lengths: Array, steps: int, value: float, side: Side) -
         joined ^= other
     stride = joined.itemsize  # sliding_window_view takes longer than all the rest
     rows = np.ndarray((len(joined) - steps + 1, steps), joined.dtype, joined, strides=(stride, stride))[starts]
-    rows &= _windows(steps, side, joined.dtype)[lengths]
+    rows *= there.numpy()
     if other is not None:
         rows ^= other
     return _to_send(rows)

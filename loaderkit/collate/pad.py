@@ -138,7 +138,7 @@ def _check_some(samples: Any, walk: Walk) -> None:
 
 def _by_rules(samples: Any, rules: Any, walk: Walk) -> Any:
     _check_some(samples, walk)
-    if isinstance(rules, Mapping):
+    if not isinstance(rules, Pad | Jagged):
         return walk.fields(samples, rules)
     batch, extras = walk.field(samples, rules, "")
     return (batch, *extras.values()) if extras else batch

@@ -50,7 +50,7 @@ def pad_field(values: Any, path: str, rule: Pad) -> tuple[Tensor, dict[str, Tens
     if rule.lengths:
         extras["lengths"] = torch.from_numpy(lengths)
     if rule.mask:
-        extras["mask"] = _as_asked(there, rule)
+        extras["mask"] = _additive(there) if rule.mask == "additive" else there
     return _like_the_first(padded, values), extras
 
 
@@ -84,7 +84,7 @@ def _pad_dims(values: Any, path: str, rule: Pad) -> tuple[Tensor, dict[str, Tens
         for column, most in zip(columns, steps, strict=True):
             line = valid(np.array(column), most, rule.side)
             mask = mask[..., None] & line.view(len(items), *[1] * (mask.ndim - 1), most) if mask.ndim else line
-        extras["mask"] = _as_asked(mask, rule)
+        extras["mask"] = _additive(mask) if rule.mask == "additive" else mask
     return _like_the_first(padded, rows), extras
 
 
@@ -117,9 +117,7 @@ def _rows(values: Any) -> list[Any]:
     return list(values)
 
 
-def _as_asked(mask: Tensor, rule: Pad) -> Tensor:
-    if rule.mask != "additive":
-        return mask
+def _additive(mask: Tensor) -> Tensor:
     added = new_empty(mask.shape, torch.empty(0))
     return added.fill_(-torch.inf).masked_fill_(mask, 0)
 
