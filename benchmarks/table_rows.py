@@ -221,6 +221,18 @@ def of_resumes(folder: Path) -> Iterator[Line]:
     )
 
 
+def of_tar(folder: Path) -> Iterator[Line]:
+    rows = read("tar", folder)
+    tar = [pick(rows, contender="lk.Loader", order=order) for order in ("in order", "shuffled")]
+    yield (
+        "5,000 small JPEGs in tar, in order and shuffled, one thread: speed over a bare loop that reads, decodes and stacks them "
+        f"(CPU time, {tar[0]['repeats']} rounds in turn)",
+        f"**{' and '.join(number(row['speed_over_limit']) for row in tar)}**",
+        "",
+        "tar",
+    )
+
+
 def of_speeds(folder: Path) -> Iterator[Line]:
     speeds = read("peers_throughput", folder)
     for workload, name, what, loop in (
@@ -272,6 +284,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Path], Iterator[Line]]]] = {
     "Padding": ("text", of_plans),
     "Training on texts": ("text", of_texts),
     "Index of shards": ("index", of_index),
+    "Pictures from tar": ("tar", of_tar),
     "Stopped and resumed, beside the peers": ("peers/peers_resume", of_resumes),
     "Data on disk, beside the peers": ("peers/peers_throughput", of_speeds),
     "Every workload by every loader": ("summary", of_suite),

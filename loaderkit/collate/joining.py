@@ -36,7 +36,7 @@ def join(pieces: Pieces) -> Ragged:
 
 def join_values(pieces: Pieces, before: int = 0, after: int = 0) -> Tensor:
     """Copy sequences end to end, into one tensor (before + sum of T_i + after, *F); there is nothing of note at its ends."""
-    items = pieces.items if pieces.joined is None else [pieces.joined]
+    items: list[Any] = pieces.items if pieces.joined is None else [pieces.joined]
     room = [_room(before or after, items[0].dtype)] if before or after else []
     if not all(pieces.lengths):  # torch.cat is slow where there are empty pieces
         items = [item for item in items if len(item)]
