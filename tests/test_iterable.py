@@ -1,6 +1,8 @@
 """The laws that hold for an ordinary IterableDataset: exact on the same ranks and workers, others refused by name."""
 
+import gc
 import json
+import multiprocessing
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -225,3 +227,26 @@ def test_an_error_names_the_sample(workers: int) -> None:
     with pytest.raises(KeyError) as caught:
         list(loader)
     assert "sample 3 of rank 0, worker 0" in "".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+
+
+@pytest.mark.parametrize("steps", [None, 3])
+@pytest.mark.parametrize("kind", ["iterable", "stream"])
+def test_workers_end_with_a_loader_that_is_left(kind: str, steps: int | None) -> None:
+    """Rather than when the garbage is collected, which then would wait 5 s for each of them."""
+    data = (
+        Plain()
+        if kind == "iterable"
+        else lk.StreamDataset(["a", "b"], lambda _, start: iter(range(start, 20)), lanes=2)
+    )
+    before = set(multiprocessing.active_children())
+    loader = lk.Loader(data, 3, num_workers=2, steps=steps, world=lk.World())
+    iterator = iter(loader)
+    batches = [next(iterator) for _ in range(3)]
+    assert len(set(multiprocessing.active_children()) - before) == 2
+    gc.disable()
+    try:
+        del loader, iterator
+        assert set(multiprocessing.active_children()) <= before
+    finally:
+        gc.enable()
+    assert len(batches) == 3

@@ -6,28 +6,26 @@ from typing import Any
 from loaderkit.bad_samples import Reported
 from loaderkit.stream.run import Item
 
+MakeRun = Callable[[Sequence[Any], int, int], Iterator[Item]]
+
 _EMPTY_CYCLES = 100  # in a row, before a rank gives up
 
 
 class RankReader:
     """Hands on batches of the rank's lanes, those that were read least often first.
 
+    Who makes a run is given with each call: a reader that held its walk, which holds it, would leave the run's workers to
+    the garbage collector, and that waits 5 s for each of them.
+
     Args:
-        make_run: Called with places, a cycle and a turn; yields that cycle's items from there on.
         lanes: The rank's, by number.
         places: Where they stand.
         turn: Which of them comes next.
     """
 
-    def __init__(
-        self,
-        make_run: Callable[[Sequence[Any], int, int], Iterator[Item]],
-        lanes: Sequence[int],
-        places: Sequence[Any],
-        turn: int,
-    ) -> None:
+    def __init__(self, lanes: Sequence[int], places: Sequence[Any], turn: int) -> None:
         self.places, self.turn = list(places), turn
-        self._make_run, self._lanes = make_run, lanes
+        self._lanes = lanes
         self._run: Iterator[Item] | None = None
         self._cycle: int = min(place.cycle for place in places)  # the one that is read
         self._unheard: set[int] = set()  # lanes of the run that may have no data at all
@@ -35,14 +33,15 @@ class RankReader:
         self._passed: list[Item] = []  # of lanes that have nothing, read before the batch that is ready
         self._unyielded: list[Reported] = []
 
-    def look_ahead(self, *, again: bool) -> bool:
+    def look_ahead(self, make_run: MakeRun, *, again: bool) -> bool:
         """Have a batch ready; say whether there is one.
 
         Args:
+            make_run: Called with places, a cycle and a turn; yields that cycle's items from there on.
             again: Where all lanes are at their end, begin anew.
         """
         cycle = self._cycle
-        while not self._find():
+        while not self._find(make_run):
             # In a cycle that deals the shards otherwise there may be some for this rank.
             if not again or self._cycle > cycle + _EMPTY_CYCLES:
                 return False
@@ -70,9 +69,9 @@ class RankReader:
         self._note(item)
         self.turn = (item.row + 1) % len(self._lanes)
 
-    def end_if_over(self) -> bool:
+    def end_if_over(self, make_run: MakeRun) -> bool:
         """Say whether the cycle's last batch was taken, and if so go to the next cycle's start."""
-        if self._has_more() or self._find():
+        if self._has_more() or self._find(make_run):
             return False
         self._end_cycle()
         return True
@@ -102,11 +101,11 @@ class RankReader:
         left = self._left()
         return self._run is not None and bool(left - self._unheard)
 
-    def _find(self) -> bool:
+    def _find(self, make_run: MakeRun) -> bool:
         """Read on to the cycle's next batch; say whether there is one."""
         if self._ahead is None and self._run is None:
             self._unheard = self._left()
-            self._run = self._make_run(tuple(self.places), self._cycle, self.turn)
+            self._run = make_run(tuple(self.places), self._cycle, self.turn)
         while self._ahead is None and self._run is not None:
             if not self._left():
                 self._note_passed()

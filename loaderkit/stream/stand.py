@@ -83,7 +83,7 @@ class LaneStand(Walk):
         self.turn += 1
         if reader is None or not reader.stands_at(turn, places):
             self.close()
-            self._reader = RankReader(self._run, self._own(), places, turn)
+            self._reader = RankReader(self._own(), places, turn)
 
     def _own(self) -> range:
         """Return the numbers of this rank's lanes."""
@@ -106,7 +106,7 @@ class LaneStand(Walk):
             )
         places = [origin.lanes[lane] if origin.lanes else self._place(cycle=origin.epoch) for lane in self._own()]
         turn = origin.turns[world.rank] if len(origin.turns) == world.size else 0
-        self._reader = RankReader(self._run, self._own(), places, turn or 0)
+        self._reader = RankReader(self._own(), places, turn or 0)
         return self._reader
 
     def _now(self) -> Standing:

@@ -166,7 +166,7 @@ class LaneWalk(LaneStand):
         self._batches += 1
         self._since += 1
         # A rank that repeats its data is in a later cycle.
-        over = reader.end_if_over() or (config.steps is None and reader.cycle > self._epoch)
+        over = reader.end_if_over(self._run) or (config.steps is None and reader.cycle > self._epoch)
         self._count_bad(report, reader)
         if config.steps:
             over = self._batches >= config.steps
@@ -197,7 +197,7 @@ class LaneWalk(LaneStand):
         again = self.config.steps is not None or self.config.stop == "repeat"
         if not again and reader.cycle > self._epoch:  # of a run that repeated its data
             return False
-        has_batch = reader.look_ahead(again=again)
+        has_batch = reader.look_ahead(self._run, again=again)
         if again and not has_batch:
             self._count_bad(None, reader)
             raise RuntimeError(
