@@ -40,13 +40,13 @@ class SeedSteps(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        self._seed(trainer, "step", batch_idx)
+        self._seed(trainer, "step", _begun(trainer) - 1)
 
     @override
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._seed(trainer, "fetch", batch_idx + 1)
+        self._seed(trainer, "fetch", _begun(trainer))
 
     @override
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -61,6 +61,12 @@ class SeedSteps(pl.Callback):
             torch.default_generator.manual_seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)
         random.seed(seed)
+
+
+def _begun(trainer: pl.Trainer) -> int:
+    """Return how many of the epoch's batches have begun: the hooks' own numbers begin anew where a step takes a dataloader_iter."""
+    batches: int = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+    return batches
 
 
 def batches_done(trainer: pl.Trainer) -> tuple[int, bool]:

@@ -105,6 +105,20 @@ def test_resume_with_workers_equals_the_uninterrupted_run(case: str, tmp_path: P
     resume_everywhere(whole, picked)
 
 
+@pytest.mark.parametrize(("trainer", "steps", "begins_at"), [({}, 18, 18), ({"accumulate_grad_batches": 3}, 7, 19)])
+def test_a_longer_run_goes_on_within_the_epoch_that_max_steps_ended(
+    trainer: dict[str, Any], steps: int, begins_at: int, tmp_path: Path
+) -> None:
+    """Lightning counts that epoch as done, and saves a checkpoint at its end: the rest of it must not pass for the next."""
+    whole = {"dir": str(tmp_path), "name": "whole", "trainer": trainer}
+    run(whole)
+    short = {**whole, "name": "short", "save_every": 100, "trainer": {**trainer, "max_steps": steps}}
+    run(short)
+    resumed = {**whole, "name": "resumed", "ckpt": str(tmp_path / "saved-short" / "epoch-epoch=1.ckpt")}
+    run(resumed)
+    check_same_end(whole, resumed, begins_at=begins_at)
+
+
 PICKED = ("epoch-epoch=0", "epoch-epoch=1", "step-step=3", "step-step=5", "step-step=15")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from loaderkit.datamodules.loaders import TrainLoader
-from loaderkit.datamodules.progress import epoch_batches, learnt, set_batches, set_epoch_over, used
+from loaderkit.datamodules.progress import epoch_batches, learnt, reopen_epoch, set_batches, set_epoch_over, used
 
 
 class TrainPosition:
@@ -107,14 +107,17 @@ class TrainPosition:
         """Make a checkpoint's own counts of batches agree with the loaders, before the loops read them."""
         if self._restored is None:
             return
-        current = fit_loop["epoch_loop.batch_progress"]["current"]
+        current, total = (fit_loop["epoch_loop.batch_progress"][part] for part in ("current", "total"))
         over, batches = self._restored["epoch_over"], self._restored["batches"]
         saved_whole = current["processed"] == batches or (over and batches == 0)  # no open accumulation
         uncounted = saved_whole and current["ready"] == current["processed"]
         if over:
             set_epoch_over(fit_loop, uncounted=uncounted)
-        elif current["processed"] != self._first or current["ready"] != self._first:
-            set_batches(fit_loop, self._first, uncounted=uncounted)
+            return
+        reopened = reopen_epoch(fit_loop)  # all is counted when an epoch ends
+        skipped = total["started"] != total["ready"]  # by on_train_batch_start: Lightning would count a batch less
+        if reopened or skipped or current["processed"] != self._first or current["ready"] != self._first:
+            set_batches(fit_loop, self._first, uncounted=uncounted and not reopened)
 
     def close(self) -> None:
         """Stop the loaders' workers."""

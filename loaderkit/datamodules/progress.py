@@ -54,6 +54,20 @@ def set_epoch_over(fit_loop: dict[str, Any], *, uncounted: bool) -> None:
     set_batches(fit_loop, 0, total=total, uncounted=uncounted and not ended)
 
 
+def reopen_epoch(fit_loop: dict[str, Any]) -> bool:
+    """Make a checkpoint's loops say that they are within their epoch, if they count it as done; return whether they did.
+
+    Lightning does so where it was stopped in an epoch (`max_steps`, early stopping), and would begin the next one.
+    """
+    epochs = fit_loop["epoch_progress"]
+    if not 0 < epochs["current"]["ready"] == epochs["current"]["processed"]:
+        return False
+    for part in ("current", "total"):
+        for name in ("processed", "completed"):
+            epochs[part][name] = epochs[part]["ready"] - 1
+    return True
+
+
 def set_batches(fit_loop: dict[str, Any], batches: int, *, total: int | None = None, uncounted: bool) -> None:
     """Make a checkpoint's loops say that so many of the epoch's batches are done, none in the middle.
 
