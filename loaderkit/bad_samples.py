@@ -5,12 +5,13 @@ import logging
 import pickle
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
 
+from loaderkit.cursor import Cursor
 from loaderkit.retry import Retry
 from loaderkit.transfer import pin
 
@@ -43,14 +44,21 @@ class BadSamples:
     out, so that its reader has to skip. What transforms it is not tried again.
 
     Which samples are left out or repeated is thus a function of the samples
-    that fail: a resume is exact where they fail again. On several ranks each judges
-    its own samples by the limits, and begins to count anew when the run resumes.
+    that fail: a resume is exact where they fail again. Each rank judges the samples of the epoch
+    that it has read itself. A resume goes on with these counts
+
+    - on one rank: exactly;
+    - on several ranks that read a stream: exactly, with as many ranks as before; with another
+      number each takes an equal part of the sum. (With `stop="each"` see `merge_states`.)
+    - on several ranks that read data with an index: not at all. No rank knows what others
+      found, so each judges what it has read since the resume. What was counted before by a
+      single rank counts for each.
 
     Args:
         policy: See above.
         max_count: How many an epoch may have on each rank; None is any number.
-        max_rate: How large a part of the epoch's samples so far they may be on each
-            rank; the first 1,000 (or the whole dataset, if smaller) count as read.
+        max_rate: How large a part they may be of the samples that are judged; the first
+            1,000 (or the whole dataset, if smaller) count as read.
         retry: How an error that may pass is tried again.
 
     Raises:
@@ -172,15 +180,60 @@ class BadSampleCount:
     def __init__(self, policy: BadSamples) -> None:
         self.policy = policy
         self.found: deque[BadSample] = deque(maxlen=KEPT)
-        self.start(0, 0)
+        self.start(0)
 
-    def start(self, epoch: int, count: int) -> None:
-        """Begin to count, in an epoch of which so many bad samples are known."""
-        self._epoch, self._known = epoch, count
+    def start(self, epoch: int, known: int = 0, *, judged: int = 0, since: int = 0) -> None:
+        """Begin to count.
+
+        Args:
+            epoch: In which one.
+            known: Its bad samples that were found before.
+            judged: Samples of the epoch among which these were found, over all ranks.
+            since: Samples of the epoch after which it is counted here, over all ranks.
+        """
+        self._epoch, self._known, self._judged, self._since = epoch, known, judged, since
         self._places: list[int] = []  # behind batches with bad samples, in batches of the epoch
         self._counts: list[int] = []  # there
         self._first: tuple[BadSample, ...] = ()
         self._cause: Exception | None = None
+
+    def state(self, cursor: Cursor, *, alone: bool) -> dict[str, int]:
+        """Return what a state has to say of the count at a place, the same on all ranks: none knows what others counted.
+
+        Args:
+            cursor: The place.
+            alone: Whether there is but one rank.
+        """
+        if self.policy.policy == "raise":
+            return {}
+        known = self.at(cursor.epoch, cursor.batches, own=alone)
+        judged = int(self.judged(cursor.epoch, cursor.samples, 1 if alone else 0))
+        return ({"bad": known} if known else {}) | ({} if judged == cursor.samples else {"judged": judged})
+
+    def load(self, state: Mapping[str, Any], cursor: Cursor) -> None:
+        """Begin to count at the place of a state."""
+        judged = state.get("judged", cursor.samples)
+        self.start(cursor.epoch, state.get("bad", 0), judged=judged, since=cursor.samples)
+
+    def go_back(self, epoch: int, batches: int) -> None:
+        """Forget what was counted behind so many batches of this rank; in another epoch, all."""
+        if epoch != self._epoch:
+            self.start(epoch)
+            return
+        left = bisect.bisect_right(self._places, batches)
+        del self._places[left:], self._counts[left:]
+
+    def judged(self, epoch: int, samples: int, ranks: int) -> float:
+        """Return by how many samples of the epoch the count behind so many of all ranks' is judged.
+
+        Args:
+            epoch: Which one.
+            samples: Consumed in it.
+            ranks: That share what was consumed here; 0 to leave that out.
+        """
+        if epoch != self._epoch:
+            return samples
+        return self._judged + ((samples - self._since) / ranks if ranks else 0)
 
     def at(self, epoch: int, batches: int, *, own: bool = True) -> int:
         """Return the count behind so many batches of an epoch.
@@ -208,7 +261,7 @@ class BadSampleCount:
             BadSamplesError: If they are more than the policy allows; they are not counted then.
         """
         if epoch != self._epoch:
-            self.start(epoch, 0)
+            self.start(epoch)
         for bad in report.bad:
             went = "skipped" if bad.replacement is None else f"replaced by {bad.replacement}"
             place = "" if bad.position is None else f", position {bad.position}"

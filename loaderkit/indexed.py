@@ -115,7 +115,8 @@ class IndexedWalk(Walk):
         size = order.size(epoch) if samples and order is not None else samples
         if samples > size:
             raise ValueError(f"loader: seek to sample {samples:,}, wanted at most the epoch's {size:,}.")
-        self._stand_at(cursor, 0)
+        self._stand_at(cursor)
+        self.bad.start(epoch, since=samples)
 
     def state(self) -> dict[str, Any]:
         if self._trained_by_epochs:
@@ -138,7 +139,8 @@ class IndexedWalk(Walk):
             raise
         if self._plan is not before:
             self._engine = None  # replacements come from the order
-        self._stand_at(cursor, state.get("bad", 0))
+        self._stand_at(cursor)
+        self.bad.load(state, cursor)
         self._loaded_step = state.get("step")
 
     def follow(self, before: Walk) -> None:
@@ -191,16 +193,14 @@ class IndexedWalk(Walk):
         plan = self._bound_plan()
         return plan.placed(plan.advance(cursor, batches))
 
-    def _stand_at(self, cursor: Cursor, bad: int | None = None) -> None:
-        self.bad.start(cursor.epoch, self.bad.at(cursor.epoch, cursor.batches) if bad is None else bad)
+    def _stand_at(self, cursor: Cursor) -> None:
+        self.bad.go_back(cursor.epoch, cursor.batches)
         self._origin, self._yielded, self._begun = cursor, 0, False
         self.turn += 1
 
     def _pack(self, cursor: Cursor) -> dict[str, Any]:
         state = pack_state(cursor, self._identity(cursor.epoch), self.step)
-        # Ranks don't know what others counted, and the state is the same on all of them.
-        bad = self.bad.at(cursor.epoch, cursor.batches, own=self.world.size == 1)
-        return state | {"bad": bad} if bad else state
+        return state | self.bad.state(cursor, alone=self.world.size == 1)
 
     def _identity(self, epoch: int) -> Identity:
         dataset = fingerprint(self.dataset, self._size)
@@ -257,9 +257,9 @@ class IndexedWalk(Walk):
         return order
 
     def _count_bad(self, report: Reported) -> None:
-        plan, origin, world = self._bound_plan(), self._origin, self.world
-        before = plan.advance(origin, self._yielded)
-        seen = origin.samples + (before.samples - origin.samples + plan.step) / world.size
+        plan, world = self._bound_plan(), self.world
+        before = plan.advance(self._origin, self._yielded)
+        seen = self.bad.judged(before.epoch, before.samples + plan.step, world.size)
         self.bad.add(
             report,
             epoch=before.epoch,

@@ -107,6 +107,28 @@ def test_a_resume_continues_the_uninterrupted_run(bad: str, stop: str) -> None:
 
 
 @pytest.mark.parametrize("stop", ["shortest", "repeat"])
+def test_each_rank_goes_on_with_its_own_count(stop: str) -> None:
+    """As the ranks tell each other theirs when a state is made."""
+
+    def work(rank: int, store: Any, state: Any = None) -> list[Any]:
+        """Return each state of the epoch, and how many bad samples this rank has found by then."""
+        loader = make("both", BAD["every second"], rank, 2, store, stop=stop, batch_size=1)
+        if state is not None:
+            loader.load_state_dict(state)
+        return [(json.loads(json.dumps(loader.state_dict())), len(loader.bad_samples)) for _ in loader][:-1]
+
+    first, second = on_ranks(2, work)
+    assert [state for state, _ in first] == [state for state, _ in second]
+    counts = [list(found) for found in zip(*([found for _, found in rank] for rank in (first, second)), strict=True)]
+    assert counts == [state["cursor"].get("bad", [0, 0]) for state, _ in first]
+    assert counts[0] != counts[-1]
+    assert any(one != other for one, other in counts)
+    for at, (state, _) in enumerate(first, 1):
+        for rank in on_ranks(2, functools.partial(work, state=state)):
+            assert [later for later, _ in rank] == [later for later, _ in first[at:]]
+
+
+@pytest.mark.parametrize("stop", ["shortest", "repeat"])
 @pytest.mark.parametrize(("old", "new"), [(2, 1), (3, 2), (1, 3)])
 def test_other_ranks_take_over_what_is_left(old: int, new: int, stop: str) -> None:
     """Each good sample once; twice, where its rank repeated it already."""

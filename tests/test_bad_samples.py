@@ -436,6 +436,69 @@ def test_a_state_of_one_rank_of_several_is_the_same_on_all() -> None:
         assert resumed.state_dict()["bad"] == 2
 
 
+@pytest.mark.parametrize(("old", "new"), [(1, 2), (2, 1), (2, 2), (2, 3)])
+def test_each_rank_judges_what_it_has_read_and_what_all_know(
+    old: int, new: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Against the counts by hand, at each stop: what ranks found by themselves before the resume is not judged."""
+    caplog.set_level(logging.ERROR, "loaderkit")
+    size, batch_size, rate = 3000, 20, 0.05
+    bad = {index for index in range(size) if index % 30 <= (index >= 1000) + (index >= 2100)}
+
+    def at_rank(rank: int, ranks: int, rate: float = rate) -> lk.Loader:
+        policy = limited(max_rate=rate)
+        return lk.Loader(Damaged(bad, size), batch_size, bad_samples=policy, world=lk.World(rank, ranks))
+
+    def stops_at(loader: lk.Loader, known: int, judged: int) -> int | None:
+        """The batch at which a count by hand is too high."""
+        start = loader.cursor.batches
+        for batch, _ in enumerate(loader, 1):
+            if known + len(loader.bad_samples) > rate * max(judged + batch * batch_size, 1000):
+                return start + batch - 1
+        return None
+
+    ends = set()
+    for stop in (1, 20):
+        begun = [at_rank(rank, old) for rank in range(old)]
+        states = [take(loader, stop)[1] for loader in begun]
+        assert all(state == states[0] for state in states)
+        assert len(json.dumps(states[0])) < 1024
+        samples = stop * batch_size * old
+        known = sum(index in bad for index in range(samples)) if old == 1 else 0
+        for rank in range(new):
+            resumed = at_rank(rank, new)
+            counting = at_rank(rank, new, 1.0)
+            for loader in (resumed, counting):
+                loader.load_state_dict(json.loads(json.dumps(states[0])))
+                assert loader.cursor.samples == samples
+            wanted = stops_at(counting, known, samples if old == 1 else 0)
+            ends.add(wanted)
+            if wanted is None:
+                list(resumed)
+                assert resumed.cursor.epoch == 1
+            else:
+                until_too_many(resumed)
+                assert resumed.cursor.batches == wanted
+    assert len(ends) > 1
+
+
+def test_what_was_skipped_by_a_seek_is_not_judged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, "loaderkit")
+    policy = limited(max_rate=0.05)
+    damaged = Damaged(set(range(2000, 4000, 10)), 4000)
+    sought, resumed = (lk.Loader(damaged, 20, bad_samples=policy) for _ in range(2))
+    sought.seek(epoch=0, samples=1000)
+    it = iter(sought)
+    assert len(list(itertools.islice(it, 60))) == 60
+    resumed.load_state_dict(sought.state_dict())
+    text, _ = until_too_many(resumed)
+    with pytest.raises(lk.BadSamplesError) as caught:
+        list(it)
+    assert str(caught.value).startswith(text)
+    assert "102 bad samples in epoch 0, wanted at most max_rate=0.05 of 2,020 samples" in text
+    assert sought.cursor == resumed.cursor
+
+
 def test_they_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "loaderkit"):
         loader = lk.Loader(Damaged({3, 5}), 4, num_workers=1, bad_samples=SKIP)

@@ -13,6 +13,7 @@ from drawing import add_draws, drawing_collate, equal
 
 import loaderkit as lk
 from loaderkit.retry import Retry, TransientError
+from loaderkit.stream import merge_states
 
 SIZES = [9, 0, 14, 3, 1, 8]
 ALL = [number * 1000 + row for number, size in enumerate(SIZES) for row in range(size)]
@@ -181,7 +182,7 @@ def test_a_resume_continues_the_uninterrupted_run(name: str, bad: str, settings:
         assert known[stop] + len(resumed.bad_samples) == known[-1]
         assert len(json.dumps(states[stop])) < 1024
     assert known[-1] > 3
-    assert end["cursor"].get("bad", 0) <= known[-1]
+    assert sum(end["cursor"].get("bad", [])) <= known[-1]
     assert any("bad" in state["cursor"] for state in states)
 
 
@@ -392,12 +393,26 @@ def test_they_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def test_a_state_of_one_rank_of_several_does_not_hold_its_count() -> None:
+def test_states_of_ranks_that_do_not_meet_hold_each_ones_count_and_merge() -> None:
+    """With the same ranks each goes on with its own; with others each takes its part, rounded up."""
     bad = BAD["every second"]
-    loader = make(stream_of(bad), 2, world=lk.World(0, 2), stop="each")
-    assert len(list(itertools.islice(loader, 4))) == 4
-    assert loader.bad_samples
-    assert "bad" not in loader.state_dict()["cursor"]
+
+    def at_rank(rank: int, ranks: int = 2, **settings: Any) -> lk.Loader:
+        return make(stream_of(bad), 1, world=lk.World(rank, ranks), stop="each", **settings)
+
+    loaders = [at_rank(rank) for rank in range(2)]
+    assert [len(list(itertools.islice(loader, 3))) for loader in loaders] == [3, 3]
+    states = [loader.state_dict() for loader in loaders]
+    counts = [len(loader.bad_samples) for loader in loaders]
+    assert 0 < sum(counts) != 2 * counts[0]
+    whole = merge_states(states)
+    assert whole["cursor"]["bad"] == counts
+    for ranks in (1, 2, 3):
+        for rank in range(ranks):
+            resumed = at_rank(rank, ranks)
+            resumed.load_state_dict(whole)
+            held = resumed.state_dict()["cursor"].get("bad", [0] * ranks)[rank]
+            assert held == (counts[rank] if ranks == 2 else -(-sum(counts) // ranks))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, torch.OutOfMemoryError])

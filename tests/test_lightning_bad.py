@@ -19,7 +19,7 @@ def counts_of(job: dict[str, Any]) -> dict[str, int]:
     found = {}
     for path in Path(job["dir"], f"saved-{job['name']}").glob("step-*"):
         state = torch.load(path, weights_only=True)["DataModule"]["train"][0]
-        found[path.name] = state["cursor"].get("bad", state.get("bad", 0))
+        found[path.name] = state["cursor"].get("bad", [state.get("bad", 0)])[0]
     return found
 
 

@@ -1,5 +1,6 @@
 """Where a rank's lanes stand, and where they stood."""
 
+import math
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -71,7 +72,7 @@ class LaneStand(Walk):
         self.close()
         self._origin, self._since = position, 0
         self._epoch, self._batches = position.epoch, position.batches
-        self.bad.start(position.epoch, position.bad)
+        self.bad.start(position.epoch)
         self._reader, self._begun = None, False
 
     def _return_to(self, standing: Standing) -> None:
@@ -107,7 +108,13 @@ class LaneStand(Walk):
         places = [origin.lanes[lane] if origin.lanes else self._place(cycle=origin.epoch) for lane in self._own()]
         turn = origin.turns[world.rank] if len(origin.turns) == world.size else 0
         self._reader = RankReader(self._own(), places, turn or 0)
+        self.bad.start(origin.epoch, self._left_out(origin))
         return self._reader
+
+    def _left_out(self, origin: Position) -> int:
+        """Return what this rank has left out before: of other ranks' an equal part."""
+        found, world = origin.bad, self.world
+        return found[world.rank] if len(found) == world.size else math.ceil(sum(found) / world.size)
 
     def _now(self) -> Standing:
         reader = self._bind()

@@ -20,7 +20,7 @@ class Position:
     Args:
         epoch: Of the loader.
         batches: Yielded in it, by each rank.
-        bad: Samples of it that were left out, where one rank has read it alone.
+        bad: Samples of it that each rank has left out.
         turns: Of each rank, which of its lanes comes next; rank r has the lanes r, r + ranks, ...
         lanes: Where each stands; None where its rank could not be asked. None at all: at
             the epoch's start.
@@ -28,7 +28,7 @@ class Position:
 
     epoch: int = 0
     batches: int = 0
-    bad: int = 0
+    bad: Sequence[int] = ()
     turns: Sequence[int | None] = field(default=(0,))
     lanes: Sequence[Any] = ()
 
@@ -47,7 +47,7 @@ class Standing(NamedTuple):
     batches: int
     turn: int
     places: tuple[Any, ...]  # of the rank's lanes
-    bad: int = 0  # samples of the epoch that were left out
+    bad: int = 0  # samples of the epoch that the rank has left out
 
     @property
     def point(self) -> str:
@@ -59,7 +59,7 @@ class Standing(NamedTuple):
     @property
     def value(self) -> str:
         """Tell the other ranks what they don't know."""
-        return json.dumps({"turn": self.turn, "lanes": self.places})
+        return json.dumps({"turn": self.turn, "lanes": self.places, "bad": self.bad})
 
 
 def position_of(
@@ -75,18 +75,18 @@ def position_of(
     """
     lanes: list[Any] = [None] * count
     turns: list[int | None] = [None] * len(values)
+    bad = [0] * len(values)
     for rank, value in enumerate(values):
         if value is not None:
             part = json.loads(value)
+            bad[rank] = part["bad"]
             turns[rank], lanes[rank :: len(values)] = part["turn"], [place(*parts) for parts in part["lanes"]]
-    # Ranks don't know what others left out, and the state is the same on all of them.
-    bad = standing.bad if len(values) == 1 else standing.origin.bad * (standing.epoch == standing.origin.epoch)
     return Position(epoch=standing.epoch, batches=standing.batches, bad=bad, turns=turns, lanes=lanes)
 
 
 def pack_position(position: Position, identity: Mapping[str, Any]) -> dict[str, Any]:
     """Turn a position into a dict of plain ints, strings and lists: some 30 bytes a lane."""
-    bad = {"bad": position.bad} if position.bad else {}
+    bad = {"bad": list(position.bad)} if any(position.bad) else {}
     return {
         "version": STREAM_STATE_VERSION,
         "stream": dict(identity),
@@ -142,7 +142,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for state, position in zip(states, positions, strict=True):
         for what, found, wanted in (
             ("stream", state["stream"], states[0]["stream"]),
-            ("cursor", state["cursor"], states[0]["cursor"]),
+            ("cursor", {**state["cursor"], "bad": ()}, {**states[0]["cursor"], "bad": ()}),
             ("ranks", len(position.turns), len(turns)),
         ):
             if found != wanted:
@@ -151,7 +151,8 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 )
         turns = [old if new is None else new for old, new in zip(turns, position.turns, strict=True)]
         lanes = [old if new is None else new for old, new in zip(lanes, position.lanes, strict=True)]
-    whole = dataclasses.replace(first, turns=turns, lanes=lanes)
+    bad = [max(found) for found in zip(*(position.bad for position in positions if position.bad), strict=True)]
+    whole = dataclasses.replace(first, turns=turns, lanes=lanes, bad=bad)  # each rank knows its own, and none of others
     return pack_position(whole, states[0]["stream"])
 
 
@@ -162,10 +163,9 @@ def _plain(*parts: Any) -> Any:
 def _position(state: Mapping[str, Any], place: Callable[..., Any]) -> Position:
     cursor = state["cursor"]
     lanes = [None if parts is None else place(*parts) for parts in state["lanes"]]
-    turns = list(state["turns"])
-    return Position(
-        epoch=cursor["epoch"], batches=cursor["batches"], bad=cursor.get("bad", 0), turns=turns, lanes=lanes
-    )
+    turns, bad = list(state["turns"]), cursor.get("bad", ())
+    bad = (bad,) if isinstance(bad, int) else bad  # as one rank wrote it before
+    return Position(epoch=cursor["epoch"], batches=cursor["batches"], bad=bad, turns=turns, lanes=lanes)
 
 
 def _check_form(state: Mapping[str, Any]) -> None:

@@ -103,7 +103,7 @@ class LaneWalk(LaneStand):
     def load(self, state: Mapping[str, Any]) -> None:
         position = unpack_position(state, self._identity(), self._place)
         if self.config.steps and position.batches >= self.config.steps:  # of a run with more steps an epoch
-            position = dataclasses.replace(position, epoch=position.epoch + 1, batches=0, bad=0)
+            position = dataclasses.replace(position, epoch=position.epoch + 1, batches=0, bad=())
         self._stand_at(position)
 
     def follow(self, before: Walk) -> None:
@@ -185,7 +185,10 @@ class LaneWalk(LaneStand):
             return
         bad = [dataclasses.replace(each, epoch=self._epoch) for one in reports for each in one.bad]
         # Nobody knows how many samples were read: those of full batches, and the bad ones.
-        seen = self._batches * (self.config.batch_size or 1) + self._bad_now() + len(bad)
+        origin = self._origin
+        before = origin.batches if origin.epoch == self._epoch else 0  # of as many ranks as there were
+        batches = self._batches - before + before * len(origin.turns) / self.world.size
+        seen = batches * (self.config.batch_size or 1) + self._bad_now() + len(bad)
         self.bad.add(
             Reported(None, bad, reports[0].first),
             epoch=self._epoch,
