@@ -269,6 +269,12 @@ def run(job: dict[str, Any]) -> None:
         trainer.fit(model, datamodule=data, ckpt_path=job.get("ckpt"))
 
 
+def run_each(job: dict[str, Any]) -> None:
+    """Run several jobs, one after another."""
+    for each in job["jobs"]:
+        run(each)
+
+
 def _main(job: dict[str, Any], target: Callable[[dict[str, Any]], None]) -> None:
     log = os.open(str(Path(job["dir"], f"log-{job['name']}.txt")), os.O_CREAT | os.O_WRONLY)
     os.dup2(log, 1)
