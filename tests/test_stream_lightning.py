@@ -1,5 +1,6 @@
 """Streams handed straight to a Trainer: what is exact, and what is refused."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,14 @@ class Model(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-def fit(loader: lk.Loader, folder: Path, *, resume: str | None = None, **checkpoint: Any) -> list[Any]:
+def fit(
+    loader: lk.Loader, folder: Path, *, resume: str | None = None, limit: int | None = None, **checkpoint: Any
+) -> list[Any]:
     model = Model()
     trainer = pl.Trainer(
         accelerator="cpu",
         max_epochs=3,
+        limit_train_batches=limit,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -58,6 +62,15 @@ def test_a_stream_handed_to_fit_resumes_exactly_between_its_batches(tmp_path: Pa
     for step in (1, 3, 4, 6):
         checkpoint = tmp_path / "whole" / f"step={step}.ckpt"
         assert fit(make_loader(SIZES, steps=4), tmp_path / f"{step}", resume=str(checkpoint), **every) == whole[step:]
+
+
+@pytest.mark.parametrize("steps", [None, 4])
+def test_epochs_of_fewer_batches_follow_each_other_as_in_a_loop(tmp_path: Path, steps: int | None) -> None:
+    limited = fit(make_loader(SIZES, steps=steps), tmp_path, limit=2)
+    loader = make_loader(SIZES, steps=steps)
+    wanted = [(epoch, batch[0].tolist()) for epoch in range(3) for batch in itertools.islice(loader, 2)]
+    assert [seen[:2] for seen in limited] == wanted
+    assert len(wanted) == 6
 
 
 ENDS = {"every_n_epochs": 1, "save_on_train_epoch_end": True}

@@ -123,8 +123,9 @@ class LaneWalk(LaneStand):
 
     def begin_epoch(self, epoch: int) -> None:
         # Lightning loads no loader state from a checkpoint at an epoch's end; this puts the loader there.
-        self._trained_by_epochs = True
-        if self._epoch >= epoch:
+        first, self._trained_by_epochs = not self._trained_by_epochs, True
+        # In a run that goes on, a Trainer's epoch may have ended in the middle of the loader's, by a limit of batches.
+        if self._epoch >= epoch or (not first and self._upcoming().epoch >= epoch):
             return
         if self.config.steps or self._begun:
             raise RuntimeError(
