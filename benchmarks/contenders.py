@@ -6,6 +6,7 @@ epochs: with processes, and grain always, they say themselves how long an epoch 
 batches of indices, as tensors, wherever they take them. grain's batches are left as numpy arrays.
 """
 
+import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
@@ -226,6 +227,13 @@ def installed(name: str) -> bool:
     return False
 
 
+def import_peers() -> None:
+    """Import what the other peers need, here and not in each process that is forked."""
+    for module in ("torchdata.nodes", "grain", "spdl.pipeline"):
+        if importlib.util.find_spec(module.split(".")[0]) is not None:
+            importlib.import_module(module)
+
+
 def compare(
     job: Job,
     workers: int,
@@ -235,6 +243,7 @@ def compare(
     bare: Epoch,
     columns: Row | None = None,
     alone: bool = False,
+    anew: bool = False,
 ) -> list[Row]:
     """Measure an epoch of each loader: ours, torch's, and unless `alone` the other peers.
 
@@ -247,14 +256,17 @@ def compare(
             is a gather.
         columns: That come before the others.
         alone: Without the other peers.
+        anew: Each turn in a process of its own, whose heap is another one.
     """
+    if anew:
+        import_peers()
     makes: dict[str, Make] = {BARE: lambda _: bare, LOADER: partial(ours, job, workers, "auto")}
     makes |= {RING: partial(ours, job, workers, "ring")} if workers else {}
     makes[REFERENCE] = partial(by_torch, job, workers, DataLoader)
     if not alone:
         makes |= {STATEFUL: partial(by_torch, job, workers, StatefulDataLoader)} | others(job, workers)
     label = ", ".join([*(f"{key} {value}" for key, value in (columns or {}).items()), f"{workers} workers"])
-    found = interleave_apart(makes, rounds=rounds, limit_s=limit_s, label=label)
+    found = interleave_apart(makes, rounds=rounds, limit_s=limit_s, label=label, anew=anew)
     share = 1 if job.gather else max(1, workers)
     found[BARE] = {number: taken / share for number, taken in found[BARE].items()}
     size = len(job.dataset)

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
-# Here, and not in each worker that is forked: it takes 5 ms.
+# Here, and not in each worker that is forked: its import takes 5 ms, and the first look at what is loaded 7; a later one 1.5.
 _threadpoolctl: Any = import_module("threadpoolctl") if find_spec("threadpoolctl") else None
+if _threadpoolctl is not None:
+    _threadpoolctl.ThreadpoolController()
 _VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS")
 
 

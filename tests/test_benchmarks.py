@@ -34,6 +34,13 @@ assert set(found["tells"].values()) == {2.0}
 assert descendants(os.getpid()) == []
 late = interleave_apart({"slow": lambda stack: lambda: time.sleep(0.1)}, rounds=100, limit_s=0.2)
 assert 1 <= len(late["slow"]) <= 3, late
+
+def in_new_memory(stack):
+    calls = iter([None, float(id(bytearray(1 << 16)))])
+    return lambda: next(calls)
+
+anew = interleave_apart({"new": in_new_memory, "dies": dies}, rounds=4, anew=True)
+assert len(anew.pop("new").values()) == 4 and not anew, anew
 """
 
 
