@@ -1,9 +1,10 @@
 """Handles that belong to a process: files, databases and sockets that neither pickle nor survive a fork."""
 
-import os
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
+
+from loaderkit.process import process_id
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -36,20 +37,20 @@ class Handle(Generic[T]):
         self._lock = threading.Lock()
 
     def __call__(self) -> T:
-        if self._owner != os.getpid():
+        if self._owner != process_id():
             if self._owner is not None:
                 _inherited.append(self._handle)
                 self._reset()  # the lock may have been held at the fork
             with self._lock:
                 if self._owner is None:
                     self._handle = self._open(*self._args, **self._kwargs)
-                    self._owner = os.getpid()
+                    self._owner = process_id()
         opened: T = self._handle
         return opened
 
     def close(self) -> None:
         """Close this process's handle, if it has a `close()`; the next call opens it again."""
-        if self._owner == os.getpid():
+        if self._owner == process_id():
             handle = self._handle
             self._reset()
             close = getattr(handle, "close", None)

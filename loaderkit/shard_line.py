@@ -96,9 +96,14 @@ class ShardLine:
 
     def _shuffled(self, numbers: Int64Array, begins: Int64Array, sizes: Int64Array) -> Int64Array:
         """Return the indices in windows (W, M), shuffled (Fisher and Yates); behind a window's size is what means nothing."""
-        places = begins[:, None] + np.arange(sizes.max())
-        shards = np.searchsorted(self._ends, places.reshape(-1), side="right").reshape(places.shape)
-        places += self._moves.take(shards, mode="clip")
+        steps = np.arange(sizes.max())
+        first, last = (np.searchsorted(self._ends, ends, side="right") for ends in (begins, begins + sizes - 1))
+        places: Int64Array = (begins + self._moves[first])[:, None] + steps
+        mixed = np.flatnonzero(first != last)  # few where shards are large
+        if mixed.size:
+            line = begins[mixed, None] + steps
+            shards = np.searchsorted(self._ends, line.reshape(-1), side="right").reshape(line.shape)
+            places[mixed] = line + self._moves.take(shards, mode="clip")
         words = hash_positions((2 * numbers[:, None] + np.arange(2)).reshape(-1), *self._keys).tolist()
         for row, size in enumerate(sizes.tolist()):
             if size > 1:

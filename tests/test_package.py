@@ -21,6 +21,7 @@ ROOT = Path(lk.__file__).parent
 LAYERS = [
     "overrides",
     "cursor",
+    "process",
     "seeding",
     "world",
     "cpus",

@@ -1,6 +1,5 @@
 """The engine on workers of our own, which write batches into leased slots of shared memory."""
 
-import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +11,7 @@ from loaderkit.engine.ring.starting import Workers
 from loaderkit.engine.ring.team import Team, WorkerDied
 from loaderkit.feed import Feed
 from loaderkit.plan import BatchKey
+from loaderkit.process import process_id
 from loaderkit.transfer import pin
 
 _AHEAD = 8  # tasks for each worker, by default: a slow sample then holds nobody up
@@ -139,7 +139,7 @@ class _Run:
         if self._over:
             raise StopIteration
         try:
-            if os.getpid() != self._team.owner:
+            if process_id() != self._team.owner:
                 self._team.refuse()
             answer = self._answers.pop(self._next, None)
             if answer is None:

@@ -1,12 +1,12 @@
 """Slots that are page-locked where they lie, so that a device copies from them at full speed, beside the computation."""
 
-import os
 import resource
 from typing import Any
 
 import torch
 
 from loaderkit.engine.ring.slots import Slots
+from loaderkit.process import process_id
 
 
 class Pins:
@@ -22,7 +22,7 @@ class Pins:
 
     def __init__(self, slots: Slots, cudart: Any) -> None:
         self.why = ""  # why batches are copied to page-locked memory after all
-        self._cudart, self._owner, self._closed = cudart, os.getpid(), False
+        self._cudart, self._owner, self._closed = cudart, process_id(), False
         self._sizes: dict[int, int] = {}  # bytes of each slot that are registered
         self._leased: set[int] = set()
         self._base = slots.memory  # stays mapped as long as anything is registered
@@ -57,7 +57,7 @@ class Pins:
     def unpin(self, slot: int) -> None:
         """Take a slot's registration back, if it has one."""
         # Whoever takes the entry out does it: views may die in any thread.
-        if os.getpid() == self._owner and self._sizes.pop(slot, None) is not None:
+        if process_id() == self._owner and self._sizes.pop(slot, None) is not None:
             self._cudart.cudaHostUnregister(self._address + self._start(slot))
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from loaderkit.engine.ring.messages import TASK
 from loaderkit.engine.ring.pins import Pins
 from loaderkit.engine.ring.slots import STOP, Slots
+from loaderkit.process import process_id
 
 _GRACE_S = 1.0  # for a worker to end by itself
 _TERM_S = 0.5  # to end when it is told to
@@ -18,7 +19,7 @@ class Processes:
     """Worker processes, open files and slots of one process; those that are forked from it leave the workers alone."""
 
     def __init__(self) -> None:
-        self.owner = os.getpid()
+        self.owner = process_id()
         self.slots: Slots | None = None
         self.pins: Pins | None = None
         self.processes: list[Any] = []
@@ -29,7 +30,7 @@ class Processes:
     @property
     def is_here(self) -> bool:
         """Whether it belongs to this process."""
-        return os.getpid() == self.owner
+        return process_id() == self.owner
 
     def pipe(self) -> tuple[int, int]:
         """Open a pipe."""
