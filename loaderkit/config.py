@@ -1,5 +1,6 @@
 """A loader's settings as a value, for config files and the command line."""
 
+import multiprocessing
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,8 +57,11 @@ class LoaderConfig:
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise ValueError(f"loader: seed is {self.seed!r}, wanted an integer.")
         workers = self.num_workers
-        if workers != "auto" and (not isinstance(workers, int) or workers < 0):
+        if workers != "auto" and (not isinstance(workers, int) or isinstance(workers, bool) or workers < 0):
             raise ValueError(f"loader: num_workers is {workers!r}, wanted an integer of at least 0, or 'auto'.")
+        for name in ("shuffle", "drop_last", "persistent_workers"):
+            if (flag := getattr(self, name)) not in (True, False, None):  # the string "False" is true
+                raise ValueError(f"loader: {name} is {flag!r}, wanted True or False.")
         if self.tail not in get_args(Tail):
             raise ValueError(f"loader: tail is {self.tail!r}, wanted one of {', '.join(map(repr, get_args(Tail)))}.")
         if self.drop_last and self.tail not in ("keep", "drop"):
@@ -77,9 +81,19 @@ class LoaderConfig:
             raise ValueError("loader: shuffle=True and order= contradict each other: the order says how to shuffle.")
         if self.plan is not None and (self.order is not None or self.shuffle):
             raise ValueError("loader: plan= brings its own order; leave out order= and shuffle=.")
-        for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context"):
-            if self.num_workers == 0 and getattr(self, name):
-                raise ValueError(f"loader: {name} is for workers, and num_workers is 0. Leave it out, or use workers.")
+        if self.plan is not None and not isinstance(self.plan, Plan):
+            raise ValueError(
+                f"loader: plan is of type {type(self.plan).__name__}, wanted a loaderkit.Plan such as LengthBuckets. In place of "
+                "a batch sampler give its sampler as order=, with batch_size=."
+            )
+        if self.world is not None and not isinstance(self.world, World):
+            raise ValueError(
+                f"loader: world is {self.world!r}, wanted a World such as loaderkit.World(0, 2): rank 0 of 2."
+            )
+        for name in ("collate_fn", "worker_init_fn"):
+            if (function := getattr(self, name)) is not None and not callable(function):
+                raise ValueError(f"loader: {name} is {function!r}, wanted a function.")
+        self._check_workers()
         if self.pin_memory not in (True, False, "auto"):
             raise ValueError(f"loader: pin_memory is {self.pin_memory!r}, wanted True, False or 'auto'.")
         if not isinstance(self.bad_samples, BadSamples):
@@ -96,6 +110,21 @@ class LoaderConfig:
             )
         if steps is not None and stop is not None:
             raise ValueError(f"loader: steps={steps} and stop={stop!r} contradict each other. Give one of them.")
+
+    def _check_workers(self) -> None:
+        """Refuse what is for workers where there are none, and what is out of range."""
+        for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout"):
+            if self.num_workers == 0 and getattr(self, name):
+                raise ValueError(f"loader: {name} is for workers, and num_workers is 0. Leave it out, or use workers.")
+        ahead, context = self.prefetch_factor, self.multiprocessing_context
+        if ahead is not None and (not isinstance(ahead, int) or isinstance(ahead, bool) or ahead < 1):
+            raise ValueError(f"loader: prefetch_factor is {ahead!r}, wanted an integer of at least 1.")
+        if not isinstance(self.timeout, int | float) or not self.timeout >= 0:
+            raise ValueError(f"loader: timeout is {self.timeout!r}, wanted seconds, or 0 to wait for ever.")
+        if isinstance(context, str) and context not in (known := multiprocessing.get_all_start_methods()):
+            raise ValueError(
+                f"loader: multiprocessing_context is {context!r}, wanted one of {', '.join(map(repr, known))}."
+            )
 
     @property
     def tail_policy(self) -> Tail:

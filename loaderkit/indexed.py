@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from loaderkit.bad_samples import JUDGED_FROM, Reported
+from loaderkit.checks import check_indexed, check_plan
 from loaderkit.config import LoaderConfig
 from loaderkit.cursor import Cursor, Identity, fingerprint, pack_state, saved_order, unpack_state
 from loaderkit.engine import Description, Engine, describe, make_engine
@@ -27,10 +28,7 @@ class IndexedWalk(Walk):
 
     def __init__(self, dataset: Any, config: LoaderConfig) -> None:
         super().__init__(dataset, config)
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            raise TypeError(
-                f"loader: {type(dataset).__name__} has no __len__ or no __getitem__, wanted a dataset with both."
-            )
+        check_indexed(dataset)
         for name in ("steps", "stop", "store"):
             if (value := getattr(config, name)) is not None:
                 raise ValueError(
@@ -210,6 +208,7 @@ class IndexedWalk(Walk):
         config = self.config
         order: Any
         if config.plan is not None:
+            check_plan(config, self._size)
             order = getattr(config.plan, "order", None)
         elif config.order is not None:
             order = as_order(config.order, seed=config.seed)

@@ -1,7 +1,8 @@
 """Orders that draw: by weight, or as a user's own sampler does."""
 
+import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -139,7 +140,14 @@ class SamplerOrder(Order):
             set_epoch(epoch)
         with SampleSeeds(hash_positions(np.zeros(1, dtype=np.int64), "sampler", self._seed, epoch)) as seeds:
             seeds.enter(0)
-            return np.fromiter(self._sampler, dtype=np.int64)
+            indices = iter(self._sampler)
+            first = next(indices, None)
+            if first is not None and not isinstance(first, SupportsIndex):
+                raise TypeError(
+                    f"loader: the order gives {first!r}, wanted whole numbers, the samples' indices. Of a batch sampler give the "
+                    "sampler, with batch_size=; of a plan of your own, plan=."
+                )
+            return np.fromiter(indices if first is None else itertools.chain([first], indices), dtype=np.int64)
 
 
 def as_order(order: Any, *, seed: int) -> Order:

@@ -71,3 +71,22 @@ def test_other_kinds_are_refused() -> None:
         lk.HFDataset(datasets.DatasetDict({"train": make()}))
     with pytest.raises(TypeError, match=r"found a IterableDataset, wanted a datasets\.Dataset"):
         lk.HFDataset(make().to_iterable_dataset())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_that_was_looked_at_before_is_read_from_its_start(workers: int) -> None:
+    """Its state_dict() tells where it was last read, and its iter() begins anew."""
+    stream = make(12).select_columns("id").to_iterable_dataset(num_shards=2)
+    next(iter(stream))
+    loaders = [lk.Loader(stream, 2, num_workers=workers) for _ in range(2)]
+    next(iter(loaders[0]))
+    state = loaders[0].state_dict()
+    for loader in (loaders[1], lk.Loader(stream, 2, num_workers=workers)):
+        for _ in range(2):
+            epoch = [batch["id"].tolist() for batch in loader]
+            assert sorted(index for batch in epoch for index in batch) == list(range(12))
+        loader.seek(epoch=0)
+        assert [batch["id"].tolist() for batch in loader] == epoch
+        loader.load_state_dict(state)
+        assert [batch["id"].tolist() for batch in loader] == epoch[1:]
+        loader.close()

@@ -317,7 +317,7 @@ def test_a_collate_gets_rows_of_packed_samples() -> None:
     assert len(batches) == len(loader)
     assert all(len(batch) <= 2 and all(sum(map(len, row)) <= 64 for row in batch) for batch in batches)
     assert sorted(sample for batch in batches for row in batch for sample in row) == sorted(data)
-    with pytest.raises(ValueError, match="indices up to 7, the dataset 5 samples"):
+    with pytest.raises(ValueError, match="PackPlan has the lengths of 8 samples, the dataset has 5"):
         lk.Loader(data[:5], plan=PackPlan(lengths, 64, 2))
     with pytest.raises(ValueError, match="seek to sample 9, wanted at most the epoch's 8"):
         loader.seek(epoch=0, samples=9)

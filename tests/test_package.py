@@ -49,6 +49,7 @@ LAYERS = [
     "bad_samples",
     "repair",
     "config",
+    "checks",
     "datasets",
     "splits",
     "collate",

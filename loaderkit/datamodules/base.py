@@ -203,6 +203,8 @@ class DataModule(pl.LightningDataModule):
     def _make_loader(self, kind: type[L], dataset: Any, config: LoaderConfig, shuffle: bool) -> L:
         check_dataset("what a factory returned", dataset)
         changes: dict[str, Any] = {"shuffle": shuffle}
+        if config.plan is not None:  # the rest is for evaluation
+            changes |= {"batch_size": config.batch_size and 1, "drop_last": False, "tail": "keep"}
         if self.trainer is not None:
             if config.world is None:
                 changes["world"] = World.from_trainer(self.trainer)

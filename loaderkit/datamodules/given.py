@@ -8,6 +8,8 @@ import numpy as np
 import torch
 import torch.utils.data as torch_data
 
+from loaderkit.checks import check_indexed
+
 Data = Any  # a dataset, a zero-argument factory of one, or a dict or list of those
 
 
@@ -55,6 +57,8 @@ def check_dataset(what: str, one: Any) -> None:
     """
     if isinstance(one, torch_data.IterableDataset):
         return
+    if isinstance(one, tuple):
+        check_indexed(one)
     if isinstance(one, str | os.PathLike):
         raise TypeError(
             f"DataModule: {what} is the path {os.fspath(one)!r}, wanted a dataset. For files: lk.ShardDataModule, "

@@ -57,3 +57,16 @@ class HFDataset:
     def fingerprint(self) -> str:
         """Return the library's own, which knows the data and all that was done to it."""
         return str(getattr(self.dataset, "_fingerprint", ""))
+
+
+def state_of_start(dataset: Any) -> Any:
+    """Return the state that sends a stateful dataset back to its start, if it has not been read by anyone else.
+
+    A `datasets.IterableDataset` tells where it was last read, by whom ever, and begins anew all the same; one look at a sample
+    would be where a training begins. It passes over states of another epoch than its own, and none of its epochs is -1.
+    """
+    state = dataset.state_dict()
+    is_theirs = (
+        type(dataset).__module__.partition(".")[0] == "datasets" and isinstance(state, dict) and "epoch" in state
+    )
+    return {**state, "epoch": -1} if is_theirs else state

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -72,6 +73,12 @@ class StreamDataset(torch_data.IterableDataset[Any]):
     ) -> None:
         if isinstance(shards, str):
             raise ValueError(f"stream: shards is the string {shards!r}, wanted a list of names.")
+        if not isinstance(shards, Iterable) or not callable(read):
+            raise TypeError(
+                f"stream: shards is of type {type(shards).__name__}, read of type {type(read).__name__}; wanted a list of names, "
+                "and a function read(shard, start)."
+            )
+        _check_read(read)
         self.shards = [str(shard) for shard in shards]
         self.read = read
         self.lanes, self.window, self.shuffle, self.seed = lanes, window, shuffle, seed
@@ -190,6 +197,21 @@ class StreamDataset(torch_data.IterableDataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         # A worker that is not forked knows no torch.distributed.
         return self.__dict__ | {"_world": self._world or World.detect(), "_order": None}
+
+
+def _check_read(read: Callable[..., Any]) -> None:
+    """Refuse a function that does not take a shard and a start."""
+    try:
+        signature = inspect.signature(read)
+    except (TypeError, ValueError):
+        return  # of those in C nobody knows
+    try:
+        signature.bind("shard", 0)
+    except TypeError as error:
+        raise TypeError(
+            f"stream: the reader takes {signature}, wanted read(shard, start), which begins at sample number `start`. "
+            "Of a function of the shard alone: loaderkit.from_start(read)."
+        ) from error
 
 
 def from_start(read: Callable[[str], Iterable[Any]]) -> Read:

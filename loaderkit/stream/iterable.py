@@ -15,6 +15,7 @@ import numpy as np
 import torch.utils.data as torch_data
 
 from loaderkit.config import LoaderConfig
+from loaderkit.datasets.hf import state_of_start
 from loaderkit.engine.torch import Hidden
 from loaderkit.seeding import SampleSeeds, hash_positions
 from loaderkit.stream.run import Item, collated, run_lanes
@@ -37,7 +38,7 @@ class IterableWalk(LaneWalk):
     _place: ClassVar[Any] = Part
 
     def __init__(self, dataset: Any, config: LoaderConfig) -> None:
-        self._first = _state_of(dataset)
+        self._first = _plain(dataset, state_of_start(dataset)) if _is_stateful(dataset) else None
         super().__init__(dataset, config)
 
     def _lanes(self) -> int:
@@ -247,7 +248,10 @@ def _state_of(dataset: Any) -> Any:
     """
     if not _is_stateful(dataset):
         return None
-    state = dataset.state_dict()
+    return _plain(dataset, dataset.state_dict())
+
+
+def _plain(dataset: Any, state: Any) -> Any:
     try:
         copy = json.loads(json.dumps(state))
     except (TypeError, ValueError):

@@ -1,0 +1,64 @@
+"""What a Loader asks of data with an index, and of the plan that is given with it."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from loaderkit.config import LoaderConfig
+
+
+def check_indexed(dataset: Any) -> None:
+    """Refuse what has no samples by number, or is easily taken for what it is not.
+
+    Raises:
+        TypeError: If it is such.
+    """
+    name = type(dataset).__name__
+    if isinstance(dataset, str | bytes | os.PathLike):
+        raise TypeError(
+            f"loader: the dataset is {dataset!r}, wanted the data itself. For files: loaderkit.ImageFolder, TarDataset, "
+            "ParquetDataset, JsonlDataset, CsvDataset and others, such as loaderkit.CsvDataset(path)."
+        )
+    is_frame = hasattr(dataset, "iloc") and hasattr(dataset, "columns")
+    if is_frame or (isinstance(dataset, Mapping) and 0 not in dataset):
+        raise TypeError(
+            f"loader: the dataset is a {name} of {list(dataset)[:5]}, wanted samples by number. Columns by name: "
+            "loaderkit.ArrayDataset({name: array, ...})."
+        )
+    if isinstance(dataset, tuple) and len(dataset) > 1 and _are_columns(dataset):
+        raise TypeError(
+            f"loader: the dataset is a tuple of {len(dataset)} arrays of length {len(dataset[0]):,}: columns, or samples? "
+            "Columns: loaderkit.ArrayDataset(columns); samples: a list of them."
+        )
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise TypeError(
+            f"loader: {name} has no __len__ or no __getitem__, wanted a dataset with both (not a loader of one). Data without "
+            "an index: loaderkit.StreamDataset, or a torch.utils.data.IterableDataset."
+        )
+
+
+def check_plan(config: LoaderConfig, size: int) -> None:
+    """Refuse a plan for other data, and settings that are the plan's own.
+
+    Raises:
+        ValueError: If there are such.
+    """
+    lengths, name = getattr(config.plan, "lengths", None), type(config.plan).__name__
+    if lengths is not None and len(lengths) != size:
+        raise ValueError(
+            f"loader: {name} has the lengths of {len(lengths):,} samples, the dataset has {size:,}. Give it the length of each "
+            "of them; its order=Subset(...) leaves some out."
+        )
+    if config.batch_size not in (1, None) or config.tail_policy != "keep":
+        raise ValueError(
+            f"loader: batch_size={config.batch_size}, tail={config.tail_policy!r} and plan= are given, and the plan alone makes "
+            f"the batches. Give {name} these settings."
+        )
+
+
+def _are_columns(parts: tuple[Any, ...]) -> bool:
+    arrays = all(isinstance(part, torch.Tensor | np.ndarray) and part.ndim > 0 for part in parts)
+    return arrays and len({len(part) for part in parts}) == 1

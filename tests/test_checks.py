@@ -1,0 +1,84 @@
+"""What is easily given by mistake is refused where it enters, with the way out."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch.utils.data as torch_data
+
+import loaderkit as lk
+
+DATA = list(range(10))
+COLUMNS = (np.zeros((4, 2)), np.zeros(4))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        ("data/*.tar", r"the dataset is 'data/\*.tar', wanted the data itself. For files: loaderkit.ImageFolder"),
+        (Path("data"), "wanted the data itself"),
+        ({"x": np.zeros(4)}, r"a dict of \['x'\], wanted samples by number. Columns by name: loaderkit.ArrayDataset"),
+        (pd.DataFrame({"a": [1]}), r"a DataFrame of \['a'\], wanted samples by number"),
+        (COLUMNS, r"a tuple of 2 arrays of length 4: columns, or samples\? Columns: loaderkit.ArrayDataset"),
+        ((number for number in DATA), "generator has no __len__ or no __getitem__.* loaderkit.StreamDataset"),
+        (torch_data.DataLoader(DATA), r"DataLoader has no .*, wanted a dataset with both \(not a loader of one\)"),
+    ],
+)
+def test_what_is_no_dataset_is_refused(dataset: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        lk.Loader(dataset, 2)
+
+
+def test_a_data_module_refuses_a_tuple_of_columns() -> None:
+    with pytest.raises(TypeError, match=r"columns, or samples\? Columns: loaderkit.ArrayDataset"):
+        lk.DataModule(COLUMNS)
+
+
+def test_containers_of_samples_are_datasets() -> None:
+    assert next(iter(lk.Loader({0: 5, 1: 6}, 2))).tolist() == [5, 6]
+    assert next(iter(lk.Loader([np.zeros(3), np.zeros(3)], 2))).shape == (2, 3)
+    assert next(iter(lk.Loader((7, 8), 2))).tolist() == [7, 8]
+
+
+def test_a_plan_for_other_data_is_refused() -> None:
+    for size in (4, 12):
+        with pytest.raises(ValueError, match=rf"LengthBuckets has the lengths of {size} samples, the dataset has 10"):
+            lk.Loader(DATA, plan=lk.LengthBuckets([1] * size, 2))
+    some = lk.LengthBuckets([1] * 10, 2, order=lk.Subset([3, 4]))
+    assert len(list(lk.Loader(DATA, plan=some))) == 1
+
+
+@pytest.mark.parametrize("settings", [{"batch_size": 2}, {"drop_last": True}, {"tail": "pad"}])
+def test_settings_that_are_the_plans_own_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"the plan alone makes the batches\. Give LengthBuckets these settings"):
+        lk.Loader(DATA, plan=lk.LengthBuckets([1] * 10, 5), **settings)
+
+
+def test_beside_a_plan_a_data_modules_batch_size_is_that_of_evaluation() -> None:
+    plan = lk.LengthBuckets([1] * 10, 5)
+    data = lk.DataModule(DATA, val=DATA, loader=lk.LoaderConfig(plan=plan, batch_size=2, drop_last=True))
+    data.setup("fit")
+    assert [len(data.train_dataloader()), len(data.val_dataloader())] == [2, 5]
+
+
+@pytest.mark.parametrize(
+    "order", [torch_data.BatchSampler(torch_data.SequentialSampler(DATA), 2, drop_last=False), "random"]
+)
+def test_an_order_of_anything_but_indices_is_refused(order: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"the order gives .*, wanted whole numbers.* Of a batch sampler give the sampler"
+    ):
+        lk.Loader(DATA, 2, order=order)
+
+
+def test_a_streams_arguments_are_looked_at_when_it_is_made() -> None:
+    with pytest.raises(TypeError, match=r"shards is of type function, read of type list; wanted a list of names"):
+        lk.StreamDataset(lambda shard, start: iter(()), ["a"])  # type: ignore[arg-type]
+    with pytest.raises(
+        TypeError, match=r"the reader takes \(shard\), wanted read\(shard, start\).* loaderkit.from_start"
+    ):
+        lk.StreamDataset(["a"], lambda shard: iter(()))  # type: ignore[arg-type,misc]
+    stream = lk.StreamDataset(["a"], lk.from_start(lambda shard: iter([1, 2])))
+    assert next(iter(lk.Loader(stream, 2))).tolist() == [1, 2]
