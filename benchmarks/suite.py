@@ -33,7 +33,7 @@ class Script:
 SCRIPTS = (
     Script("rows", 3),
     Script("per_sample", 3),
-    Script("pictures", 3),
+    Script("pictures", 4),
     Script("tokens", 2),
     Script("stragglers", 3),
     Script("transport", 3),
