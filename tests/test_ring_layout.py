@@ -2,6 +2,8 @@
 
 import gc
 import io
+import mmap
+import os
 import weakref
 from collections import OrderedDict
 from typing import Any, NamedTuple
@@ -189,3 +191,18 @@ def test_the_data_is_told_which_worker_reads_it() -> None:
     assert set(found[:, 1].tolist()) == {2}
     assert set(found[:, 2].tolist()) == {40}
     assert len(set(found[:, 3].tolist())) == len(set(found[:, 0].tolist()))
+
+
+def test_a_slot_has_what_its_batches_need_and_room_where_they_differ(slots: Slots) -> None:
+    """A fourth more is for batches of several sizes: of one size, it would lie about in each slot."""
+    size, page = 1 << 22, mmap.PAGESIZE
+    slots.put_key(0, bytes(2000))
+    for _ in range(3):
+        write(torch.zeros(size, dtype=torch.uint8), slots, 0)
+        assert slots.reserved[0] == size
+    assert os.fstat(slots._fd).st_blocks * 512 <= size + 2 * page
+    write(torch.zeros(size + page, dtype=torch.uint8), slots, 0)
+    room = slots.reserved[0]
+    assert size * 5 // 4 <= room <= size * 5 // 4 + 2 * page
+    write(torch.zeros(size * 9 // 8, dtype=torch.uint8), slots, 0)
+    assert slots.reserved[0] == room

@@ -103,12 +103,10 @@ def memory_job(make: Callable[[str, str, bool, int], Loader]) -> Callable[..., A
     """Return the function that runs a loader for some seconds and says how much memory it adds, workers included."""
 
     def run(*, folder: str, kind: str, shuffle: bool, workers: int, seconds: float) -> dict[str, Any]:
-        before = private_bytes(os.getpid())
-        most, begun = 0, time.perf_counter()
+        before, most, begun = memory_bytes(), 0, time.perf_counter()
         for number, _ in enumerate(make(folder, kind, shuffle, workers)):
             if number % 16 == 0:
-                found = [private_bytes(process) - before for process in (os.getpid(), *children())]
-                most = max(most, sum(found))
+                most = max(most, memory_bytes() - before)
             if time.perf_counter() - begun > seconds:
                 break
         return {"memory_mb": most / 2**20 if most else float("nan")}  # less than its parent had: not known
@@ -116,14 +114,23 @@ def memory_job(make: Callable[[str, str, bool, int], Loader]) -> Callable[..., A
     return run
 
 
-def private_bytes(process: int) -> int:
-    """Anonymous and shared memory; not the files that are mapped, which are the page cache's."""
+def memory_bytes() -> int:
+    """Anonymous and shared memory that this process and its workers have, each page counted once.
+
+    Not the files that are mapped, which are the page cache's.
+    """
+    parent = os.getppid()  # it has the rest of what they share, and pages of its own
+    shares = sum(smaps(process, "Pss_Anon", "Pss_Shmem") for process in (parent, os.getpid(), *children()))
+    return shares - smaps(parent, "Private_Dirty")
+
+
+def smaps(process: int, *fields: str) -> int:
+    """Return the bytes of these lines of smaps_rollup."""
     try:
-        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     except OSError:
         return 0  # it has ended
-    fields = {line.split(":")[0]: line.split()[1] for line in lines if line.startswith(("RssAnon", "RssShmem"))}
-    return sum(map(int, fields.values())) * 1024
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(fields))
 
 
 def children() -> list[int]:

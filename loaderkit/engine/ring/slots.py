@@ -101,7 +101,8 @@ class Slots:
             return
         if size > self.stride:
             raise OSError(errno.EFBIG, f"{size:,} bytes, and a slot may have {self.stride:,}")
-        wanted = min(self.stride, _pages(size * 5 // 4))
+        grows = 2 * self.reserved[slot] > size  # batches of several sizes: not anew for each that is a little larger
+        wanted = min(self.stride, _pages(size * 5 // 4 if grows else size))
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(self._fd, self.start(slot), wanted)
         self.reserved[slot] = wanted
