@@ -82,3 +82,36 @@ def test_a_streams_arguments_are_looked_at_when_it_is_made() -> None:
         lk.StreamDataset(["a"], lambda shard: iter(()))  # type: ignore[arg-type,misc]
     stream = lk.StreamDataset(["a"], lk.from_start(lambda shard: iter([1, 2])))
     assert next(iter(lk.Loader(stream, 2))).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: lk.TableDataModule({"a": [1]}, columns="a"), r"columns is 'a', wanted a TableColumns"),
+        (lambda: lk.TextDataModule({"text": ["a"]}, batching="packed"), "batching is 'packed', wanted a TextBatching"),
+        (lambda: lk.TextDataModule({"text": ["a"]}, tokenizer="gpt2"), "tokenizer is 'gpt2', wanted a function"),
+    ],
+)
+def test_a_data_modules_settings_are_looked_at_when_it_is_made(make: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_data_that_is_no_such_data_is_named(tmp_path: Path) -> None:
+    np.zeros(100, np.uint16).tofile(tmp_path / "a.tokens")
+    texts = {"text": ["a"] * 20}
+    refused: list[tuple[Any, str]] = [
+        (lambda: lk.ShardDataModule(str(tmp_path / "a.tokens")), r"TokenDataset: missing .*'length'.* go to options="),
+        (lambda: lk.TextDataModule(texts, text="txt"), r"has no \['txt'\], its fields are \['text'\]"),
+        (lambda: lk.TextDataModule([texts], label="y"), r"has no \['y'\], its fields are \['text'\]"),
+        (lambda: lk.DetectionDataModule([{"img": 1}]), r"sample 0 is \['img'\], wanted a dict with image"),
+        (lambda: lk.ImageDataModule("*.tar"), r"Tar shards by name: train=.* dataset='CIFAR10'"),
+    ]
+    for make, message in refused:
+        with pytest.raises((TypeError, ValueError, FileNotFoundError), match=message):
+            make().setup("fit")
+    with pytest.raises(
+        FileNotFoundError, match=r"no shards at 'some words' \(there is nothing of that name\)"
+    ) as caught:
+        lk.TextDataModule(["some words"]).setup("fit")
+    assert caught.value.__notes__ == ["loaderkit: strings are paths. For the texts themselves: train={'text': texts}."]

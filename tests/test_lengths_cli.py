@@ -87,7 +87,7 @@ def test_each_sample_is_in_one_bin(sizes: list[int]) -> None:
     [
         (("nothing-*.jsonl",), "nothing-"),
         (("--column", "txt"), "txt"),
-        ((), "number of fields"),
+        ((), "say which counts, --column FIELD"),
         (("--length", "math:sinus"), "can't be loaded"),
     ],
 )

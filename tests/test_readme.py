@@ -26,7 +26,9 @@ def test_the_quickstart_trains_and_goes_on_when_it_is_run_again(tmp_path: Path) 
 
 def test_the_other_code_blocks_run_one_after_another(tmp_path: Path) -> None:
     assert len(BLOCKS) >= 9  # else there is nothing to see
-    run(tmp_path, "\n".join(BLOCKS[1:]))
+    said = run(tmp_path, "\n".join(BLOCKS[1:]))
+    assert "UserWarning: interleave" not in said
+    assert "UserWarning: Loader" not in said
 
 
 def run(folder: Path, code: str) -> str:

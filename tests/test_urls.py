@@ -61,7 +61,7 @@ def test_several_urls_keep_their_order(tmp_path: Path) -> None:
 
 def test_nothing_there_is_named(tmp_path: Path, memory: str) -> None:
     for url in (tmp_path, tmp_path / "no.x", tmp_path / "*.x", f"{memory}/no"):
-        with pytest.raises(FileNotFoundError, match=r"no shards at '.*', wanted files that end in \.x, \.z"):
+        with pytest.raises(FileNotFoundError, match=r"no shards at '.*'.*, wanted files that end in \.x, \.z"):
             expand(url, [".x", ".z"])
     with pytest.raises(ValueError, match="no urls given"):
         expand([], [".x"])

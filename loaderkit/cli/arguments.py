@@ -11,10 +11,12 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 def count(text: str) -> int:
     """Parse a number of at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value}, wanted at least 1")
-    return value
+    return _whole(text, 1)
+
+
+def number(text: str) -> int:
+    """Parse a number of at least 0."""
+    return _whole(text, 0)
 
 
 def size(text: str) -> int:
@@ -61,3 +63,13 @@ def named(text: str) -> Any:
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{text!r} can't be loaded: {error}.") from error
     return found
+
+
+def _whole(text: str, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}, wanted a whole number") from None
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{value}, wanted at least {least}")
+    return value

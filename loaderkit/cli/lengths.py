@@ -1,12 +1,14 @@
 """`loaderkit lengths`: how long samples are, and what padding costs with each plan."""
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from loaderkit.cli.arguments import count, named
+from loaderkit.cli.arguments import count, named, number
 from loaderkit.cli.report import complain, say
 from loaderkit.cli.source import add_source, given_source
 from loaderkit.length_plans import LengthBuckets, TokenBudget
@@ -60,7 +62,7 @@ def add_to(commands: Any) -> None:
         help="samples arranged at once; half of them, from 1,024 to 32,768, if not given",
     )
     parser.add_argument("--ranks", type=count, default=1, metavar="N", help="that share the data (%(default)s)")
-    parser.add_argument("--epoch", type=int, default=0, metavar="N", help="which (%(default)s)")
+    parser.add_argument("--epoch", type=number, default=0, metavar="N", help="which (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the order (%(default)s)")
     parser.add_argument("--plot", metavar="FILE.png", help="also draw it; needs matplotlib")
     parser.add_argument("--cache", metavar="FILE", help="keeps the lengths for the next time")
@@ -71,7 +73,10 @@ def add_to(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure, say what came of it, and return the exit code."""
     try:
+        if arguments.plot is not None and not Path(arguments.plot).absolute().parent.is_dir():
+            raise FileNotFoundError(f"no folder for --plot {arguments.plot}.")
         source, method = given_source(arguments)
+        _check_fields(source, arguments)
         lengths = measure_lengths(
             source,
             _length(arguments),
@@ -99,6 +104,19 @@ def run(arguments: argparse.Namespace) -> int:
         complain(f"loaderkit lengths: {error}")
         return 1
     return 0
+
+
+def _check_fields(source: Any, arguments: argparse.Namespace) -> None:
+    """Say which fields there are, where the one that counts is not named or not among them."""
+    sample = source[0] if len(source) and arguments.length is None else None
+    if not isinstance(sample, Mapping) or arguments.column in sample:
+        return
+    found = ", ".join(map(str, sample))
+    if arguments.column is None:
+        raise ValueError(
+            f"samples have the fields {found}: say which counts, --column FIELD or --length MODULE:FUNCTION."
+        )
+    raise ValueError(f"samples have no field {arguments.column!r}, wanted one of {found} (--column).")
 
 
 def _length(arguments: argparse.Namespace) -> Any:
@@ -168,7 +186,7 @@ def _table(found: dict[str, PlanSummary]) -> list[str]:
     rows = [head] + [
         [
             name,
-            f"{one.padded_to_real:.4f}",
+            f"{one.padded_to_real:.4f}" if one.tokens else "-",
             f"{one.batches:,}",
             f"{one.mean_batch:,.0f}",
             f"{one.max_batch:,}",

@@ -1,6 +1,7 @@
 """What a command says: lines as they come."""
 
 import sys
+import traceback
 
 from loaderkit.datasets.progress import with_progress
 
@@ -20,7 +21,9 @@ def complain(line: str) -> None:
 
 
 def complain_of(command: str, error: Exception) -> None:
-    """Write an error, which may be of the user's own code: its type where ours would not have it, and its notes."""
+    """Write an error, which may be of the user's own code: its type and place where ours would not have them, and its notes."""
     plain = isinstance(error, ValueError | FileNotFoundError | ImportError)
+    frames = [] if plain else traceback.extract_tb(error.__traceback__)
+    where = "".join(f"\n  {one.filename}, line {one.lineno}, in {one.name}" for one in frames[-1:])
     notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
-    complain(f"loaderkit {command}: {'' if plain else f'{type(error).__name__}: '}{error}{notes}")
+    complain(f"loaderkit {command}: {'' if plain else f'{type(error).__name__}: '}{error}{where}{notes}")

@@ -4,8 +4,9 @@ import argparse
 import contextlib
 from typing import Any
 
+from loaderkit.checks import check_indexed
 from loaderkit.cli.arguments import count, named, size
-from loaderkit.cli.report import complain, say, with_progress
+from loaderkit.cli.report import complain, complain_of, say, with_progress
 from loaderkit.cli.source import add_source, given_source
 from loaderkit.pool import usable_cpus
 from loaderkit.writing.format import Format
@@ -61,6 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the shards, and return the exit code."""
     try:
         source, method = given_source(arguments)
+        check_indexed(source)
         writing = Writing(
             source,
             arguments.dest,
@@ -77,6 +79,9 @@ def run(arguments: argparse.Namespace) -> int:
                 pass
     except (ValueError, TypeError, OSError, ImportError) as error:
         complain(f"loaderkit shard: {error}")
+        return 1
+    except Exception as error:  # of the user's own code
+        complain_of("shard", error)
         return 1
     if not arguments.quiet:
         records = read_records(writing.manifest)

@@ -1,6 +1,7 @@
 """What a command reads samples from: files of any format, a folder of pictures, or a function of one's own."""
 
 import argparse
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -73,6 +74,10 @@ def open_source(source: str, format: str | None, options: dict[str, Any]) -> Any
         kind = next(iter(kinds.values()))
     if kind is TarDataset:
         options = {"decode": None} | options  # files stay what they are
+    try:
+        inspect.signature(kind).bind(source, **options)
+    except TypeError as error:
+        raise ValueError(f"{kind.__name__}: {error}. Its settings: --option NAME=VALUE.") from None
     return kind(source, **options)
 
 

@@ -230,6 +230,12 @@ def _with(config: LoaderConfig, collate: DetectionCollate) -> LoaderConfig:
 
 
 def _at(data: Sequence[Mapping[str, Any]], root: Path | None) -> list[Mapping[str, Any]]:
+    for index, sample in enumerate(data):
+        if not isinstance(sample, Mapping) or "image" not in sample:
+            found = list(sample) if isinstance(sample, Mapping) else type(sample).__name__
+            raise ValueError(
+                f"DetectionDataModule: sample {index} is {found}, wanted a dict with image, boxes and labels."
+            )
     return [
         {**sample, "image": root / sample["image"]}
         if root and isinstance(sample["image"], str | os.PathLike)

@@ -203,7 +203,8 @@ def _folders_of(root: Path) -> dict[str, Urls]:
     """Find the parts of a folder: those named as such, or else all of it is training data."""
     if not root.is_dir():
         raise FileNotFoundError(
-            f"ImageDataModule: no folder at {root}, wanted one with train/, val/ and test/, or with classes."
+            f"ImageDataModule: no folder at {root}, wanted one with train/, val/ and test/, or with classes. Tar shards by name: "
+            "train=, val=; a torchvision dataset: root= and dataset='CIFAR10'."
         )
     found: dict[str, Urls] = {name: root / name for name in FOLDERS if (root / name).is_dir()}
     return found or {"train": root}

@@ -1,5 +1,6 @@
 """A DataModule for data in shards: formats by suffix, indexes made once a node."""
 
+import inspect
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -94,6 +95,10 @@ def open_shards(urls: Urls, *, format: str | None = None, **settings: Any) -> Sh
     kind, shards = shards_at(urls, format, settings.get("storage"))
     if not kind.keeps_index:
         settings.pop("index_dir", None)
+    try:
+        inspect.signature(kind).bind(shards, **settings)
+    except TypeError as error:
+        raise TypeError(f"{kind.__name__}: {error}. Settings of the format go to options={{name: value}}.") from None
     return kind(shards, **settings)
 
 

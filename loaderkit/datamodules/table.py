@@ -67,6 +67,10 @@ class TableDataModule(DataModule):
         loader: LoaderConfig | None = None,
         eval_loader: LoaderConfig | None = None,
     ) -> None:
+        if columns is not None and not isinstance(columns, TableColumns):
+            raise TypeError(
+                f"{type(self).__name__}: columns is {columns!r}, wanted a TableColumns such as lk.TableColumns(target='price')."
+            )
         given = given_stages(train=train, val=val, test=test, predict=predict)
         parts = parts_of(type(self).__name__, given, is_several=is_dict_of_tables)
         super().__init__(**factories(parts, _unread), loader=loader, eval_loader=eval_loader)

@@ -117,6 +117,15 @@ class TextDataModule(DataModule):
         loader: LoaderConfig | None = None,
         eval_loader: LoaderConfig | None = None,
     ) -> None:
+        if batching is not None and not isinstance(batching, TextBatching):
+            raise TypeError(
+                f"TextDataModule: batching is {batching!r}, wanted a TextBatching such as lk.TextBatching(how='random')."
+            )
+        if tokenizer is not None and not callable(tokenizer):
+            raise TypeError(
+                f"TextDataModule: tokenizer is {tokenizer!r}, wanted a function from a text to its tokens. "
+                "Of a tokenizers.Tokenizer: lambda text: tokenizer.encode(text).ids."
+            )
         given = given_stages(train=train, val=val, test=test, predict=predict)
         if splits is None and train is not None and val is None:
             splits = {"train": 0.9, "val": 0.1}

@@ -37,7 +37,11 @@ def read_texts(
             )
         return [Path(path).read_text(encoding="utf-8") for path in expand(data, (".txt",))], None
     if is_urls(data):
-        data = open_shards(data, format=format)
+        try:
+            data = open_shards(data, format=format)
+        except FileNotFoundError as error:
+            error.add_note(f"loaderkit: strings are paths. For the texts themselves: {name}={{{text!r}: texts}}.")
+            raise
     if hasattr(data, "keys"):
         columns = {field: list(data[field]) for field in (text, label) if field in data}
     else:
@@ -48,6 +52,10 @@ def read_texts(
                 if field in sample:
                     columns[field].append(sample[field])
     wanted = [text] + ([label] if label is not None and labelled else [])
+    fields = list(data) if hasattr(data, "keys") else list(data[0]) if len(data) else wanted
+    missing = [field for field in wanted if field not in fields]
+    if missing:
+        raise ValueError(f"TextDataModule: {name} has no {missing}, its fields are {fields}. Name them: text=, label=.")
     sizes = {field: len(columns.get(field, [])) for field in wanted}
     if len({*sizes.values(), sizes[text] or -1}) > 1:
         raise ValueError(f"TextDataModule: {name} has {sizes} values of its fields, wanted as many of each, and some.")

@@ -43,7 +43,12 @@ def expand(urls: Urls, suffixes: Sequence[str], storage: Storage | None = None) 
         found = (storage or Storage()).find(url, suffixes) if is_remote(url) else _expand_local(url, suffixes)
         found = [path for path in found if not path.endswith(INDEX_SUFFIX)]
         if not found:
-            raise FileNotFoundError(f"no shards at {url!r}, wanted files that end in {', '.join(suffixes)}.")
+            gone = (
+                ""
+                if is_remote(url) or glob.has_magic(url) or Path(url).exists()
+                else " (there is nothing of that name)"
+            )
+            raise FileNotFoundError(f"no shards at {url!r}{gone}, wanted files that end in {', '.join(suffixes)}.")
         shards += sorted(found)
     names = Counter(shard if is_remote(shard) else str(Path(shard).resolve()) for shard in shards)
     twice = [name for name, count in names.items() if count > 1]

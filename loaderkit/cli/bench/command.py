@@ -102,7 +102,10 @@ def _engines(text: str) -> list[str]:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text}, wanted more than 0")
+        raise argparse.ArgumentTypeError(f"{text!r}, wanted a number above 0")
     return value

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from loaderkit.cli.arguments import count
+from loaderkit.cli.arguments import count, number
 from loaderkit.cli.bench.subject import add_subject, given_subject
 from loaderkit.cli.doctor.data import check_data
 from loaderkit.cli.doctor.finding import Finding
@@ -25,7 +25,7 @@ def add_to(commands: Any) -> None:
     )
     add_subject(parser, required=False)
     parser.add_argument(
-        "--workers", type=int, metavar="N", help='of each rank; as num_workers="auto" has it if not given'
+        "--workers", type=number, metavar="N", help='of each rank; as num_workers="auto" has it if not given'
     )
     parser.add_argument("--ranks", type=count, metavar="N", help="on this machine; torchrun's, else 1, if not given")
     parser.set_defaults(run=run)

@@ -1,0 +1,81 @@
+"""What is easily given to a command by mistake ends in one line that says what was wanted."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loaderkit import __version__
+from loaderkit.cli import main
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "texts.jsonl").write_text(
+        "".join(json.dumps({"text": "a" * row, "id": row}) + "\n" for row in range(50))
+    )
+    np.zeros(100, np.uint16).tofile(tmp_path / "a.tokens")
+    (tmp_path / "given_here.py").write_text(
+        "def broken():\n    raise RuntimeError('a bug')\n\n\ndef nothing():\n    pass\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "given_here", raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("shard given_here:broken out", "loaderkit shard: RuntimeError: a bug\n"),
+        ("shard given_here:nothing out", "loaderkit shard: loader: NoneType has no __len__"),
+        ("shard nowhere out", "no shards at 'nowhere' (there is nothing of that name)"),
+        ("lengths texts.jsonl", "samples have the fields text, id: say which counts, --column FIELD"),
+        ("lengths texts.jsonl --column txt", "samples have no field 'txt', wanted one of text, id"),
+        ("lengths texts.jsonl --column text --plot nowhere/a.png", "no folder for --plot nowhere/a.png"),
+        (
+            "lengths a.tokens",
+            "TokenDataset: missing a required argument: 'length'. Its settings: --option",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str], command: str, said: str) -> None:
+    assert main(command.split()) == 1
+    found = capsys.readouterr()
+    assert said in found.err
+    assert "Traceback" not in found.err
+    assert not found.out
+
+
+def test_an_error_of_ones_own_code_says_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["shard", "given_here:broken", "out"]) == 1
+    assert f"{folder / 'given_here.py'}, line 2, in broken" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("index a --jobs x", "--jobs: 'x', wanted a whole number"),
+        ("index a --jobs 0", "--jobs: 0, wanted at least 1"),
+        ("doctor --workers -2", "--workers: -2, wanted at least 0"),
+        ("lengths a --epoch -1", "--epoch: -1, wanted at least 0"),
+        ("bench a --seconds long", "--seconds: 'long', wanted a number above 0"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(capsys: pytest.CaptureFixture[str], command: str, said: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(command.split())
+    assert said in capsys.readouterr().err
+
+
+def test_no_batches_have_no_padding(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lengths", "texts.jsonl", "--column", "text", "--ranks", "200"]) == 0
+    assert "nan" not in capsys.readouterr().out
+
+
+def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"loaderkit {__version__}\n"
