@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from apart import Make, interleave_apart
-from harness import DATA, LIMIT, OURS, TORCH, Row, drain, ratio, spread, steady, tell
+from harness import DATA, LIMIT, OURS, OVER_LINES, TORCH, Row, drain, ratio, spread, steady, tell
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -296,8 +296,10 @@ def draw_bars(figure: Any, rows: list[Row], title: str, column: str = "throughpu
         bars = axes.barh(
             [row["contender"] for row in mine], values, color=[colour_of(row["contender"]) for row in mine]
         )
-        axes.bar_label(bars, [f" {value:.2g}" for value in values])
-        axes.axvline(1, color="#24292f", linewidth=0.8, linestyle=":")
+        axes.bar_label(
+            bars, [f" {value:.2f}" if value >= 0.1 else f" {value:.2g}" for value in values], bbox=OVER_LINES
+        )
+        axes.axvline(1, color="#24292f", linewidth=0.8, linestyle=":", zorder=0)
         axes.set_xlim(0, 1.15 * max(1.0, *values))
         axes.invert_yaxis()
         axes.set_title(f"{workers} workers", loc="left")

@@ -30,6 +30,7 @@ import matplotlib.pyplot as plt
 
 RESULTS = Path(__file__).parent / "results"
 OURS, TORCH, DATA, LIMIT = "#1f6feb", "#d1603d", "#8a63d2", "#8c959f"
+OVER_LINES = {"facecolor": "white", "edgecolor": "none", "pad": 0.3}  # of a label that a line would cross
 LEAST_ROUNDS = 3
 Row = dict[str, Any]
 

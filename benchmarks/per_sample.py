@@ -82,14 +82,21 @@ def draw(figure: Any, rows: list[Row]) -> None:
             axes.plot(costs, values, "o-", color=colour_of(name), label=name)
             if name == LOADER:
                 for cost, value in zip(costs, values, strict=True):
-                    axes.annotate(f"{value:.2f}", (cost, value), (0, -15), textcoords="offset points", ha="center")
+                    axes.annotate(
+                        f"{value:.2f}",
+                        (cost, value),
+                        (0, 8 if value > 0.9 else -14),
+                        textcoords="offset points",
+                        ha="center",
+                        fontsize=8,
+                    )
         axes.axhline(0.93, color="#24292f", linewidth=0.8, linestyle=":", label="target at 100 us: 0.93")
         axes.set_xscale("log")
         axes.set_xlabel("cost of a sample (us, log scale)")
         axes.set_title(f"{workers} workers", loc="left")
         axes.set_ylim(0, 1.3 * max(row[column] for row in rows if row["contender"] in (LOADER, REFERENCE)))
     lines[0].set_ylabel("throughput over DataLoader's\n(more is better)")
-    lines[0].legend(loc="lower right", frameon=False)
+    lines[0].legend(loc="upper left", frameon=False)
     names = list(dict.fromkeys(row["contender"] for row in rows if row["contender"] != BARE))
     for axes, workers in zip(bars, (0, 2), strict=True):
         mine = [row for row in rows if row["workers"] == workers and row["sample_us"] == TARGET_US]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from apart import Make, interleave_apart
 from contenders import Epoch, Job, colour_of, others
-from harness import LIMIT, Row, drain, parse_options, ratio, report, spread
+from harness import LIMIT, OVER_LINES, Row, drain, parse_options, ratio, report, spread
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -104,10 +104,10 @@ def draw(figure: Any, rows: list[Row], size: int) -> None:
     names = [row["contender"] for row in rows]
     values = [row["ratio_to_reference"] for row in rows]
     bars = axes.barh(names, values, color=[LIMIT if name in (ALONE, LOOP) else colour_of(name) for name in names])
-    axes.bar_label(bars, [f" {value:.2f} x" if value < 10 else f" {value:.0f} x" for value in values])
+    axes.bar_label(bars, [f" {value:.2f} x" if value < 10 else f" {value:.0f} x" for value in values], bbox=OVER_LINES)
     axes.set_xscale("log")
     axes.set_xlim(min(values) / 2, max(values) * 3)
-    axes.axvline(1, color="#24292f", linewidth=0.8, linestyle=":")
+    axes.axvline(1, color="#24292f", linewidth=0.8, linestyle=":", zorder=0)
     axes.invert_yaxis()
     axes.set_xlabel("time over the hand-written loop's (log scale; less is better)")
     figure.suptitle(f"{size:,} x 32 float32 in memory, batches of {BATCH:,}, shuffled", x=0.01, ha="left")

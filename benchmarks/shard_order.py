@@ -87,6 +87,7 @@ def draw(figure: Any, rows: list[Row]) -> None:
         axes.barh(labels[::-1], [row[column] for row in rows][::-1], color=colours[::-1])
         axes.set_xscale("log")
         axes.set_title(title + " (log scale)", loc="left")
+    figure.suptitle("ShardOrder: lanes x window, in samples", x=0.01, ha="left")
 
 
 if __name__ == "__main__":

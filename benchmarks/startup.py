@@ -28,7 +28,7 @@ from contenders import (
     colour_of,
     installed,
 )
-from harness import LeftOutError, Row, parse_options, report, spread, tell
+from harness import OVER_LINES, LeftOutError, Row, parse_options, report, spread, tell
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -158,7 +158,11 @@ def main() -> None:
 def draw(figure: Any, rows: list[Row]) -> None:
     panels = figure.subplots(1, 3)
     names = list(dict.fromkeys(row["contender"] for row in rows))
-    titles = {"cold_ms": "first batch, cold (ms)", "second_ms": "first batch, second (ms)", "epoch_gap_ms": "gap (ms)"}
+    titles = {
+        "cold_ms": "first batch, cold (ms)",
+        "second_ms": "first batch, second (ms)",
+        "epoch_gap_ms": "from epoch to epoch (ms; target 5)",
+    }
     for axes, (column, title) in zip(panels, titles.items(), strict=True):
         for offset, method in enumerate(METHODS):
             mine = [row for row in rows if row["start_method"] == method and row[column] == row[column]]
@@ -169,6 +173,7 @@ def draw(figure: Any, rows: list[Row]) -> None:
                 bars,
                 [f" {row[column]:,.0f}" if row[column] >= 100 else f" {row[column]:.3g}" for row in mine],
                 fontsize=7,
+                bbox=OVER_LINES,
             )
         axes.set_xscale("log")
         axes.xaxis.set_minor_formatter("")
@@ -177,7 +182,7 @@ def draw(figure: Any, rows: list[Row]) -> None:
         axes.set_yticks(range(len(names)), names if axes is panels[0] else [])
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.set_title(title, loc="left", fontsize=10)
-    panels[2].axvline(5, color="#24292f", linewidth=0.8, linestyle=":")
+    panels[2].axvline(5, color="#24292f", linewidth=0.8, linestyle=":", zorder=0)
     figure.suptitle(
         f"{WORKERS} workers; for each: {', '.join(METHODS)}, from above (log scale)", x=0.01, ha="left", fontsize=10
     )

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from apart import Make, interleave_apart
 from contenders import LOADER, RING, Job, by_torch, colour_of, others, ours
-from harness import Options, Row, drain, parse_options, ratio, report, spread
+from harness import OVER_LINES, Options, Row, drain, parse_options, ratio, report, spread
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -138,8 +138,8 @@ def draw(figure: Any, rows: list[Row]) -> None:
             places = [names.index(row["contender"]) for row in mine]
             values = [row["over_perfect_balance"] for row in mine]
             bars = axes.barh(places, values, color=[colour_of(row["contender"]) for row in mine])
-            axes.bar_label(bars, [f" {value:.2f}" for value in values], fontsize=8)
-            axes.axvline(1.15, color="#24292f", linewidth=0.8, linestyle=":")
+            axes.bar_label(bars, [f" {value:.2f}" for value in values], fontsize=8, bbox=OVER_LINES)
+            axes.axvline(1.15, color="#24292f", linewidth=0.8, linestyle=":", zorder=0)
             axes.set_title(f"{kind}, batches of {batch_size}", loc="left")
     for axes in panels[:, 0]:
         axes.set_yticks(range(len(names)), names, fontsize=8)

@@ -216,10 +216,13 @@ def draw(figure: Any, rows: list[Row], value: str, label: str) -> None:
         shown = [row for row in rows if (row["sigma"], row.get("longest", LONGEST)) == group]
         names = [row["contender"] for row in shown]
         bars = axes.barh(names, [row[value] for row in shown], color=[COLOURS.get(name, OURS) for name in names])
-        axes.bar_label(bars, [f" {row[value]:.4g}" if row[value] < 1e3 else f" {row[value]:,.0f}" for row in shown])
+        axes.bar_label(bars, [f" {row[value]:.3f}" if row[value] < 1e3 else f" {row[value]:,.0f}" for row in shown])
         axes.set_xlim(0, max(row[value] for row in shown) * 1.3)
         axes.set_title(f"sigma {group[0]}, {group[1]}".replace(", 2", ", up to 2"), loc="left", fontsize=9)
         axes.set_xlabel(label)
+        axes.xaxis.set_major_formatter(
+            "{x:,g}" if value == "padded_to_real" else lambda number, _: f"{number / 1e6:g} M"
+        )
         axes.axvline(1 if value == "padded_to_real" else 0, color=LIMIT, linewidth=0.8)
     panels[0].invert_yaxis()
 
