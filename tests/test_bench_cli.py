@@ -323,3 +323,10 @@ def test_a_streams_workers_are_measured_once(capsys: pytest.CaptureFixture[str])
     """They are torchdata's, whatever the engine."""
     assert run("stream", "--workers", "0,1", "--seconds", 0.5, "--rounds", 1) == 0
     assert set(table(capsys.readouterr().out)) == {("inline", "0"), ("torch", "1")}
+
+
+def test_what_a_loader_has_for_workers_is_left_out_without_them() -> None:
+    loader = lk.Loader(list(range(8)), 2, num_workers=1, timeout=60, prefetch_factor=3, multiprocessing_context="fork")
+    subject = subject_of(loader, batch_size=None, spawn=False)
+    assert len(list(subject.loader(Setting(0, "inline")))) == 4
+    assert subject.loader(Setting(2, "ring")).config.timeout == 60

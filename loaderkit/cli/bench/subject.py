@@ -43,7 +43,8 @@ class Subject:
         if setting.workers:
             changes = {"persistent_workers": True, **changes}
         else:
-            changes = dict.fromkeys(("prefetch_factor", "persistent_workers", "multiprocessing_context")) | changes
+            for_workers = dict.fromkeys(("prefetch_factor", "persistent_workers", "multiprocessing_context"))
+            changes = {**for_workers, "timeout": 0, **changes}
         dataset = changes.pop("dataset", self.dataset)
         config, workers = self.config, setting.workers
         return Loader.from_config(dataset, config, engine=setting.engine, num_workers=workers, **changes)
