@@ -208,7 +208,7 @@ def test_composed_streams_pickle(make: Any, wanted: Counter[int]) -> None:
 sizes_of = st.lists(st.sampled_from([0, 0, 1, 2, 9, 25]), min_size=1, max_size=6)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80, derandomize=True)
 @given(data=st.data(), left=sizes_of, right=sizes_of)
 @quiet
 def test_any_shards_any_stop_any_chain(data: Any, left: list[int], right: list[int]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torchvision import tv_tensors
 
@@ -59,7 +59,6 @@ def make_sample(size: tuple[int, int], boxes: list[list[int]], form: str, box_fo
     return {"image": picture, **target} if form == "dict" else (picture, target)
 
 
-@settings(deadline=None)
 @given(pictures_with_boxes(), st.sampled_from(FORMS), st.sampled_from(["XYWH", "XYXY", "CXCYWH"]), st.integers(1, 4))
 def test_each_form_of_sample_becomes_the_same_target(
     drawn: list[tuple[tuple[int, int], list[list[int]]]], form: str, box_format: Any, multiple: int
@@ -121,7 +120,6 @@ def counts_as_text(counts: list[int]) -> str:
     return text
 
 
-@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**32 - 1))
 def test_run_lengths_are_decoded_down_the_columns(height: int, width: int, seed: int) -> None:
     mask = np.random.default_rng(seed).integers(0, 5, (height, width)) > 1

@@ -46,7 +46,7 @@ def test_the_laws(sizes: list[int], tmp_path: Path) -> None:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.sampled_from([b"1", b'"a b"', b"\n", b"\r\n", b" ", b"\t", b"\0", b"\xef\xbb\xbf", b"[2]"])),
     st.integers(1, 9),

@@ -217,7 +217,7 @@ def journeys(draw: st.DrawFn) -> tuple[str, str, int, int, list[tuple[int, int, 
     )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(journeys())
 def test_resumes_in_a_row_on_other_ranks_and_batch_sizes_deliver_each_sample_once(journey: Any) -> None:
     name, kind, size, window, legs = journey
@@ -360,7 +360,7 @@ def test_rows_are_packed_tightly() -> None:
         assert rows * 2048 < most * lengths.sum()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(0, 30), max_size=60), st.integers(5, 30))
 def test_a_sample_goes_where_it_leaves_the_least_room(lengths: list[int], row_length: int) -> None:
     """Against best fit decreasing as one would write it down."""

@@ -60,7 +60,7 @@ class Batches:
 TIMES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=30)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(epochs=st.lists(TIMES, min_size=1, max_size=3), window=st.integers(1, 12), warmup=st.integers(0, 5))
 def test_the_share_is_that_of_waiting_in_the_last_steps(
     epochs: list[list[tuple[int, int, int]]], window: int, warmup: int

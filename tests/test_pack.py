@@ -60,7 +60,6 @@ def slowly(rows: list[list[Tensor]], steps: int, labels: str, pad_value: int) ->
     return {**packed, "cu_seqlens": ends, "max_seqlen": longest}
 
 
-@settings(deadline=None)
 @given(rows_of_lengths, dtypes, st.sampled_from(["next", "same"]), st.integers(0, 3), st.integers(1, 4), st.booleans())
 def test_packing_equals_the_obvious_way_and_unpacks(
     lengths: list[list[int]], dtype: torch.dtype, labels: Any, more: int, multiple: int, fixed: bool
@@ -209,7 +208,7 @@ class Model(torch.nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(rows_of_lengths.filter(lambda rows: any(n > 1 for row in rows for n in row)), st.booleans(), st.integers(0, 3))
 def test_loss_and_gradients_of_a_packed_batch_are_those_of_the_samples_alone(
     lengths: list[list[int]], causal: bool, more: int

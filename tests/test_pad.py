@@ -8,7 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torchvision import tv_tensors
@@ -61,7 +61,6 @@ def same(left: Tensor, right: Tensor) -> bool:
     return left.dtype == right.dtype and left.shape == right.shape and torch.equal(left, right)
 
 
-@settings(deadline=None)
 @given(sequences(), rules, st.sampled_from([0, joining._FEW]))
 def test_padding_equals_the_obvious_way_in_every_form_of_sample(values: list[Tensor], rule: lk.Pad, few: int) -> None:
     wanted = slowly(values, rule)
@@ -105,7 +104,6 @@ FORMS: dict[str, Any] = {
 }
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 40), min_size=1, max_size=7),
     st.sampled_from([torch.int64, torch.uint16, torch.uint32, torch.bool, torch.float16, torch.uint8]),
@@ -130,7 +128,6 @@ def test_tokens_are_padded_and_joined_the_same_in_any_form_and_group(
     assert joined.offsets.diff().tolist() == lengths
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_any_axes_are_padded(data: st.DataObject) -> None:
     """Against a full tensor that each sample is written into, element by element."""
@@ -171,7 +168,6 @@ def test_any_axes_are_padded(data: st.DataObject) -> None:
         assert same(value, again)
 
 
-@settings(deadline=None)
 @given(sequences(), st.integers(1, 6), st.sampled_from(["truncate_left", "truncate_right"]), st.booleans())
 def test_what_is_too_long_is_cut(values: list[Tensor], most: int, too_long: Any, general: bool) -> None:
     rule = lk.Pad(max_length=most, too_long=too_long, lengths=True, dims=(0,) if not general else -values[0].ndim)
@@ -212,7 +208,6 @@ def test_masks_are_boolean_or_added() -> None:
     assert added.tolist() == [[0, 0], [0, -np.inf]]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.sampled_from(["dict", "tuple", "bare", "whole"]))
 def test_sorted_samples_pack_and_return_to_their_order(lengths: list[int], form: str) -> None:
     values = [torch.arange(1.0, 1 + length) + 10 * row for row, length in enumerate(lengths)]
@@ -305,7 +300,6 @@ def test_fields_have_rules_of_any_kind() -> None:
         inner([{"x": {"y": 1}}])
 
 
-@settings(deadline=None)
 @given(sequences(), rules)
 def test_each_field_is_what_its_rule_makes_of_it_alone(values: list[Tensor], rule: lk.Pad) -> None:
     rule = dataclasses.replace(rule, lengths=True, mask=True)
@@ -375,7 +369,6 @@ def flat(batch: Any) -> list[Tensor]:
     return [part for value in batch for part in flat(value)]
 
 
-@settings(deadline=None)
 @given(sequences(), st.sampled_from(["right", "left"]))
 def test_padding_is_undone_by_the_lengths(values: list[Tensor], side: Any) -> None:
     padded, lengths = pad_sequences(values, value=-1, side=side)

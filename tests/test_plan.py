@@ -138,7 +138,7 @@ def journeys(draw: st.DrawFn) -> tuple[int, Tail, int, list[tuple[int, int, int]
     )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(journeys())
 def test_resumes_in_a_row_deliver_the_epoch_exactly_once(journey: tuple[int, Tail, int, list]) -> None:
     """Up to three interruptions, each resumed with other ranks and another batch size."""

@@ -48,7 +48,7 @@ def test_each_index_comes_once(sizes: list[int], lanes: int, window: int, block:
         assert sorted(whole(order, epoch).tolist()) == list(range(sum(sizes)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     sizes=st.lists(st.integers(0, 60), max_size=30),
     lanes=st.integers(1, 40),

@@ -56,7 +56,7 @@ GOLDEN_NUMBERS = [1, 1, 0, 1, 0, 1, 1, 1, 1, 1, 0, 0]
 GOLDEN_NAMES = [1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=80), st.integers(0, 5), st.booleans())
 def test_a_group_is_on_one_side(groups: list[int], seed: int, stratified: bool) -> None:
     strata = [group % 3 for group in groups] if stratified else None
@@ -65,7 +65,7 @@ def test_a_group_is_on_one_side(groups: list[int], seed: int, stratified: bool) 
     assert len({(group, side) for group, side in zip(groups, sides(split), strict=True)}) == len(set(groups))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=120), st.integers(0, 5))
 def test_strata_are_split_to_a_sample(strata: list[str], seed: int) -> None:
     split = lk.split(range(len(strata)), SHARES, seed=seed, stratify_by=strata)

@@ -28,7 +28,7 @@ def encode(statistics: TableStatistics, columns: dict[str, Any], *, with_target:
     return statistics.encode(read_table(columns, "val"), "val", with_target=with_target)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(rows=st.lists(st.tuples(NUMBERS, TEXTS), min_size=1, max_size=30), missing=st.sampled_from(["mean", "median"]))
 def test_statistics_and_codes_are_those_of_an_obvious_computation(rows: list[Any], missing: Any) -> None:
     numbers, texts = [row[0] for row in rows], [row[1] for row in rows]

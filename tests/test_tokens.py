@@ -43,7 +43,7 @@ def windows(shards: list[Any], length: int, stride: int, remainder: str) -> list
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 20), min_size=1, max_size=4),
     st.integers(1, 6),

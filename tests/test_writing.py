@@ -56,7 +56,7 @@ def hidden(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if path.name.startswith(".")]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(SAMPLES, min_size=1, max_size=4), GRID)
 def test_tar_gives_back_what_was_written(samples: list[dict[str, Any]], grid: tuple[int, int, int]) -> None:
     size, per_shard, jobs = grid
@@ -82,7 +82,7 @@ PLACES = st.tuples(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(ROWS, min_size=1, max_size=4), PLACES, GRID, st.integers(1, 20))
 def test_parquet_gives_back_what_was_written(
     rows: list[dict[str, Any]], places: tuple[str, list[int], list[int]], grid: tuple[int, int, int], group: int
@@ -108,7 +108,7 @@ def test_parquet_gives_back_what_was_written(
         assert hidden(Path(name)) == []
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.lists(st.integers(0, 2**16 - 2), max_size=9), min_size=1, max_size=4),
     GRID,
