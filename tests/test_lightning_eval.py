@@ -209,15 +209,30 @@ def test_asking_for_data_that_was_not_given_is_an_error(tmp_path: Path) -> None:
         trainer.validate(Evaluated(str(tmp_path)), datamodule=lk.DataModule(jobs.Samples()), verbose=False)
 
 
-def test_a_model_that_validates_trains_without_validation_data(tmp_path: Path) -> None:
+class Overriding(lk.DataModule):
+    def val_dataloader(self) -> Any:
+        return super().val_dataloader()
+
+
+@pytest.mark.parametrize("kind", [lk.DataModule, Overriding])
+@pytest.mark.parametrize("validates", [True, False])
+def test_a_training_without_validation_data_is_as_with_any_datamodule(
+    kind: type[lk.DataModule], validates: bool, tmp_path: Path
+) -> None:
+    """Lightning says that a model validates in vain; not that a model lacks a step for data that nobody gave."""
     job = {"dir": str(tmp_path), "name": "whole"}
+    model = jobs.Model(job)
+    if not validates:
+        model.validation_step = pl.LightningModule.validation_step.__get__(model)
     trainer = quiet_trainer(job, max_epochs=1)
-    data = lk.DataModule(jobs.Samples(8), loader=lk.LoaderConfig(batch_size=4))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer.fit(jobs.Model(job), datamodule=data)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.fit(model, datamodule=kind(jobs.Samples(8), loader=lk.LoaderConfig(batch_size=4)))
     assert trainer.global_step == 2
     assert "val" not in trainer.callback_metrics
+    said = [str(warning.message) for warning in caught if "val" in str(warning.message)]
+    if kind is lk.DataModule:
+        assert ["validation_step` but have no `val_dataloader" in text for text in said] == [True] * validates
 
 
 def test_validation_is_the_same_each_time() -> None:

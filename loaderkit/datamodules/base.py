@@ -1,6 +1,7 @@
 """A LightningDataModule for any datasets, whose state means *learnt*."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -25,6 +26,11 @@ from loaderkit.world import World
 
 L = TypeVar("L", bound=TrainerLoader)
 _STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}
+
+
+@functools.wraps(pl.LightningDataModule.val_dataloader)  # so that a Trainer takes it for not overridden
+def _no_val_dataloader() -> list[Any]:
+    return []
 
 
 class DataModule(pl.LightningDataModule):
@@ -128,11 +134,12 @@ class DataModule(pl.LightningDataModule):
         self._position.place(before)
         return loaders
 
-    @override
-    def val_dataloader(self) -> Any:
+    @property
+    def val_dataloader(self) -> Callable[[], Any]:
+        """Makes the loaders for validation. A training without such data sees none, as with any DataModule without that method."""
         if self._given["val"] is None and self.trainer is not None and self.trainer.state.fn == "fit":
-            return []  # training goes on without validation, as with any DataModule that has none
-        return self._make("val", self._make_eval)
+            return _no_val_dataloader
+        return functools.partial(self._make, "val", self._make_eval)
 
     @override
     def test_dataloader(self) -> Any:
