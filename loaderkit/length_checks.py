@@ -19,7 +19,9 @@ def as_lengths(lengths: npt.ArrayLike, name: str) -> Int64Array:
         ValueError: If they are not integers of at least 0 on one axis, or there are none.
     """
     found = np.asarray(lengths)
-    if found.ndim != 1 or not found.size or found.dtype.kind not in "iu":
+    if found.shape == (0,):
+        raise ValueError(f"{name}: there are no lengths, wanted the length of each sample.")
+    if found.ndim != 1 or found.dtype.kind not in "iu":
         raise ValueError(
             f"{name}: lengths have shape {found.shape} and dtype {found.dtype}, wanted one axis of integers, the length of "
             "each sample."

@@ -126,6 +126,7 @@ def split(
         keep: A manifest that an earlier split saved: keys that it has stay on its sides.
 
     Raises:
+        TypeError: If the fractions have no names.
         ValueError: If settings contradict each other, keys are not unique, or there are no samples.
     """
     sides, edges, number = _sides(fractions, fold, folds)
@@ -170,6 +171,10 @@ def _sides(
     fractions: Mapping[str, float] | None, fold: int | None, folds: int | None
 ) -> tuple[tuple[str, ...], npt.NDArray[np.float64], npt.NDArray[np.int64]]:
     """Return the sides, where [0, 1) is cut between them, and which side each piece belongs to."""
+    if fractions is not None and not isinstance(fractions, Mapping):
+        raise TypeError(
+            f"split: fractions are {fractions!r}, wanted them by side, such as {{'train': 0.8, 'val': 0.2}}."
+        )
     shares = dict(fractions or {})
     bad = {side: share for side, share in shares.items() if not 0 < share <= 1}
     total = sum(shares.values())

@@ -108,6 +108,12 @@ def test_indices_count_from_the_end_and_stop_there() -> None:
             data[index]
 
 
+class Frame(dict[str, list[int]]):
+    """As pandas' has them."""
+
+    iloc, columns = None, ("x",)
+
+
 @pytest.mark.parametrize(
     ("given_columns", "error", "message"),
     [
@@ -116,6 +122,7 @@ def test_indices_count_from_the_end_and_stop_there() -> None:
         ((), ValueError, "no columns found"),
         (torch.tensor(3), ValueError, "a column without rows"),
         ({"x": 3}, TypeError, "a column of type int"),
+        (Frame({"x": [1, 2]}), TypeError, "a column of type Frame, .* Of a frame: {name: frame"),
     ],
 )
 def test_columns_that_do_not_fit_are_refused(given_columns: Any, error: type[Exception], message: str) -> None:

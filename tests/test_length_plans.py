@@ -330,7 +330,7 @@ def test_a_collate_gets_rows_of_packed_samples() -> None:
     [
         (lambda: LengthBuckets([[1]], 2), r"lengths have shape \(1, 1\)"),
         (lambda: LengthBuckets([1.5], 2), "wanted one axis of integers"),
-        (lambda: LengthBuckets([], 2), "the length of each sample"),
+        (lambda: LengthBuckets([], 2), "there are no lengths, wanted the length of each sample"),
         (lambda: LengthBuckets([3, -1], 2), "sample 1 has length -1"),
         (lambda: LengthBuckets([3], 0), "batch_size is 0"),
         (lambda: LengthBuckets([3], 1, window=0), "window is 0"),

@@ -143,6 +143,11 @@ def test_bad_settings_are_refused(call: Any, message: str) -> None:
         call()
 
 
+def test_fractions_without_names_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"fractions are \[0.8, 0.2\], wanted them by side"):
+        lk.split(range(5), [0.8, 0.2])  # type: ignore[arg-type]
+
+
 def test_bad_manifests_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "split.json"
     lk.split(range(9), {"a": 0.5, "b": 0.5}).save(path)

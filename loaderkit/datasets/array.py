@@ -116,7 +116,8 @@ def _walk(columns: Columns, function: Any) -> Any:
 
 def _prepare(columns: Columns) -> Columns:
     """Keep arrays, wrap tensors; a list of columns is a tuple of them, other sequences are columns."""
-    if isinstance(columns, Mapping):
+    is_frame = hasattr(columns, "iloc") and hasattr(columns, "columns")
+    if isinstance(columns, Mapping) and not is_frame:
         return {name: _prepare(column) for name, column in columns.items()}
     if isinstance(columns, tuple) or (
         isinstance(columns, list) and any(isinstance(column, Tensor | np.ndarray) for column in columns)
@@ -127,10 +128,11 @@ def _prepare(columns: Columns) -> Columns:
         raise ValueError(f"ArrayDataset: found a column without rows, {columns!r}; wanted at least one axis.")
     if isinstance(columns, Tensor):
         return TensorColumn(columns)
-    if not hasattr(columns, "__len__") or not hasattr(columns, "__getitem__"):
+    if is_frame or not hasattr(columns, "__len__") or not hasattr(columns, "__getitem__"):
+        hint = " Of a frame: {name: frame[name].to_numpy() for name in frame}." if is_frame else ""
         raise TypeError(
             f"ArrayDataset: found a column of type {type(columns).__name__}, "
-            "wanted a tensor, a numpy array, a sequence, or a tuple or dict of them."
+            f"wanted a tensor, a numpy array, a sequence, or a tuple or dict of them.{hint}"
         )
     return columns
 
