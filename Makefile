@@ -10,7 +10,7 @@ test: .venv/test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=20
+	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=20
 
 bench: .venv/bench
 	$(BIN)/python benchmarks/suite.py $(if $(QUICK),--quick)

@@ -214,7 +214,7 @@ def test_ranks_that_would_wait_for_each_other_are_refused(tmp_path: Path) -> Non
     assert "DDP sends the model's buffers (norm.running_mean, " in jobs.log_of(job)
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning", "ignore:You defined a `validation_step`")
 def test_what_a_stream_cannot_do_in_a_datamodule_is_said(tmp_path: Path) -> None:
     trainer = quiet_trainer({"dir": str(tmp_path)}, overfit_batches=2, max_epochs=1, num_sanity_val_steps=0)
     data = lk.DataModule(jobs.make_stream(SHARDS))
