@@ -92,7 +92,7 @@ def contenders_for(batches: list[list[Any]], kind: str) -> dict[str, Callable[[]
 def main() -> None:
     options = parse_options(__doc__)
     torch.set_num_threads(1)
-    rounds, count = (3, 8) if options.quick else (10, 24)
+    rounds, count = (3, 8) if options.quick else (30, 24)
     rows: list[Row] = []
     for kind in SAMPLES:
         for dtype in ("int64", "uint16") if kind != "lists" else ("int64",):

@@ -536,3 +536,17 @@ def test_a_ragged_gives_what_its_sequences_give_in_memory_of_its_own(dtype: torc
         assert batch["tokens"].tolist() == packing(values)["tokens"].tolist()
         batch["tokens"].zero_()
     assert ragged.values.tolist() == torch.cat(values).tolist()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_what_is_wrong_in_many_small_numbers_is_said_as_in_few(side: Any) -> None:
+    """They are padded in a way of their own."""
+    many = [torch.full((300,), row, dtype=torch.uint8) for row in range(64)]
+    with pytest.raises(CollateError, match=r"has dtype torch.uint8 and torch.bool, wanted one in a batch"):
+        lk.PadCollate(lk.Pad(side=side))([*many, torch.ones(300, dtype=torch.bool)])
+    with pytest.raises(CollateError, match="is padded with 256, wanted a whole number from 0 to 255"):
+        lk.PadCollate(lk.Pad(side=side, value=256))(many)
+    with pytest.raises(CollateError, match="shape after the first axis"):
+        lk.PadCollate(lk.Pad(side=side))([*many, torch.ones(300, 2, dtype=torch.uint8)])
+    columns = [row[:, None] for row in many]
+    assert torch.equal(lk.PadCollate(lk.Pad(side=side))(columns), torch.stack(columns))

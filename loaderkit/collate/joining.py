@@ -37,7 +37,7 @@ def join(pieces: Pieces) -> Ragged:
 def join_values(pieces: Pieces, before: int = 0, after: int = 0) -> Tensor:
     """Copy sequences end to end, into one tensor (before + sum of T_i + after, *F); there is nothing of note at its ends."""
     items: list[Any] = pieces.items if pieces.joined is None else [pieces.joined]
-    room = [_room(before or after, items[0].dtype)] if before or after else []
+    room = [room_of(before or after, items[0].dtype)] if before or after else []
     if not all(pieces.lengths):  # torch.cat is slow where there are empty pieces
         items = [item for item in items if len(item)]
     items = [*room, *items] if before else [*items, *room]
@@ -61,13 +61,14 @@ def joined_values(pieces: Pieces) -> Tensor:
 
 
 @lru_cache(maxsize=1024)
-def _room(steps: int, dtype: Any) -> Any:
+def room_of(steps: int, dtype: Any) -> Any:
+    """Return that many elements, not to be written to."""
     return torch.zeros(steps, dtype=dtype) if isinstance(dtype, torch.dtype) else np.zeros(steps, dtype)
 
 
 def _join_tensors(items: list[Tensor], shape: tuple[int, ...], like: Tensor) -> Tensor:
     size = math.prod(shape)
-    whole = size < _GROUP or torch.get_num_threads() == 1
+    whole = joins_whole(size)
     if whole and not is_shared(size * like.itemsize):
         return torch.cat(items)
     out = new_empty(shape, like)
@@ -106,8 +107,10 @@ def pad(pieces: Pieces, lengths: Array, there: Tensor, value: float = 0, side: S
         side: On which side.
     """
     like = pieces.like
-    if like.dtype in _SMALL and like.ndim == 1 and like.is_cpu and _FEW <= there.numel() <= _MANY:
-        return _cut(pieces, lengths, there, value, side)
+    if like.ndim == 1 and like.is_cpu and is_cut(like.dtype, there.numel()):
+        steps = there.shape[1]
+        joined = join_values(pieces, after=steps) if side == "right" else join_values(pieces, before=steps)
+        return cut(joined, lengths, there, value, side)
     if there.shape[1] * math.prod(like.shape[1:]) < _LONG_ROW:
         return spread(joined_values(pieces), there, value)
     pieces.separate()
@@ -121,14 +124,29 @@ def pad(pieces: Pieces, lengths: Array, there: Tensor, value: float = 0, side: S
     return padded
 
 
-def _cut(pieces: Pieces, lengths: Array, there: Tensor, value: float, side: Side) -> Tensor:
-    """Cut rows (B, T) from the joined sequences, one at the start or end of each, and overwrite what is its neighbours'."""
-    steps, ends = there.shape[1], lengths.cumsum()
-    if side == "right":
-        starts, joined = ends - lengths, as_array(join_values(pieces, after=steps))
-    else:
-        starts, joined = ends, as_array(join_values(pieces, before=steps))
-    other = bits_of(value, pieces.like.dtype) if value else None
+def is_cut(dtype: torch.dtype, size: int) -> bool:
+    """Say whether a padded batch of that many elements is quicker cut from the joined sequences than spread."""
+    return dtype in _SMALL and _FEW <= size <= _MANY
+
+
+def joins_whole(size: int) -> bool:
+    """Say whether one `torch.cat` is as quick as several for that many elements."""
+    return size < _GROUP or torch.get_num_threads() == 1
+
+
+def cut(sequences: Tensor, lengths: Array, there: Tensor, value: float, side: Side) -> Tensor:
+    """Cut rows (B, T) from joined sequences, one at the start or end of each, and overwrite what is its neighbours'.
+
+    Args:
+        sequences: End to end, with T elements behind them (on the left: before them). They are written to.
+        lengths: (B,), int64, of them.
+        there: (B, T), bool: where they lie, as `valid` says.
+        value: Written beside them.
+        side: On which side.
+    """
+    joined, steps, ends = as_array(sequences), there.shape[1], lengths.cumsum()
+    starts = ends - lengths if side == "right" else ends
+    other = bits_of(value, sequences.dtype) if value else None
     if other is not None:
         joined ^= other
     stride = joined.itemsize  # sliding_window_view takes longer than all the rest

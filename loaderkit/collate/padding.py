@@ -1,16 +1,18 @@
 """Padding: samples of different sizes become one tensor, with lengths and mask on request."""
 
 from collections.abc import Sequence
+from operator import attrgetter, countOf
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from loaderkit.collate.joining import pad, valid
-from loaderkit.collate.memory import new_empty
+from loaderkit.collate.joining import cut, is_cut, joins_whole, pad, room_of, valid
+from loaderkit.collate.memory import is_shared, new_empty
 from loaderkit.collate.rules import Pad, Side, difference, named
 from loaderkit.collate.sequences import (
+    Array,
     as_sequence,
     as_tensor,
     check_too_long,
@@ -20,6 +22,9 @@ from loaderkit.collate.sequences import (
 )
 from loaderkit.collate.stack import CollateError
 from loaderkit.datasets.ragged import Ragged
+
+_DTYPE = attrgetter("dtype")
+_TENSORS = {Tensor}
 
 
 def pad_field(values: Any, path: str, rule: Pad) -> tuple[Tensor, dict[str, Tensor]]:
@@ -38,6 +43,9 @@ def pad_field(values: Any, path: str, rule: Pad) -> tuple[Tensor, dict[str, Tens
     """
     if rule.each_dim != (0,):
         return _pad_dims(values, path, rule)
+    if rule.max_length is None and (found := _pad_small(values, path, rule)) is not None:
+        padded, lengths, there = found
+        return padded, _extras(lengths, there, rule)
     pieces = pieces_of(values, path)
     if rule.max_length is not None:
         pieces.truncate(rule)
@@ -46,12 +54,45 @@ def pad_field(values: Any, path: str, rule: Pad) -> tuple[Tensor, dict[str, Tens
     lengths = np.fromiter(pieces.lengths, np.int64, len(pieces.lengths))
     there = valid(lengths, steps, rule.side)
     padded = pad(pieces, lengths, there, rule.value, rule.side)
+    return _like_the_first(padded, values), _extras(lengths, there, rule)
+
+
+def _pad_small(values: Any, path: str, rule: Pad) -> tuple[Tensor, Array, Tensor] | None:
+    """Pad what `is_cut` and comes as plain tensors with one axis; None if anything is unusual.
+
+    By as few calls as can be: for 64 sequences what `pieces_of` and `pad` call beside takes as long as the work.
+
+    Returns:
+        The padded batch (B, T), the lengths (B,), and where the data is (B, T).
+    """
+    if type(values) is not list or type(values[0]) is not Tensor or set(map(type, values)) != _TENSORS:
+        return None
+    dtype = values[0].dtype
+    lengths = list(map(Tensor.numel, values))
+    longest = max(lengths)
+    if not is_cut(dtype, longest * len(lengths)) or countOf(map(_DTYPE, values), dtype) < len(lengths):
+        return None
+    steps, size = _round_up(longest, rule.each_multiple[0]), sum(lengths)
+    if not all(lengths) or not joins_whole(size + steps) or is_shared(2 * (size + steps)):
+        return None
+    check_value(rule.value, dtype, path)
+    room = room_of(steps, dtype)
+    try:
+        joined = torch.cat([*values, room] if rule.side == "right" else [room, *values])
+    except RuntimeError:  # other axes or devices
+        return None
+    sizes = np.array(lengths)
+    there = valid(sizes, steps, rule.side)
+    return cut(joined, sizes, there, rule.value, rule.side), sizes, there
+
+
+def _extras(lengths: Array, there: Tensor, rule: Pad) -> dict[str, Tensor]:
     extras: dict[str, Tensor] = {}
     if rule.lengths:
         extras["lengths"] = torch.from_numpy(lengths)
     if rule.mask:
         extras["mask"] = _additive(there) if rule.mask == "additive" else there
-    return _like_the_first(padded, values), extras
+    return extras
 
 
 def _pad_dims(values: Any, path: str, rule: Pad) -> tuple[Tensor, dict[str, Tensor]]:
