@@ -22,8 +22,7 @@ def check_indexed(dataset: Any) -> None:
             f"loader: the dataset is {dataset!r}, wanted the data itself. For files: loaderkit.ImageFolder, TarDataset, "
             "ParquetDataset, JsonlDataset, CsvDataset and others, such as loaderkit.CsvDataset(path)."
         )
-    is_frame = hasattr(dataset, "iloc") and hasattr(dataset, "columns")
-    if is_frame or (isinstance(dataset, Mapping) and 0 not in dataset):
+    if is_frame(dataset) or (isinstance(dataset, Mapping) and 0 not in dataset):
         raise TypeError(
             f"loader: the dataset is a {name} of {list(dataset)[:5]}, wanted samples by number. Columns by name: "
             "loaderkit.ArrayDataset({name: array, ...})."
@@ -57,6 +56,11 @@ def check_plan(config: LoaderConfig, size: int) -> None:
             f"loader: batch_size={config.batch_size}, tail={config.tail_policy!r} and plan= are given, and the plan alone makes "
             f"the batches. Give {name} these settings."
         )
+
+
+def is_frame(value: Any) -> bool:
+    """Say whether a value is a data frame, which has columns by name and is easily taken for samples by number."""
+    return hasattr(value, "iloc") and hasattr(value, "columns")
 
 
 def _are_columns(parts: tuple[Any, ...]) -> bool:

@@ -10,6 +10,7 @@ import torch
 import torch.utils.data as torch_data
 from torch import Tensor
 
+from loaderkit.checks import is_frame
 from loaderkit.datasets.combine import SubsetDataset
 from loaderkit.datasets.gather import TensorColumn, gather
 from loaderkit.seeding import Int64Array, per_sample
@@ -116,8 +117,7 @@ def _walk(columns: Columns, function: Any) -> Any:
 
 def _prepare(columns: Columns) -> Columns:
     """Keep arrays, wrap tensors; a list of columns is a tuple of them, other sequences are columns."""
-    is_frame = hasattr(columns, "iloc") and hasattr(columns, "columns")
-    if isinstance(columns, Mapping) and not is_frame:
+    if isinstance(columns, Mapping) and not is_frame(columns):
         return {name: _prepare(column) for name, column in columns.items()}
     if isinstance(columns, tuple) or (
         isinstance(columns, list) and any(isinstance(column, Tensor | np.ndarray) for column in columns)
@@ -128,8 +128,8 @@ def _prepare(columns: Columns) -> Columns:
         raise ValueError(f"ArrayDataset: found a column without rows, {columns!r}; wanted at least one axis.")
     if isinstance(columns, Tensor):
         return TensorColumn(columns)
-    if is_frame or not hasattr(columns, "__len__") or not hasattr(columns, "__getitem__"):
-        hint = " Of a frame: {name: frame[name].to_numpy() for name in frame}." if is_frame else ""
+    if is_frame(columns) or not hasattr(columns, "__len__") or not hasattr(columns, "__getitem__"):
+        hint = " Of a frame: {name: frame[name].to_numpy() for name in frame}." if is_frame(columns) else ""
         raise TypeError(
             f"ArrayDataset: found a column of type {type(columns).__name__}, "
             f"wanted a tensor, a numpy array, a sequence, or a tuple or dict of them.{hint}"
