@@ -11,7 +11,7 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
-from loaderkit.collate.memory import as_array, bits_of, is_shared, new_empty, new_full
+from loaderkit.collate.memory import as_array, is_shared, new_empty, new_full
 from loaderkit.collate.rules import Side
 from loaderkit.collate.sequences import Array, Pieces, as_tensor, check_shapes, split
 from loaderkit.datasets.ragged import Ragged
@@ -21,11 +21,6 @@ from loaderkit.datasets.ragged import Ragged
 _GROUP = 1 << 15
 # Rows of fewer elements are joined first, and then spread; longer ones are copied one by one.
 _LONG_ROW = 1 << 15
-# Small whole numbers are cut out of the joined sequences, which takes its time by the byte, where there are many: to spread
-# them takes its time by the element. Beyond a MB the caches are too small for what is made on the way.
-_SMALL = frozenset((torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16))
-_FEW, _MANY = 1 << 14, 1 << 19
-_BOOL = np.dtype(np.bool_)
 
 
 def join(pieces: Pieces) -> Ragged:
@@ -34,14 +29,12 @@ def join(pieces: Pieces) -> Ragged:
     return Ragged(join_values(pieces), torch.from_numpy(offsets))
 
 
-def join_values(pieces: Pieces, before: int = 0, after: int = 0) -> Tensor:
-    """Copy sequences end to end, into one tensor (before + sum of T_i + after, *F); there is nothing of note at its ends."""
+def join_values(pieces: Pieces) -> Tensor:
+    """Copy sequences end to end, into one tensor (sum of T_i, *F)."""
     items: list[Any] = pieces.items if pieces.joined is None else [pieces.joined]
-    room = [room_of(before or after, items[0].dtype)] if before or after else []
     if not all(pieces.lengths):  # torch.cat is slow where there are empty pieces
         items = [item for item in items if len(item)]
-    items = [*room, *items] if before else [*items, *room]
-    shape = (sum(pieces.lengths) + before + after, *pieces.like.shape[1:])
+    shape = (sum(pieces.lengths), *pieces.like.shape[1:])
     if not items:
         return torch.empty(shape, dtype=pieces.like.dtype, device=pieces.like.device)
     if not isinstance(items[0], Tensor):
@@ -60,15 +53,9 @@ def joined_values(pieces: Pieces) -> Tensor:
     return join_values(pieces) if pieces.joined is None else pieces.joined
 
 
-@lru_cache(maxsize=1024)
-def room_of(steps: int, dtype: Any) -> Any:
-    """Return that many elements, not to be written to."""
-    return torch.zeros(steps, dtype=dtype) if isinstance(dtype, torch.dtype) else np.zeros(steps, dtype)
-
-
 def _join_tensors(items: list[Tensor], shape: tuple[int, ...], like: Tensor) -> Tensor:
     size = math.prod(shape)
-    whole = joins_whole(size)
+    whole = _joins_whole(size)
     if whole and not is_shared(size * like.itemsize):
         return torch.cat(items)
     out = new_empty(shape, like)
@@ -96,21 +83,16 @@ def _join_arrays(items: list[Array], shape: tuple[int, ...], like: Tensor) -> Te
         return torch.from_numpy(np.concatenate(items))
 
 
-def pad(pieces: Pieces, lengths: Array, there: Tensor, value: float = 0, side: Side = "right") -> Tensor:
+def pad(pieces: Pieces, there: Tensor, value: float = 0, side: Side = "right") -> Tensor:
     """Copy sequences into a batch (B, T, *F).
 
     Args:
         pieces: B sequences.
-        lengths: (B,), int64, of them.
         there: (B, T), bool: where they lie, as `valid` says.
         value: Written beside them.
         side: On which side.
     """
     like = pieces.like
-    if like.ndim == 1 and like.is_cpu and is_cut(like.dtype, there.numel()):
-        steps = there.shape[1]
-        joined = join_values(pieces, after=steps) if side == "right" else join_values(pieces, before=steps)
-        return cut(joined, lengths, there, value, side)
     if there.shape[1] * math.prod(like.shape[1:]) < _LONG_ROW:
         return spread(joined_values(pieces), there, value)
     pieces.separate()
@@ -124,37 +106,13 @@ def pad(pieces: Pieces, lengths: Array, there: Tensor, value: float = 0, side: S
     return padded
 
 
-def is_cut(dtype: torch.dtype, size: int) -> bool:
-    """Say whether a padded batch of that many elements is quicker cut from the joined sequences than spread."""
-    return dtype in _SMALL and _FEW <= size <= _MANY
+def spreads_whole(shape: tuple[int, int], size: int, itemsize: int) -> bool:
+    """Say whether sequences of `size` elements are best joined by one `torch.cat`, and spread to a batch of that shape."""
+    return shape[1] < _LONG_ROW and _joins_whole(size) and not is_shared(shape[0] * shape[1] * itemsize)
 
 
-def joins_whole(size: int) -> bool:
-    """Say whether one `torch.cat` is as quick as several for that many elements."""
+def _joins_whole(size: int) -> bool:
     return size < _GROUP or torch.get_num_threads() == 1
-
-
-def cut(sequences: Tensor, lengths: Array, there: Tensor, value: float, side: Side) -> Tensor:
-    """Cut rows (B, T) from joined sequences, one at the start or end of each, and overwrite what is its neighbours'.
-
-    Args:
-        sequences: End to end, with T elements behind them (on the left: before them). They are written to.
-        lengths: (B,), int64, of them.
-        there: (B, T), bool: where they lie, as `valid` says.
-        value: Written beside them.
-        side: On which side.
-    """
-    joined, steps, ends = as_array(sequences), there.shape[1], lengths.cumsum()
-    starts = ends - lengths if side == "right" else ends
-    other = bits_of(value, sequences.dtype) if value else None
-    if other is not None:
-        joined ^= other
-    stride = joined.itemsize  # sliding_window_view takes longer than all the rest
-    rows = np.ndarray((len(joined) - steps + 1, steps), joined.dtype, joined, strides=(stride, stride))[starts]
-    rows *= there.numpy()
-    if other is not None:
-        rows ^= other
-    return _to_send(rows)
 
 
 def spread(joined: Tensor, there: Tensor, value: float) -> Tensor:
@@ -172,7 +130,7 @@ def spread(joined: Tensor, there: Tensor, value: float) -> Tensor:
 
 def valid(lengths: Array, steps: int, side: Side) -> Tensor:
     """Return where the data is in a padded batch (B, `steps`), bool, of `lengths` (B,)."""
-    return _to_send(_windows(steps, side, _BOOL)[lengths])
+    return _to_send(windows(steps, side)[lengths])
 
 
 def _to_send(array: Array) -> Tensor:
@@ -181,9 +139,8 @@ def _to_send(array: Array) -> Tensor:
 
 
 @lru_cache(maxsize=1024)
-def _windows(steps: int, side: Side, dtype: np.dtype[Any]) -> Array:
-    """Return the rows for lengths 0 to `steps`, all bits set where the data is: each is a window of one step function."""
+def windows(steps: int, side: Side) -> Array:
+    """Return where the data is (steps + 1, steps), bool, for lengths 0 to `steps`: each row is a window of one step function."""
     step = np.arange(2 * steps + 1) < steps if side == "right" else np.arange(2 * steps + 1) >= steps
-    bits = step if dtype == _BOOL else np.where(step, ~np.zeros((), dtype), np.zeros((), dtype))
-    rows = sliding_window_view(bits, steps) if steps else np.empty((1, 0), dtype)
+    rows = sliding_window_view(step, steps) if steps else np.empty((1, 0), bool)
     return rows[steps::-1] if side == "right" else rows[: steps + 1]
