@@ -2,22 +2,23 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from loaderkit.checks import is_frame
 from loaderkit.datasets.combine import SubsetDataset
 from loaderkit.datasets.urls import write_atomically
 from loaderkit.seeding import Int64Array, UInt64Array, derive_seed, hash_positions
+from loaderkit.split_columns import By, Keys, are_keys, check_unique, column
 
 VERSION = 1
 _WHOLE = 2.0**64
-Keys = npt.NDArray[Any]
-By = Callable[[Any], Any] | Sequence[Any] | npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,9 +75,10 @@ class Split(Mapping[str, Any]):
         """Return the keys that a manifest has on another side, each with the side there and the side here.
 
         Raises:
-            ValueError: If the file is no manifest of this version.
+            ValueError: If the file is no manifest of this version, or has none of these keys.
         """
         before = load_manifest(manifest)
+        _check_common(before, self.sample_keys)
         now = zip(self.sample_keys.tolist(), (self.sides[side] for side in self.side_of.tolist()), strict=True)
         return {key: (before[key], side) for key, side in now if before.get(key, side) != side}
 
@@ -88,8 +90,8 @@ class Split(Mapping[str, Any]):
                 function from a sample of the dataset to it.
         """
         found: dict[Any, set[int]] = {}
-        column = _column(values, self.dataset, len(self.sample_keys), "values")
-        for value, side in zip(column.tolist(), self.side_of.tolist(), strict=True):
+        each = column(values, self.dataset, len(self.sample_keys), "values")
+        for value, side in zip(each.tolist(), self.side_of.tolist(), strict=True):
             found.setdefault(value, set()).add(side)
         return {value: [self.sides[side] for side in sorted(on)] for value, on in found.items() if len(on) > 1}
 
@@ -126,28 +128,42 @@ def split(
         keep: A manifest that an earlier split saved: keys that it has stay on its sides.
 
     Raises:
-        TypeError: If the fractions have no names.
+        TypeError: If the fractions have no names, or the data is a frame.
         ValueError: If settings contradict each other, keys are not unique, or there are no samples.
     """
+    seed = _whole(seed, "seed")
+    if fold is not None and folds is not None:
+        fold, folds = _whole(fold, "fold"), _whole(folds, "folds")
     sides, edges, number = _sides(fractions, fold, folds)
-    dataset = None if _are_keys(data) else data
+    if is_frame(data):
+        raise TypeError(
+            "split: the data is a frame, which has columns by name; wanted a dataset or keys, such as one of its columns."
+        )
     size = len(data)
     if not size:
         raise ValueError("split: there are no samples, wanted at least one.")
+    dataset = None if are_keys(data) else data
     if dataset is None and keys is not None:
         raise ValueError("split: keys= is for a dataset, and keys were given in its place. Leave it out.")
-    found = _column(data if dataset is None else np.arange(size) if keys is None else keys, dataset, size, "keys")
-    _check_unique(found)
-    groups = found if group_by is None else _column(group_by, dataset, size, "group_by")
+    found = column(data if dataset is None else np.arange(size) if keys is None else keys, dataset, size, "keys")
+    check_unique(found)
+    groups = found if group_by is None else column(group_by, dataset, size, "group_by")
     names, members = np.unique(groups, return_inverse=True)
     places = _hash(names, seed) / _WHOLE
     if stratify_by is not None:
-        strata = np.unique(_column(stratify_by, dataset, size, "stratify_by"), return_inverse=True)[1]
+        strata = np.unique(column(stratify_by, dataset, size, "stratify_by"), return_inverse=True)[1]
         places = _spread_in_strata(places, members, strata)
     side_of = number[np.searchsorted(edges, places, side="right")][members]
     if keep is not None:
-        side_of = _kept(side_of, found, members, sides, load_manifest(keep))
-    settings = {"seed": seed, "fractions": dict(fractions or {}), "fold": fold, "folds": folds}
+        before, made_with = _read_manifest(keep)
+        if (made_with.get("fold"), made_with.get("folds")) != (fold, folds):
+            raise ValueError(
+                f"split: the manifest is of fold {made_with.get('fold')} of {made_with.get('folds')}, this is {fold} of {folds}, "
+                "whose keys would all stay on that one's sides. Give each fold a manifest of its own."
+            )
+        side_of = _kept(side_of, found, members, sides, before)
+    shares = {side: float(share) for side, share in (fractions or {}).items()}
+    settings = {"seed": seed, "fractions": shares, "fold": fold, "folds": folds}
     return Split(sides, side_of, found, groups, settings, dataset)
 
 
@@ -155,16 +171,26 @@ def load_manifest(path: str | Path) -> dict[Any, str]:
     """Return the side of each key in a manifest that `Split.save` wrote.
 
     Raises:
-        ValueError: If the file is no manifest, or of another version.
+        ValueError: If the file is no manifest, of another version, or has a key on two sides.
     """
+    return _read_manifest(path)[0]
+
+
+def _read_manifest(path: str | Path) -> tuple[dict[Any, str], Mapping[str, Any]]:
+    """Return the side of each key, and the split's settings."""
     try:
         manifest = json.loads(Path(path).read_bytes())
         version, sides = manifest["version"], manifest["sides"]
-    except (ValueError, KeyError, TypeError) as error:
+        if version != VERSION:
+            raise ValueError(f"{path}: a manifest of version {version}, this loaderkit reads {VERSION}.")
+        pairs = [(key, side) for side, keys in sides.items() for key in keys]
+        found, settings = dict(pairs), dict(manifest.get("settings", {}))
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: not a manifest of a split. Give a file that Split.save() wrote.") from error
-    if version != VERSION:
-        raise ValueError(f"{path}: a manifest of version {version}, this loaderkit reads {VERSION}.")
-    return {key: side for side, keys in sides.items() for key in keys}
+    for key, side in pairs if len(found) < len(pairs) else ():
+        if found[key] != side:
+            raise ValueError(f"{path}: has key {key!r} on {side!r} and on {found[key]!r}, wanted it on one side.")
+    return found, settings
 
 
 def _sides(
@@ -176,14 +202,14 @@ def _sides(
             f"split: fractions are {fractions!r}, wanted them by side, such as {{'train': 0.8, 'val': 0.2}}."
         )
     shares = dict(fractions or {})
-    bad = {side: share for side, share in shares.items() if not 0 < share <= 1}
-    total = sum(shares.values())
+    bad = {side: share for side, share in shares.items() if not isinstance(share, Real) or not 0 < share <= 1}
     if bad:
         raise ValueError(f"split: fractions {bad} are out of range, wanted above 0 and at most 1.")
+    total = sum(map(float, shares.values()))
     if (fold is None) != (folds is None):
         raise ValueError(f"split: fold={fold} and folds={folds}, wanted both or none of them.")
     if folds is None or fold is None:
-        if not shares or abs(total - 1) > 1e-9:
+        if not shares or abs(total - 1) > 1e-6:
             raise ValueError(f"split: fractions {shares} have the sum {total:g}, wanted 1.")
         pieces, numbers = list(shares.values()), list(range(len(shares)))
         sides = tuple(shares)
@@ -200,37 +226,6 @@ def _sides(
     return sides, np.cumsum(pieces)[:-1], np.array(numbers, dtype=np.int64)
 
 
-def _are_keys(data: Any) -> bool:
-    """Say whether these are keys rather than a dataset: an array on one axis, or a list of integers or strings."""
-    if isinstance(data, np.ndarray):
-        return data.ndim == 1 and data.dtype.kind in "iuUS"
-    return isinstance(data, list | tuple | range) and all(isinstance(key, int | str | np.integer) for key in data)
-
-
-def _column(values: By, dataset: Any, size: int, name: str) -> Keys:
-    """Return a value for each sample (N,)."""
-    if callable(values):
-        if dataset is None:
-            raise ValueError(f"split: {name} is a function of a sample, and keys were given in place of a dataset.")
-        values = [values(dataset[index]) for index in range(size)]
-    found = np.asarray(values)
-    if found.shape != (size,) or found.dtype.kind not in "iubUS":
-        raise ValueError(
-            f"split: {name} has shape {found.shape} and dtype {found.dtype}, wanted an integer or a string for each of "
-            f"{size:,} samples."
-        )
-    return found
-
-
-def _check_unique(keys: Keys) -> None:
-    names, counts = np.unique(keys, return_counts=True)
-    if len(names) < len(keys):
-        raise ValueError(
-            f"split: key {names[counts.argmax()].item()!r} is there {counts.max()} times, wanted a key of its own for each sample. "
-            "For samples that belong together use group_by=."
-        )
-
-
 def _hash(names: Keys, seed: int) -> UInt64Array:
     """Return a random 64-bit word for each name (N,), a function of the seed and the name alone."""
     if names.dtype.kind in "iub":
@@ -245,17 +240,37 @@ def _spread_in_strata(
     places: npt.NDArray[np.float64], members: npt.NDArray[np.int64], strata: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
     """Move the groups' places (G,) so that each stratum's samples lie evenly in [0, 1), in the order of the places."""
-    groups = len(places)
-    counts = np.zeros((groups, int(strata.max()) + 1), dtype=np.int64)
-    np.add.at(counts, (members, strata), 1)
-    stratum, sizes = counts.argmax(axis=1), np.bincount(members, minlength=groups)
-    spread = np.empty(groups)
-    for number in np.unique(stratum).tolist():
-        rows = np.flatnonzero(stratum == number)
-        rows = rows[np.argsort(places[rows], kind="stable")]
-        ends = np.cumsum(sizes[rows])
-        spread[rows] = (ends - sizes[rows] / 2) / ends[-1]  # a group lies where its middle is
+    width, sizes = int(strata.max()) + 1, np.bincount(members, minlength=len(places))
+    pairs, counts = np.unique(members * width + strata, return_counts=True)
+    group, each = np.divmod(pairs, width)
+    # A group's largest stratum comes last; of equal ones the first.
+    largest = np.lexsort((-each, counts, group))
+    stratum = each[largest][np.flatnonzero(np.diff(group[largest], append=-1))]
+    order = np.lexsort((places, stratum))
+    ends = np.cumsum(sizes[order])
+    first = np.flatnonzero(np.diff(stratum[order], prepend=-1))
+    number = np.repeat(np.arange(len(first)), np.diff(first, append=len(order)))
+    starts = ends[first] - sizes[order][first]
+    totals = np.diff(starts, append=ends[-1])
+    spread = np.empty(len(places))
+    # A group lies where its middle is.
+    spread[order] = (ends - starts[number] - sizes[order] / 2) / totals[number]
     return spread
+
+
+def _whole(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ValueError(f"split: {name} is {value!r}, wanted an integer.")
+    return int(value)
+
+
+def _check_common(before: Mapping[Any, str], keys: Keys) -> None:
+    """Refuse a manifest of other keys, with which nothing would be kept or moved."""
+    if before and not any(key in before for key in keys.tolist()):
+        raise ValueError(
+            f"split: the manifest has none of these keys: its first is {next(iter(before))!r}, here it is {keys[0].item()!r}. "
+            "Give the samples the keys that it was made with (keys=)."
+        )
 
 
 def _kept(
@@ -266,6 +281,7 @@ def _kept(
     before: Mapping[Any, str],
 ) -> npt.NDArray[np.int64]:
     """Leave the groups of keys that a manifest knows where they were."""
+    _check_common(before, keys)
     unknown = sorted(set(before.values()) - set(sides))
     if unknown:
         raise ValueError(

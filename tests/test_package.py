@@ -51,6 +51,7 @@ LAYERS = [
     "config",
     "checks",
     "datasets",
+    "split_columns",
     "splits",
     "collate",
     "device_transforms",

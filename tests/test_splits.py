@@ -3,11 +3,14 @@
 import json
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -103,6 +106,56 @@ def test_datasets_are_split_to_subsets() -> None:
     assert named.sample_keys[3] == "row 3"
 
 
+def test_columns_of_a_frame_and_tensors_are_keys_groups_and_strata() -> None:
+    """A key that is taken for a sample would be split by its place, and move when rows are added."""
+    frame = pd.DataFrame({"file": list("abcdefgh"), "patient": list("xxyyzzxx"), "kind": [0, 1] * 4})
+    by_hand = lk.split(list("abcdefgh"), SHARES, seed=1, group_by=list("xxyyzzxx"))
+    for kind in (str, object, "category"):
+        columns = frame.astype(kind)  # type: ignore[call-overload]
+        assert sides(lk.split(columns["file"], SHARES, seed=1, group_by=columns["patient"])) == sides(by_hand)
+    for keys in (np.array(list("abcdefgh"), object), np.array(list("abcdefgh"), "S1"), frame["file"][::-1][::-1]):
+        split = lk.split(keys, SHARES, seed=1, group_by=list("xxyyzzxx"))
+        assert sides(split) == sides(by_hand)
+        assert split.dataset is None
+    numbers = range(7, 600, 7)
+    assert sides(lk.split(torch.tensor(numbers), SHARES)) == sides(lk.split(numbers, SHARES))
+    with pytest.raises(TypeError, match="the data is a frame"):
+        lk.split(frame, SHARES)
+    frame.loc[3, "patient"] = None
+    with pytest.raises(ValueError, match=r"group_by of sample 3 is (None|nan), wanted an integer or a string"):
+        lk.split(frame["file"], SHARES, group_by=frame["patient"].astype(object))
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5)), min_size=1, max_size=80), st.integers(0, 5))
+def test_a_group_counts_for_the_stratum_that_most_of_it_is_in(pairs: list[tuple[int, int]], seed: int) -> None:
+    groups, strata = map(list, zip(*pairs, strict=True))
+    found = lk.split(range(len(pairs)), SHARES, seed=seed, group_by=groups, stratify_by=strata)
+    most = [max(range(6), key=[kind for group, kind in pairs if group == own].count) for own in groups]
+    assert sides(found) == sides(lk.split(range(len(pairs)), SHARES, seed=seed, group_by=groups, stratify_by=most))
+
+
+def test_memory_does_not_grow_with_samples_times_strata() -> None:
+    lk.split(range(100), SHARES, stratify_by=[0] * 100)
+    tracemalloc.start()
+    try:
+        lk.split(range(20_000), SHARES, stratify_by=np.arange(20_000) % 1000)
+        assert tracemalloc.get_traced_memory()[1] < 20e6  # a table of both would take 160 MB
+    finally:
+        tracemalloc.stop()
+
+
+def test_numpys_settings_are_those_of_python(tmp_path: Path) -> None:
+    path = tmp_path / "split.json"
+    fractions = {"train": np.float32(0.8), "val": np.float32(0.1), "test": np.float32(0.1)}
+    found = lk.split(np.array([b"a", b"b"]), fractions, seed=np.int64(3))  # type: ignore[arg-type]
+    found.save(path)
+    assert found.moved(path) == {}
+    assert sides(found) == sides(lk.split(["a", "b"], SHARES, seed=3))
+    lk.split(range(9), fold=np.int64(1), folds=np.int64(3)).save(path)  # type: ignore[arg-type]
+    assert lk.split(range(9), fold=1, folds=3).moved(path) == {}
+
+
 def test_a_manifest_keeps_compares_and_finds_leaks(tmp_path: Path) -> None:
     labels = np.arange(200) % 5
     first = lk.split(range(200), SHARES, seed=1, stratify_by=labels)
@@ -129,6 +182,10 @@ def test_a_manifest_keeps_compares_and_finds_leaks(tmp_path: Path) -> None:
         (lambda: lk.split(range(5)), "have the sum 0, wanted 1"),
         (lambda: lk.split(range(5), fold=1), "fold=1 and folds=None"),
         (lambda: lk.split(range(5), fold=3, folds=3), "fold 3 of 3"),
+        (lambda: lk.split(range(5), fold=1.0, folds=3), "fold is 1.0, wanted an integer"),  # type: ignore[arg-type]
+        (lambda: lk.split(range(5), SHARES, seed=None), "seed is None, wanted an integer"),  # type: ignore[arg-type]
+        (lambda: lk.split(range(5), {"a": "all"}), "fractions .'a': 'all'. are out of range"),  # type: ignore[dict-item]
+        (lambda: lk.split(range(2), SHARES, stratify_by=[[1], [1, 2]]), "stratify_by is no column of values"),
         (lambda: lk.split(range(5), {"train": 0.5}, fold=0, folds=3), "beside 'train' and 'val'"),
         (lambda: lk.split([], SHARES), "no samples"),
         (lambda: lk.split(["a", "b", "a"], SHARES), "key 'a' is there 2 times"),
@@ -164,3 +221,18 @@ def test_bad_manifests_are_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps({"version": 1, "settings": {}, "sides": {"a": [0], "b": [1]}}))
     with pytest.raises(ValueError, match="a group on two sides"):
         lk.split(range(2), {"a": 0.5, "b": 0.5}, group_by=[7, 7], keep=path)
+    for content in ('{"version": 1, "sides": [1]}', '{"version": 1, "sides": {"a": [[1]]}}', "[1]"):
+        path.write_text(content)
+        with pytest.raises(ValueError, match="not a manifest"):
+            lk.split(range(9), SHARES, keep=path)
+    path.write_text(json.dumps({"version": 1, "settings": {}, "sides": {"a": [0, 1], "b": [1]}}))
+    with pytest.raises(ValueError, match="has key 1 on 'a' and on 'b', wanted it on one side"):
+        lk.split(range(2), {"a": 0.5, "b": 0.5}).moved(path)
+    found = lk.split(range(9), SHARES)
+    found.save(path)
+    for compare in (lambda split: split.moved(path), lambda _: lk.split(list("012"), SHARES, keep=path)):
+        with pytest.raises(ValueError, match=r"none of these keys: its first is \d, here it is '0'"):
+            compare(lk.split(list("012"), SHARES))
+    lk.split(range(9), fold=0, folds=3).save(path)
+    with pytest.raises(ValueError, match="manifest is of fold 0 of 3, this is 1 of 3"):
+        lk.split(range(9), fold=1, folds=3, keep=path)
