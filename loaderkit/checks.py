@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from loaderkit.config import LoaderConfig
+from loaderkit.plan import Plan
 
 
 def check_indexed(dataset: Any) -> None:
@@ -45,6 +46,8 @@ def check_plan(config: LoaderConfig, size: int) -> None:
     Raises:
         ValueError: If there are such.
     """
+    from loaderkit.packing import PackPlan  # few have a plan, and its import takes time
+
     lengths, name = getattr(config.plan, "lengths", None), type(config.plan).__name__
     if lengths is not None and len(lengths) != size:
         raise ValueError(
@@ -56,6 +59,20 @@ def check_plan(config: LoaderConfig, size: int) -> None:
             f"loader: batch_size={config.batch_size}, tail={config.tail_policy!r} and plan= are given, and the plan alone makes "
             f"the batches. Give {name} these settings."
         )
+    if isinstance(config.plan, PackPlan) and config.collate_fn is None:
+        raise ValueError(
+            "loader: PackPlan makes rows of several samples, which the default collate can't join. Wanted a collate_fn that "
+            "takes a list of rows, such as loaderkit.PackCollate(row_length=...)."
+        )
+
+
+def no_batches(config: LoaderConfig, plan: Plan, epoch: int, size: int) -> str:
+    """Say why an epoch is empty."""
+    how = f"batch size {config.batch_size}" if config.plan is None else type(plan).__name__
+    settings = "".join(
+        f", {name}={getattr(plan, name)!r}" for name in ("tail", "too_long") if getattr(plan, name, "error") != "error"
+    )
+    return f"Loader: no batches in epoch {epoch}: {size:,} samples, {how}, {plan.world.size} ranks{settings}."
 
 
 def is_frame(value: Any) -> bool:

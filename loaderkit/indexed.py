@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from loaderkit.bad_samples import JUDGED_FROM, Reported
-from loaderkit.checks import check_indexed, check_plan
+from loaderkit.checks import check_indexed, check_plan, no_batches
 from loaderkit.config import LoaderConfig
 from loaderkit.cursor import Cursor, Identity, fingerprint, pack_state, saved_order, unpack_state
 from loaderkit.engine import Description, Engine, describe, make_engine
@@ -80,11 +80,10 @@ class IndexedWalk(Walk):
         plan, workers = self._bound_plan(), self.num_workers
         self._left = plan.remaining(cursor)
         if self._left == 0:
-            self.say(
-                f"Loader: no batches in epoch {cursor.epoch}: {self._size:,} samples, batch size "
-                f"{self.config.batch_size}, {self.world.size} ranks, tail={self.config.tail_policy!r}."
-            )
+            self.say(no_batches(self.config, plan, cursor.epoch, self._size))
             return iter(())
+        if (remark := plan.remark()) is not None:
+            self.say(remark)
         if self._left < workers and not cursor.samples:
             self.say(
                 f"Loader: {workers} workers for {self._left} batches an epoch: {workers - self._left} of them will be idle."

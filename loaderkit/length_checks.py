@@ -5,6 +5,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from loaderkit.order import Order
 from loaderkit.plan import Tail
 from loaderkit.seeding import Int64Array
 
@@ -18,7 +19,13 @@ def as_lengths(lengths: npt.ArrayLike, name: str) -> Int64Array:
     Raises:
         ValueError: If they are not integers of at least 0 on one axis, or there are none.
     """
-    found = np.asarray(lengths)
+    try:
+        found = np.asarray(lengths)
+    except ValueError as error:  # such as samples
+        raise ValueError(
+            f"{name}: lengths are a {type(lengths).__name__} that is no array ({error}), wanted the length of each sample: "
+            "loaderkit.measure_lengths(dataset) finds them."
+        ) from None
     if found.shape == (0,):
         raise ValueError(f"{name}: there are no lengths, wanted the length of each sample.")
     if found.ndim != 1 or found.dtype.kind not in "iu":
@@ -29,6 +36,19 @@ def as_lengths(lengths: npt.ArrayLike, name: str) -> Int64Array:
     if found.min() < 0:
         raise ValueError(f"{name}: sample {int(found.argmin()):,} has length {found.min()}, wanted at least 0.")
     return found.astype(np.int64)
+
+
+def check_order(order: Any, lengths: Int64Array, name: str) -> None:
+    """Refuse what is no order, or one of more samples than there are lengths."""
+    if not isinstance(order, Order):
+        raise TypeError(
+            f"{name}: order is {order!r:.60}, wanted a loaderkit.Order such as loaderkit.Shuffled(size) or loaderkit.Subset(indices)."
+        )
+    if order.reach > len(lengths):
+        raise ValueError(
+            f"{name}: the order has indices up to {order.reach - 1:,}, there are {len(lengths):,} lengths. "
+            "Give the length of each sample of the dataset."
+        )
 
 
 def check_count(value: Any, name: str, what: str) -> None:
@@ -67,3 +87,21 @@ def check_longest(costs: Int64Array, limit: int, name: str, what: str, way_out: 
             f"{name}: sample {longest:,} counts {costs[longest]:,}, over {what}={limit:,} ({count:,} samples are). Raise "
             f"the limit, {way_out}."
         )
+
+
+def small_window(plan: str, window: int, samples: int, needed: float, ranks: int) -> str | None:
+    """Say that a window is too small for a full batch on each rank, where a larger one would help.
+
+    Args:
+        plan: Its name.
+        window: Samples arranged together.
+        samples: Of the data.
+        needed: Samples of a full step, about.
+        ranks: That share it.
+    """
+    if window >= needed or samples < 2 * window:
+        return None
+    return (
+        f"{plan}: a window of {window:,} samples is less than a full step, about {round(needed):,} for {ranks} ranks, so that "
+        "batches are smaller than they may be. Give a larger window=."
+    )

@@ -6,7 +6,15 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.length_checks import TAILS, TooLong, check_count, check_longest, check_too_long, too_few
+from loaderkit.length_checks import (
+    TAILS,
+    TooLong,
+    check_count,
+    check_longest,
+    check_too_long,
+    small_window,
+    too_few,
+)
 from loaderkit.order import Order
 from loaderkit.plan import Tail
 from loaderkit.plan_summary import longest_times_count
@@ -57,6 +65,9 @@ class LengthBuckets(WindowPlan):
     @property
     def geometry(self) -> Geometry:
         return self.world.size, self.batch_size, TAILS.index(self.tail)
+
+    def remark(self) -> str | None:
+        return small_window("LengthBuckets", self.window, len(self.lengths), self.step, self.world.size)
 
     def steps_of(self, samples: int, *, last: bool) -> int | None:
         return _steps(samples, self.geometry, last=last)
@@ -120,11 +131,12 @@ class TokenBudget(WindowPlan):
         super().__init__(lengths, window=window, shuffle=shuffle, seed=seed, order=order, tail=tail)
         for what, value in (
             ("max_tokens", max_tokens),
-            ("max_samples", max_samples or 1),
+            ("max_samples", 1 if max_samples is None else max_samples),
             ("multiple_of", multiple_of),
         ):
             check_count(value, "TokenBudget", what)
-        self.max_tokens, self.max_samples, self.multiple_of = int(max_tokens), max_samples, int(multiple_of)
+        self.max_tokens, self.multiple_of = int(max_tokens), int(multiple_of)
+        self.max_samples = None if max_samples is None else int(max_samples)
         self.padded, self.too_long = padded, check_too_long(too_long, "TokenBudget")
         if too_long == "error":
             way_out = "or say what to do with such samples: too_long='drop' or 'alone'"
@@ -138,6 +150,12 @@ class TokenBudget(WindowPlan):
     def geometry(self) -> Geometry:
         choices = 9 * int(self.padded) + 3 * get_args(TooLong).index(self.too_long) + TAILS.index(self.tail)
         return self.world.size, self.max_tokens, self.max_samples or 0, self.multiple_of, choices
+
+    def remark(self) -> str | None:
+        ranks = self.world.size
+        batch = self.max_tokens / max(1.0, float(self.lengths.mean()))
+        needed = ranks * (batch if self.max_samples is None else min(batch, self.max_samples))
+        return small_window("TokenBudget", self.window, len(self.lengths), needed, ranks)
 
     def cut(self, lengths: Int64Array, geometry: Geometry, *, last: bool) -> Cut | None:
         ranks, budget, most, multiple, choices = geometry

@@ -5,7 +5,6 @@ import io
 import json
 import os
 import warnings
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from loaderkit.collate.stack import CollateError
 from loaderkit.cursor import fingerprint
 from loaderkit.datasets.base import MapStyle, knows_lengths
 from loaderkit.datasets.progress import with_progress
@@ -54,9 +54,14 @@ def measure_lengths(
         multiprocessing_context: How processes are started: "spawn" for datasets that don't survive a fork.
 
     Raises:
-        ValueError: If a sample has no length, or the cache is a file of something else.
+        ValueError: If a setting is out of range, a sample has no length, or the cache is a file of something else.
         RuntimeError: If a sample can't be read; the message names it.
     """
+    if not isinstance(num_workers, int) or num_workers < 0 or multiprocessing_context not in ("fork", "spawn"):
+        raise ValueError(
+            f"measure_lengths: num_workers is {num_workers!r} and multiprocessing_context {multiprocessing_context!r}, wanted an "
+            "integer of at least 0, and 'fork' or 'spawn'."
+        )
     if length is None and knows_lengths(dataset):
         return np.asarray(dataset.lengths(), dtype=np.int64)  # type: ignore[attr-defined]
     measure = functools.partial(_measure, Feed(dataset, LengthOf(length), seed=0))
@@ -85,7 +90,14 @@ class LengthOf:
     length: Length | None = None
 
     def __call__(self, samples: list[Any]) -> Int64Array:
-        return np.array([self.of(sample) for sample in samples], dtype=np.int64)
+        lengths = []
+        for row, sample in enumerate(samples):
+            try:
+                lengths.append(self.of(sample))
+            except Exception as error:
+                said = f"lengths: {type(error).__name__}: {error}" if type(error) is not ValueError else str(error)
+                raise CollateError(said.removesuffix("."), [row]) from error
+        return np.array(lengths, dtype=np.int64)
 
     def of(self, sample: Any) -> int:
         """Return one sample's length."""
@@ -98,7 +110,7 @@ class LengthOf:
                 "length= a field's key or place, or a function of a sample."
             )
         else:
-            found = sample if how is None else sample[how]
+            found = sample if how is None else self._field(sample, how)
             if hasattr(found, "__len__") and getattr(found, "ndim", None) != 0:
                 found = len(found)
         try:
@@ -109,6 +121,14 @@ class LengthOf:
                 "Say what counts: length= a field's name, or a function of a sample."
             ) from error
         return int(size)
+
+    @staticmethod
+    def _field(sample: Any, name: str | int) -> Any:
+        try:
+            return sample[name]
+        except (KeyError, IndexError, TypeError) as error:
+            found = f"a dict of {list(sample)}" if isinstance(sample, Mapping) else type(sample).__name__
+            raise ValueError(f"lengths: a sample is {found}, wanted one with {name!r} (length=).") from error
 
     @property
     def name(self) -> str:
@@ -177,14 +197,17 @@ def _changed(found: tuple[dict[str, str], Int64Array], made_of: dict[str, str], 
 
 def _load(path: Path) -> tuple[dict[str, str], Int64Array] | None:
     try:
-        with np.load(path) as file:
-            about = json.loads(str(file["about"]))
-            if about.pop("version") != VERSION:
-                raise ValueError("version")
-            return about, file["lengths"]
+        content = path.read_bytes()
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, AttributeError, TypeError, EOFError, zipfile.BadZipFile) as error:
+    try:
+        with np.load(io.BytesIO(content)) as file:
+            about, lengths = json.loads(str(file["about"])), file["lengths"]
+        size = about["samples"].replace(",", "")
+        if about.pop("version") != VERSION or lengths.dtype != np.int64 or lengths.shape != (int(size),):
+            raise ValueError("version, or number of lengths")
+        return about, lengths
+    except Exception as error:  # a damaged file fails in many ways, also in those of zlib and of Python's tokenizer
         raise ValueError(
             f"{path}: not a file of lengths that this version of loaderkit wrote. Give another path, or delete it."
         ) from error

@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.length_checks import TAILS, check_count, check_longest, check_too_long, too_few
+from loaderkit.length_checks import TAILS, check_count, check_longest, check_too_long, small_window, too_few
 from loaderkit.order import Order
 from loaderkit.plan import Tail
 from loaderkit.seeding import Int64Array, hash_positions
@@ -64,6 +64,10 @@ class PackPlan(WindowPlan):
     @property
     def geometry(self) -> Geometry:
         return self.world.size, self.batch_size, TAILS.index(self.tail), self.row_length
+
+    def remark(self) -> str | None:
+        needed = self.step * self.row_length / max(1.0, float(self.lengths.mean()))
+        return small_window("PackPlan", self.window, len(self.lengths), needed, self.world.size)
 
     def cut(self, lengths: Int64Array, geometry: Geometry, *, last: bool) -> Cut | None:
         ranks, batch_size, tail, row_length = geometry

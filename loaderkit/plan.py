@@ -58,6 +58,10 @@ class Plan(ABC):
     def keys(self, cursor: Cursor) -> Iterator[BatchKey]:
         """Yield this rank's batches from the cursor to the end of its epoch."""
 
+    def remark(self) -> str | None:
+        """Say what is amiss with the settings on these ranks, if anything."""
+        return None
+
     def placed(self, cursor: Cursor) -> Cursor:
         """Return the cursor with its batches counted in this plan's own batches.
 

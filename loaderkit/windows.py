@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderkit.cursor import Cursor
-from loaderkit.length_checks import as_lengths, check_count, check_tail
+from loaderkit.length_checks import as_lengths, check_count, check_order, check_tail
 from loaderkit.order import Order, Sequential, Shuffled, digest
 from loaderkit.plan import BatchKey, Plan, Tail
 from loaderkit.plan_summary import Batches, PlanSummary, longest_times_count, summarise
@@ -55,13 +55,13 @@ class WindowPlan(Plan):
         self.lengths = as_lengths(lengths, name)
         window = default_window(len(self.lengths)) if window is None else window
         check_count(window, name, "window")
-        self.order = order or (Shuffled(len(self.lengths), seed=seed) if shuffle else Sequential(len(self.lengths)))
-        if self.order.reach > len(self.lengths):
-            raise ValueError(
-                f"{name}: the order has indices up to {self.order.reach - 1:,}, there are {len(self.lengths):,} lengths. "
-                "Give the length of each sample of the dataset."
-            )
-        self.window, self.seed, self._mixed = window, seed, shuffle or order is not None
+        if order is None:
+            order = Shuffled(len(self.lengths), seed=seed) if shuffle else Sequential(len(self.lengths))
+            self._mixed = shuffle
+        else:
+            check_order(order, self.lengths, name)
+            self._mixed = True
+        self.order, self.window, self.seed = order, int(window), seed
         self.world, self.tail = World(), check_tail(tail, name)
         self._digest = digest(self.lengths)
         self._segments: dict[Any, Segment | None] = {}

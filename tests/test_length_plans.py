@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import pickle
 from collections import Counter
 from typing import Any
@@ -325,6 +326,61 @@ def test_a_collate_gets_rows_of_packed_samples() -> None:
     assert sum(len(row) for batch in loader for row in batch) == 5
 
 
+def test_numpys_numbers_are_as_good_as_pythons() -> None:
+    """They don't belong in a state, which is JSON."""
+    lengths = lengths_of("lognormal", 60)
+    number = np.int64
+    for ours, theirs in (
+        (
+            LengthBuckets(lengths, 3, window=8, seed=2),
+            LengthBuckets(lengths, number(3), window=number(8), seed=number(2)),
+        ),
+        (
+            TokenBudget(lengths, 90, window=8, max_samples=4, multiple_of=2),
+            TokenBudget(lengths, number(90), window=number(8), max_samples=number(4), multiple_of=number(2)),
+        ),
+        (PackPlan(lengths, 40, 2, window=8), PackPlan(lengths, number(40), number(2), window=number(8))),
+    ):
+        loaders = [lk.Loader(list(range(60)), plan=plan, collate_fn=list) for plan in (ours, theirs)]
+        states = [[json.dumps(loader.state_dict()) for _ in loader] for loader in loaders]
+        assert states[0] == states[1]
+        assert len(states[0]) > 4
+
+
+def test_a_window_that_fills_no_step_is_said_once_with_the_numbers() -> None:
+    lengths = np.full(1000, 10)
+    data = [np.zeros(10)] * 1000
+
+    def batches(plan: WindowPlan) -> list[Any]:
+        return list(lk.Loader(data, plan=plan, collate_fn=list, world=World(0, 4)))
+
+    for make, needed in (
+        (lambda window: LengthBuckets(lengths, 50, window=window), 200),
+        (lambda window: TokenBudget(lengths, 600, window=window), 240),
+        (lambda window: TokenBudget(lengths, 600, window=window, max_samples=50), 200),
+        (lambda window: PackPlan(lengths, 40, 12, window=window), 192),
+    ):
+        with pytest.warns(
+            UserWarning, match=f"a window of 100 samples is less than a full step, about {needed} for 4 ranks"
+        ):
+            batches(make(100))
+        assert max(map(len, batches(make(needed)))) == len(batches(make(needed))[0])  # all is full, nothing is said
+        batches(make(600))  # one window: there are too few samples, whatever it is
+
+
+def test_a_loader_without_batches_names_the_plans_settings() -> None:
+    for plan, said in (
+        (LengthBuckets([3], 2, tail="drop"), "1 samples, LengthBuckets, 2 ranks, tail='drop'"),
+        (TokenBudget([9], 8, too_long="drop"), "1 samples, TokenBudget, 2 ranks, tail='keep', too_long='drop'"),
+    ):
+        with pytest.warns(UserWarning, match=f"no batches in epoch 0: {said}"):
+            assert list(lk.Loader([[1]], plan=plan, collate_fn=list, world=World(0, 2))) == []
+    with pytest.raises(
+        ValueError, match="PackPlan makes rows of several samples, which the default collate can't join"
+    ):
+        lk.Loader([[1]], plan=PackPlan([1], 8))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -340,6 +396,11 @@ def test_a_collate_gets_rows_of_packed_samples() -> None:
         (lambda: TokenBudget([7], 7, multiple_of=4), "sample 0 counts 8"),
         (lambda: TokenBudget([7], 7, too_long="cut"), "too_long is 'cut'"),  # type: ignore[arg-type]
         (lambda: TokenBudget([7], 0), "max_tokens is 0"),
+        (lambda: TokenBudget([7], 7, max_samples=0), "max_samples is 0"),
+        (
+            lambda: LengthBuckets([[1, 2], [3]], 1),
+            r"lengths are a list that is no array .*measure_lengths\(dataset\) finds",
+        ),
         (lambda: PackPlan([3, 9, 8], 7), "sample 1 counts 9, over row_length=7 .2 samples are.*too_long='drop'"),
         (lambda: PackPlan([7], 7, too_long="alone"), "too_long is 'alone', wanted one of 'error', 'drop'"),  # type: ignore[arg-type]
     ],
@@ -347,6 +408,11 @@ def test_a_collate_gets_rows_of_packed_samples() -> None:
 def test_bad_settings_are_refused(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_what_is_no_order_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"TokenBudget: order is \[0, 1\], wanted a loaderkit.Order"):
+        TokenBudget([3, 4], 9, order=[0, 1])  # type: ignore[arg-type]
 
 
 def test_rows_are_packed_tightly() -> None:

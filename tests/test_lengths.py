@@ -1,12 +1,14 @@
 """Lengths are those of the samples, however they are read; a cache is of this data, and whole."""
 
 import functools
+import io
 import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +148,37 @@ def test_a_file_of_something_else_is_not_overwritten(tmp_path: Path, content: by
     assert path.read_bytes() == before
 
 
+def test_damage_to_a_cache_is_found_wherever_it_is(tmp_path: Path) -> None:
+    """A wrong length would break a budget without a word."""
+    path, texts = tmp_path / "lengths", ["x" * (index % 50) for index in range(500)]
+    wanted = lk.measure_lengths(texts, cache=path).tolist()
+    whole = path.read_bytes()
+    found = []
+    for place in range(0, len(whole), 3):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
+        try:
+            assert lk.measure_lengths(texts, cache=path).tolist() == wanted  # the file's own dates and the like
+        except ValueError as error:
+            found.append(str(error))
+    assert len(found) > len(whole) // 6
+    assert all("not a file of lengths" in message for message in found)
+    with np.load(io.BytesIO(whole)) as file:
+        about = file["about"]
+    for lengths in (np.arange(10), np.zeros(500), np.zeros((500, 1), np.int64)):
+        np.savez_compressed(tmp_path / "other.npz", about=about, lengths=lengths)
+        with pytest.raises(ValueError, match="not a file of lengths"):
+            lk.measure_lengths(texts, cache=tmp_path / "other.npz")
+
+
+def test_writers_that_keep_lengths_at_once_leave_a_whole_file(tmp_path: Path) -> None:
+    path, texts = tmp_path / "lengths", ["x" * (index % 50) for index in range(3000)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: lk.measure_lengths(texts, cache=path).tolist(), range(8)))
+    assert found == [[len(text) for text in texts]] * 8
+    assert lk.measure_lengths(texts, cache=path).tolist() == found[0]
+    assert list(tmp_path.iterdir()) == [path]
+
+
 SLOW = """
 import sys, time
 import loaderkit as lk
@@ -192,7 +225,8 @@ def test_a_kill_leaves_no_part_that_is_used(tmp_path: Path) -> None:
     ("how", "message"),
     [
         (None, ""),
-        ("text", "text"),
+        ("text", r"a sample is a dict of \['tokens', 'size'\], wanted one with 'text' \(length=\).*samples \d+\)"),
+        (lambda sample: 1 // int(sample["size"] != SIZES[7]), r"ZeroDivisionError: .*\(samples \d+\)"),
         (lambda sample: -1 if sample["size"] == SIZES[7] else 1, "has length -1, wanted at least 0"),
         (lambda sample: "long", "gave 'long' for a sample of type dict, wanted an integer"),
     ],
@@ -206,6 +240,12 @@ def test_a_sample_without_a_length_is_named(how: Any, message: str, workers: int
         return
     with pytest.raises((ValueError, RuntimeError, KeyError), match=message):
         lk.measure_lengths(Sentences(), how, num_workers=workers)
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    for settings in ({"num_workers": -1}, {"num_workers": 2.5}, {"multiprocessing_context": "forkserver"}):
+        with pytest.raises(ValueError, match="wanted an integer of at least 0, and 'fork' or 'spawn'"):
+            lk.measure_lengths(["a"], **settings)  # type: ignore[arg-type]
 
 
 def test_lengths_make_plans(tmp_path: Path) -> None:
