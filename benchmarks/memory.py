@@ -4,7 +4,7 @@ A record is a dict of a text, a tag and three numbers. Each contender runs in a 
 workers are forked, the pass is shuffled, in batches of 1,024, and a batch keeps the records' ids alone. `growth` is what the workers'
 unique set sizes (Private_Clean and Private_Dirty of smaps_rollup) add up to at the end of the pass, over what they were after the first
 batch; `total` is the growth of the proportional set sizes of all processes, the main one and shared memory included.
-`records` is what the list of dicts itself takes.
+`records` is what the list of dicts itself takes. Medians of three runs, in turn.
 """
 
 import gc
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -127,31 +128,38 @@ def children() -> list[int]:
 
 def main() -> None:
     options = parse_options(__doc__)
-    count = 20 * BATCH if options.quick else 1_000_000
-    rows: list[Row] = []
-    records = float("nan")
-    for name, (make, own) in CONTENDERS.items():
+    count, repeats = (20 * BATCH, 1) if options.quick else (1_000_000, 3)
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
+    for name in [*CONTENDERS] * repeats:
         begun = time.monotonic()
+        make, own = CONTENDERS[name]
         try:
-            found = once(partial(measure, make, own, count), limit_s=120)
+            found[name].append(once(partial(measure, make, own, count), limit_s=120))
         except LeftOutError as error:
             tell(f"{name}: left out: {error}.")
             continue
         tell(f"{name}: {time.monotonic() - begun:.0f} s")
-        records = found["held"] if make is as_they_are and records != records else records
-        rows.append(
-            {
-                "contender": name,
-                "records": count,
-                "records_mb": records,
-                "held_mb": found["held"],
-                "growth_mb": found["growth"],
-                "total_growth_mb": found["total"],
-                "growth_over_records": found["growth"] / records,
-                "total_growth_over_records": found["total"] / records,
-                "repeats": 1,
-            }
-        )
+    middle = {
+        name: {what: median(values[what] for values in runs) for what in runs[0]}
+        for name, runs in found.items()
+        if runs
+    }
+    lists = [values["held"] for name, values in middle.items() if name.endswith(LISTED)]
+    records = lists[0] if lists else float("nan")
+    rows: list[Row] = [
+        {
+            "contender": name,
+            "records": count,
+            "records_mb": records,
+            "held_mb": values["held"],
+            "growth_mb": values["growth"],
+            "total_growth_mb": values["total"],
+            "growth_over_records": values["growth"] / records,
+            "total_growth_over_records": values["total"] / records,
+            "repeats": len(found[name]),
+        }
+        for name, values in middle.items()
+    ]
     report("memory", rows, options, partial(draw, rows=rows), height=3.6)
 
 

@@ -38,7 +38,7 @@ SCRIPTS = (
     Script("stragglers", 3),
     Script("transport", 3),
     Script("startup", 2.5),
-    Script("memory", 3),
+    Script("memory", 5),
     Script("peers/peers_throughput", 6, ("--rounds", "3", "--seconds", "0.5", "--minutes", "5", "--skip", "costs")),
     Script("tar", 2),
     Script("order", 1.5),
