@@ -99,7 +99,7 @@ def small_window(plan: str, window: int, samples: int, needed: float, ranks: int
         needed: Samples of a full step, about.
         ranks: That share it.
     """
-    if window >= needed or samples < 2 * window:
+    if 1.25 * window >= needed or samples < 2 * window:  # what samples take differs, `needed` is by their mean
         return None
     return (
         f"{plan}: a window of {window:,} samples is less than a full step, about {round(needed):,} for {ranks} ranks, so that "

@@ -154,9 +154,46 @@ def test_other_data_has_another_fingerprint(coco: Path) -> None:
     assert len({fingerprint(data) for data in (coco, dicts(), others)}) == 3
 
 
+def changed(**fields: Any) -> list[dict[str, Any]]:
+    """Samples with other values of some fields; None: without the field."""
+    return [{k: v for k, v in {**sample, **fields}.items() if v is not None} for sample in dicts()]
+
+
+def test_labels_may_be_numbers_where_classes_say_which() -> None:
+    for labels in ([7], np.array([7]), torch.tensor([7]), [torch.tensor(7)]):
+        data = DetectionDataModule(changed(labels=labels), classes=[5, 7])  # type: ignore[list-item]
+        assert data.num_classes == 3
+        assert next(iter(data.train_dataloader()))[1][0]["labels"].tolist() == [2]
+        with pytest.raises(ValueError, match="labels are ints such as 7, wanted names; or say"):
+            DetectionDataModule(changed(labels=labels)).num_classes  # noqa: B018
+
+
+def test_a_training_sample_without_boxes_or_labels_is_refused_and_not_taken_for_background(tmp_path: Path) -> None:
+    for sample in ({"labels": None}, {"boxes": None}, {"labels": None, "boxes": None, "annotations": []}):
+        data = DetectionDataModule(changed(**sample), val=changed(**sample), classes=["odd", "even"])
+        for make in (data.train_dataloader, data.val_dataloader):
+            with pytest.raises(ValueError, match=r"sample 0 has .*wanted a dict with image, boxes, labels"):
+                make()
+    assert len(list(DetectionDataModule(predict=changed(labels=None, boxes=None)).predict_dataloader())) == SIZE - 1
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no picture")
+    with pytest.raises(ValueError, match=r"broken.png: not a picture that can be decoded"):
+        next(iter(DetectionDataModule(changed(image=broken)).train_dataloader()))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (
+            lambda path: next(
+                iter(DetectionDataModule(changed(image=np.zeros((9, 9, 3), np.uint8))).train_dataloader())
+            ),
+            r"has an image \(9, 9, 3\), wanted a path or uint8 \(3, H, W\)",
+        ),
+        (
+            lambda path: next(iter(DetectionDataModule(changed(image=Image.new("RGB", (9, 9)))).train_dataloader())),
+            "has an image Image, wanted a path",
+        ),
         (lambda path: DetectionDataModule(dicts(), splits={"val": 1}), "wanted shares of the training data"),
         (lambda path: DetectionDataModule(dicts(), dicts(), splits={"train": 0.5, "val": 0.5}), "data of their own"),
         (lambda path: next(iter(DetectionDataModule(dicts(), classes=["cat"]).train_dataloader())), "wanted one of"),

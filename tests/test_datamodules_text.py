@@ -211,7 +211,12 @@ def test_a_training_resumes_with_the_batches_that_were_left(tmp_path: Path, how:
         ({"batching": {"how": "budget"}}, "'budget', and only it, has one"),
         ({"batching": {"how": "packed"}}, "needs max_length="),
         ({"batching": {"how": "packed", "max_length": 8}, "label": "label"}, "to classify are batched as"),
-        ({"batching": {"max_length": 1}}, "wanted at least 2"),
+        ({"batching": {"max_length": 1}}, "wanted an integer of at least 2"),
+        ({"batching": {"max_length": 8.5}}, "max_length is 8.5, wanted an integer"),
+        ({"batching": {"how": "budget", "max_tokens": 0}}, "max_tokens is 0, wanted an integer of at least 1"),
+        ({"vocab_size": "50"}, "vocab_size is '50', wanted an integer"),
+        ({"end_token": -1}, "end_token is -1, wanted an integer of at least 0"),
+        ({"pad_token": None}, "pad_token is None, wanted an integer of at least 0"),
         ({"loader": {"order": lk.Sequential(3)}}, "plan= or order="),
         ({"splits": {"train": 0.5, "dev": 0.5}}, "wanted shares of the training data"),
         ({"splits": {"train": 0.5, "val": 0.5}, "val": COLUMNS}, "without data of their own"),
@@ -233,14 +238,42 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
         ({"body": ["a"]}, {}, r"has no \['text'\], its fields are \['body'\]"),
         ({"text": ["a"]}, {"label": "label"}, r"has no \['label'\], its fields are \['text'\]"),
         ({"text": ["a b"]}, {"tokenizer": str.split, "vocab_size": 9}, "wanted a list of whole numbers"),
-        ({"text": ["abc"]}, {"tokenizer": lambda text: [300], "vocab_size": 9}, "tokens from 300 to 300"),
+        (
+            {"text": ["abc"]},
+            {"tokenizer": lambda text: [300], "vocab_size": 9},
+            "tokens from 300 to 300, wanted 0 to 8",
+        ),
+        ({"text": ["abc"]}, {"tokenizer": lambda text: [1, 9], "vocab_size": 9}, "tokens from 1 to 9, wanted 0 to 8"),
+        ({"text": ["abc"]}, {"end_token": 257}, "end_token is 257, wanted less than vocab_size, which is 257"),
+        (
+            {"text": ["abc"] * 9},
+            {"splits": {"train": 0.9, "val": 0.1}},
+            r"none of 9 texts is val by splits=.*val= data",
+        ),
+        (
+            COLUMNS,
+            {"batching": TextBatching(how="budget", max_tokens=90)},
+            r"over max_tokens=90.*TextBatching\(max_length",
+        ),
+        ({"text": ["a", "b"], "label": [1, None]}, {"label": "label"}, "text 1 of train has the label None"),
+        ({"text": ["a", "b"], "label": [0.0, float("nan")]}, {"label": "label"}, "text 1 of train has the label nan"),
+        ({"text": ["a", "b"], "label": [1, "x"]}, {"label": "label"}, "labels of train can't be sorted"),
+        ({"text": ["a", "b"], "label": [[1], [2]]}, {"label": "label"}, "labels of train can't be sorted .unhashable"),
         ({"text": ["abc"]}, {"tokenizer": len}, "vocab_size="),
         (COLUMNS, {"label": "label", "classes": ["long"]}, r"has classes \['short'\], which are not among the 1"),
     ],
 )
 def test_data_that_is_not_what_the_settings_say_is_refused(data: Any, settings: dict[str, Any], message: str) -> None:
+    module = TextDataModule(data, **{"splits": {"train": 1}, **settings})
     with pytest.raises(ValueError, match=message):
-        TextDataModule(data, splits={"train": 1}, **settings).train_dataloader()
+        [module.train_dataloader(), module.val_dataloader()]
+
+
+def test_the_text_that_a_tokenizer_fails_at_is_named() -> None:
+    data = TextDataModule({"text": ["a", "b"]}, tokenizer=lambda text: {"a": [1]}[text], vocab_size=9)
+    with pytest.raises(KeyError) as caught:
+        data.train_dataloader()
+    assert caught.value.__notes__ == ["loaderkit: raised by the tokenizer for text 1."]
 
 
 def test_classes_need_training_data_or_names() -> None:

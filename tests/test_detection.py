@@ -101,7 +101,7 @@ def test_pictures_of_one_size_are_stacked() -> None:
     assert isinstance(pictures, tv_tensors.Image)
     assert pictures.shape == (3, 3, 4, 5)
     assert len(targets) == 3
-    with pytest.raises(CollateError, match="'image' has shapes") as caught:
+    with pytest.raises(CollateError, match="'image' has shape") as caught:
         collate([*samples, make_sample((4, 6), [], "pair", "XYXY")])
     assert caught.value.rows == (0, 3)
 
@@ -147,12 +147,36 @@ def test_polygons_are_drawn_and_categories_become_labels() -> None:
 PICTURE = torch.zeros(3, 4, 5)
 
 
+@pytest.mark.parametrize("empty", [[], np.zeros((0, 4, 5), bool), torch.zeros(0, 4, 5), np.zeros((0, 4, 5), np.uint8)])
+def test_a_picture_without_objects_has_masks_of_its_size(empty: Any) -> None:
+    some = {"boxes": [[0, 0, 1, 1]], "labels": [1], "masks": np.ones((1, 4, 5), bool)}
+    _, targets = lk.DetectionCollate()([(PICTURE, {"boxes": [], "labels": [], "masks": empty}), (PICTURE, some)])
+    assert [tuple(target["masks"].shape) for target in targets] == [(0, 4, 5), (1, 4, 5)]
+    assert targets[0]["masks"].dtype == (torch.as_tensor(empty).dtype if len(np.shape(empty)) == 3 else torch.uint8)
+
+
+def test_boxes_in_lists_are_float32_and_those_of_arrays_keep_their_dtype() -> None:
+    """Mixed with float64, a detector's loss would be float64."""
+    for boxes, dtype in (
+        ([[0.5, 0, 1, 1]], torch.float32),
+        ([[0, 0, 1, 1]], torch.float32),
+        ([], torch.float32),
+        (np.zeros((1, 4)), torch.float64),
+        (torch.zeros(1, 4, dtype=torch.bfloat16), torch.bfloat16),
+        (torch.zeros(0, 4, dtype=torch.int64), torch.float32),
+    ):
+        _, (target,) = lk.DetectionCollate()([(PICTURE, {"boxes": boxes})])
+        assert target["boxes"].dtype == dtype
+        assert target["boxes"].shape == (len(boxes), 4)
+
+
 @pytest.mark.parametrize(
     ("sample", "message"),
     [
         ({"picture": PICTURE}, r"a dict of \['picture'\], wanted a picture and its target"),
         ((np.zeros((4, 5, 3)), {}), r"a picture is ndarray, wanted a tensor \(C, H, W\)"),
         ((PICTURE, {"labels": [1]}), r"it has \['labels'\], wanted boxes"),
+        ((PICTURE, {"boxes": [], "labels": ["cat"]}), r"its labels are \['cat'\], wanted numbers"),
         ((PICTURE, {"boxes": [[1, 2, 3]]}), r"boxes are \(1, 3\), wanted \(N, 4\)"),
         ((PICTURE, {"boxes": [[0, 0, 1, 1]], "labels": [1, 2]}), r"'boxes': 1, 'labels': 2"),
         ((PICTURE, {"boxes": [], "masks": torch.zeros(0, 5, 5)}), r"masks are \(0, 5, 5\), the picture is \(4, 5\)"),
@@ -182,6 +206,16 @@ def test_settings_out_of_range_are_refused() -> None:
         lk.DetectionCollate(classes={4: 0})([(PICTURE, coco)])
     with pytest.raises(CollateError, match=r"of size \[1, 1\], 1 pixels; wanted \(4, 5\)"):
         lk.DetectionCollate(masks=True)([(PICTURE, coco)])
+
+
+def test_no_samples_and_pictures_of_several_sizes_are_refused() -> None:
+    for images in ("list", "stack", lk.Pad(dims=(1, 2))):
+        with pytest.raises(ValueError, match="DetectionCollate: no samples given"):
+            lk.DetectionCollate(images=images)([])  # type: ignore[arg-type]
+    samples = [(PICTURE, []), (PICTURE, []), (torch.zeros(3, 4, 6), [])]
+    with pytest.raises(CollateError, match=r"shape \(3, 4, 5\) and \(3, 4, 6\).*images='list' takes several") as caught:
+        lk.DetectionCollate(images="stack")(samples)
+    assert caught.value.rows == (0, 2)
 
 
 class Boxes:

@@ -74,6 +74,33 @@ def test_it_draws_a_picture_and_keeps_the_lengths(texts: Path, tmp_path: Path) -
     assert lk.measure_lengths(lk.JsonlDataset(texts), "text", cache=cache).tolist() == SIZES.tolist()
 
 
+def test_the_picture_says_the_batches_of_each_rank(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.figure import Figure
+
+    drawn: list[Any] = []
+    save = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *more, **how: (drawn.append(figure), save(figure, *more, **how))
+    )
+    assert (
+        run(texts, "--column", "text", "--batch-size", 8, "--ranks", 2, "--plot", tmp_path / "a.png", "--jobs", 1) == 0
+    )
+    _, right = drawn[0].axes
+    assert "on each of 2 ranks" in right.get_title(loc="left")
+    batches = lk.LengthBuckets(SIZES, 8, tail="drop").with_world(lk.World(0, 2)).batches(0)
+    assert [text.get_text().split("\n ")[1] for text in right.texts][:2] == ["31 batches", f"{batches} batches"]
+
+
+@pytest.mark.parametrize("sizes", [[3], [0, 1, 2], [0] * 50])
+def test_few_samples_or_empty_ones_are_drawn_too(sizes: list[int], tmp_path: Path) -> None:
+    path = tmp_path / "few.jsonl"
+    path.write_text("".join(json.dumps({"text": "x" * size}) + "\n" for size in sizes))
+    assert run(path, "--column", "text", "--plot", tmp_path / "few.png", "--jobs", 1) == 0
+    assert (tmp_path / "few.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize("sizes", [[0], [5], [0, 0, 1], [1, 2, 3], [7] * 9, list(range(2000)), [1, 10**9]])
 def test_each_sample_is_in_one_bin(sizes: list[int]) -> None:
     found = histogram_of(np.array(sizes))

@@ -167,7 +167,12 @@ def test_the_parts_of_namedtuples_have_their_names() -> None:
             (1,),
         ),
         (lk.PackCollate(), [np.ones(2)], "labels='next' of tokens .*float64.*use labels=None", ()),
-        (lk.PackCollate(pad_value=-1, row_length=5), [np.ones(2, np.uint8)], "'tokens' is padded with -1", ()),
+        (
+            lk.PackCollate(pad_value=-1, row_length=5),
+            [np.ones(2, np.uint8)],
+            "PackCollate: .*'tokens' is padded with -1",
+            (),
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(collate: Any, samples: Any, message: str, rows: tuple[int, ...]) -> None:
@@ -179,6 +184,11 @@ def test_what_does_not_fit_is_named(collate: Any, samples: Any, message: str, ro
 def test_settings_and_samples_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match="row_length is 0"):
         lk.PackCollate(row_length=0)
+    with pytest.raises(ValueError, match=r"row_length is 2\.5, wanted an integer of at least 1"):
+        lk.PackCollate(row_length=2.5)  # type: ignore[arg-type]
+    for wrong in ({"fields": ["w"]}, {"fields": {"w": None}}, {"pad_value": None}):
+        with pytest.raises(TypeError, match="wanted a number, and one for each field"):
+            lk.PackCollate(**wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="both row_length and multiple_of"):
         lk.PackCollate(row_length=4, multiple_of=2)
     with pytest.raises(ValueError, match="labels is 'all'"):

@@ -450,6 +450,14 @@ def test_a_rule_out_of_range_is_refused() -> None:
         lk.Pad(multiple_of=(1, 2))
     with pytest.raises(ValueError, match=r"dims is \(0, 0\), wanted"):
         lk.Pad(dims=(0, 0))
+    for settings, message in (
+        ({"value": None}, "value is None, wanted a number"),  # a tokenizer without a token for it says so
+        ({"dims": [1, 2]}, r"dims is \[1, 2\], wanted an axis, or a tuple of axes"),
+        ({"multiple_of": 2.5}, "multiple_of is 2.5, wanted an integer"),
+        ({"max_length": (4, True), "dims": (0, 1)}, r"max_length is \(4, True\), wanted an integer"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            lk.Pad(**settings)  # type: ignore[arg-type]
     with pytest.raises(CollateError, match="'x' is padded with -100, wanted a whole number from 0 to 65535"):
         lk.PadCollate({"x": lk.Pad(value=-100)})([{"x": np.ones(1, dtype=np.uint16)}])
     with pytest.raises(CollateError, match=r"has 1 axes, wanted Pad\(dims=\(0, 1\)\)"):

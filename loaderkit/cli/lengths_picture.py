@@ -25,18 +25,21 @@ def draw(path: str, histogram: "Histogram", found: dict[str, PlanSummary]) -> No
     left.set_xlabel("length")
     left.set_ylabel("samples")
     left.set_title("Lengths", loc="left")
+    found = {name: one for name, one in found.items() if one.tokens}  # the others have no ratio
     names = [name.replace("(", "\n(").replace(", b", ",\nb") for name in found]
     ratios = [one.padded_to_real for one in found.values()]
     right.barh(names, ratios, color=_RED, label="padding")
     right.barh(names, [1] * len(names), color=_GREY, label="tokens")
-    for row, ratio in enumerate(ratios):
-        right.text(ratio, row, f" {ratio:.4g}", va="center")
+    for row, one in enumerate(found.values()):
+        ratio, batches = one.padded_to_real, "batch" if one.batches == 1 else "batches"
+        right.text(ratio, row, f" {ratio:.4g}\n {one.batches:,} {batches}", va="center")
     right.invert_yaxis()
-    right.set_xlim(0, max(ratios) * 1.15)
+    right.set_xlim(0, max(ratios, default=1) * 1.25)
     right.set_xlabel("computed tokens for each real one")
-    ranks = next(iter(found.values())).ranks
-    right.set_title("Padding" + (f", {ranks} ranks" if ranks > 1 else ""), loc="left")
-    right.legend(loc="lower right", frameon=False)
+    ranks = max((one.ranks for one in found.values()), default=1)
+    right.set_title("Padding, and batches" + (f" on each of {ranks} ranks" if ranks > 1 else ""), loc="left")
+    if found:
+        right.legend(loc="lower right", frameon=False)
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130, format="png")

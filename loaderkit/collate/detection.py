@@ -10,7 +10,7 @@ from torch import Tensor
 
 from loaderkit.collate.coco import coco_target
 from loaderkit.collate.padding import pad_field
-from loaderkit.collate.rules import Pad
+from loaderkit.collate.rules import Pad, difference
 from loaderkit.collate.stack import CollateError, stack_field
 
 _EACH = ("boxes", "labels", "masks", "area", "iscrowd")  # one for each object
@@ -61,13 +61,23 @@ class DetectionCollate:
             raise ValueError(f"DetectionCollate: box_format is {self.box_format!r}, wanted 'XYXY', 'XYWH' or 'CXCYWH'.")
 
     def __call__(self, samples: Sequence[Any]) -> tuple[Any, ...]:
+        if not len(samples):
+            raise ValueError("DetectionCollate: no samples given, wanted at least one.")
         pairs = [self._pair(sample, row) for row, sample in enumerate(samples)]
         pictures = [self._picture(picture, row) for row, (picture, _) in enumerate(pairs)]
         targets = [self._target(target, pictures[row], row) for row, (_, target) in enumerate(pairs)]
         if isinstance(self.images, Pad):
             padded, extras = pad_field(pictures, self.image, self.images)
             return (padded, targets, *extras.values())
-        return (pictures if self.images == "list" else stack_field(pictures, self.image)), targets
+        if self.images == "list":
+            return pictures, targets
+        shapes: list[object] = [tuple(picture.shape) for picture in pictures]
+        if len(set(shapes)) > 1:
+            error = difference("shape", shapes, self.image, "DetectionCollate")
+            raise CollateError(
+                f"{error}: images='list' takes several, and images=Pad(dims=(1, 2)) makes them one", error.rows
+            )
+        return stack_field(pictures, self.image), targets
 
     def _pair(self, sample: Any, row: int) -> tuple[Any, Any]:
         if isinstance(sample, Mapping) and self.image in sample:
@@ -122,17 +132,22 @@ class DetectionCollate:
             if tuple(boxes.canvas_size) != size:
                 raise ValueError(f"its boxes are on a canvas of {tuple(boxes.canvas_size)}, the picture is {size}")
         else:
-            plain = _tensor(boxes, torch.float32).reshape(-1, 4) if not len(boxes) else _tensor(boxes, None)
+            plain = _tensor(boxes, "boxes", None)
+            plain = plain.reshape(-1, 4) if not len(boxes) else plain
             if plain.ndim != 2 or plain.shape[1] != 4:
                 raise ValueError(f"its boxes are {tuple(plain.shape)}, wanted (N, 4)")
             plain = plain if plain.is_floating_point() else plain.float()
             boxes = tv_tensors.BoundingBoxes(plain, format=self.box_format, canvas_size=size)
         made["boxes"] = convert(boxes, new_format=tv_tensors.BoundingBoxFormat.XYXY)
         for name in _DTYPES.keys() & target.keys():
-            made[name] = _tensor(target[name], _DTYPES[name])
+            made[name] = _tensor(target[name], name, _DTYPES[name])
         if "masks" in target:
             masks = target["masks"]
-            made["masks"] = masks if isinstance(masks, tv_tensors.Mask) else tv_tensors.Mask(_tensor(masks, None))
+            if not isinstance(masks, Tensor | np.ndarray) and not len(masks):
+                masks = torch.zeros(0, *size, dtype=torch.uint8)
+            made["masks"] = (
+                masks if isinstance(masks, tv_tensors.Mask) else tv_tensors.Mask(_tensor(masks, "masks", None))
+            )
             if tuple(made["masks"].shape[-2:]) != size:
                 raise ValueError(f"its masks are {tuple(made['masks'].shape)}, the picture is {size}")
         counts = {name: len(made[name]) for name in _EACH if name in made}
@@ -141,7 +156,13 @@ class DetectionCollate:
         return made
 
 
-def _tensor(values: Any, dtype: torch.dtype | None) -> Tensor:
+def _tensor(values: Any, name: str, dtype: torch.dtype | None) -> Tensor:
+    """Return a target's values as a tensor; floats of lists have torch's default dtype."""
     if isinstance(values, Tensor):
         return values if dtype is None else values.to(dtype)
-    return torch.as_tensor(np.asarray(values) if len(values) else [], dtype=dtype)
+    found = np.asarray(values)
+    if found.dtype.kind not in "biuf":
+        raise ValueError(f"its {name} are {values!r:.60}, wanted numbers")
+    if dtype is None and found.dtype == np.float64 and not isinstance(values, np.ndarray):
+        dtype = torch.get_default_dtype()
+    return torch.as_tensor(found, dtype=dtype)

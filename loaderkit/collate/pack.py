@@ -56,8 +56,15 @@ class PackCollate:
 
     def __post_init__(self) -> None:
         for name, number in (("row_length", self.row_length), ("multiple_of", self.multiple_of)):
-            if number is not None and number < 1:
-                raise ValueError(f"PackCollate: {name} is {number}, wanted at least 1.")
+            if number is not None and (not isinstance(number, int | np.integer) or number < 1):
+                raise ValueError(f"PackCollate: {name} is {number!r}, wanted an integer of at least 1.")
+        if not isinstance(self.fields, Mapping) or not all(
+            isinstance(value, Number) for value in (self.pad_value, *self.fields.values())
+        ):
+            raise TypeError(
+                f"PackCollate: pad_value is {self.pad_value!r} and fields {self.fields!r}, wanted a number, and one for each "
+                "field, such as {'weights': 0}."
+            )
         if self.row_length is not None and self.multiple_of != 1:
             raise ValueError("PackCollate: has both row_length and multiple_of, wanted one of them.")
         if self.labels not in ("next", "same", None):
@@ -138,7 +145,7 @@ class PackCollate:
 
     @staticmethod
     def _row_by_row(pieces: Pieces, layout: "_Layout", value: float) -> Tensor:
-        check_value(value, pieces.like.dtype, pieces.field)
+        check_value(value, pieces.like.dtype, pieces.field, "PackCollate")
         if sum(pieces.lengths) < layout.there.numel():
             return spread(joined_values(pieces), layout.there, value)
         return join_values(pieces).view(layout.rows, layout.steps, *pieces.like.shape[1:])

@@ -2,7 +2,10 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from numbers import Number
+from typing import Any, Literal
+
+import numpy as np
 
 from loaderkit.collate.stack import CollateError
 
@@ -27,6 +30,10 @@ class Pad:
         lengths: Whether to add `<field>_lengths` (B,) int64, after any cut; with several dims (B, D).
         mask: Whether to add `<field>_mask` (B, T), with several dims (B, T_1, ..., T_D): True or "bool" for bool, True
             where the data is; "additive" for float32, 0 where the data is, else -inf.
+
+    Raises:
+        TypeError: If a setting is no number, or no integer.
+        ValueError: If one is out of range.
     """
 
     value: float = 0
@@ -49,6 +56,10 @@ class Pad:
         self._check()
 
     def _check(self) -> None:
+        if not isinstance(self.value, Number):
+            raise TypeError(f"Pad: value is {self.value!r}, wanted a number.")
+        if not all(_is_integer(dim) for dim in self.each_dim):
+            raise TypeError(f"Pad: dims is {self.dims!r}, wanted an axis, or a tuple of axes such as (1, 2).")
         for name, value, wanted in (
             ("side", self.side, ("right", "left")),
             ("too_long", self.too_long, ("error", "truncate_left", "truncate_right")),
@@ -65,6 +76,8 @@ class Pad:
                 raise ValueError(
                     f"Pad: {name} is {given}, wanted a number, or one for each of {len(self.each_dim)} dims."
                 )
+            if not all(_is_integer(number) for number in numbers if number is not None):
+                raise TypeError(f"Pad: {name} is {given!r}, wanted an integer, or a tuple of one for each of the dims.")
             if any(number is not None and number < 1 for number in numbers):
                 raise ValueError(f"Pad: {name} is {given}, wanted at least 1.")
         if any(
@@ -85,6 +98,10 @@ class Jagged:
     """
 
     nested: bool = True
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def named(field: str) -> str:

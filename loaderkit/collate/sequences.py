@@ -173,7 +173,7 @@ def _no_sequence(found: str, field: str, row: int, collate: str) -> CollateError
 
 
 @lru_cache(maxsize=64)
-def check_value(value: float, dtype: torch.dtype, field: str) -> None:
+def check_value(value: float, dtype: torch.dtype, field: str, collate: str = "PadCollate") -> None:
     """Refuse to pad with what the dtype can't hold.
 
     Raises:
@@ -184,7 +184,7 @@ def check_value(value: float, dtype: torch.dtype, field: str) -> None:
     low, high = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
     if not low <= value <= high or value != int(value):
         raise CollateError(
-            f"PadCollate: {named(field)} is padded with {value}, wanted a whole number from {low} to {high} for {dtype}"
+            f"{collate}: {named(field)} is padded with {value}, wanted a whole number from {low} to {high} for {dtype}"
         )
 
 

@@ -135,7 +135,7 @@ class DetectionDataModule(DataModule):
             self._read[name] = (
                 _read_coco(Path(data), self._root)
                 if isinstance(data, str | os.PathLike)
-                else _Source(_at(data, self._root), None)
+                else _Source(_at(data, self._root, part.is_share or part.stage != "predict"), None)
             )
         return self._read[name]
 
@@ -173,9 +173,14 @@ class BoxedPictures:
         target = dict(self.samples[index])
         picture = target.pop("image")
         if isinstance(picture, str | os.PathLike):
-            picture = decode_picture(Path(picture).read_bytes())
+            picture = _decode(Path(picture))
+        elif not hasattr(picture, "shape") or len(picture.shape) != 3 or picture.shape[0] > 4:
+            found = tuple(picture.shape) if hasattr(picture, "shape") else type(picture).__name__
+            raise ValueError(
+                f"DetectionDataModule: sample {index} has an image {found}, wanted a path or uint8 (3, H, W)."
+            )
         if "labels" in target:
-            target["labels"] = [self._label(label, index) for label in target["labels"]]
+            target["labels"] = [self._label(label, index) for label in _names_of(target["labels"])]
         elif "annotations" not in target:
             target |= {"boxes": torch.zeros(0, 4), "labels": []}  # to predict
         (picture,), (target,) = self._reads([(torch.as_tensor(picture), target)])
@@ -213,7 +218,13 @@ class _Source:
     def names(self) -> list[str]:
         if self._categories is not None:
             return [self._categories[number] for number in sorted(self._categories)]
-        return sorted({str(label) for sample in self.samples for label in sample.get("labels", ())})
+        found = {label for sample in self.samples for label in _names_of(sample.get("labels", ()))}
+        if numbers := [label for label in found if not isinstance(label, str)]:
+            raise ValueError(
+                f"DetectionDataModule: labels are {type(numbers[0]).__name__}s such as {numbers[0]!r}, wanted names; or say which "
+                "labels become 1, 2, ...: classes=[...]."
+            )
+        return sorted(found)
 
     def category_ids(self, classes: Sequence[str]) -> dict[int, int] | None:
         """Return the label of each category."""
@@ -229,13 +240,24 @@ def _with(config: LoaderConfig, collate: DetectionCollate) -> LoaderConfig:
     return dataclasses.replace(config, collate_fn=collate)
 
 
-def _at(data: Sequence[Mapping[str, Any]], root: Path | None) -> list[Mapping[str, Any]]:
+def _names_of(labels: Any) -> list[Any]:
+    """Return labels as Python's own values, whatever they are in."""
+    return [label.item() if hasattr(label, "item") else label for label in labels]
+
+
+def _decode(path: Path) -> Tensor:
+    try:
+        return decode_picture(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _at(data: Sequence[Mapping[str, Any]], root: Path | None, labelled: bool) -> list[Mapping[str, Any]]:
+    wanted = ("image", "boxes", "labels") if labelled else ("image",)
     for index, sample in enumerate(data):
-        if not isinstance(sample, Mapping) or "image" not in sample:
-            found = list(sample) if isinstance(sample, Mapping) else type(sample).__name__
-            raise ValueError(
-                f"DetectionDataModule: sample {index} is {found}, wanted a dict with image, boxes and labels."
-            )
+        if not isinstance(sample, Mapping) or not sample.keys() >= set(wanted):
+            found = f"has {list(sample)}" if isinstance(sample, Mapping) else f"is {type(sample).__name__}"
+            raise ValueError(f"DetectionDataModule: sample {index} {found}, wanted a dict with {', '.join(wanted)}.")
     return [
         {**sample, "image": root / sample["image"]}
         if root and isinstance(sample["image"], str | os.PathLike)

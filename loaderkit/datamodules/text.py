@@ -15,7 +15,7 @@ from loaderkit.datamodules.loaders import TrainerLoader
 from loaderkit.datamodules.next_tokens import NextTokens
 from loaderkit.datamodules.parts import Part, factories, given_stages, is_dict_of_tables, parts_of
 from loaderkit.datamodules.shards import open_shards
-from loaderkit.datamodules.text_sources import TextData, is_text_files, is_urls, read_texts
+from loaderkit.datamodules.text_sources import TextData, classes_of, is_text_files, is_urls, read_texts
 from loaderkit.datasets.texts import TokenSpans, tokenize
 from loaderkit.length_plans import LengthBuckets, TokenBudget
 from loaderkit.packing import PackPlan
@@ -59,8 +59,9 @@ class TextBatching:
             )
         if self.how in ("packed", "windows") and self.max_length is None:
             raise ValueError(f"TextBatching: how={self.how!r} needs max_length=, the tokens of a row.")
-        if self.max_length is not None and self.max_length < 2:
-            raise ValueError(f"TextBatching: max_length is {self.max_length}, wanted at least 2.")
+        for name, number, least in (("max_length", self.max_length, 2), ("max_tokens", self.max_tokens, 1)):
+            if number is not None and (not isinstance(number, int | np.integer) or number < least):
+                raise ValueError(f"TextBatching: {name} is {number!r}, wanted an integer of at least {least}.")
 
 
 class TextDataModule(DataModule):
@@ -126,6 +127,10 @@ class TextDataModule(DataModule):
                 f"TextDataModule: tokenizer is {tokenizer!r}, wanted a function from a text to its tokens. "
                 "Of a tokenizers.Tokenizer: lambda text: tokenizer.encode(text).ids."
             )
+        for name, number in (("vocab_size", vocab_size), ("end_token", end_token), ("pad_token", pad_token)):
+            missing = number is None and name != "pad_token"
+            if not missing and (not isinstance(number, int | np.integer) or number < 0):
+                raise ValueError(f"TextDataModule: {name} is {number!r}, wanted an integer of at least 0.")
         given = given_stages(train=train, val=val, test=test, predict=predict)
         if splits is None and train is not None and val is None:
             splits = {"train": 0.9, "val": 0.1}
@@ -182,7 +187,7 @@ class TextDataModule(DataModule):
                 raise ValueError(
                     "TextDataModule: no classes: wanted label= and training data to find them in, or classes=[...]."
                 )
-            self._classes = sorted(set(self._source(train)[1] or []))
+            self._classes = classes_of(self._source(train)[1] or [], str(train))
         return self._classes
 
     @property
@@ -220,6 +225,12 @@ class TextDataModule(DataModule):
         if how.how == "buckets":
             return LengthBuckets(dataset.lengths(), size, **more)
         if how.how == "budget" and how.max_tokens is not None:
+            longest = int(dataset.lengths().max(initial=0))
+            if longest > how.max_tokens:
+                raise ValueError(
+                    f"TextDataModule: a text has {longest:,} tokens, over max_tokens={how.max_tokens:,}. Raise that, or cut texts: "
+                    "TextBatching(max_length=...)."
+                )
             return TokenBudget(dataset.lengths(), how.max_tokens, **more)
         if how.how == "packed" and how.max_length is not None:
             return PackPlan(dataset.lengths(), how.max_length, size, **more)
@@ -238,6 +249,11 @@ class TextDataModule(DataModule):
         if part.is_share:
             sides = split(list(range(len(spans))), self._splits, seed=self.loader_config.seed, group_by=spans.digests())
             spans = spans.take(sides.indices(part.stage))
+        if not len(spans):
+            raise ValueError(
+                f"TextDataModule: none of {len(self._source(part)[0]):,} texts is {part.stage} by splits={self._splits}. Give more "
+                f"texts, another share, or {part.stage}= data of its own (splits={{'train': 1}} leaves all to the training)."
+            )
         length = self.batching.max_length
         if self.batching.how == "windows" and length is not None:
             return spans.joined().cut_up(length + 1)
@@ -251,9 +267,16 @@ class TextDataModule(DataModule):
             label = self._label
             labelled = part.is_share or part.stage != "predict"
             texts, labels = read_texts(part.data, name, self._text, label, labelled, self._format)
-            dtype = np.min_scalar_type(max(self.vocab_size, (self.end_token or 0) + 1) - 1)
+            if label is None and self.end_token is not None and self.end_token >= self.vocab_size:
+                raise ValueError(
+                    f"TextDataModule: end_token is {self.end_token}, wanted less than vocab_size, which is {self.vocab_size}. A "
+                    "token that the tokenizer does not have: vocab_size=, one more."
+                )
             tokens = tokenize(
-                texts, self._tokenizer or encode_bytes, dtype=dtype, end_token=self.end_token if label is None else None
+                texts,
+                self._tokenizer or encode_bytes,
+                vocab_size=self.vocab_size,
+                end_token=self.end_token if label is None else None,
             )
             self._read[name] = tokens, labels
         return self._read[name]

@@ -63,3 +63,23 @@ def read_texts(
     if labels is not None:
         labels = [value.item() if hasattr(value, "item") else value for value in labels]
     return columns[text], labels
+
+
+def classes_of(labels: list[Any], name: str) -> list[Any]:
+    """Return the values of labels, sorted.
+
+    Raises:
+        ValueError: If one is missing, or they can't be sorted.
+    """
+    for row, label in enumerate(labels):
+        if label is None or label != label:  # NaN
+            raise ValueError(
+                f"TextDataModule: text {row:,} of {name} has the label {label!r}. Leave out texts without one, or say what counts: "
+                "classes=[...]."
+            )
+    try:
+        return sorted(set(labels))
+    except TypeError as error:
+        raise ValueError(
+            f"TextDataModule: the labels of {name} can't be sorted ({error}), wanted numbers or strings. Or give classes=[...]."
+        ) from error

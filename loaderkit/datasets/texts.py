@@ -105,27 +105,31 @@ def tokenize(
     texts: Iterable[str],
     tokenizer: Callable[[str], Any],
     *,
-    dtype: npt.DTypeLike,
+    vocab_size: int,
     end_token: int | None = None,
 ) -> TokenSpans:
-    """Turn texts into tokens.
+    """Turn texts into tokens, of the smallest integers that hold the vocabulary.
 
     Args:
         texts: One a sample.
         tokenizer: From a text to its tokens: a list or array, a mapping with "input_ids" (Hugging Face's), or an
             object with `ids` (that of tokenizers).
-        dtype: Of the tokens; those that it can't hold are refused.
+        vocab_size: Tokens from 0 to below it; others are refused.
         end_token: Put after each text.
 
     Raises:
-        ValueError: If a result is no list of whole numbers that the dtype holds.
+        ValueError: If a result is no list of whole numbers of the vocabulary.
     """
-    limits = np.iinfo(np.dtype(dtype))
+    dtype = np.min_scalar_type(max(vocab_size - 1, 0))
     parts, sizes = [np.empty(0, dtype)], []
     for row, text in enumerate(texts):
         if not isinstance(text, str):
             raise ValueError(f"tokenize: text {row:,} is {type(text).__name__}, wanted a string.")
-        found = tokenizer(text)
+        try:
+            found = tokenizer(text)
+        except Exception as error:
+            error.add_note(f"loaderkit: raised by the tokenizer for text {row:,}.")
+            raise
         found = found["input_ids"] if hasattr(found, "keys") else getattr(found, "ids", found)
         tokens = np.asarray(found)
         if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
@@ -133,9 +137,9 @@ def tokenize(
                 f"tokenize: the tokenizer gave {type(found).__name__} {tokens.shape} {tokens.dtype} for text {row:,}, wanted "
                 "a list of whole numbers."
             )
-        if tokens.size and (tokens.min() < 0 or tokens.max() > limits.max):
+        if tokens.size and (tokens.min() < 0 or tokens.max() >= vocab_size):
             raise ValueError(
-                f"tokenize: text {row:,} has tokens from {tokens.min()} to {tokens.max()}, wanted 0 to {limits.max}, as "
+                f"tokenize: text {row:,} has tokens from {tokens.min()} to {tokens.max()}, wanted 0 to {vocab_size - 1}, as "
                 "vocab_size says."
             )
         parts.append(tokens.astype(dtype))
