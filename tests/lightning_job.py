@@ -175,6 +175,17 @@ class Model(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
 
 
+class IteratorModel(Model):
+    """The same, which fetches its batches by itself."""
+
+    def training_step(self, dataloader_iter: Iterator[Any]) -> torch.Tensor:  # type: ignore[override]
+        batches = [next(dataloader_iter)[0] for _ in range(self.job.get("takes", 1))]
+        return super().training_step(batches[-1], self.trainer.fit_loop.epoch_loop.batch_idx)
+
+    def log(self, name: str, value: Any, **settings: Any) -> None:  # type: ignore[override]
+        super().log(name, value, **{"batch_size": 1, **settings})
+
+
 class KillOnSave(pl.Callback):
     """A preempted job: killed once it has had its signal and the checkpoint is there."""
 
@@ -235,7 +246,7 @@ def make_data(job: dict[str, Any]) -> lk.DataModule:
         train = make_stream(job["shards"], shuffle=True, transform=Augment(job.get("bad", [])), **job.get("stream", {}))
     if job.get("sizes"):
         more = {name: Samples(size, offset=1000 * row) for row, (name, size) in enumerate(job["sizes"].items())}
-        stream = {"stream": train} if job.get("shards") else {}
+        stream = {"stream": train} if job.get("shards") or "data" in job else {}
         train = {**more, **stream} if job.get("stream_last") else {**stream, **more}
     config = lk.LoaderConfig(**settings)
     kind = MinSizeModule if job.get("mode") == "min_size" else lk.DataModule
@@ -254,7 +265,7 @@ def run(job: dict[str, Any]) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     pl.seed_everything(job.get("global_seed", 1), verbose=False)
-    model = Model(job)
+    model = IteratorModel(job) if job.get("iterator") else Model(job)
     if "global_seed" in job:
         torch.manual_seed(1)
         model = Model(job)

@@ -123,6 +123,17 @@ def test_one_worker_is_as_none() -> None:
     assert equal(list(make_loader(Plain, 0)), list(make_loader(Plain, 1)))
 
 
+def test_closing_a_loader_leaves_the_data_as_it_was_found() -> None:
+    """Else another loader of it would take where it was left for its start."""
+    data = Stateful()
+    whole = list(lk.Loader(Stateful(), 4, collate_fn=drawing_collate))
+    loader = lk.Loader(data, 4, collate_fn=drawing_collate)
+    next(iter(loader))
+    assert data.state_dict() != Stateful().state_dict()
+    loader.close()
+    assert equal(list(lk.Loader(data, 4, collate_fn=drawing_collate)), whole)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_state_of_its_own_spares_the_reading(kind: Any) -> None:
     first = make_loader(kind)

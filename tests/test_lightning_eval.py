@@ -1,7 +1,6 @@
 """Under Lightning: evaluation and prediction over ranks, the batch-size finder, loaders without a DataModule."""
 
 import json
-import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 import torchmetrics
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.tuner import Tuner
+from test_lightning_device import run as run_here
 from test_lightning_resume import check_same_end, run
 
 import loaderkit as lk
@@ -256,18 +256,46 @@ def test_the_training_step_draws_the_same_numbers_with_and_without_the_loader() 
     assert drawn[0] == drawn[1] == drawn[2]
 
 
-def test_a_second_fit_goes_on_counting_epochs(tmp_path: Path) -> None:
-    job = {"dir": str(tmp_path), "name": "twice"}
-    whole = {**job, "name": "whole"}
-    run(whole)
-    torch.set_num_threads(os.cpu_count() or 1)
+AGAIN: dict[str, dict[str, Any]] = {
+    "an index": {},
+    "a stream, by steps": {"shards": [9, 0, 7, 3, 1], "loader": {"steps": 5}},
+    "two, cycled": {"sizes": {"a": 18, "b": 50}},
+    "two, of which one knows its place": {"data": "stateful", "size": 21, "sizes": {"a": 50}},
+}
+
+
+@pytest.mark.parametrize("case", AGAIN)
+def test_fits_of_one_trainer_have_the_data_of_one_fit(case: str, tmp_path: Path) -> None:
+    """Each goes on where the one before ended an epoch."""
+    whole = {"dir": str(tmp_path), "name": "whole", **AGAIN[case]}
+    run_here(whole)
+    job = {**whole, "name": "twice"}
     model, data = jobs.Model(job), jobs.make_data(job)
-    trainer = quiet_trainer(job, max_epochs=1, limit_val_batches=0)
+    trainer = quiet_trainer(job, max_epochs=0, limit_val_batches=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer.fit(model, datamodule=data)
-        trainer.fit_loop.max_epochs = 2
-        trainer.fit(model, datamodule=data)
+        for epochs in (1, 3):
+            trainer.fit_loop.max_epochs = epochs
+            trainer.fit(model, datamodule=data)
     steps = jobs.steps_of(job)
-    assert len(steps) == 26
-    assert [step["ids"] for step in steps] == [step["ids"] for step in jobs.steps_of(whole)[:26]]
+    assert len(steps) >= 15
+    assert [step["ids"] for step in steps] == [step["ids"] for step in jobs.steps_of(whole)]
+
+
+def test_a_fit_that_was_interrupted_leaves_nothing_behind_in_its_data(tmp_path: Path) -> None:
+    """The same DataModule, whose data knows its place: resumed, and begun anew by another Trainer."""
+    whole = {"dir": str(tmp_path), "name": "whole", "data": "stateful", "size": 21}
+    run_here(whole)
+    data = jobs.make_data(whole)
+    job = {**whole, "name": "stopped", "stop": {"where": "in_step", "at": [1, 3], "by": "exception"}}
+    resumed, anew = ({**whole, "name": name} for name in ("resumed", "anew"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(RuntimeError, match="stopped by the test"):
+            jobs.make_trainer(job).fit(jobs.Model(job), datamodule=data)
+        jobs.make_trainer(resumed).fit(jobs.Model(resumed), datamodule=data, ckpt_path=tmp_path / "stopped.ckpt")
+        jobs.make_trainer(anew).fit(jobs.Model(anew), datamodule=data)
+    ids = [step["ids"] for step in jobs.steps_of(whole)]
+    assert len(ids) == 18
+    assert [step["ids"] for step in jobs.steps_of(resumed)] == ids[9:]
+    assert [step["ids"] for step in jobs.steps_of(anew)] == ids

@@ -118,7 +118,7 @@ class DataModule(pl.LightningDataModule):
             if name in _STAGES[stage]:
                 self._data(name)
         if stage == "fit":
-            self._position = TrainPosition(self.trainer)
+            self._position = self._position.next_fit(self.trainer)
         if self.trainer is not None:
             TrainProgress.attach(self.trainer, self._position)
 

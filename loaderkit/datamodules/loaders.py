@@ -86,13 +86,16 @@ class TrainLoader(TrainerLoader):
         self._walk.settle()
         self._walk.end_epoch(batches)
 
+    def stop(self) -> None:
+        """Stand where the next `iter()` would begin, and stop the workers."""
+        self._walk.settle()
+        if self._waiting:
+            self._walk.rewind()
+        self.close()
+
     def follow(self, before: "TrainLoader") -> None:
-        """Go on where the next `iter()` of another loader would begin, which is closed."""
-        before._walk.settle()
-        if before._waiting:
-            before._walk.rewind()
+        """Go on where another loader stopped."""
         self._walk.follow(before._walk)
-        before.close()
 
     def __iter__(self) -> Iterator[Any]:
         if not self.driven:

@@ -7,7 +7,16 @@ from typing import Any
 import lightning.pytorch as pl
 
 from loaderkit.datamodules.loaders import TrainLoader
-from loaderkit.datamodules.progress import epoch_batches, learnt, reopen_epoch, set_batches, set_epoch_over, used
+from loaderkit.datamodules.progress import (
+    begun,
+    between_epochs,
+    epoch_batches,
+    learnt,
+    reopen_epoch,
+    set_batches,
+    set_epoch_over,
+    used,
+)
 
 
 class TrainPosition:
@@ -20,6 +29,8 @@ class TrainPosition:
     def __init__(self, trainer: pl.Trainer | None = None) -> None:
         self._trainer = trainer
         self._loaders: list[TrainLoader] = []
+        self._before: list[TrainLoader] = []  # of the fit that this one continues
+        self._trained = 0  # batches that the Trainer had begun in all, at the last one of these loaders
         self._restored: dict[str, Any] | None = None
         self._first = 0  # where the loaders are marked, in batches of the Trainer's epoch
         self._waiting = True  # no batch has begun since then
@@ -38,11 +49,21 @@ class TrainPosition:
         """Whether it was restored at an epoch's start."""
         return self._restored is not None and self._first == 0
 
+    def next_fit(self, trainer: pl.Trainer | None) -> "TrainPosition":
+        """Return the position of another fit: one of the same Trainer goes on where this one ended an epoch."""
+        after = TrainPosition(trainer)
+        if trainer is not None and self.is_of(trainer) and self._trained == begun(trainer) and between_epochs(trainer):
+            after._before = self.replace_loaders()
+        self.close()
+        return after
+
     def replace_loaders(self) -> list[TrainLoader]:
-        """Make room for new loaders, and return those that they replace."""
+        """Make room for new loaders, and return those that they replace, stopped."""
         if not self._waiting:
             self._end_epoch()
-        before, self._loaders = self._loaders, []
+        before, self._loaders, self._before = self._loaders or self._before, [], []
+        for loader in before:
+            loader.stop()
         return before
 
     def add(self, loader: TrainLoader) -> None:
@@ -60,7 +81,7 @@ class TrainPosition:
             if self._trainer is None:
                 self._restored = None  # no Trainer makes them anew before it begins: the next ones go on
             return
-        # A second fit goes on counting epochs, and a reload in a run goes on where the last loaders stopped.
+        # A second fit goes on counting epochs, and it and a reload in a run go on where the last loaders stopped.
         epoch = self._trainer.current_epoch if self._trainer is not None else 0
         for row, loader in enumerate(self._loaders):
             if len(before) == len(self._loaders):
@@ -99,6 +120,8 @@ class TrainPosition:
         """Take note that the Trainer begins a batch."""
         self._waiting = False
         self._restored = None  # done: loaders that are made later go on where these stop
+        if self._trainer is not None:
+            self._trained = begun(self._trainer)
         batches, _ = self._learnt()
         for loader in self._loaders:
             loader.begin_batch(batches - self._first)
@@ -115,8 +138,9 @@ class TrainPosition:
             set_epoch_over(fit_loop, uncounted=uncounted)
             return
         reopened = reopen_epoch(fit_loop)  # all is counted when an epoch ends
-        skipped = total["started"] != total["ready"]  # by on_train_batch_start: Lightning would count a batch less
-        if reopened or skipped or current["processed"] != self._first or current["ready"] != self._first:
+        # Steps skipped by on_train_batch_start, or begun behind a dataloader_iter's end: Lightning would count a batch less.
+        unequal = not total["ready"] == total["started"] == total["processed"]
+        if reopened or unequal or current["processed"] != self._first or current["ready"] != self._first:
             set_batches(fit_loop, self._first, uncounted=uncounted and not reopened)
 
     def close(self) -> None:

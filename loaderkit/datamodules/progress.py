@@ -14,19 +14,33 @@ def learnt(trainer: pl.Trainer) -> tuple[int, bool]:
     are not saved.
     """
     done, over = batches_done(trainer)
-    epochs: Any = trainer.fit_loop.epoch_progress.current
     stopped = trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step
     # Lightning does not know the last batch where the data ends before its length or limit.
-    over = over or (epochs.processed == epochs.ready and not stopped)
+    over = over or (between_epochs(trainer) and not stopped)
     if not over and trainer.lightning_module.automatic_optimization:
         done -= done % trainer.accumulate_grad_batches
     return done, over
 
 
 def used(trainer: pl.Trainer) -> int:
-    """Return how many of the epoch's batches were used, learnt or not: those fetched ahead were not."""
-    batches: int = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+    """Return how many of the epoch's batches were used, learnt or not: those fetched ahead were not.
+
+    A step that takes a dataloader_iter, and finds it at its end, has begun without a batch.
+    """
+    current: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+    return int(current.processed)
+
+
+def begun(trainer: pl.Trainer) -> int:
+    """Return how many batches have begun in all epochs."""
+    batches: int = trainer.fit_loop.epoch_loop.batch_progress.total.ready
     return batches
+
+
+def between_epochs(trainer: pl.Trainer) -> bool:
+    """Say whether the last epoch that was begun is over, for the Trainer."""
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    return bool(epochs.ready == epochs.processed)
 
 
 def epoch_batches(trainer: pl.Trainer, batches: int) -> int:

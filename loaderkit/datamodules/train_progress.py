@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
 from typing_extensions import override
 
 from loaderkit.datamodules.position import TrainPosition
@@ -17,6 +18,7 @@ class TrainProgress(pl.Callback):
 
     def __init__(self, position: TrainPosition) -> None:
         self._position = position
+        self._warned = False
 
     @classmethod
     def attach(cls, trainer: pl.Trainer, position: TrainPosition) -> None:
@@ -38,6 +40,9 @@ class TrainProgress(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
+        fetcher = trainer.fit_loop._data_fetcher
+        if isinstance(fetcher, _DataLoaderIterDataFetcher):
+            self._check_steps(trainer, fetcher.fetched)
         self._position.begin_batch()
 
     @override
@@ -50,6 +55,28 @@ class TrainProgress(pl.Callback):
             if self._position.awaits_loaders:
                 data.train_dataloader()  # they know how many batches are done
             self._position.correct_loops(checkpoint["loops"]["fit_loop"])
+
+    def _check_steps(self, trainer: pl.Trainer, fetched: int) -> None:
+        """Say where steps that take a dataloader_iter, and have taken so many batches, can't resume.
+
+        Raises:
+            ValueError: If they accumulate gradients.
+        """
+        if trainer.accumulate_grad_batches > 1:
+            raise ValueError(
+                f"DataModule: accumulate_grad_batches={trainer.accumulate_grad_batches} with a training_step(dataloader_iter): "
+                "Lightning clears the gradients one step late there, so that some are lost and others count twice, and no "
+                "resume is exact. Write training_step(batch, batch_idx), or accumulate in the step itself, with "
+                "automatic_optimization = False."
+            )
+        steps = trainer.fit_loop.epoch_loop.batch_idx
+        if fetched != steps and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"DataModule: training_step took {fetched} batches of its dataloader_iter in {steps} steps of this epoch. "
+                "Lightning counts steps, and a resume goes on behind as many batches. Take one batch in each step.",
+                stacklevel=2,
+            )
 
 
 def _check_names(own: str, checkpoint: Mapping[str, Any]) -> None:

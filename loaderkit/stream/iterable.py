@@ -39,7 +39,14 @@ class IterableWalk(LaneWalk):
 
     def __init__(self, dataset: Any, config: LoaderConfig) -> None:
         self._first = _plain(dataset, state_of_start(dataset)) if _is_stateful(dataset) else None
+        self._moves_dataset = False  # its own state, by reading it in this process
         super().__init__(dataset, config)
+
+    def close(self) -> None:
+        super().close()
+        if self._moves_dataset:  # else another loader of it would take that for its start
+            self._moves_dataset = False
+            self.dataset.load_state_dict(_plain(self.dataset, self._first))
 
     def _lanes(self) -> int:
         return self.world.size * self._turns
@@ -73,6 +80,7 @@ class IterableWalk(LaneWalk):
         return ended._replace(places=known)
 
     def _run(self, places: Sequence[Any], cycle: int, turn: int) -> Iterator[Item]:
+        self._moves_dataset = self._first is not None and not self.num_workers
         run = PartRun(
             dataset=self.dataset,
             config=self.config,
