@@ -71,16 +71,20 @@ def pack_state(cursor: Cursor, identity: Identity, step: int) -> dict[str, Any]:
     return {"version": STATE_VERSION, "cursor": position, "identity": asdict(identity), "step": step}
 
 
-def unpack_state(state: Mapping[str, Any], identify: Callable[[int], Identity]) -> Cursor:
+def unpack_state(
+    state: Mapping[str, Any], identify: Callable[[int], Identity], samples_of: Callable[[Cursor], int]
+) -> Cursor:
     """Check that a state belongs to this data and order, and return its cursor.
 
     Args:
         state: As `pack_state` returned it.
         identify: From an epoch to what its cursors count in here.
+        samples_of: From a cursor to how many samples its epoch has.
 
     Raises:
         ValueError: If it is not a loader's state, was written by a newer
-            version, or belongs to another dataset, order or seed.
+            version, belongs to another dataset, order or seed, or
+            stands behind an epoch's end.
     """
     cursor = _check_form(state)
     saved, identity = state["identity"], identify(cursor.epoch)
@@ -92,6 +96,11 @@ def unpack_state(state: Mapping[str, Any], identify: Callable[[int], Identity]) 
                 f"Give the loader that {what} again, or go on with this one from a place you choose: "
                 f"loader.seek(epoch={cursor.epoch}, samples={cursor.samples})."
             )
+    if cursor.samples > (size := samples_of(cursor)):
+        raise ValueError(
+            f"cannot resume: the state stands behind {cursor.samples:,} samples, and epoch {cursor.epoch} has {size:,}. The state "
+            f"is damaged. Take another one, or go on from a place you choose: loader.seek(epoch={cursor.epoch + 1})."
+        )
     return cursor
 
 

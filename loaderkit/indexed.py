@@ -108,9 +108,7 @@ class IndexedWalk(Walk):
 
     def seek(self, epoch: int, samples: int) -> None:
         cursor = Cursor(epoch=epoch, samples=samples)
-        order = getattr(self._plan, "order", None)
-        size = order.size(epoch) if samples and order is not None else samples
-        if samples > size:
+        if samples > (size := self._samples(cursor)):
             raise ValueError(f"loader: seek to sample {samples:,}, wanted at most the epoch's {size:,}.")
         self._stand_at(cursor)
         self.bad.start(epoch, since=samples)
@@ -130,7 +128,7 @@ class IndexedWalk(Walk):
         before = self._plan
         self._plan = self._plan_of(saved_order(state))
         try:
-            cursor = unpack_state(state, self._identity)
+            cursor = unpack_state(state, self._identity, self._samples)
         except ValueError:
             self._plan = before
             raise
@@ -194,6 +192,11 @@ class IndexedWalk(Walk):
         self.bad.go_back(cursor.epoch, cursor.batches)
         self._origin, self._yielded, self._begun = cursor, 0, False
         self.turn += 1
+
+    def _samples(self, cursor: Cursor) -> int:
+        """Return how many samples an epoch has, as far as the plan tells: else those that are done."""
+        order = getattr(self._plan, "order", None)
+        return order.size(cursor.epoch) if cursor.samples and order is not None else cursor.samples
 
     def _pack(self, cursor: Cursor) -> dict[str, Any]:
         state = pack_state(cursor, self._identity(cursor.epoch), self.step)

@@ -8,6 +8,7 @@ import torch
 import torch.utils.data as torch_data
 
 from loaderkit.bad_samples import RAISE, BadSample, BadSamples
+from loaderkit.brief import brief_data, brief_settings
 from loaderkit.config import LoaderConfig, Stop
 from loaderkit.cuda import HostBatches
 from loaderkit.cursor import Cursor
@@ -180,6 +181,9 @@ class Loader:
 
     def __len__(self) -> int:
         return self._walk.length()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({brief_data(self.dataset)}, {brief_settings(self.config, self.world)})"
 
     def indices(self, epoch: int, batch: int) -> Int64Array:
         """Return which samples (B,) are in a batch of this rank, without reading data.

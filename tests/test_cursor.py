@@ -16,7 +16,7 @@ IDENTITY = Identity(dataset="10 samples", order="sequential-1", seed=7)
 
 
 def unpack(state: Any, identity: Identity = IDENTITY) -> Cursor:
-    return unpack_state(state, lambda epoch: identity)
+    return unpack_state(state, lambda epoch: identity, lambda cursor: cursor.samples)
 
 
 @given(st.builds(Cursor, epoch=st.integers(0, 10**15), samples=st.integers(0, 10**15), batches=st.integers(0, 10**15)))

@@ -131,3 +131,17 @@ def test_another_datamodule_may_follow_in_the_same_trainer(tmp_path: Path) -> No
             runs.fit_loop.max_epochs = epochs
             runs.fit(model, datamodule=data)
     assert [sum(map(len, batches)) for batches in (model.seen[:3], model.seen[3:6], model.seen[6:])] == [10, 10, 10]
+
+
+def test_a_repr_says_what_is_given_and_makes_nothing() -> None:
+    """Lightning's str() would make loaders, in place of those in use."""
+    data = lk.DataModule(Numbers, val=[Numbers()], test={"a": [1, 2], "b": lambda: Numbers()}, loader=CONFIG)
+    settings = "batch_size=4, num_workers=0, engine='auto', rank 0 of 1)"
+    given = "val=[Numbers of 10 samples], test={'a': list of 2 samples, 'b': what <lambda> makes}"
+    assert repr(data) == f"DataModule(train=what Numbers makes, {given}, {settings}"
+    batches = iter(data.train_dataloader())
+    next(batches)
+    assert str(data) == repr(data) == f"DataModule(train=Numbers of 10 samples, {given}, {settings}"
+    assert len(list(batches)) == 2
+    tables = lk.TableDataModule({"x": [1, 2], "y": [0, 1]}, columns=lk.TableColumns(target="y"))
+    assert repr(tables).startswith("TableDataModule(train=what ")

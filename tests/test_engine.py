@@ -1,8 +1,10 @@
 """Workers don't matter: the same batches, bit for bit, whoever makes them, also over resumes."""
 
+import functools
 import itertools
 import json
 import multiprocessing
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,6 +72,40 @@ def test_the_torch_engine_without_workers_gives_the_same() -> None:
     alone = epochs(make_loader(12, 5))
     assert equal(epochs(make_loader(12, 5, engine="torch")), alone)
     assert len(alone[0]) == 3
+
+
+class Noted:
+    def __init__(self, transform: Any) -> None:
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(index)
+
+
+def first_of_two(batch: list[Any]) -> Any:
+    return batch[0]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "path"),
+    [
+        (Noted(lambda index: index), "dataset.transform"),
+        (Noted(functools.partial(first_of_two, lambda: None)), r"dataset.transform.args\[0\]"),
+        (lk.StreamDataset(["a"], lambda shard, start: iter(range(8))), "stream"),
+    ],
+    ids=["a lambda", "a lambda in a partial", "a stream"],
+)
+@pytest.mark.filterwarnings("ignore:Got pickle error")  # torch's own
+def test_what_cannot_be_sent_to_a_worker_is_named_by_its_path(dataset: Any, path: str) -> None:
+    chosen = {} if isinstance(dataset, lk.StreamDataset) else {"engine": engine}
+    loader = lk.Loader(dataset, 4, num_workers=1, multiprocessing_context="spawn", **chosen)
+    with pytest.raises(
+        (AttributeError, pickle.PicklingError), match=rf"(?s)pickle.*{path}.* not pickle, and what .*'spawn'"
+    ):
+        next(iter(loader))
 
 
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])

@@ -304,3 +304,27 @@ def test_a_trainer_moves_a_loader_ahead_but_never_back() -> None:
     assert loader.cursor == lk.Cursor(epoch=2, samples=6, batches=2)
     with pytest.warns(UserWarning, match=r"Use loaderkit.DataModule"):
         loader.state_dict()
+
+
+def test_its_repr_says_what_it_holds_in_a_line() -> None:
+    batches = repr(lk.Loader(list(range(2500)), 8, num_workers=2, world=lk.World(1, 4)))
+    assert batches == "Loader(list of 2,500 samples, batch_size=8, num_workers=2, engine='auto', rank 1 of 4)"
+    budget = repr(lk.Loader([[1]], plan=lk.TokenBudget([1], max_tokens=4), world=lk.World()))
+    assert budget == "Loader(list of 1 sample, plan=TokenBudget, num_workers=0, engine='auto', rank 0 of 1)"
+    stream = repr(lk.Loader(lk.StreamDataset(["a"], lambda shard, start: iter([1])), world=lk.World()))
+    assert stream == "Loader(StreamDataset, a stream, batch_size=1, num_workers=0, engine='auto', rank 0 of 1)"
+
+
+@pytest.mark.parametrize("order", [None, lk.Shuffled(13), lk.Subset(range(7))])
+def test_a_state_behind_the_epochs_end_is_refused(order: lk.Order | None) -> None:
+    """Edited by hand, say: it would end the epoch without a word."""
+    data = list(range(13))
+    state = lk.Loader(data, 2, order=order).state_dict()
+    size = 13 if order is None else order.size(0)
+    loader = lk.Loader(data, 2, order=order)
+    loader.load_state_dict({**state, "cursor": {**state["cursor"], "samples": size}})
+    with pytest.raises(
+        ValueError, match=f"stands behind {size + 1} samples, and epoch 0 has {size}. The state is damaged"
+    ):
+        loader.load_state_dict({**state, "cursor": {**state["cursor"], "samples": size + 1}})
+    assert loader.cursor == lk.Cursor(epoch=1)

@@ -296,8 +296,12 @@ class Absent:
     ("dataset", "kind", "message"),
     [
         (Absent(os.getpid()), WorkerDied, "ended by itself, with exit code 1"),
-        (threading.Lock(), TypeError, r"(?s)cannot pickle.*is pickled under 'forkserver': define it in a module"),
-        (lambda: None, (AttributeError, pickle.PicklingError), r"(?s)pickle.*is pickled under 'forkserver'"),
+        (
+            threading.Lock(),
+            TypeError,
+            r"(?s)cannot pickle.*dataset.what does not.* under 'forkserver': define it in a module",
+        ),
+        ([lambda: None], (AttributeError, pickle.PicklingError), r"(?s)pickle.*dataset.what\[0\] does not pickle"),
     ],
 )
 def test_a_worker_that_cannot_start_is_an_error(dataset: Any, kind: Any, message: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import lightning.pytorch as pl
 from typing_extensions import override
 
+from loaderkit.brief import brief_data, brief_settings, brief_several
 from loaderkit.config import LoaderConfig
 from loaderkit.datamodules.given import Data, check_data, check_dataset, make_dataset, map_data
 from loaderkit.datamodules.loaders import (
@@ -86,6 +87,18 @@ class DataModule(pl.LightningDataModule):
         self.loader_config = loader or LoaderConfig()
         self._eval_config = eval_loader
         self._position = TrainPosition()
+
+    def __repr__(self) -> str:
+        world = self.loader_config.world or (
+            World.from_trainer(self.trainer) if self.trainer is not None else World.detect()
+        )
+        data = {name: self._made.get(name, given) for name, given in self._given.items() if given is not None}
+        shown = [f"{name}={brief_several(map_data(name, one, brief_data))}" for name, one in data.items()]
+        return f"{type(self).__name__}({', '.join([*shown, brief_settings(self.loader_config, world)])})"
+
+    @override
+    def __str__(self) -> str:
+        return repr(self)  # Lightning's makes loaders, in place of those in use
 
     @property
     def eval_config(self) -> LoaderConfig:

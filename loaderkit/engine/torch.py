@@ -14,6 +14,7 @@ import torch.utils.data as torch_data
 
 from loaderkit.engine.message import dump
 from loaderkit.feed import Feed
+from loaderkit.pickling import explained
 from loaderkit.plan import BatchKey
 from loaderkit.seeding import derive_seed
 from loaderkit.threads import limit_threads
@@ -126,7 +127,7 @@ class TorchEngine:
             "worker_init_fn": StartWorker(worker_init_fn),
             "timeout": timeout,
         }
-        self._feed = feed
+        self._feed, self._init = feed, worker_init_fn
         self._keys = _Keys()
         self._loader: torch_data.DataLoader[Any] | None = None
 
@@ -139,7 +140,8 @@ class TorchEngine:
                 dataset, batch_sampler=self._keys, collate_fn=Hidden, generator=generator, **self._settings
             )
         self._keys.now = keys
-        batches: Iterator[Hidden] = iter(self._loader)
+        with explained(self._settings["multiprocessing_context"], self._feed, worker_init_fn=self._init):
+            batches: Iterator[Hidden] = iter(self._loader)
         return Batches(batches) if self._settings["num_workers"] else (batch.content for batch in batches)
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ from loaderkit.bad_samples import Reported
 from loaderkit.collate.stack import stack
 from loaderkit.config import LoaderConfig
 from loaderkit.engine.torch import Batches, Hidden, StartWorker
+from loaderkit.pickling import explained
 from loaderkit.seeding import SampleSeeds, derive_seed
 from loaderkit.stream.dataset import StreamDataset
 from loaderkit.stream.lane import Lane, Place
@@ -143,22 +144,20 @@ def run_lanes(run: Run, config: LoaderConfig, seed: int, num_workers: int) -> It
 def _from_workers(run: Any, config: LoaderConfig, seed: int, num_workers: int, pinned: bool) -> Iterator[Item | None]:
     # With a generator of its own the DataLoader leaves the global one alone.
     generator = torch.Generator().manual_seed(derive_seed("torch", seed))
-    return Batches(
-        iter(
-            torch_data.DataLoader(
-                run,
-                batch_size=None,
-                collate_fn=_as_it_is,
-                generator=generator,
-                num_workers=num_workers,
-                pin_memory=pinned,
-                prefetch_factor=config.prefetch_factor,
-                multiprocessing_context=config.multiprocessing_context,
-                worker_init_fn=StartWorker(config.worker_init_fn),
-                timeout=config.timeout,
-            )
-        )
+    loader = torch_data.DataLoader(
+        run,
+        batch_size=None,
+        collate_fn=_as_it_is,
+        generator=generator,
+        num_workers=num_workers,
+        pin_memory=pinned,
+        prefetch_factor=config.prefetch_factor,
+        multiprocessing_context=config.multiprocessing_context,
+        worker_init_fn=StartWorker(config.worker_init_fn),
+        timeout=config.timeout,
     )
+    with explained(config.multiprocessing_context, run):
+        return Batches(iter(loader))
 
 
 def _as_it_is(item: Any) -> Any:

@@ -6,6 +6,7 @@ A law takes a `make_loader` that returns a new loader: ours, a `DataLoader`, a
 keyword (`world=`, `num_workers=`, ...), and with nothing else.
 """
 
+from loaderkit.pickling import find_unpicklable
 from loaderkit.testing.compare import LawError, find_difference, sample_ids
 from loaderkit.testing.cost import assert_cost_independent_of_size
 from loaderkit.testing.delivery import assert_elastic, assert_exactly_once
@@ -14,7 +15,6 @@ from loaderkit.testing.generators import (
     assert_no_private_generators,
     find_private_generators,
 )
-from loaderkit.testing.pickling import find_unpicklable
 from loaderkit.testing.repeats import assert_epochs_differ, assert_workers_dont_matter
 from loaderkit.testing.resume import assert_resumable
 from loaderkit.testing.state import assert_small_state

@@ -1,22 +1,20 @@
 """Whose random numbers: the caller's stay where they were, and a dataset keeps none of its own."""
 
-import functools
 import random
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 
+from loaderkit.pickling import parts_of
 from loaderkit.testing.compare import LawError, find_difference
 from loaderkit.testing.consume import MakeLoader, failing_as, generator_states, has_state, make, process
 
 _GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, torch.Generator, random.Random)
 _LEAVES = (str, bytes, bytearray, int, float, complex, type(None), np.ndarray, torch.Tensor, type, types.ModuleType)
-_ENTRIES = 1_000  # of a container; samples kept in a list are alike
 
 
 def assert_generators_untouched(make_loader: MakeLoader) -> None:
@@ -100,45 +98,6 @@ def reachable(root: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield path, value
         if not isinstance(value, _GENERATORS):
             queue.extend(parts_of(path, value))
-
-
-def parts_of(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object holds, by the path that leads there."""
-    # Not any Mapping or Sequence: one may read a file for each entry.
-    if isinstance(value, dict):
-        for key, entry in islice(value.items(), _ENTRIES):
-            yield f"{path}[{key!r}]", entry
-    elif isinstance(value, (list, tuple, deque)):
-        for index, entry in enumerate(islice(value, _ENTRIES)):
-            yield f"{path}[{index}]", entry
-    elif isinstance(value, (set, frozenset)):
-        for entry in islice(value, _ENTRIES):
-            yield f"{path}{{...}}", entry
-    if isinstance(value, functools.partial):
-        yield f"{path}.func", value.func
-        yield f"{path}.args", value.args
-        yield f"{path}.keywords", value.keywords
-    elif isinstance(value, (types.MethodType, types.BuiltinMethodType)):
-        yield f"{path}.__self__", value.__self__
-    elif isinstance(value, types.FunctionType):
-        for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            try:
-                yield f"{path}.<{variable}>", cell.cell_contents
-            except ValueError:  # not assigned yet
-                continue
-        yield f"{path}.__defaults__", value.__defaults__
-        yield f"{path}.__kwdefaults__", value.__kwdefaults__
-    for attribute, entry in _attributes(value):
-        yield f"{path}.{attribute}", entry
-
-
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    yield from getattr(value, "__dict__", {}).items()
-    for kind in type(value).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if isinstance(kind.__dict__.get(name), types.MemberDescriptorType) and hasattr(value, name):
-                yield name, getattr(value, name)
 
 
 def _is_global(value: Any) -> bool:

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import multiprocessing
 import os
-import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import forkserver
@@ -14,6 +13,7 @@ from loaderkit.engine.ring.processes import Processes
 from loaderkit.engine.ring.slots import Slots
 from loaderkit.engine.ring.worker import PipeEnd, Worker
 from loaderkit.feed import Feed
+from loaderkit.pickling import explained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,8 @@ class Workers:
     def explained(self, own: Processes) -> Iterator[None]:
         """Give back what was taken if they can't be started, and say why."""
         try:
-            yield
+            with explained(self.context, self.feed, worker_init_fn=self.init):
+                yield
         except BaseException as error:
             own.close()
             if isinstance(error, OSError) and error.errno == errno.EMFILE:
@@ -91,12 +92,6 @@ class Workers:
                     f"loader: too many files are open in this process to start {self.count} workers, which take "
                     f"{self._files}. Allow more (ulimit -n), or use fewer workers.",
                 ) from error
-            if isinstance(error, pickle.PicklingError | AttributeError | TypeError):
-                error.add_note(
-                    "loaderkit: raised while a worker was started. What it needs (dataset, collate_fn, worker_init_fn) is "
-                    f"pickled under {self._context()[1]!r}: define it in a module, not in a function, and open files in the "
-                    "worker."
-                )
             raise
 
     @property
