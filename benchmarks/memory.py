@@ -3,7 +3,8 @@
 A record is a dict of a text, a tag and three numbers. Each contender runs in a fork of its own, which makes the records and the loader;
 workers are forked, the pass is shuffled, in batches of 1,024, and a batch keeps the records' ids alone. `growth` is what the workers'
 unique set sizes (Private_Clean and Private_Dirty of smaps_rollup) add up to at the end of the pass, over what they were after the first
-batch; `total` is the growth of the proportional set sizes of all processes, the main one and shared memory included.
+batch; `total` is the growth of the proportional set sizes of all processes, the main one and shared memory included, and `whole` what these
+are at the end of the pass, over what the one process had before it made the records.
 `records` is what the list of dicts itself takes. Medians of three runs, in turn.
 """
 
@@ -112,7 +113,7 @@ def measure(make: Callable[[int], Any], own: bool, count: int) -> dict[str, floa
             most_total = max(most_total, sum(memory_of(process, "Pss") for process in (os.getpid(), *workers)))
     if seen != count:
         raise RuntimeError(f"memory: {seen:,} records came, wanted {count:,}.")
-    return {"held": held, "growth": most - unique, "total": most_total - total, "workers": len(workers)}
+    return {"held": held, "growth": most - unique, "total": most_total - total, "whole": most_total - before}
 
 
 def memory_of(process: int, kind: str) -> float:
@@ -154,6 +155,7 @@ def main() -> None:
             "held_mb": values["held"],
             "growth_mb": values["growth"],
             "total_growth_mb": values["total"],
+            "whole_mb": values["whole"],
             "growth_over_records": values["growth"] / records,
             "total_growth_over_records": values["total"] / records,
             "repeats": len(found[name]),

@@ -142,9 +142,9 @@ def workloads() -> list[Workload]:
         )
     found.append(
         Workload(
-            name="growth of four workers, 10^6 records",
+            name="memory of 10^6 records and four workers",
             file="memory",
-            column="total_growth_mb",
+            column="whole_mb",
             ours="lk.Loader, lk.RecordDataset",
             names={
                 "DataLoader": "DataLoader, a list of dicts",
