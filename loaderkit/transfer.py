@@ -79,6 +79,9 @@ def _map_tensors(batch: Any, function: Callable[[Any], Any], method: str) -> Any
         kind = type(batch)
         return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        fields = {f.name: _map_tensors(getattr(batch, f.name), function, method) for f in dataclasses.fields(batch)}
-        return dataclasses.replace(batch, **fields)
+        same = copy.copy(batch)  # not by its constructor: that may not take all fields, and set others anew
+        for field in dataclasses.fields(batch):
+            if hasattr(batch, field.name):
+                object.__setattr__(same, field.name, _map_tensors(getattr(batch, field.name), function, method))
+        return same
     return batch

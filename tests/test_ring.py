@@ -1,11 +1,14 @@
 """The ring: batches as views of memory that is used again, and whatever happens to a worker, nothing left behind."""
 
+import contextlib
+import gc
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -380,6 +383,69 @@ def test_a_giant_batch_does_not_make_slots_giant_for_ever() -> None:
     assert resident_shared(os.getpid()) < 8 << 20
     assert all(torch.equal(row, rows[number]) for number, row in enumerate(loader))  # they grow again
     loader.close()
+
+
+def held_by_batches() -> int:
+    """Count the bytes of memory that all rings of this process have."""
+    sizes = {}
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # that of the listing itself
+            if "memfd:loaderkit" in os.readlink(f"/proc/self/fd/{fd}"):
+                about = os.fstat(fd)
+                sizes[about.st_ino] = about.st_blocks * 512
+    return sum(sizes.values())
+
+
+@pytest.mark.parametrize("kept", [1, 3])
+def test_batches_that_outlive_their_workers_hold_their_own_memory_alone(kept: int) -> None:
+    """Many a user keeps a first batch; the others were made ahead, and nobody wants them."""
+    gc.collect()
+    before = held_by_batches()
+    loader = lk.Loader(Numbers(64, 1 << 18), 1, **RING)  # 2 MiB each
+    batches = iter(loader)
+    for _ in range(8):  # their slots are used again
+        next(batches)
+    held = [next(batches) for _ in range(kept)]
+    wait_until(lambda: held_by_batches() - before >= 8 << 21)
+    del batches
+    wait_until(lambda: held_by_batches() - before <= (kept << 21) + (1 << 20))
+    assert [int(batch[0, 0]) for batch in held] == list(range(8, 8 + kept))
+    assert all(bool((batch == batch[0, 0]).all()) for batch in held)
+    del held, loader
+    assert held_by_batches() == before
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_batch_may_die_in_another_thread_while_idle_slots_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[torch.Tensor] = []
+    died = 0
+
+    def dies_now(self: Slots, slot: int) -> bool:
+        nonlocal died
+        engine: Any = loader._walk._engine
+        if held and slot in engine._team.free:
+            died += len(held)
+            thread = threading.Thread(target=held.clear)
+            thread.start()
+            thread.join()
+        return is_large(self, slot)
+
+    is_large = Slots.is_large
+    monkeypatch.setattr(Slots, "is_large", dies_now)
+    loader = lk.Loader(Numbers(400), 1, **RING)
+    seen = 0
+    for batch in loader:
+        seen += 1
+        held[:] = [batch]
+        del batch
+    assert seen == 400
+    assert died
 
 
 SCRIPT = """

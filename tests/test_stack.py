@@ -31,6 +31,15 @@ class Item:
     label: Any = 0
 
 
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    image: Any
+    mean: Any = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mean", float(self.image.mean()))
+
+
 class Graph:
     """Collates itself."""
 
@@ -119,6 +128,7 @@ def test_types_are_kept() -> None:
         assert type(stacked) is type(sample)
     assert stack([Point(1, "a"), Point(2, "b")]).y == ["a", "b"]
     assert stack([Item(np.zeros(2), 1), Item(np.ones(2), 2)]).label.tolist() == [1, 2]
+    assert stack([Measured(torch.zeros(2)), Measured(torch.ones(2))]).mean.tolist() == [0, 1]  # each sample's own
     assert stack([lists, lists]).default_factory is list
     assert stack([Counter(a=2), Counter(a=3)])["a"].tolist() == [2, 3]
     assert stack([MappingProxyType({"a": 1})])["a"].tolist() == [1]

@@ -23,6 +23,18 @@ class Item:
     name: str = ""
 
 
+@dataclasses.dataclass
+class Derived:
+    """Has a field that its constructor does not take, and one that is not there."""
+
+    image: Tensor
+    mask: Any = dataclasses.field(init=False)
+    absent: Any = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.mask = self.image > 0
+
+
 class Custom:
     """A batch type with methods of its own."""
 
@@ -87,6 +99,17 @@ def test_types_are_kept() -> None:
     assert not mapping["a"].is_meta  # the caller's batch is not changed
     image = tv_tensors.Image(torch.ones(3, 2, 2))
     assert type(to_device(image, "cpu")) is tv_tensors.Image
+
+
+def test_a_dataclass_arrives_with_what_its_constructor_does_not_take() -> None:
+    batch = Derived(torch.ones(2))
+    batch.mask = torch.tensor([True, False])
+    moved = to_device(batch, "cpu")
+    assert type(moved) is Derived
+    assert moved is not batch
+    assert moved.mask.tolist() == [True, False]
+    assert on_meta(batch).mask.is_meta
+    assert not batch.mask.is_meta  # the caller's batch is not changed
 
 
 def test_custom_types_move_and_pin_by_their_own_methods() -> None:

@@ -76,8 +76,7 @@ def stack_field(values: Sequence[Any], field: str) -> Any:
     if isinstance(first, Mapping):
         return _stack_mapping(values, field)
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
-        names = [f.name for f in dataclasses.fields(first)]
-        return kind(**{n: stack_field([getattr(v, n) for v in values], _join(field, n)) for n in names})
+        return _stack_dataclass(values, field)
     if isinstance(first, (tuple, list)):
         return _stack_sequence(values, field)
     if any(isinstance(first, known) for known in default_collate_fn_map if isinstance(known, type)):
@@ -86,6 +85,16 @@ def stack_field(values: Sequence[Any], field: str) -> Any:
         f"collate: {_name(field)} has type {kind.__name__}, wanted tensors, arrays, numbers, strings, None, or "
         f"dicts, tuples and dataclasses of them. Give {kind.__name__} a static method collate(samples), or pass collate_fn."
     )
+
+
+def _stack_dataclass(values: Sequence[Any], field: str) -> Any:
+    names = {each.name: each.init for each in dataclasses.fields(values[0])}
+    stacked = {name: stack_field([getattr(value, name) for value in values], _join(field, name)) for name in names}
+    made = type(values[0])(**{name: value for name, value in stacked.items() if names[name]})
+    for name, value in stacked.items():
+        if not names[name]:
+            object.__setattr__(made, name, value)  # also where it is frozen
+    return made
 
 
 def _stack_tensors(values: Sequence[Tensor], field: str) -> Tensor:

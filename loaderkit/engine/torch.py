@@ -16,6 +16,7 @@ from loaderkit.engine.message import dump
 from loaderkit.feed import Feed
 from loaderkit.pickling import explained
 from loaderkit.plan import BatchKey
+from loaderkit.process import check_children
 from loaderkit.seeding import derive_seed
 from loaderkit.threads import limit_threads
 from loaderkit.transfer import pin
@@ -132,6 +133,7 @@ class TorchEngine:
         self._loader: torch_data.DataLoader[Any] | None = None
 
     def run(self, keys: Iterable[BatchKey]) -> Iterator[Any]:
+        check_children(self.num_workers)
         if self._loader is None:
             # With a generator of its own the DataLoader leaves the global one alone.
             generator = torch.Generator().manual_seed(derive_seed("torch", self._feed.seed))

@@ -20,6 +20,7 @@ from loaderkit.collate.stack import stack
 from loaderkit.config import LoaderConfig
 from loaderkit.engine.torch import Batches, Hidden, StartWorker
 from loaderkit.pickling import explained
+from loaderkit.process import check_children
 from loaderkit.seeding import SampleSeeds, derive_seed
 from loaderkit.stream.dataset import StreamDataset
 from loaderkit.stream.lane import Lane, Place
@@ -142,6 +143,7 @@ def run_lanes(run: Run, config: LoaderConfig, seed: int, num_workers: int) -> It
 
 
 def _from_workers(run: Any, config: LoaderConfig, seed: int, num_workers: int, pinned: bool) -> Iterator[Item | None]:
+    check_children(num_workers)
     # With a generator of its own the DataLoader leaves the global one alone.
     generator = torch.Generator().manual_seed(derive_seed("torch", seed))
     loader = torch_data.DataLoader(

@@ -4,6 +4,7 @@ import contextlib
 import os
 import select
 import time
+from collections import deque
 from typing import Any
 
 from loaderkit.engine.ring.messages import TASK
@@ -16,10 +17,16 @@ _TERM_S = 0.5  # to end when it is told to
 
 
 class Processes:
-    """Worker processes, open files and slots of one process; those that are forked from it leave the workers alone."""
+    """Worker processes, open files and slots of one process; those that are forked from it leave the workers alone.
 
-    def __init__(self) -> None:
+    Args:
+        free: The slots that nobody has.
+    """
+
+    def __init__(self, free: deque[int]) -> None:
         self.owner = process_id()
+        self.free = free
+        self.leased: set[int] = set()  # slots of batches that were handed out as views; those in `free` are back
         self.slots: Slots | None = None
         self.pins: Pins | None = None
         self.processes: list[Any] = []
@@ -70,6 +77,8 @@ class Processes:
             if self.pins is not None:
                 self.pins.close()
             if self.slots is not None:
+                if self.is_here:
+                    self.slots.keep(self.leased.difference(list(self.free)))
                 self.slots.close()
 
     def _ask(self) -> None:

@@ -9,7 +9,7 @@ import os
 import resource
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from multiprocessing import reduction
 from typing import Any
 
@@ -130,6 +130,13 @@ class Slots:
             self.reserved[slot] = size  # first: whoever is stopped in between reserves again
             with contextlib.suppress(OSError):
                 self._memory.madvise(mmap.MADV_REMOVE, self.start(slot) + size, rest)
+
+    def keep(self, kept: Collection[int]) -> None:
+        """Give all memory back but that of some slots, whose views may live long; nobody may write any more."""
+        if kept and self._fd >= 0:  # else it goes as a whole
+            for slot in range(self.count):
+                if slot not in kept and self.reserved[slot]:
+                    self.cut(slot, 0)
 
     def close(self) -> None:
         """Let go of it; leased memory stays until its views are gone."""

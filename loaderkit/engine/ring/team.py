@@ -17,6 +17,7 @@ from loaderkit.engine.ring.processes import Processes
 from loaderkit.engine.ring.slots import Slots
 from loaderkit.engine.ring.starting import Workers
 from loaderkit.engine.ring.worker import raise_again
+from loaderkit.process import check_children
 
 _PATIENCE = 16  # batches that need a quarter of a slot at most, before it gives the rest back
 _IDLE = 64  # tasks without it, after which a slot gives its memory back
@@ -54,11 +55,12 @@ class Team:
         self._poll = select.poll()
         self._inboxes: dict[int, Inbox] = {}
         self._queues: list[int] = []
-        self._own = own = Processes()
+        self._own = own = Processes(self.free)
         self.owner = own.owner
         # Closes it when the team is forgotten, and at the interpreter's end before multiprocessing waits for processes.
         util.Finalize(self, own.close, exitpriority=100)
         with workers.explained(own):
+            check_children(workers.count)
             workers.check_files()
             own.slots = self.slots = Slots(slots, workers.count)
             own.pins = self.pins = None if cudart is None else Pins(self.slots, cudart)
@@ -124,8 +126,9 @@ class Team:
         else:
             self._shrink(slot, len(key))
         self._used[slot] = number
+        self._own.leased.discard(slot)
         if number % _IDLE == 0:
-            for idle in self.free:
+            for idle in list(self.free):  # a batch may die meanwhile, in another thread
                 if number - self._used[idle] >= _IDLE and self.slots.is_large(idle):
                     self._cut(idle, mmap.PAGESIZE)
         try:
@@ -206,6 +209,7 @@ class Team:
             self._sizes[slot] = answer.size
             if not copied and answer.size:
                 pinned = self.pins is not None and self.pins.lease(slot, answer.size)
+                self._own.leased.add(slot)
                 # What stays on the host when the tensors go to the device must not hold the slot.
                 return read(answer.structure, slots.lease(slot, self._freed), own_buffers=pinned), pinned
             memory = bytearray(slots.bytes(slot, answer.size))
