@@ -61,7 +61,9 @@ def test_a_daemon_is_told_that_it_may_have_no_workers(engine: str) -> None:
         found = answers.recv()
         process.join()
         if workers:
-            assert found.startswith(f"RuntimeError: loader: num_workers is 1, and this process ({process.name}) is a daemon")
+            assert found.startswith(
+                f"RuntimeError: loader: num_workers is 1, and this process ({process.name}) is a daemon"
+            )
             assert found.endswith("Use num_workers=0 here, or daemon=False.")
         else:
             assert found == "read"

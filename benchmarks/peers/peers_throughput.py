@@ -15,9 +15,7 @@ decodes pictures in as many threads as torch has, so that its ratio may exceed 1
 
 import argparse
 import csv
-import io
 import math
-import pickle
 import random
 import shutil
 import statistics
@@ -30,6 +28,7 @@ from typing import Any
 
 import numpy as np
 from driver import Peer, add_options, interpreters, started
+from sources import load_size, write_sources
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from harness import DATA, LIMIT, OURS, RESULTS, TORCH, Row, machine
@@ -47,29 +46,6 @@ CONTENDERS = {
 WORKLOADS = {"tokens": ("tokens", "parquet"), "pictures": ("pictures",)}
 BATCH = 64
 Answer = dict[str, Any]  # of one job
-
-
-def write_sources(folder: Path, sequences: int, pictures: int) -> None:
-    draw = np.random.default_rng(0)
-    lengths = draw.integers(16, 513, sequences)
-    np.save(folder / "ends.npy", np.cumsum(lengths))
-    np.save(folder / "tokens.npy", draw.integers(0, 50_000, lengths.sum()).astype(np.uint16))
-    (folder / "pictures.pkl").write_bytes(pickle.dumps(jpegs(pictures)))
-
-
-def jpegs(count: int) -> list[tuple[bytes, int]]:
-    """Crop scikit-learn's two sample pictures."""
-    from PIL import Image
-    from sklearn.datasets import load_sample_images
-
-    sources = [Image.fromarray(picture) for picture in load_sample_images().images]
-    draw, found = random.Random(0), []
-    for number in range(count):
-        picture, file = sources[number % len(sources)], io.BytesIO()
-        left, top = draw.randrange(picture.width - 96), draw.randrange(picture.height - 96)
-        picture.crop((left, top, left + 96, top + 96)).save(file, "JPEG", quality=90)
-        found.append((file.getvalue(), number % 2))
-    return found
 
 
 def prepare(peers: dict[str, Peer], folder: str) -> dict[tuple[str, str], str]:
@@ -197,10 +173,6 @@ def costs(peers: dict[str, Peer], names: dict[tuple[str, str], str], folder: str
         rows.append(row)
         print(row, file=sys.stderr, flush=True)
     return rows
-
-
-def load_size(folder: str) -> int:
-    return len(pickle.loads((Path(folder) / "pictures.pkl").read_bytes()))
 
 
 def write_csv(path: Path, rows: list[Row]) -> None:
