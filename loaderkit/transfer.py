@@ -70,7 +70,7 @@ def _map_tensors(batch: Any, function: Callable[[Any], Any], method: str) -> Any
         kind: Any = type(batch)
         if kind is dict or not isinstance(batch, MutableMapping):
             return mapped if kind is dict else kind(mapped)
-        same = copy.copy(batch)  # its constructor may want other things, as defaultdict's does
+        same: Any = copy.copy(batch)  # its constructor may want other things, as defaultdict's does
         for name, value in mapped.items():
             same[name] = value
         return same

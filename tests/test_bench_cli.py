@@ -72,6 +72,9 @@ def data_loader() -> Any:
     return torch.utils.data.DataLoader(Slow(), 8, shuffle=True)
 
 
+READY = [1, 2, 3]
+
+
 def planned() -> lk.Loader:
     lengths = np.arange(400) % 7 + 1
     return lk.Loader(Slow(), plan=lk.TokenBudget(lengths, 64))
@@ -170,6 +173,7 @@ def test_it_takes_loaders_modules_datasets_and_streams(
         (("truncated",), "test_bench_cli.py, line"),
         (("truncated",), "in __getitem__\n  loaderkit: raised while reading sample"),
         (("nothing",), "has no attribute 'nothing'"),
+        (("READY",), ":READY' is of type list, wanted a function or class that makes what is to be read"),
         (("dataset", "--engines", "inline", "--workers", "2"), "nothing to measure"),
         (("planned", "--batch-size", "4"), "leave out --batch-size"),
     ],

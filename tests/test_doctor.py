@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.utils.data as torch_data
 
 import loaderkit as lk
 from loaderkit.cli import main
@@ -130,13 +131,21 @@ def test_generators_and_many_objects_are_found() -> None:
 def test_batches_that_do_not_fit_are_said() -> None:
     assert measure(({"a": torch.zeros(3), "b": [np.zeros(2, np.uint8), "text"]}, 1)) == (14, 2)
     data, batch = Data(), 32 * 4000
-    [found] = about(data, dataclasses.replace(ROOMY, memory=2 * (2 * 4 + 4) * batch), workers=4, ranks=3)
-    assert found.startswith(
-        f"wrong  a batch has 125 KiB in 1 tensors; {in_units((2 * 4 + 4) * 3 * batch)} are under way"
-    )
     loader = lk.Loader(data, 32, engine="torch", num_workers=1)
-    [found] = about(loader, dataclasses.replace(ROOMY, shared_memory=(1 << 20, 8 << 30)), workers=8)
-    assert "/dev/shm has 1 MiB free, torch's workers would need 1.95 MiB" in found
+    small = dataclasses.replace(ROOMY, memory=2 * (2 * 4 + 4) * batch)
+    for source, ahead in (
+        (data, 8 * 4),
+        (loader, 2 * 4),
+        (lk.Loader(data, 32, num_workers=1, prefetch_factor=3), 3 * 4),
+    ):
+        [found] = about(source, small, workers=4, ranks=3)
+        under_way = in_units((ahead + 4) * 3 * batch)
+        assert found.startswith(
+            f"wrong  a batch has 125 KiB in 1 tensors; {under_way} are under way at most: {ahead} ahead"
+        )
+    for source, level in ((loader, "wrong"), (data, "note"), (torch_data.DataLoader(data, 32), "wrong")):  # type: ignore[arg-type]
+        [found] = about(source, dataclasses.replace(ROOMY, shared_memory=(1 << 20, 8 << 30)), workers=8)
+        assert found.startswith(f"{level:<5}  /dev/shm has 1 MiB free, torch's workers would need 1.95 MiB")
     [found] = about(loader, dataclasses.replace(ROOMY, open_files=(20, 20)), workers=8)
     assert found.startswith("note   1 tensors a batch, 16 batches ahead")
 

@@ -388,10 +388,10 @@ def test_a_giant_batch_does_not_make_slots_giant_for_ever() -> None:
 def held_by_batches() -> int:
     """Count the bytes of memory that all rings of this process have."""
     sizes = {}
-    for fd in map(int, os.listdir("/proc/self/fd")):
+    for fd in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # that of the listing itself
-            if "memfd:loaderkit" in os.readlink(f"/proc/self/fd/{fd}"):
-                about = os.fstat(fd)
+            if "memfd:loaderkit" in str(fd.readlink()):
+                about = fd.stat()
                 sizes[about.st_ino] = about.st_blocks * 512
     return sum(sizes.values())
 

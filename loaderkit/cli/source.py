@@ -60,7 +60,13 @@ def open_source(source: str, format: str | None, options: dict[str, Any]) -> Any
     if _NAMED.fullmatch(source) and not Path(source).exists():
         if "" not in sys.path and str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
-        return named(source)(**options)
+        factory = named(source)
+        if not callable(factory):
+            found = type(factory).__name__
+            raise ValueError(
+                f"{source!r} is of type {found}, wanted a function or class that makes what is to be read."
+            )
+        return factory(**options)
     if format is None and (Path(source) / "").is_dir():
         try:
             expand(source, known_suffixes())

@@ -28,10 +28,17 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A dataset, and the settings that its loaders have in common."""
+    """A dataset, and the settings that its loaders have in common.
+
+    Args:
+        dataset: What is read.
+        config: The settings; engine and workers are what is tried.
+        engine: What the source itself asks for.
+    """
 
     dataset: Any
     config: LoaderConfig
+    engine: str = "auto"
 
     @property
     def is_stream(self) -> bool:
@@ -101,7 +108,7 @@ def subject_of(source: Any, *, batch_size: int | None, spawn: bool) -> Subject:
         source.setup("fit")
         source = source.train_dataloader()
     if isinstance(source, Loader):
-        found = Subject(source.dataset, source.config)
+        found = Subject(source.dataset, source.config, source.config.engine)
     elif isinstance(source, torch_data.DataLoader):
         found = _of_data_loader(source)
     elif isinstance(source, torch_data.IterableDataset):
@@ -123,7 +130,8 @@ def subject_of(source: Any, *, batch_size: int | None, spawn: bool) -> Subject:
     if not found.is_stream and not len(found.dataset):
         raise ValueError(f"the dataset ({type(found.dataset).__name__}) is empty: 0 samples.")
     changes |= {"num_workers": 1, "engine": "auto"}  # each setting brings its own
-    return Subject(found.dataset, dataclasses.replace(found.config, **changes))
+    asked = "torch" if found.is_stream else found.engine
+    return Subject(found.dataset, dataclasses.replace(found.config, **changes), asked)
 
 
 def _of_data_loader(loader: torch_data.DataLoader[Any]) -> Subject:
@@ -135,4 +143,4 @@ def _of_data_loader(loader: torch_data.DataLoader[Any]) -> Subject:
         collate_fn=None if loader.collate_fn is torch_data.default_collate else loader.collate_fn,
         worker_init_fn=loader.worker_init_fn,
     )
-    return Subject(loader.dataset, config)
+    return Subject(loader.dataset, config, "torch")

@@ -10,6 +10,7 @@ import torch
 from loaderkit.cli.bench.subject import Setting, Subject
 from loaderkit.cli.doctor.finding import MIB, Finding, in_units
 from loaderkit.cli.doctor.host import Host
+from loaderkit.engine.ring.engine import batches_ahead
 from loaderkit.testing import find_private_generators, find_unpicklable
 from loaderkit.testing.generators import reachable
 
@@ -27,7 +28,7 @@ def check_data(subject: Subject, host: Host, *, workers: int, ranks: int) -> Ite
     if not batches:
         yield Finding("wrong", "the loader has no batches", "A smaller batch size, or tail='keep'.")
         return
-    yield from check_batch(*measure(batches[0]), host, config=subject.config, workers=workers, ranks=ranks)
+    yield from check_batch(*measure(batches[0]), host, subject=subject, workers=workers, ranks=ranks)
 
 
 def _check_pickling(subject: Subject, host: Host) -> Iterator[Finding]:
@@ -70,9 +71,11 @@ def _check_records(dataset: Any) -> Iterator[Finding]:
             )
 
 
-def check_batch(size: int, leaves: int, host: Host, *, config: Any, workers: int, ranks: int) -> Iterator[Finding]:
+def check_batch(size: int, leaves: int, host: Host, *, subject: Subject, workers: int, ranks: int) -> Iterator[Finding]:
     """Yield what there is to say of batches of so many bytes in so many tensors."""
-    prefetch = (config.prefetch_factor or 2) * workers
+    factor = subject.config.prefetch_factor
+    by_torch = (factor or 2) * workers
+    prefetch = by_torch if subject.engine == "torch" else batches_ahead(size, workers, factor)
     under_way = size * (prefetch + _HELD) * ranks
     said = f"a batch has {in_units(size)} in {leaves} tensors"
     if workers:
@@ -84,17 +87,17 @@ def check_batch(size: int, leaves: int, host: Host, *, config: Any, workers: int
         yield Finding("ok", said)
     if not workers:
         return
-    shared = size * prefetch * ranks
+    shared = size * by_torch * ranks
     if host.shared_memory is not None and shared > host.shared_memory[0]:
         yield Finding(
-            "note" if config.engine in ("ring", "auto") else "wrong",
+            "wrong" if subject.engine == "torch" else "note",
             f"/dev/shm has {in_units(host.shared_memory[0])} free, torch's workers would need {in_units(shared)}",
             'engine="ring" does not use it; or give the container more (docker: --shm-size).',
         )
-    if host.open_files is not None and leaves * prefetch * 2 > host.open_files[0]:
+    if host.open_files is not None and leaves * by_torch * 2 > host.open_files[0]:
         yield Finding(
             "note",
-            f"{leaves} tensors a batch, {prefetch} batches ahead: torch's workers may need more than {host.open_files[0]:,} "
+            f"{leaves} tensors a batch, {by_torch} batches ahead: torch's workers may need more than {host.open_files[0]:,} "
             "open files",
             '`ulimit -n`, or engine="ring".',
         )

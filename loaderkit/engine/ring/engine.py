@@ -19,6 +19,13 @@ _AHEAD_BYTES = 32 << 20  # of batches ahead, by default: more would not stay in 
 _HELD = 4  # batches that a user may keep without their being copied
 
 
+def batches_ahead(size: int, workers: int, prefetch_factor: int | None) -> int:
+    """Return how many batches of so many bytes are made ahead at most, by all workers together."""
+    if prefetch_factor:
+        return workers * prefetch_factor
+    return max(2 * workers, min(_AHEAD * workers, _AHEAD_BYTES // max(1, size)))
+
+
 class RingEngine:
     """Worker processes that write batches into shared memory that is used again.
 
@@ -54,7 +61,7 @@ class RingEngine:
         self._in_turn = in_turn
         self.dealing = "in turn, so that each keeps to its shards" if in_turn else "to whoever is free"
         self.prefetch = num_workers * (prefetch_factor or _AHEAD)
-        self._least, self._most = self.prefetch if prefetch_factor else 2 * num_workers, self.prefetch
+        self._factor, self._most = prefetch_factor, self.prefetch
         self._size = -1  # of the batch that came last
         self.fit(0)
         self._persistent, self._context = persistent_workers, multiprocessing_context
@@ -97,7 +104,7 @@ class RingEngine:
     def fit(self, size: int) -> None:
         """Decide how many batches of a size are made ahead."""
         self._size = size
-        self.prefetch = max(self._least, min(self._most, _AHEAD_BYTES // max(1, size)))
+        self.prefetch = batches_ahead(size, self.num_workers, self._factor)
         # Tasks are handed out several at a time, as waking a worker may take longer than a task; not so many that a worker
         # finds none when it has done its own.
         several = min(max(2, self.prefetch // 4), self.prefetch - 2 * self.num_workers)
