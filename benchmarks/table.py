@@ -36,7 +36,7 @@ def table(folder: Path) -> str:
 
 def write(path: Path, text: str) -> None:
     content = path.read_text()
-    parts = re.split(r"(<!-- /?benchmarks -->)", content)
+    parts = re.split(r"(?m)^(<!-- /?benchmarks -->)$", content)
     if len(parts) != 5:
         raise SystemExit(
             f"table: {path.name} has {len(parts) // 2} markers, wanted two: a line <!-- benchmarks -->, and further "
