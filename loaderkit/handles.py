@@ -1,5 +1,6 @@
 """Handles that belong to a process: files, databases and sockets that neither pickle nor survive a fork."""
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -39,7 +40,7 @@ class Handle(Generic[T]):
     def __call__(self) -> T:
         if self._owner != process_id():
             if self._owner is not None:
-                _inherited.append(self._handle)
+                _leave(self._handle)
                 self._reset()  # the lock may have been held at the fork
             with self._lock:
                 if self._owner is None:
@@ -61,7 +62,9 @@ class Handle(Generic[T]):
         self._handle, self._owner, self._lock = None, None, threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_open": self._open, "_args": self._args, "_kwargs": self._kwargs}
+        # It calls itself builtins.Environment, which pickle would look for.
+        opener = _open_lmdb if self._open is _lmdb("open") else self._open
+        return {"_open": opener, "_args": self._args, "_kwargs": self._kwargs}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -70,3 +73,23 @@ class Handle(Generic[T]):
     def __repr__(self) -> str:
         arguments = [*map(repr, self._args), *(f"{name}={value!r}" for name, value in self._kwargs.items())]
         return f"Handle({', '.join([getattr(self._open, '__qualname__', repr(self._open)), *arguments])})"
+
+
+def _leave(handle: Any) -> None:
+    """Let go of a handle that belongs to the process from which this one was forked."""
+    environment = _lmdb("Environment")
+    if environment is not None and isinstance(handle, environment):
+        handle.close()  # lmdb takes this process for the one that has it open, and would refuse to open it again
+    else:
+        _inherited.append(handle)
+
+
+def _lmdb(name: str) -> Any:
+    """Return what lmdb has under a name; None where nobody has imported it."""
+    return getattr(sys.modules.get("lmdb"), name, None)
+
+
+def _open_lmdb(*args: Any, **kwargs: Any) -> Any:
+    import lmdb  # only where it is used
+
+    return lmdb.open(*args, **kwargs)

@@ -3,11 +3,17 @@
 import multiprocessing
 import os
 import pickle
+import socket
+import socketserver
 import threading
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import h5py
+import lmdb
+import numpy as np
 import pytest
 import torch
 
@@ -97,27 +103,67 @@ def test_a_child_opens_its_own_and_leaves_its_parents_alone(method: str) -> None
     assert handle() is mine
 
 
-class Zipped:
-    """Pictures in a zip archive: its one file offset would be shared by forked workers."""
+class Everything:
+    """The same numbers in an archive, two kinds of databases, and behind a connection: forked workers must not share these."""
 
-    def __init__(self, path: Path) -> None:
-        self.file = lk.Handle(zipfile.ZipFile, path)
-        self.names = self.file().namelist()
+    def __init__(self, folder: Path, address: tuple[str, int]) -> None:
+        self.archive = lk.Handle(zipfile.ZipFile, folder / "a.zip")
+        self.table = lk.Handle(h5py.File, folder / "a.h5", "r")
+        self.store = lk.Handle(lmdb.open, str(folder / "a.lmdb"), readonly=True, lock=False)
+        self.peer = lk.Handle(socket.create_connection, address)
+
+    def handles(self) -> list[lk.Handle[Any]]:
+        return [self.archive, self.table, self.store, self.peer]
 
     def __len__(self) -> int:
-        return len(self.names)
+        return 60
 
-    def __getitem__(self, index: int) -> int:
-        return int(self.file().read(self.names[index])[:8])
+    def __getitem__(self, index: int) -> list[int]:
+        zipped = int(self.archive().read(str(index))[:8])
+        row = int(self.table()["rows"][index][0])
+        with self.store().begin() as reading:
+            stored = int(reading.get(str(index).encode()))
+        connection = self.peer()
+        connection.sendall(index.to_bytes(4, "big"))
+        answer = connection.recv(4, socket.MSG_WAITALL)
+        return [zipped, row, stored, int.from_bytes(answer, "big")]
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_workers_read_an_archive_that_their_parent_has_open(method: str, tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+class Echo(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        while content := self.rfile.read(4):
+            self.wfile.write(content)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Any]]:
+    folder = tmp_path_factory.mktemp("handles")
+    with zipfile.ZipFile(folder / "a.zip", "w") as archive:
         for number in range(60):
             archive.writestr(str(number), f"{number:08}" * 4000)
-    loader = lk.Loader(
-        Zipped(tmp_path / "a.zip"), 4, shuffle=True, num_workers=2, multiprocessing_context=method, engine="torch"
-    )
-    assert sorted(torch.cat(list(loader)).tolist()) == list(range(60))
-    loader.dataset.file.close()
+    with h5py.File(folder / "a.h5", "w") as table:
+        table["rows"] = np.arange(60)[:, None] * np.ones((1, 500), int)
+    with lmdb.open(str(folder / "a.lmdb")) as store, store.begin(write=True) as writing:
+        for number in range(60):
+            writing.put(str(number).encode(), str(number).encode())
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Echo) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield folder, server.server_address
+        server.shutdown()
+        thread.join(10)
+
+
+@pytest.mark.parametrize(("method", "engine"), [("fork", "ring"), ("forkserver", "torch"), ("spawn", "ring")])
+def test_workers_read_what_their_parent_has_open(method: str, engine: Any, written: tuple[Path, Any]) -> None:
+    data = Everything(*written)
+    assert data[7] == [7] * 4  # all are open
+    mine = [handle() for handle in data.handles()]
+    loader = lk.Loader(data, 4, shuffle=True, num_workers=2, multiprocessing_context=method, engine=engine)
+    found = torch.cat([torch.stack(batch, 1) for batch in loader])
+    assert (found == found[:, :1]).all()
+    assert sorted(found[:, 0].tolist()) == list(range(60))
+    assert data[8] == [8] * 4
+    assert [handle() for handle in data.handles()] == mine
+    for handle in data.handles():
+        handle.close()
