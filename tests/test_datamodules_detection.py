@@ -1,6 +1,7 @@
 """DetectionDataModule: boxes go with their pictures, from COCO's files and from dicts; runs resume exactly."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,28 @@ def test_parts_are_split_by_pictures_and_predict_needs_no_boxes(coco: Path) -> N
     ((pictures, targets),) = data.predict_dataloader()
     assert (pictures[0] == picture(3)).all()
     assert targets[0]["boxes"].shape == (0, 4)
+
+
+def test_a_picture_keeps_its_side_when_the_folder_moves_or_pictures_come_first(
+    coco: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def held(data: Any, **more: Any) -> set[str]:
+        splits = {"train": 0.5, "val": 0.5}
+        loader = DetectionDataModule(data, splits=splits, classes=["even", "odd"], **more).val_dataloader()
+        return {f"{int(target['image_id']) // 7:02}.png" for _, targets in loader for target in targets}
+
+    here = held(coco)
+    assert 0 < len(here) < SIZE
+    moved = coco.parent.parent / "elsewhere"
+    shutil.copytree(coco.parent, moved)
+    assert held(moved / coco.name) == here
+    monkeypatch.chdir(moved)
+    assert held(coco.name) == here
+    samples = [
+        {"image": f"{number:02}.png", "boxes": [], "labels": [], "image_id": 7 * number} for number in range(SIZE)
+    ]
+    for data in (samples, samples[::-1], [*samples[5:], *samples]):  # some are there twice: on one side
+        assert held(data, root=moved) == here
 
 
 def test_a_resume_gives_the_pictures_and_flips_that_were_left(coco: Path) -> None:

@@ -136,11 +136,13 @@ def test_run_lengths_are_decoded_down_the_columns(height: int, width: int, seed:
 
 
 def test_polygons_are_drawn_and_categories_become_labels() -> None:
-    annotation = {"bbox": [1, 1, 3, 2], "category_id": 18, "area": 5.5, "segmentation": [[1, 1, 3, 1, 3, 2, 1, 2]]}
+    annotation: dict[str, Any] = {"bbox": [1, 1, 3, 2], "category_id": 18, "area": 5.5, "iscrowd": 1}
+    annotation["segmentation"] = [[1, 1, 3, 1, 3, 2, 1, 2]]
     collate = lk.DetectionCollate(classes={18: 1}, masks=True)
     (_,), (target,) = collate([(torch.zeros(3, 5, 6), [annotation])])
     assert target["labels"].tolist() == [1]
     assert target["area"].tolist() == [5.5]
+    assert target["iscrowd"].tolist() == [1]
     assert target["masks"][0].nonzero().tolist() == [[y, x] for y in (1, 2) for x in (1, 2, 3)]
 
 

@@ -44,7 +44,7 @@ PLANS: dict[str, Any] = {
     "packed": lambda lengths, batch=3, **more: PackPlan(lengths, BUDGET, batch, **more),
     "packed, a row a batch": lambda lengths, batch=3, **more: PackPlan(lengths, BUDGET, 1, **more),
     "budget, multiples": lambda lengths, batch=3, **more: TokenBudget(
-        lengths, BUDGET + 4 * batch, multiple_of=8, **more
+        lengths, BUDGET + 4 * batch, multiple_of=8, max_samples=6, **more
     ),
 }
 
@@ -89,6 +89,7 @@ def check_batches(plan: WindowPlan, found: list[list[BatchKey]]) -> None:
                 assert padded <= plan.max_tokens
             elif isinstance(plan, TokenBudget):
                 assert sizes.sum() <= plan.max_tokens
+            if isinstance(plan, TokenBudget):
                 assert sizes.size <= (plan.max_samples or sizes.size)
         if isinstance(plan, PackPlan):
             continue
@@ -252,6 +253,10 @@ def test_steps_come_in_another_order_each_epoch_and_short_ones_not_first() -> No
     assert means[0] != means[1]
     for found in means:
         assert abs(np.corrcoef(np.arange(50), found[:50])[0, 1]) < 0.5
+    fixed = LengthBuckets(lengths_of("lognormal", 1000), 10, window=500, order=lk.Sequential(1000))
+    steps_of = [[key.positions.tolist() for key in fixed.keys(Cursor(epoch=epoch))] for epoch in range(2)]
+    assert steps_of[0] != steps_of[1]  # the same steps in another order
+    assert sorted(steps_of[0]) == sorted(steps_of[1])
     in_order = LengthBuckets(lengths_of("lognormal", 1000), 10, window=500, shuffle=False)
     assert sorted(next(iter(in_order.keys(Cursor()))).positions) != list(range(10))
 
@@ -268,6 +273,19 @@ def test_little_is_padded() -> None:
 
     assert padded(LengthBuckets(lengths, 64)) < 1.06
     assert padded(TokenBudget(lengths, max(64 * 170, most))) < 1.03
+
+
+def test_lengths_beyond_16_bits_are_arranged_too() -> None:
+    lengths = np.random.default_rng(0).integers(0, 1 << 18, 300)
+    for plan in (
+        LengthBuckets(lengths, 10),
+        TokenBudget(lengths, 1 << 20),
+        TokenBudget(lengths, 1 << 20, padded=False),
+    ):
+        found = steps(plan, Cursor())
+        assert sorted(positions(found)) == list(range(300))
+        edges = sorted((int(lengths[key.indices].min()), int(lengths[key.indices].max())) for (key,) in found)
+        assert all(low[1] <= high[0] for low, high in itertools.pairwise(edges))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -408,6 +426,21 @@ def test_a_loader_without_batches_names_the_plans_settings() -> None:
 def test_bad_settings_are_refused(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_places_that_the_plan_did_not_give_are_refused() -> None:
+    plan = LengthBuckets([3] * 50, 4, window=20)
+    cursor = plan.advance(Cursor())
+    with pytest.raises(ValueError, match=r"sample 3 is in the middle of a step.*loader.seek"):
+        plan.remaining(Cursor(samples=3, plan=cursor.plan))
+    with pytest.raises(ValueError, match="cursor's plan has 4 numbers, wanted a multiple of 5 for LengthBuckets"):
+        plan.remaining(Cursor(samples=4, plan=cursor.plan[:-1]))
+
+
+@pytest.mark.parametrize(("samples", "window"), [(10, 1024), (3000, 1500), (200_000, 32_768)])
+def test_a_window_is_half_of_the_samples_by_default(samples: int, window: int) -> None:
+    """In one that holds them all, each would meet the same others in every epoch."""
+    assert LengthBuckets(np.ones(samples, int), 4).window == window
 
 
 def test_what_is_no_order_is_refused() -> None:

@@ -120,6 +120,7 @@ def test_a_cache_is_read_instead_of_the_data(tmp_path: Path) -> None:
     [
         (Sentences(SIZES[:-1]), "tokens", "samples is 299, was 300"),
         (Sentences(SIZES + 1), "tokens", r"sample 0 has length \d+, had \d+"),
+        (Sentences([*SIZES[:-1], 77]), "tokens", r"sample 299 has length 77, had \d+"),
         (Sentences(), twice, "length is .*twice, was len of 'tokens'"),
         (lk.ArrayDataset({"tokens": SIZES}), "tokens", r"data is 300 samples \([0-9a-f]+\), was 300 samples"),
     ],

@@ -167,6 +167,12 @@ def test_a_manifest_keeps_compares_and_finds_leaks(tmp_path: Path) -> None:
     assert all(before != after for before, after in moved.values())
     kept = lk.split(range(330), SHARES, seed=1, stratify_by=more, keep=tmp_path / "split.json")
     assert kept.moved(tmp_path / "split.json") == {}
+    first = lk.split(range(20), SHARES, seed=1)
+    first.save(tmp_path / "some.json")
+    pairs = np.arange(40) % 20  # to each sample comes another of its group
+    joined = lk.split(range(40), SHARES, seed=2, group_by=pairs, keep=tmp_path / "some.json")
+    assert sides(joined) == sides(first) * 2
+    first = lk.split(range(200), SHARES, seed=1, stratify_by=labels)
     content = np.arange(200) // 2  # each picture is there twice
     leaks = first.leaks(content)
     assert leaks

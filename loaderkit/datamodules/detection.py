@@ -126,7 +126,7 @@ class DetectionDataModule(DataModule):
         )
         if not part.is_share:
             return dataset
-        sides = split(list(range(len(dataset))), self._splits, seed=self.loader_config.seed, group_by=dataset.names())
+        sides = split(list(range(len(dataset))), self._splits, seed=self.loader_config.seed, group_by=source.pictures)
         return SubsetDataset(dataset, sides.indices(part.stage))
 
     def _source(self, part: Part) -> "_Source":
@@ -135,7 +135,7 @@ class DetectionDataModule(DataModule):
             self._read[name] = (
                 _read_coco(Path(data), self._root)
                 if isinstance(data, str | os.PathLike)
-                else _Source(_at(data, self._root, part.is_share or part.stage != "predict"), None)
+                else _read_dicts(data, self._root, part.is_share or part.stage != "predict")
             )
         return self._read[name]
 
@@ -186,17 +186,10 @@ class BoxedPictures:
         (picture,), (target,) = self._reads([(torch.as_tensor(picture), target)])
         return (picture, target) if self.transform is None else self.transform(picture, target)
 
-    def names(self) -> list[str]:
-        """Return what tells each picture from the others: its path, or its number."""
-        return [
-            str(sample["image"]) if isinstance(sample["image"], str | os.PathLike) else str(number)
-            for number, sample in enumerate(self.samples)
-        ]
-
     def fingerprint(self) -> str:
         """Digest the pictures' file names and the targets."""
         digest = hashlib.blake2b(digest_size=8)
-        for name, sample in zip(self.names(), self.samples, strict=True):
+        for name, sample in zip(_picture_names(self.samples), self.samples, strict=True):
             target = {field: np.asarray(value).tolist() for field, value in sample.items() if field != "image"}
             digest.update(json.dumps([Path(name).name, target], default=str, sort_keys=True).encode())
         return digest.hexdigest()
@@ -210,10 +203,12 @@ class BoxedPictures:
 
 
 class _Source:
-    """Samples, and COCO's categories (id to name) where they come from there."""
+    """Samples, what tells their pictures apart wherever the folder is, and COCO's categories (id to name) where there are some."""
 
-    def __init__(self, samples: list[Mapping[str, Any]], categories: dict[int, str] | None) -> None:
-        self.samples, self._categories = samples, categories
+    def __init__(
+        self, samples: list[Mapping[str, Any]], pictures: list[str], categories: dict[int, str] | None
+    ) -> None:
+        self.samples, self.pictures, self._categories = samples, pictures, categories
 
     def names(self) -> list[str]:
         if self._categories is not None:
@@ -252,18 +247,27 @@ def _decode(path: Path) -> Tensor:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _at(data: Sequence[Mapping[str, Any]], root: Path | None, labelled: bool) -> list[Mapping[str, Any]]:
+def _picture_names(samples: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return each picture's path as it was given, or its number."""
+    return [
+        str(sample["image"]) if isinstance(sample["image"], str | os.PathLike) else str(number)
+        for number, sample in enumerate(samples)
+    ]
+
+
+def _read_dicts(data: Sequence[Mapping[str, Any]], root: Path | None, labelled: bool) -> _Source:
     wanted = ("image", "boxes", "labels") if labelled else ("image",)
     for index, sample in enumerate(data):
         if not isinstance(sample, Mapping) or not sample.keys() >= set(wanted):
             found = f"has {list(sample)}" if isinstance(sample, Mapping) else f"is {type(sample).__name__}"
             raise ValueError(f"DetectionDataModule: sample {index} {found}, wanted a dict with {', '.join(wanted)}.")
-    return [
+    samples = [
         {**sample, "image": root / sample["image"]}
         if root and isinstance(sample["image"], str | os.PathLike)
         else sample
         for sample in data
     ]
+    return _Source(samples, _picture_names(data), None)
 
 
 def _read_coco(path: Path, root: Path | None) -> _Source:
@@ -286,4 +290,4 @@ def _read_coco(path: Path, root: Path | None) -> _Source:
             f"{path}: can't be read as COCO's annotations ({type(error).__name__}: {error}); wanted images, annotations with the "
             "ids of these, and categories."
         ) from error
-    return _Source(samples, categories)
+    return _Source(samples, [str(picture["file_name"]) for picture in content["images"]], categories)
