@@ -44,7 +44,6 @@ class IndexedWalk(Walk):
         self._origin = Cursor()  # where the current pass began, or will begin
         self._yielded = 0  # batches since then
         self._left = 0  # batches of the pass
-        self._begun = False  # whether a pass has started at the origin
         self._mark = Cursor()
         self._trained_by_epochs = False
         self._loaded_step: int | None = None  # of the run that wrote the loaded state
@@ -119,8 +118,9 @@ class IndexedWalk(Walk):
                 "A Trainer saves the state of a Loader that was handed to it directly, or by a `train_dataloader` of one's "
                 "own. That resumes exactly after a kill, but a checkpoint saved by an exception, by a signal or within a "
                 "gradient accumulation counts batches that were not learnt, one that is saved when `max_steps` has ended "
-                "the fit counts the whole epoch, and `trainer.estimated_stepping_batches` makes Lightning drop the "
-                "state. Use loaderkit.DataModule and the loaders it makes, which are exact in all these cases."
+                "the fit counts the whole epoch, one at an epoch's end has no state for loaders that are cycled beside a "
+                "longer one, and `trainer.estimated_stepping_batches` makes Lightning drop the state. Use "
+                "loaderkit.DataModule and the loaders it makes, which are exact in all these cases."
             )
         return self._pack(self.cursor)
 
@@ -136,7 +136,7 @@ class IndexedWalk(Walk):
             self._engine = None  # replacements come from the order
         self._stand_at(cursor)
         self.bad.load(state, cursor)
-        self._loaded_step = state.get("step")
+        self._loaded, self._loaded_step = self.turn, state.get("step")
 
     def follow(self, before: Walk) -> None:
         start = before._upcoming() if isinstance(before, IndexedWalk) else Cursor(epoch=before.cursor.epoch)
@@ -161,7 +161,7 @@ class IndexedWalk(Walk):
         if (now.epoch, now.samples) >= (used.epoch, used.samples):  # else it came to its end before
             self._stand_at(used.next_epoch() if used.samples else used)
 
-    def begin_epoch(self, epoch: int) -> None:
+    def _follow_epoch(self, epoch: int) -> None:
         # Lightning loads no loader state from a checkpoint at an epoch's end; this puts the loader there.
         self._trained_by_epochs = True
         step = self._bound_plan().step

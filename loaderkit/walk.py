@@ -32,6 +32,10 @@ class Walk(ABC):
         self.dataset, self.config = dataset, config
         self.turn = 0  # an iterator of an earlier turn is over
         self.bad = BadSampleCount(config.bad_samples)
+        self._begun = False  # whether a pass has started where it stands, or is left there
+        self._loaded = -1  # in which turn it stands at a state that was loaded
+        self._told = (-1, -1)  # in which turn a Trainer began an epoch last, and which
+        self._ahead = 0  # epochs that the Trainer counts and nobody read
         self._said: set[str] = set()
         self._noted: tuple[int, Any] = (-1, None)  # in which turn, and the place
         self._found: tuple[int, str] | None = None
@@ -180,9 +184,21 @@ class Walk(ABC):
     def end_epoch(self, batches: int) -> None:
         """Stand where an epoch of a Trainer that had so many batches since the mark ends: no more of them were used."""
 
-    @abstractmethod
     def begin_epoch(self, epoch: int) -> None:
         """Follow a Trainer that begins an epoch and keeps the loader's state by itself."""
+        resumes = self._loaded == self.turn
+        if resumes and self._told == (self.turn, epoch - 1):
+            # Resumed at an epoch's end under max_steps, Lightning ends that epoch once more, without a batch.
+            self._ahead += 1
+            self._begun = True
+        self._follow_epoch(epoch - self._ahead)
+        self._told = self.turn, epoch
+        if resumes:
+            self._loaded = self.turn
+
+    @abstractmethod
+    def _follow_epoch(self, epoch: int) -> None:
+        """Stand in an epoch that a Trainer begins, if not there already."""
 
     @abstractmethod
     def close(self) -> None:

@@ -274,7 +274,10 @@ def run(job: dict[str, Any]) -> None:
     data = make_data(job)
     if job.get("direct"):
         settings = {"batch_size": BATCH, "seed": 5, **job.get("loader", {})}
-        loader = lk.Loader(Samples(job.get("size", SIZE)), shuffle=True, **settings)
+        if job.get("shards"):
+            loader = lk.Loader(make_stream(job["shards"], shuffle=True), **settings)
+        else:
+            loader = lk.Loader(Samples(job.get("size", SIZE)), shuffle=True, **settings)
         trainer.fit(model, loader, lk.Loader(Samples(10), BATCH), ckpt_path=job.get("ckpt"))
     else:
         trainer.fit(model, datamodule=data, ckpt_path=job.get("ckpt"))

@@ -147,6 +147,33 @@ def test_a_loader_given_to_fit_resumes_after_a_kill(case: dict[str, Any], tmp_pa
         check_same_end(whole, resumed)
 
 
+@pytest.mark.parametrize(("loader", "limit"), [({}, 1.0), ({}, 7), ({"steps": 13}, 1.0)])
+def test_a_loader_given_to_fit_loses_no_epoch_under_max_steps(
+    loader: dict[str, Any], limit: float, tmp_path: Path
+) -> None:
+    """Lightning ends the epoch at whose end the checkpoint was saved once more."""
+    trainer = {"max_steps": 30, "max_epochs": -1, "limit_train_batches": limit}
+    whole = {
+        "dir": str(tmp_path),
+        "name": "whole",
+        "save_every": 40,
+        "direct": True,
+        "trainer": trainer,
+        "loader": loader,
+    }
+    if loader:
+        whole["shards"] = [9, 0, 14, 3, 1, 8, 15]
+    run_here(whole)
+    steps = [(step["epoch"], step["batch"], step["ids"]) for step in jobs.steps_of(whole)]
+    for epoch in (0, 1):
+        ckpt = str(tmp_path / "saved-whole" / f"epoch-epoch={epoch}.ckpt")
+        resumed = {**whole, "name": f"resumed-{epoch}", "ckpt": ckpt}
+        resumed.pop("save_every")
+        run_here(resumed)
+        found = [(step["epoch"], step["batch"], step["ids"]) for step in jobs.steps_of(resumed)]
+        assert found == steps[(epoch + 1) * (13 if limit == 1.0 else 7) :]
+
+
 def test_a_loader_given_to_fit_refuses_another_batch_size(tmp_path: Path) -> None:
     """Lightning's counts of batches would be wrong, and samples lost."""
     whole: dict[str, Any] = {"dir": str(tmp_path), "name": "whole", "save_every": 1, "direct": True}

@@ -306,6 +306,22 @@ def test_a_trainer_moves_a_loader_ahead_but_never_back() -> None:
         loader.state_dict()
 
 
+def test_an_epoch_that_a_trainer_ends_twice_is_not_passed_over() -> None:
+    """Lightning does so behind a state that was saved at an epoch's end, under max_steps."""
+    whole = make_loader()
+    epochs = [list(whole) for _ in range(4)]
+    loader = make_loader()
+    loader.load_state_dict(after(make_loader(), len(epochs[0])))
+    set_epoch = loader.batch_sampler.sampler.set_epoch
+    set_epoch(1)
+    for number in (2, 3):
+        set_epoch(number)
+        assert equal(list(loader), epochs[number - 1])
+    set_epoch(4)  # who passes over epochs himself does so
+    set_epoch(5)
+    assert loader.cursor.epoch == 4
+
+
 def test_its_repr_says_what_it_holds_in_a_line() -> None:
     batches = repr(lk.Loader(list(range(2500)), 8, num_workers=2, world=lk.World(1, 4)))
     assert batches == "Loader(list of 2,500 samples, batch_size=8, num_workers=2, engine='auto', rank 1 of 4)"

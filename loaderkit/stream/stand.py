@@ -24,7 +24,6 @@ class LaneStand(Walk):
         self._reader: RankReader | None = None  # the rank's lanes, once it is known which those are
         self._kept: deque[Standing] | None = None  # where it stood since the mark
         self._forgotten = 0  # batches since the mark that are no longer kept
-        self._begun = False  # whether a pass has started
         self._stand_at(Position())
 
     def place(self) -> Standing:

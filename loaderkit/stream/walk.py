@@ -105,6 +105,7 @@ class LaneWalk(LaneStand):
         if self.config.steps and position.batches >= self.config.steps:  # of a run with more steps an epoch
             position = dataclasses.replace(position, epoch=position.epoch + 1, batches=0, bad=())
         self._stand_at(position)
+        self._loaded = self.turn
 
     def follow(self, before: Walk) -> None:
         if not isinstance(before, LaneWalk):
@@ -121,7 +122,7 @@ class LaneWalk(LaneStand):
     def end_epoch(self, batches: int) -> None:
         self._return_to(self._ended(self._after(batches)))
 
-    def begin_epoch(self, epoch: int) -> None:
+    def _follow_epoch(self, epoch: int) -> None:
         # Lightning loads no loader state from a checkpoint at an epoch's end; this puts the loader there.
         first, self._trained_by_epochs = not self._trained_by_epochs, True
         # In a run that goes on, a Trainer's epoch may have ended in the middle of the loader's, by a limit of batches.
