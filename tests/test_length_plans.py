@@ -173,6 +173,8 @@ def test_tails_give_full_steps(name: str, tail: str) -> None:
             assert left_out == 0 if tail == "pad" else again == 0
             if isinstance(plan, LengthBuckets):
                 assert max(left_out, again) < world * 3 or (tail == "pad" and size < world)
+                if again < size <= window:  # those that come first in the order come once more
+                    assert {place for place, count in counts.items() if count > 1} == set(range(again))
             elif isinstance(plan, TokenBudget):
                 assert left_out < world * 2
             check_batches(plan, found)
@@ -457,6 +459,13 @@ def test_rows_are_packed_tightly() -> None:
         assert sum(len(key.indices) for key in found) == 20_000
         rows = sum(len(key.rows) - 1 for key in found if key.rows is not None)
         assert rows * 2048 < most * lengths.sum()
+
+
+def test_batches_of_packed_rows_hold_about_as_many_samples() -> None:
+    """The longest fill the first rows, few to each."""
+    lengths = np.minimum(np.random.default_rng(0).lognormal(5, 0.6, 4000).astype(int) + 1, 1024)
+    found = [len(key.indices) for key in PackPlan(lengths, 1024, 8, window=4000).keys(Cursor())]
+    assert max(found) < 2 * sum(found) / len(found)
 
 
 @settings(max_examples=200)

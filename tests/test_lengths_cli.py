@@ -38,23 +38,37 @@ def short(sample: dict[str, Any]) -> int:
 
 
 def test_it_counts_what_the_plans_count(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = ("--batch-size", 8, "--max-tokens", 600, "--row-length", 400, "--window", 200, "--jobs", 1)
-    assert run(texts, "--column", "text", *settings, "--ranks", 2, "--epoch", 3) == 0
+    settings = ("--batch-size", 8, "--max-tokens", 600, "--row-length", 100, "--window", 200, "--jobs", 1)
+    assert run(texts, "--column", "text", *settings, "--ranks", 3, "--epoch", 3, "--seed", 4) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"500 samples, {SIZES.sum():,} tokens: shortest {SIZES.min()}, median ")
-    assert text.count("#\n") == 0
+    histogram = histogram_of(SIZES)
+    bars = [line.split("  ") for line in text.split("\n\n")[1].splitlines()]
+    assert [int(cells[-1]) for cells in bars] == histogram.counts.tolist()
+    assert ["".join(cells).count("#") for cells in bars] == [
+        -(-40 * n // max(histogram.counts)) for n in histogram.counts
+    ]
     found = rows(text)
-    more: dict[str, Any] = {"window": 200, "tail": "drop"}
+    more: dict[str, Any] = {"window": 200, "tail": "drop", "seed": 4}
     for name, plan in {
         "LengthBuckets(batch_size=8)": lk.LengthBuckets(SIZES, 8, **more),
-        "TokenBudget(max_tokens=600)": lk.TokenBudget(SIZES, 600, **more),
-        "PackPlan(row_length=400, batch_size=2)": lk.PackPlan(SIZES, 400, 2, **more),
+        "TokenBudget(max_tokens=600)": lk.TokenBudget(SIZES, 600, too_long="drop", **more),
+        "PackPlan(row_length=100, batch_size=6)": lk.PackPlan(SIZES, 100, 6, too_long="drop", **more),
     }.items():
-        summary = plan.with_world(lk.World(0, 2)).summary(3)
-        assert found[name][:2] == [f"{summary.padded_to_real:.4f}", f"{summary.batches:,}"], name
-    keys = [lk.Loader(range(500), 8, shuffle=True).indices(3, batch) for batch in range(62)]
+        summary = plan.with_world(lk.World(0, 3)).summary(3)
+        assert found[name] == [
+            f"{summary.padded_to_real:.4f}",
+            f"{summary.batches:,}",
+            f"{summary.mean_batch:,.0f}",
+            f"{summary.max_batch:,}",
+            f"{summary.left_out:,}",
+            f"{summary.rank_spread:.2%}",
+        ], name
+    keys = [lk.Loader(range(500), 8, shuffle=True, seed=4).indices(3, batch) for batch in range(60)]
     padded = sum(8 * SIZES[key].max() for key in keys)
     assert found["random batches"][0] == f"{padded / SIZES[np.concatenate(keys)].sum():.4f}"
+    assert found["random batches"][1] == "20"
+    assert found["random batches"][4] == "20"
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,12 @@ def test_tuples_are_packed_as_dicts_are(lengths: list[list[int]], dtype: torch.d
         assert torch.equal(torch.as_tensor(found[name]), torch.as_tensor(value)), name
 
 
+def test_where_nothing_is_learnt_is_the_ignored_index() -> None:
+    for labels, wanted in (("next", [[2, -7, -7, -7]]), ("same", [[-7, 2, -7, -7]])):
+        collate = lk.PackCollate(labels=labels, ignore_index=-7, row_length=4)  # type: ignore[arg-type]
+        assert collate([[1, 2], [3]])["labels"].tolist() == wanted
+
+
 def test_the_parts_of_namedtuples_have_their_names() -> None:
     batch = lk.PackCollate(fields={"weights": 0.0})([Labelled(7, [1, 2], [0.5, 1.0]), Labelled(8, [3], [2.0])])
     assert batch["tokens"].tolist() == [[1, 2, 3]]
