@@ -119,6 +119,19 @@ def test_parts_are_split_by_pictures_and_predict_needs_no_boxes(coco: Path) -> N
     assert targets[0]["boxes"].shape == (0, 4)
 
 
+def test_each_setting_reaches_the_pictures(coco: Path) -> None:
+    content = json.loads(coco.read_text())
+    for annotation in content["annotations"]:
+        annotation["segmentation"] = [[3, 2, 8, 2, 8, 4, 3, 4]]
+    coco.write_text(json.dumps(content))
+    data = DetectionDataModule(coco, val=coco, masks=True, eval_transform=lambda picture, target: (picture * 0, target))
+    assert all((pictures[0] == 0).all() for pictures, _ in data.val_dataloader())
+    for (image,), (target,) in data.train_dataloader():
+        assert target["masks"].shape == (len(target["boxes"]), *image.shape[1:])
+        drawn = (image[0] > 0) & (len(target["boxes"]) > 0)
+        assert torch.equal(target["masks"].sum(dim=0), drawn.long())
+
+
 def test_a_picture_keeps_its_side_when_the_folder_moves_or_pictures_come_first(
     coco: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

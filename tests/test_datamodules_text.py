@@ -101,6 +101,35 @@ def test_splits_share_no_text_and_stay_when_texts_are_added() -> None:
     assert all(before <= after for before, after in zip(*sides, strict=True))
 
 
+def test_each_setting_reaches_the_batches() -> None:
+    def make(**settings: Any) -> TextDataModule:
+        return TextDataModule(COLUMNS, val=COLUMNS, **settings)
+
+    padded = next(iter(make(pad_token=7, loader=LoaderConfig(batch_size=9)).train_dataloader()))
+    there = torch.arange(padded["tokens"].shape[1]) < padded["tokens_lengths"][:, None]
+    assert not there.all()
+    assert (padded["tokens"][~there] == 7).all()
+    packed = next(iter(make(pad_token=7, batching=TextBatching(how="packed", max_length=900)).train_dataloader()))
+    assert (packed["tokens"][packed["document_ids"] < 0] == 7).all()
+    assert (packed["document_ids"] < 0).any()
+    classified = make(label="label", end_token=5)
+    assert sorted(texts_in(collect(classified.train_dataloader()))) == sorted(TEXTS)  # none ends with it
+
+    config = LoaderConfig(batch_size=16, tail="drop")
+    assert [len(batch["tokens"]) for batch in make(loader=config).train_dataloader()] == [16, 16]
+    batching = TextBatching(window=20)
+    by_windows = make(batching=batching, loader=LoaderConfig(batch_size=4))
+    longest = [
+        [int(batch["tokens_lengths"].max()) for batch in loader]
+        for loader in (by_windows.train_dataloader(), by_windows.val_dataloader())
+    ]
+    for order in longest:
+        assert len(order) == 10
+        assert order != sorted(order)  # of all of the data
+    assert longest[1] == [*sorted(longest[1][:5]), *sorted(longest[1][5:])]  # in order, but for their lengths
+    assert longest[0] != [*sorted(longest[0][:5]), *sorted(longest[0][5:])]
+
+
 def test_a_tenth_is_validation_data_by_default() -> None:
     texts = [f"text {number}" for number in range(500)]
     data = TextDataModule({"text": texts})
