@@ -135,6 +135,10 @@ class Echo(socketserver.StreamRequestHandler):
             self.wfile.write(content)
 
 
+class Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True  # its end does not wait for connections that a failed test has left open
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Any]]:
     folder = tmp_path_factory.mktemp("handles")
@@ -146,7 +150,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, An
     with lmdb.open(str(folder / "a.lmdb")) as store, store.begin(write=True) as writing:
         for number in range(60):
             writing.put(str(number).encode(), str(number).encode())
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Echo) as server:
+    with Server(("127.0.0.1", 0), Echo) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         yield folder, server.server_address

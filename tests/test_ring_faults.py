@@ -577,6 +577,27 @@ def test_a_signal_while_waiting_stops_all(sent: signal.Signals) -> None:
         signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+def test_ctrl_c_during_a_fork_is_not_lost(persistent: bool) -> None:
+    """Python ignores what is raised in a function that is called after a fork, and logging has one."""
+    armed = [True]
+
+    def interrupt() -> None:
+        if armed:
+            armed.clear()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    os.register_at_fork(after_in_parent=interrupt)
+    handler = signal.getsignal(signal.SIGINT)
+    loader = make_loader(persistent_workers=persistent)
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(loader))
+    assert not armed
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert is_whole(loader)
+    loader.close()
+
+
 def test_a_signal_that_is_handled_disturbs_nobody() -> None:
     """As of a scheduler that announces the end: the loader goes on, so that the trainer can save."""
     told: list[int] = []

@@ -3,8 +3,11 @@
 import contextlib
 import os
 import select
+import signal
+import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from loaderkit.engine.ring.messages import TASK
@@ -48,7 +51,8 @@ class Processes:
     def start(self, process: Any) -> None:
         """Start a worker, and watch it."""
         self.processes.append(process)  # first: it may be started, and this interrupted
-        process.start()
+        with _interrupted_later():
+            process.start()
         try:
             # Better than multiprocessing's pipe, which any process that the worker forks keeps open.
             fd = os.pidfd_open(process.pid)
@@ -118,3 +122,20 @@ class Processes:
                 process.join(1)
             with contextlib.suppress(ValueError):  # it does not end: the kernel holds it
                 process.close()
+
+
+@contextlib.contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """Have Ctrl-C wait: Python would lose one that comes during a fork, in what modules registered to be called after it."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            handler(signal.SIGINT, None)
