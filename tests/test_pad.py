@@ -460,6 +460,12 @@ def test_a_rule_out_of_range_is_refused() -> None:
             lk.Pad(**settings)  # type: ignore[arg-type]
     with pytest.raises(CollateError, match="'x' is padded with -100, wanted a whole number from 0 to 65535"):
         lk.PadCollate({"x": lk.Pad(value=-100)})([{"x": np.ones(1, dtype=np.uint16)}])
+    half = [torch.ones(2, dtype=torch.float16), torch.ones(1, dtype=torch.float16)]
+    with pytest.raises(
+        CollateError, match=r"is padded with -1000000000.0, wanted a number from -65504.0 to 65504.0, or inf"
+    ):
+        lk.PadCollate(lk.Pad(value=-1e9))(half)
+    assert lk.PadCollate(lk.Pad(value=-torch.inf))(half)[1].tolist() == [1, -torch.inf]
     with pytest.raises(CollateError, match=r"has 1 axes, wanted Pad\(dims=\(0, 1\)\)"):
         lk.PadCollate(lk.Pad(dims=(0, 1)))([torch.ones(1)])
     with pytest.raises(TypeError, match=r"a rule is .*wanted Pad.*MultimodalCollate"):

@@ -1,5 +1,6 @@
 """The sequences of one field: whatever they come as, checked to be of one dtype and shape but for their lengths."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -179,7 +180,14 @@ def check_value(value: float, dtype: torch.dtype, field: str, collate: str = "Pa
     Raises:
         CollateError: If it can't.
     """
-    if dtype.is_floating_point or dtype.is_complex:
+    if dtype.is_floating_point:
+        most = torch.finfo(dtype).max
+        if most < abs(value) < math.inf:
+            raise CollateError(
+                f"{collate}: {named(field)} is padded with {value}, wanted a number from {-most} to {most}, or infinity, for {dtype}"
+            )
+        return
+    if dtype.is_complex:
         return
     low, high = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
     if not low <= value <= high or value != int(value):
