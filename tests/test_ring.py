@@ -490,6 +490,8 @@ def test_workers_end_with_their_trainer(how: signal.Signals, method: str, tmp_pa
         assert trainer.stdout is not None
         workers = [psutil.Process(int(pid)) for pid in trainer.stdout.readline().split()]
         assert len(workers) == 2
+        if method == "forkserver":  # the server has imported it once, for all
+            assert "libtorch" in Path(f"/proc/{workers[0].ppid()}/maps").read_text()
         if how is signal.SIGINT:
             os.killpg(trainer.pid, how)  # as a terminal does
         else:

@@ -46,6 +46,17 @@ def test_leaves_of_all_kinds_arrive(slots: Slots) -> None:
     assert found.stride() == image.stride()
 
 
+@pytest.mark.parametrize("pickled", [False, True])
+def test_each_leaf_begins_at_a_cache_line(slots: Slots, pickled: bool) -> None:
+    sizes = (1, 3, 17, 33, 63, 65, 100)
+    batch: list[Any] = [torch.arange(size).to(torch.uint8) for size in sizes]
+    more = [np.arange(5, dtype=np.int16), {1, 2}] if pickled else []
+    found = through(slots, batch + more)
+    assert [len(leaf) for leaf in found[: len(sizes)]] == list(sizes)
+    starts = [leaf.data_ptr() for leaf in found[: len(sizes)]] + [leaf.ctypes.data for leaf in found[len(sizes) : -1]]
+    assert {start % 64 for start in starts} == {0}
+
+
 def test_a_leaf_that_is_saved_takes_its_own_room_only(slots: Slots) -> None:
     found = through(slots, {"small": torch.arange(4), "large": torch.zeros(1_000_000)})
     file = io.BytesIO()
