@@ -108,8 +108,10 @@ def test_the_host_waits_only_when_it_is_far_ahead(use: Any) -> None:
     found, batches = [], prefetch(SlotBatches(fake, 40), "cpu")
     found.extend((number, fake.read(next(batches)["x"])) for number in range(6))
     assert fake.waits_of_host == 0
+    for _ in range(14):
+        next(batches)
+    assert fake.waits_of_host > 0  # within the pass: it must not hold all that it has copied
     list(batches)
-    assert fake.waits_of_host > 0
     eager = use(FakeCuda("all"))
     drop_at_once(eager, prefetch(SlotBatches(eager, 40), "cpu"))
     assert eager.waits_of_host == 0
