@@ -104,7 +104,7 @@ def test_data_that_is_no_such_data_is_named(tmp_path: Path) -> None:
         (lambda: lk.ShardDataModule(str(tmp_path / "a.tokens")), r"TokenDataset: missing .*'length'.* go to options="),
         (lambda: lk.TextDataModule(texts, text="txt"), r"has no \['txt'\], its fields are \['text'\]"),
         (lambda: lk.TextDataModule([texts], label="y"), r"has no \['y'\], its fields are \['text'\]"),
-        (lambda: lk.DetectionDataModule([{"img": 1}]), r"sample 0 is \['img'\], wanted a dict with image"),
+        (lambda: lk.DetectionDataModule([{"img": 1}]), r"sample 0 has \['img'\], wanted a dict with image"),
         (lambda: lk.ImageDataModule("*.tar"), r"Tar shards by name: train=.* dataset='CIFAR10'"),
     ]
     for make, message in refused:
