@@ -205,11 +205,11 @@ def _sides(
     bad = {side: share for side, share in shares.items() if not isinstance(share, Real) or not 0 < share <= 1}
     if bad:
         raise ValueError(f"split: fractions {bad} are out of range, wanted above 0 and at most 1.")
-    total = sum(map(float, shares.values()))
+    total = sum(shares.values())
     if (fold is None) != (folds is None):
         raise ValueError(f"split: fold={fold} and folds={folds}, wanted both or none of them.")
     if folds is None or fold is None:
-        if not shares or abs(total - 1) > 1e-6:
+        if not shares or abs(total - 1) > 1e-9:
             raise ValueError(f"split: fractions {shares} have the sum {total:g}, wanted 1.")
         pieces, numbers = list(shares.values()), list(range(len(shares)))
         sides = tuple(shares)
