@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.permutation import permute, permute_stretch
+from loaderkit.permutation import SMALL, permute, permute_stretch, prepare
 from loaderkit.seeding import Int64Array
 
 
@@ -36,6 +36,14 @@ class Order(ABC):
     @abstractmethod
     def reach(self) -> int:
         """Return one more than the largest index: the least size of a dataset for this order."""
+
+    @property
+    def is_dear(self) -> bool:
+        """Whether a thread is to look up positions ahead: look-ups take long, and may be made from several threads at a time."""
+        return False
+
+    def prepare(self, epoch: int) -> None:  # noqa: B027 - few need it
+        """Begin to make what look-ups in an epoch need."""
 
     def indices(self, epoch: int, start: int, stop: int) -> Int64Array:
         """Return the indices (stop - start,) of a stretch of positions."""
@@ -121,11 +129,18 @@ class Shuffled(Order):
         return permute_stretch(start, stop, self.length, self.seed, epoch, self._epochs)
 
     @property
+    def is_dear(self) -> bool:
+        return self.length >= SMALL
+
+    def prepare(self, epoch: int) -> None:
+        prepare(self.length, self.seed, epoch, self._epochs)
+
+    @property
     def reach(self) -> int:
         return self.length
 
     def key(self, epoch: int) -> str:
-        return f"shuffled-2(seed={self.seed})"
+        return f"shuffled-3(seed={self.seed})"
 
 
 class Subset(Order):
@@ -160,9 +175,17 @@ class Subset(Order):
         return np.take(self._chosen, positions)
 
     @property
+    def is_dear(self) -> bool:
+        return self._shuffle and len(self._chosen) >= SMALL
+
+    def prepare(self, epoch: int) -> None:
+        if self._shuffle:
+            prepare(len(self._chosen), self._seed, epoch, self._epochs)
+
+    @property
     def reach(self) -> int:
         return int(self._chosen.max()) + 1 if self._chosen.size else 0
 
     def key(self, epoch: int) -> str:
         how = f"seed={self._seed}" if self._shuffle else "in order"
-        return f"subset-2({digest(self._chosen)}, {how})"
+        return f"subset-3({digest(self._chosen)}, {how})"

@@ -2,20 +2,24 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import repeat
 from typing import Literal, Self
 
 import numpy as np
 
+from loaderkit.ahead import Ahead
 from loaderkit.cursor import Cursor
 from loaderkit.order import Order
 from loaderkit.seeding import Int64Array
 from loaderkit.world import World
 
 Tail = Literal["keep", "drop", "pad"]
-_AHEAD = 1 << 15  # positions looked up at a time, so that numpy's cost per call is spread over many batches
+# Positions looked up at a time, so that numpy's cost per call is spread over many batches; more of them where a thread does it,
+# which then asks for the interpreter less often.
+_AHEAD, _AHEAD_IN_THREAD = 1 << 15, 1 << 17
 
 
 @dataclass(slots=True, eq=False)  # not frozen: one is made for each batch, in a quarter of the time
@@ -144,15 +148,29 @@ class BatchPlan(Plan):
         return Cursor(epoch=cursor.epoch, samples=samples, batches=cursor.batches + batches)
 
     def keys(self, cursor: Cursor) -> Iterator[BatchKey]:
-        left, samples = self.remaining(cursor), cursor.samples
+        stretches = self._stretches(cursor)
+        stretch, is_first = next(stretches, None), True
+        while stretch is not None:
+            positions, look_up = stretch
+            keys = map(BatchKey, repeat(cursor.epoch), positions, look_up().reshape(positions.shape))
+            yield next(keys)
+            stretch = next(
+                stretches, None
+            )  # who asks for a second batch will want the others: they may be looked up meanwhile
+            if is_first:
+                self.order.prepare(cursor.epoch + 1)
+                is_first = False
+            yield from keys
+
+    def _stretches(self, cursor: Cursor) -> Iterator[tuple[Int64Array, Callable[[], Int64Array]]]:
+        """Yield positions (C, B) of some batches at a time, and what looks up the indices (C * B,) there."""
+        left, samples, in_thread = self.remaining(cursor), cursor.samples, False
         size = self._size(cursor.epoch)
         full, batch = self.step, self.step // self.world.size
-        together = min(left, max(1, _AHEAD // batch))
-        low, _ = self._share(full)
-        steps = low + np.arange(together, dtype=np.int64)[:, None] * full + np.arange(batch, dtype=np.int64)
+        steps = self._places(min(left, max(1, _AHEAD // batch)))
         while left > 0:
             if left > 2:
-                count, step = min(together, left - 2), full
+                count, step = min(len(steps), left - 2), full
                 positions = samples + steps[:count]
             else:  # the last two steps may be short: they go one by one
                 count, step = 1, self._step(cursor, samples)
@@ -162,13 +180,20 @@ class BatchPlan(Plan):
             if end > size:
                 positions %= size  # only tail="pad" looks past the end
             if self.world.size == 1 and end <= size:  # all positions are this rank's
-                indices = self.order.indices(cursor.epoch, samples, end)
+                look_up = partial(self.order.indices, cursor.epoch, samples, end)
             else:
-                indices = self.order.at(cursor.epoch, positions.reshape(-1))
-            indices = indices.reshape(positions.shape)
-            yield from map(BatchKey, repeat(cursor.epoch), positions, indices)
+                look_up = partial(self.order.at, cursor.epoch, positions.reshape(-1))
+            yield positions, Ahead(look_up).result if in_thread else look_up
             samples += count * step
             left -= count
+            if not in_thread and self.order.is_dear:  # the first ones were wanted at once
+                in_thread = True
+                steps = self._places(min(left, max(1, _AHEAD_IN_THREAD // batch)))
+
+    def _places(self, count: int) -> Int64Array:
+        """Return where this rank's samples (C, B) of some full steps lie, from the first one's start."""
+        low, high = self._share(self.step)
+        return np.arange(count, dtype=np.int64)[:, None] * self.step + np.arange(low, high, dtype=np.int64)
 
     @property
     def step(self) -> int:

@@ -86,7 +86,7 @@ class ShardOrder(Order):
 
     def key(self, epoch: int) -> str:
         cut = f"lanes={self.lanes}, window={self.window}, block={self.block}"
-        return f"shards-3({digest(self.shard_sizes)}, seed={self.seed}, {cut})"
+        return f"shards-4({digest(self.shard_sizes)}, seed={self.seed}, {cut})"
 
     def with_block_of(self, key: str) -> "ShardOrder":
         """Return this order with the block that another's key names, if that is all in which they differ."""
