@@ -176,6 +176,7 @@ def test_the_next_epoch_is_drawn_while_this_one_is_read(monkeypatch: pytest.Monk
 def test_a_loader_that_is_left_or_forked_in_an_epoch_goes_on() -> None:
     script = """
         import os
+        import signal
         import numpy as np
         import loaderkit as lk
 
@@ -185,6 +186,7 @@ def test_a_loader_that_is_left_or_forked_in_an_epoch_goes_on() -> None:
         batches = iter(loader)
         found = [next(batches) for _ in range(40)]
         child = os.fork()
+        signal.alarm(60)
         rest = [batch for batch in batches]
         right = np.array_equal(np.concatenate(found + rest), wanted)
         if child == 0:
