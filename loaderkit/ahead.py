@@ -3,7 +3,7 @@
 import functools
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Thread
 from typing import Generic, TypeVar
 
 from loaderkit.cpus import Cpus
@@ -14,8 +14,8 @@ T = TypeVar("T")
 class Ahead(Generic[T]):
     """What a function returns, computed by a thread from now on.
 
-    Who asks before the thread has begun computes it himself: nobody waits for longer than that takes. So it is where there is no
-    second CPU, and in a fork of this process, which has no such thread.
+    Where there is no second CPU it is computed when it is asked for; so it is in a fork of this process, which lacks the thread.
+    The thread is a new one: one that has waited for work would be woken on the CPU of who gives it, and keep that for milliseconds.
 
     Args:
         function: A pure one, in which numpy does the work: it lets other threads go on.
@@ -23,22 +23,33 @@ class Ahead(Generic[T]):
 
     def __init__(self, function: Callable[[], T]) -> None:
         self._function, self._process = function, os.getpid()
-        self._future: Future[T] | None = None
-        if (thread := _thread(self._process)) is not None:
+        self._found: list[T] = []
+        self._error: BaseException | None = None
+        self._thread: Thread | None = None
+        if _has_second_cpu(self._process):
+            thread = Thread(target=self._run, name="loaderkit ahead")
             try:
-                self._future = thread.submit(function)
-            except RuntimeError:  # this process is about to end
-                self._future = None
+                thread.start()
+            except RuntimeError:  # this process has no threads left, or is about to end
+                return
+            self._thread = thread
 
     def result(self) -> T:
         """Return it; what the function raises is raised here."""
-        future = self._future
-        if future is None or self._process != os.getpid() or future.cancel():
+        if self._thread is None or self._process != os.getpid():
             return self._function()
-        return future.result()
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._found[0]
+
+    def _run(self) -> None:
+        try:
+            self._found.append(self._function())
+        except BaseException as error:
+            self._error = error
 
 
 @functools.lru_cache(maxsize=1)
-def _thread(process: int) -> ThreadPoolExecutor | None:
-    """Return the process's only such thread, if a CPU is left for it."""
-    return ThreadPoolExecutor(1, thread_name_prefix=f"ahead in {process}") if Cpus.detect().usable > 1 else None
+def _has_second_cpu(process: int) -> bool:  # noqa: ARG001 - a fork asks anew
+    return Cpus.detect().usable > 1

@@ -7,7 +7,6 @@ that cycle walking touches fewer than one position in a. This order is a public
 contract: changing a bit of it needs a new version in the orders' keys.
 """
 
-import itertools
 import math
 from functools import partial
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from loaderkit.ahead import Ahead
-from loaderkit.seeding import Int64Array, UInt64Array, derive_seed, hash_positions
+from loaderkit.seeding import Int64Array, UInt64Array, derive_seed
 
 SMALL = 1 << 20
 ROUNDS = 6  # with 3 or 4 the displacement test fails
@@ -75,14 +74,12 @@ def _drawn_permutation(size: int, seed: int, epoch: int) -> Int64Array:
     lies anywhere. Where two words are alike all are drawn again: so every permutation is as likely as any other.
     """
     low = np.uint64((1 << (size - 1).bit_length()) - 1)
-    for attempt in itertools.count():
-        words = np.empty(size, dtype=np.uint64)
+    bits = np.random.PCG64DXSM(derive_seed("shuffle", seed, epoch))  # its stream is frozen for good (NEP 19)
+    while True:
+        words: UInt64Array = bits.random_raw(size)
+        words &= ~low
         for start in range(0, size, _BLOCK):
-            places = np.arange(start, min(start + _BLOCK, size), dtype=np.int64)
-            drawn = hash_positions(places, "shuffle", seed, epoch, attempt)
-            drawn &= ~low
-            drawn |= places.view(np.uint64)
-            words[start : start + _BLOCK] = drawn
+            words[start : start + _BLOCK] |= np.arange(start, min(start + _BLOCK, size), dtype=np.uint64)
         words.sort()
         blocks = (words[start : start + _BLOCK + 1] for start in range(0, size, _BLOCK))
         if not any(bool((block[1:] ^ block[:-1] <= low).any()) for block in blocks):

@@ -7,9 +7,9 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -29,9 +29,9 @@ HERE = threading.current_thread().name
 @pytest.fixture(autouse=True)
 def two_cpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(Cpus, "detect", lambda: Cpus(2))
-    loaderkit.ahead._thread.cache_clear()
+    loaderkit.ahead._has_second_cpu.cache_clear()
     yield
-    loaderkit.ahead._thread.cache_clear()
+    loaderkit.ahead._has_second_cpu.cache_clear()
 
 
 def who() -> str:
@@ -42,36 +42,6 @@ def fail() -> None:
     raise ValueError("no")
 
 
-def code_of(child: int) -> int:
-    """The exit code of a fork, which gets half a minute."""
-    end = time.monotonic() + 30
-    while (found := os.waitpid(child, os.WNOHANG)) == (0, 0):
-        if time.monotonic() > end:
-            os.kill(child, signal.SIGKILL)
-        time.sleep(0.01)
-    return found[1]
-
-
-class Busy:
-    """Keeps the thread busy until it is left."""
-
-    def __enter__(self) -> Ahead[str]:
-        self._began, self._end = threading.Event(), threading.Event()
-        self._job = Ahead(self._wait)
-        assert self._began.wait(60)
-        return self._job
-
-    def _wait(self) -> str:
-        if who() != HERE:
-            self._began.set()
-            assert self._end.wait(60)
-        return who()
-
-    def __exit__(self, *error: object) -> None:
-        self._end.set()
-        self._job.result()
-
-
 def test_a_thread_computes_it_meanwhile() -> None:
     began = threading.Event()
     job = Ahead(lambda: (began.set(), who())[1])
@@ -79,39 +49,42 @@ def test_a_thread_computes_it_meanwhile() -> None:
     assert job.result() == job.result() != HERE
 
 
-def test_who_asks_before_it_has_begun_computes_it_himself() -> None:
-    with Busy():
-        assert Ahead(who).result() == HERE
-
-
 def test_errors_come_where_it_is_asked_for() -> None:
     job = Ahead(fail)
-    with Busy():
-        waiting = Ahead(fail)
+    for _ in range(2):
         with pytest.raises(ValueError, match="no"):
-            waiting.result()
-    with pytest.raises(ValueError, match="no"):
-        job.result()
+            job.result()
+
+
+def test_where_no_thread_starts_it_is_computed_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+    assert Ahead(who).result() == HERE
 
 
 def test_one_cpu_has_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cpus, "detect", lambda: Cpus(8, quota=1.5))
-    loaderkit.ahead._thread.cache_clear()
+    loaderkit.ahead._has_second_cpu.cache_clear()
     before = threading.active_count()
     assert Ahead(who).result() == HERE
     assert threading.active_count() == before
 
 
 def test_a_fork_computes_what_its_parent_began() -> None:
-    with Busy() as under_way:
-        waiting = Ahead(partial(int, "7"))
-        child = os.fork()
-        if child == 0:
-            found = under_way.result(), waiting.result(), Ahead(partial(int, "8")).result()
-            os._exit(found != (HERE, 7, 8))
-        assert code_of(child) == 0
-    assert under_way.result() != HERE
-    assert waiting.result() == 7
+    end = threading.Event()
+
+    def wait() -> str:
+        if who() != HERE:
+            assert end.wait(60)
+        return who()
+
+    job = Ahead(wait)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        os._exit((job.result(), Ahead(partial(int, "8")).result()) != (HERE, 8))
+    assert os.waitpid(child, 0)[1] == 0
+    end.set()
+    assert job.result() != HERE
 
 
 @pytest.mark.parametrize("when", ["", "import atexit; atexit.register(lambda: print(Ahead(lambda: 3).result()))"])
@@ -165,7 +138,7 @@ def test_the_next_epoch_is_drawn_while_this_one_is_read(monkeypatch: pytest.Monk
     for epoch in range(4):
         for key in plan.keys(Cursor(epoch=epoch)):
             assert key.epoch == epoch
-        order._epochs[epoch + 1]._future.result(60)
+        order._epochs[epoch + 1].result()
         assert len(order._epochs) == 2
     assert [epoch for epoch, _ in drawn] == [0, 1, 2, 3, 4]
     assert [name == HERE for _, name in drawn] == [True, False, False, False, False]
