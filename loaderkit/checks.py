@@ -59,10 +59,12 @@ def check_plan(config: LoaderConfig, size: int) -> None:
             f"loader: batch_size={config.batch_size}, tail={config.tail_policy!r} and plan= are given, and the plan alone makes "
             f"the batches. Give {name} these settings."
         )
-    if isinstance(config.plan, PackPlan) and config.collate_fn is None:
+    collate = config.collate_fn
+    if isinstance(config.plan, PackPlan) and (collate is None or not getattr(collate, "takes_rows", True)):
+        name = "the default collate" if collate is None else type(collate).__name__
         raise ValueError(
-            "loader: PackPlan makes rows of several samples, which the default collate can't join. Wanted a collate_fn that "
-            "takes a list of rows, such as loaderkit.PackCollate(row_length=...)."
+            f"loader: PackPlan makes rows of several samples, which {name} can't join. Wanted a collate_fn that takes a list of "
+            "rows, such as loaderkit.PackCollate(row_length=...)."
         )
 
 

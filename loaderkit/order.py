@@ -17,7 +17,8 @@ class Order(ABC):
     """An epoch's sequence of dataset indices, with random access.
 
     A subclass gives `size`, `at`, `key` and `reach`. All have to be pure: the same
-    in every process, whatever was asked before.
+    in every process, whatever was asked before. Where look-ups take long, it may let
+    threads make them ahead: `is_dear`, `prepare`.
     """
 
     @abstractmethod

@@ -202,11 +202,19 @@ class WindowPlan(Plan):
         segment: Segment | None = None
         for place in range(0, len(cursor.plan), width):
             start, end, *geometry = cursor.plan[place : place + width]
-            positions = np.arange(start, end, dtype=np.int64)
-            if segment is not None:
-                positions = np.concatenate([segment.left(start), np.arange(segment.end, end, dtype=np.int64)])
-            origin = cursor.plan[:place]
-            segment = self._arranged(cursor.epoch, start, end, positions, tuple(geometry), origin)
+            sound = 0 <= start < end <= self._size(cursor.epoch) and min(geometry) >= 0 and min(geometry[:2]) >= 1
+            try:
+                if not sound:
+                    raise ValueError("a number is out of range")
+                positions = np.arange(start, end, dtype=np.int64)
+                if segment is not None:
+                    positions = np.concatenate([segment.left(start), np.arange(segment.end, end, dtype=np.int64)])
+                segment = self._arranged(cursor.epoch, start, end, positions, tuple(geometry), cursor.plan[:place])
+            except (ArithmeticError, LookupError, ValueError) as error:
+                raise ValueError(
+                    f"cannot resume: {type(self).__name__} can't cut samples {start} to {end} by {geometry}, as the cursor's plan "
+                    "says. The state is damaged, or of other data."
+                ) from error
         return segment
 
     def _arranged(

@@ -395,10 +395,13 @@ def test_a_loader_without_batches_names_the_plans_settings() -> None:
     ):
         with pytest.warns(UserWarning, match=f"no batches in epoch 0: {said}"):
             assert list(lk.Loader([[1]], plan=plan, collate_fn=list, world=World(0, 2))) == []
-    with pytest.raises(
-        ValueError, match="PackPlan makes rows of several samples, which the default collate can't join"
+    for collate, name in (
+        (None, "the default collate"),
+        (lk.PadCollate(), "PadCollate"),
+        (lk.RaggedCollate(), "RaggedCollate"),
     ):
-        lk.Loader([[1]], plan=PackPlan([1], 8))
+        with pytest.raises(ValueError, match=f"PackPlan makes rows of several samples, which {name} can't join"):
+            lk.Loader([[1]], plan=PackPlan([1], 8), collate_fn=collate)
 
 
 @pytest.mark.parametrize(
@@ -437,6 +440,10 @@ def test_places_that_the_plan_did_not_give_are_refused() -> None:
         plan.remaining(Cursor(samples=3, plan=cursor.plan))
     with pytest.raises(ValueError, match="cursor's plan has 4 numbers, wanted a multiple of 5 for LengthBuckets"):
         plan.remaining(Cursor(samples=4, plan=cursor.plan[:-1]))
+    for place, number in ((0, -1), (0, 20), (1, 10**12), (2, 0), (3, 0), (4, -1)):
+        damaged = tuple(number if at == place else right for at, right in enumerate(cursor.plan))
+        with pytest.raises(ValueError, match=r"LengthBuckets can't cut samples .* The state is damaged"):
+            plan.remaining(Cursor(samples=4, plan=damaged))
 
 
 @pytest.mark.parametrize(("samples", "window"), [(10, 1024), (3000, 1500), (200_000, 32_768)])

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,8 @@ class PadCollate:
         CollateError: If samples don't fit together; names the field and the samples.
         KeyError: If the samples lack a named field.
     """
+
+    takes_rows: ClassVar[bool] = False  # of several samples each, as a PackPlan deals them
 
     fields: Mapping[Any, Any] | Pad = field(default_factory=Pad)
     sort_by: str | int | None = None
@@ -76,6 +78,8 @@ class RaggedCollate:
         fields: The fields to join, named as for `PadCollate`; None for samples that are sequences themselves.
         nested: Whether to nested tensors (layout `torch.jagged`), or to `Ragged`s: values and offsets.
     """
+
+    takes_rows: ClassVar[bool] = False  # of several samples each, as a PackPlan deals them
 
     fields: Sequence[Any] | None = None
     nested: bool = True
