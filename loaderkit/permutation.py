@@ -98,48 +98,51 @@ class _Feistel:
         self._keys = [np.uint64(derive_seed("feistel", seed, epoch, number)) for number in range(ROUNDS)]
 
     def at(self, positions: Int64Array) -> Int64Array:
-        result = np.empty(len(positions), dtype=np.int64)
-        for start in range(0, len(positions), _BLOCK):
-            block = self._walk(positions[start : start + _BLOCK].astype(np.uint64))
-            result[start : start + _BLOCK] = block.view(np.int64)
-        return result
+        result = positions.astype(np.uint64)
+        room = np.empty(
+            (4, min(_BLOCK, len(result))), dtype=np.uint64
+        )  # made once: memory that is new takes longer than the arithmetic
+        for start in range(0, len(result), _BLOCK):
+            block = result[start : start + _BLOCK]
+            self._encrypt(block, room)
+            outside = np.flatnonzero(block >= self._size)
+            while outside.size:  # cycle walking
+                walked = block[outside]
+                self._encrypt(walked, room)
+                block[outside] = walked
+                outside = outside[walked >= self._size]
+        return result.view(np.int64)
 
-    def _walk(self, x: UInt64Array) -> UInt64Array:
-        x = self._encrypt(x)
-        outside = np.flatnonzero(x >= self._size)
-        while outside.size:
-            walked = self._encrypt(x[outside])
-            x[outside] = walked
-            outside = outside[walked >= self._size]
-        return x
-
-    def _encrypt(self, x: UInt64Array) -> UInt64Array:
-        left = x // self._b
-        right = x - left * self._b
+    def _encrypt(self, x: UInt64Array, room: UInt64Array) -> None:
+        left, right, hashed, spare = room[:, : len(x)]
+        np.floor_divide(x, self._b, out=left)
+        np.multiply(left, self._b, out=hashed)
+        np.subtract(x, hashed, out=right)
         for number, key in enumerate(self._keys):
             if number % 2 == 0:
-                left = _add(left, _hash(right, key, self._a), self._a)
+                _hash(right, key, self._a, hashed, spare)
+                _add(left, hashed, self._a, spare)
             else:
-                right = _add(right, _hash(left, key, self._b), self._b)
-        left *= self._b
-        left += right
-        return left
+                _hash(left, key, self._b, hashed, spare)
+                _add(right, hashed, self._b, spare)
+        np.multiply(left, self._b, out=x)
+        x += right
 
 
-def _add(x: UInt64Array, y: UInt64Array, modulus: np.uint64) -> UInt64Array:
-    """Return x + y mod modulus for x, y below it: the wrapped difference is huge where none is due."""
-    x = x + y
-    reduced: UInt64Array = np.minimum(x, x - modulus)
-    return reduced
+def _add(x: UInt64Array, y: UInt64Array, modulus: np.uint64, spare: UInt64Array) -> None:
+    """Make x + y mod modulus of x, both below it: the wrapped difference is huge where none is due."""
+    x += y
+    np.subtract(x, modulus, out=spare)
+    np.minimum(x, spare, out=x)
 
 
-def _hash(x: UInt64Array, key: np.uint64, modulus: np.uint64) -> UInt64Array:
-    """Return a keyed hash in [0, modulus), modulus at most 2**32, by multiply-high (Lemire, 2019)."""
-    x = x ^ key
-    x *= np.uint64(0x9E3779B97F4A7C15)
-    x ^= x >> np.uint64(32)
-    x *= np.uint64(0xD6E8FEB86659FD93)
-    x >>= np.uint64(32)
-    x *= modulus
-    x >>= np.uint64(32)
-    return x
+def _hash(x: UInt64Array, key: np.uint64, modulus: np.uint64, out: UInt64Array, spare: UInt64Array) -> None:
+    """Write a keyed hash in [0, modulus), modulus at most 2**32, by multiply-high (Lemire, 2019)."""
+    np.bitwise_xor(x, key, out=out)
+    out *= np.uint64(0x9E3779B97F4A7C15)
+    np.right_shift(out, np.uint64(32), out=spare)
+    out ^= spare
+    out *= np.uint64(0xD6E8FEB86659FD93)
+    out >>= np.uint64(32)
+    out *= modulus
+    out >>= np.uint64(32)
