@@ -19,7 +19,7 @@ from loaderkit.seeding import Int64Array, UInt64Array, derive_seed
 SMALL = 1 << 20
 ROUNDS = 6  # with 3 or 4 the displacement test fails
 _LARGE = 1 << 16  # from here on drawing one takes longer than handing that to a thread
-_BLOCK = 1 << 17  # positions at a time: the temporaries stay in a core's cache, and threads seldom wait for each other
+_BLOCK = 1 << 17  # positions at a time: the temporaries stay in caches, and threads seldom have to wait for each other
 
 
 def permute(positions: Int64Array, size: int, seed: int, epoch: int, cache: dict[int, Any]) -> Int64Array:
@@ -99,9 +99,8 @@ class _Feistel:
 
     def at(self, positions: Int64Array) -> Int64Array:
         result = positions.astype(np.uint64)
-        room = np.empty(
-            (4, min(_BLOCK, len(result))), dtype=np.uint64
-        )  # made once: memory that is new takes longer than the arithmetic
+        # Made once: to touch memory that is new takes longer than the arithmetic.
+        room = np.empty((4, min(_BLOCK, len(result))), dtype=np.uint64)
         for start in range(0, len(result), _BLOCK):
             block = result[start : start + _BLOCK]
             self._encrypt(block, room)

@@ -154,9 +154,8 @@ class BatchPlan(Plan):
             positions, look_up = stretch
             keys = map(BatchKey, repeat(cursor.epoch), positions, look_up().reshape(positions.shape))
             yield next(keys)
-            stretch = next(
-                stretches, None
-            )  # who asks for a second batch will want the others: they may be looked up meanwhile
+            # Who asks for a second batch will want the others: they may be looked up meanwhile.
+            stretch = next(stretches, None)
             if is_first:
                 self.order.prepare(cursor.epoch + 1)
                 is_first = False
@@ -183,7 +182,7 @@ class BatchPlan(Plan):
                 look_up = partial(self.order.indices, cursor.epoch, samples, end)
             else:
                 look_up = partial(self.order.at, cursor.epoch, positions.reshape(-1))
-            yield positions, Ahead(look_up).result if in_thread else look_up
+            yield positions, Ahead(look_up).result if in_thread and count > 1 else look_up
             samples += count * step
             left -= count
             if not in_thread and self.order.is_dear:  # the first ones were wanted at once

@@ -29,7 +29,7 @@ _MIX = (
 _MIX_ONE = tuple((int(shift), int(factor)) for shift, factor in _MIX)
 _WORD = 2**64 - 1
 _FEW = 8  # words that take less time one by one
-_BLOCK = 1 << 17  # words at a time: the temporaries stay in a core's cache
+_BLOCK = 1 << 14  # words at a time: the temporaries stay in a core's cache
 
 
 @functools.lru_cache(maxsize=256, typed=True)
