@@ -75,7 +75,6 @@ def main() -> None:
     makes |= {name: partial(epochs, make) for name, make in loaders.items()}
     makes |= others(job, 0) | {f"{name}, 2 workers": make for name, make in others(job, 2).items()}
     slow = {name: 10 for name in makes if not name.startswith("lk.")} | {ALONE: 1, LOOP: 1}
-    slow |= {name: 4 for name in makes if name.startswith("lk.") and "2 workers" in name}
     found = interleave_apart(
         makes, rounds=3 if options.quick else 21, limit_s=150, seldom=slow, turn_s=90, label=f"{size:,} rows"
     )
