@@ -8,9 +8,10 @@ from typing import Any, Protocol
 from torch import device as torch_device  # `torch` is a module of this package
 
 from loaderkit.config import LoaderConfig
-from loaderkit.engine.auto import MEASURED, AutoEngine, TimedFeed
+from loaderkit.engine.auto import MEASURED, AutoEngine
 from loaderkit.engine.description import Description
 from loaderkit.engine.inline import InlineEngine
+from loaderkit.engine.timed import TimedFeed
 from loaderkit.engine.torch import TorchEngine
 from loaderkit.feed import Feed
 from loaderkit.plan import BatchKey

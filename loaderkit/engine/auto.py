@@ -1,17 +1,15 @@
 """The engine that measures where a batch costs this process less: made here, or received from a worker."""
 
-import dataclasses
 import operator
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import numpy as np
-import torch.utils.data as torch_data
-from torch.utils.data._utils import worker as torch_worker
 
 from loaderkit.datasets.array import in_memory
 from loaderkit.engine.inline import InlineEngine
+from loaderkit.engine.timed import Timed
 from loaderkit.feed import Feed
 from loaderkit.plan import BatchKey
 from loaderkit.transfer import pin
@@ -32,41 +30,6 @@ _STEADY = 50  # batches
 _SMALL_S = 0.0005
 
 _END: Any = object()
-
-# A batch, the seconds that it took its worker to make it, and whether the data wants to know which worker reads it. A plain
-# tuple: the ring takes it apart quickest.
-Timed = tuple[Any, float, bool]
-
-
-class TimedFeed(Feed):
-    """A feed in a worker that takes the time."""
-
-    @classmethod
-    def of(cls, feed: Feed) -> "TimedFeed":
-        """Make one that reads the same."""
-        return cls(**{field.name: getattr(feed, field.name) for field in dataclasses.fields(feed) if field.init})
-
-    def read(self, key: BatchKey) -> Any:
-        """Return the key's batch with its time."""
-        info: Any = torch_data.get_worker_info()
-        if type(info) is not _WatchedInfo:
-            info = _WatchedInfo(info)
-            torch_worker._worker_info = info
-        start = time.perf_counter()
-        batch = super().read(key)
-        return batch, time.perf_counter() - start, info.asked
-
-
-class _WatchedInfo:
-    """Stands in for what `get_worker_info()` returns, and takes note when data asks for more than whether there is one."""
-
-    def __init__(self, info: Any) -> None:
-        self._info, self.asked = info, False
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._info, name)
-        self.asked = self.asked or name != "writes_into_slots"  # our own question
-        return value
 
 
 class AutoEngine:

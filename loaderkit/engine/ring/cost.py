@@ -35,7 +35,7 @@ def handing_over_s(batch: Any, key: BatchKey) -> float:
             written = write(batch, slots, 0)
             if written.image is not None:
                 return math.inf
-            answer = ANSWER.pack(number, 0, len(task), 0, 0, 0) + written.structure
+            answer = ANSWER.pack(number, 0, len(task), 0, 0, 0, 0.0, False) + written.structure
             os.write(writing, answer[:4096])  # more would fill the pipe
             poll.poll()
             os.read(reading, 1 << 16)

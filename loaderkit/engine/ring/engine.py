@@ -9,6 +9,7 @@ from loaderkit.engine.ring.messages import Answer, pack_key
 from loaderkit.engine.ring.pins import cuda_runtime
 from loaderkit.engine.ring.starting import Workers
 from loaderkit.engine.ring.team import Team, WorkerDied
+from loaderkit.engine.timed import Timed, TimedFeed
 from loaderkit.feed import Feed
 from loaderkit.plan import BatchKey
 from loaderkit.process import process_id
@@ -122,6 +123,7 @@ class _Run:
 
     def __init__(self, engine: RingEngine, team: Team, keys: Iterator[BatchKey]) -> None:
         self._engine, self._team, self._keys = engine, team, keys
+        self._timed = isinstance(engine._feed, TimedFeed)
         self._first = self._next = self._submitted = engine._numbers
         self._answers: dict[int, Answer] = {}
         self._over = False
@@ -163,7 +165,7 @@ class _Run:
         except BaseException:
             self.end(failed=True)
             raise
-        return batch
+        return Timed(batch, answer.making_s, answer.asked) if self._timed else batch
 
     def _submit(self) -> None:
         """Have as many tasks under way as there are places for."""

@@ -20,6 +20,7 @@ from torch.utils.data._utils import worker as torch_worker
 from loaderkit.engine.ring.layout import write
 from loaderkit.engine.ring.messages import ANSWER, FAILED, IN_PIPE, IN_SLOT, LEFT, TASK, unpack_key
 from loaderkit.engine.ring.slots import STOP, Slots
+from loaderkit.engine.timed import Timed
 from loaderkit.feed import Feed
 from loaderkit.seeding import derive_seed
 from loaderkit.threads import limit_threads
@@ -98,12 +99,15 @@ class Worker:
 
     def _answer(self, number: int, slot: int, size: int, failed: bytes | None) -> Sequence[Any]:
         if number < self.slots.wanted:
-            return (ANSWER.pack(number, slot, LEFT, 0, 0, 0),)
+            return (ANSWER.pack(number, slot, LEFT, 0, 0, 0, 0.0, False),)
         if failed is None:
             key = unpack_key(self.slots.key(slot, size))
             doing = "made"
             try:
                 batch = self.feed.read(key)
+                making_s, asked = 0.0, False
+                if type(batch) is Timed:  # its numbers travel in the answer's head
+                    batch, making_s, asked = batch
                 doing = "sent"
                 structure, size, image = write(batch, self.slots, slot)
             except BaseException as error:
@@ -113,9 +117,10 @@ class Worker:
                 failed = _failure(error, f"in loader worker process {self.number}")
             else:
                 kind = IN_SLOT if image is None else IN_PIPE
-                head = ANSWER.pack(number, slot, kind, size, len(structure), 0 if image is None else size)
+                beside = 0 if image is None else size
+                head = ANSWER.pack(number, slot, kind, size, len(structure), beside, making_s, asked)
                 return (head + structure,) if image is None else (head + structure, image)
-        return (ANSWER.pack(number, slot, FAILED, 0, len(failed), 0) + failed,)
+        return (ANSWER.pack(number, slot, FAILED, 0, len(failed), 0, 0.0, False) + failed,)
 
 
 class _SlotWorkerInfo(torch_worker.WorkerInfo):
