@@ -9,7 +9,7 @@ batches of indices, as tensors, wherever they take them. grain's batches are lef
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -242,6 +242,7 @@ def compare(
     limit_s: float,
     bare: Epoch,
     columns: Row | None = None,
+    more: Mapping[str, Make] | None = None,
     alone: bool = False,
     anew: bool = False,
 ) -> list[Row]:
@@ -255,6 +256,7 @@ def compare(
         bare: The same work without a loader, in one process; its time is divided by the number of workers, unless the work
             is a gather.
         columns: That come before the others.
+        more: Contenders beside these.
         alone: Without the other peers.
         anew: Each turn in a process of its own, whose heap is another one.
     """
@@ -262,6 +264,7 @@ def compare(
         import_peers()
     makes: dict[str, Make] = {BARE: lambda _: bare, LOADER: partial(ours, job, workers, "auto")}
     makes |= {RING: partial(ours, job, workers, "ring")} if workers else {}
+    makes |= more or {}
     makes[REFERENCE] = partial(by_torch, job, workers, DataLoader)
     if not alone:
         makes |= {STATEFUL: partial(by_torch, job, workers, StatefulDataLoader)} | others(job, workers)

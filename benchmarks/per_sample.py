@@ -1,26 +1,30 @@
 """Samples that cost something each: seeding every one of them, against a DataLoader that seeds none.
 
 A sample is a numpy computation of 10 to 1,000 us, batches of 32, shuffled, with 0 and 2 workers; at 100 us beside the other
-peers. The reference is the DataLoader with as many workers; the limit is a loop over the dataset, without
+peers. They draw nothing; lk.Loader seeds them all the same, unless the dataset says so by `draws_nothing`. The reference is the DataLoader with as many workers; the limit is a loop over the dataset, without
 any loader and without collating (with 2 workers: half of it).
 """
 
+import copy
 import time
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from contenders import BARE, LOADER, REFERENCE, Job, colour_of, compare
+from contenders import BARE, LOADER, REFERENCE, Job, colour_of, compare, ours
 from harness import Row, drain, parse_options, report
 from torch import Tensor
 
 BATCH = 32
+UNSEEDED = f"{LOADER}, draws_nothing"
 TARGET_US = 100
 
 
 class Computed:
     """Samples that take the same time each, calibrated when the dataset is made."""
+
+    draws_nothing = False
 
     def __init__(self, size: int, sample_us: float) -> None:
         self._size = size
@@ -56,6 +60,8 @@ def main() -> None:
             seconds = 0.05 if options.quick else 0.25
             size = round(seconds * max(1, workers) / (sample_us * 1e-6) / BATCH + 1) * BATCH
             data, at_target = Computed(size, sample_us), sample_us == TARGET_US
+            said = copy.copy(data)
+            said.draws_nothing = True
             rows += compare(
                 Job(dataset=data, batch_size=BATCH),
                 workers,
@@ -63,6 +69,7 @@ def main() -> None:
                 limit_s=45 if at_target else 10,
                 bare=partial(run, data),
                 columns={"sample_us": sample_us},
+                more={UNSEEDED: partial(ours, Job(dataset=said, batch_size=BATCH), workers, "auto")},
                 alone=not at_target,
             )
     report("per_sample", rows, options, lambda figure: draw(figure, rows), height=7)
@@ -76,10 +83,10 @@ def draw(figure: Any, rows: list[Row]) -> None:
     lines, bars = figure.subplots(2, 2, sharey="row", height_ratios=(3, 4))
     column = "throughput_ratio_to_reference"
     for axes, workers in zip(lines, (0, 2), strict=True):
-        for name in (REFERENCE, LOADER):
+        for name, style in ((REFERENCE, "o-"), (LOADER, "o-"), (UNSEEDED, "o--")):
             line = [row for row in rows if row["contender"] == name and row["workers"] == workers]
             costs, values = [row["sample_us"] for row in line], [row[column] for row in line]
-            axes.plot(costs, values, "o-", color=colour_of(name), label=name)
+            axes.plot(costs, values, style, color=colour_of(name), label=name)
             if name == LOADER:
                 for cost, value in zip(costs, values, strict=True):
                     axes.annotate(
@@ -94,7 +101,8 @@ def draw(figure: Any, rows: list[Row]) -> None:
         axes.set_xscale("log")
         axes.set_xlabel("cost of a sample (us, log scale)")
         axes.set_title(f"{workers} workers", loc="left")
-        axes.set_ylim(0, 1.3 * max(row[column] for row in rows if row["contender"] in (LOADER, REFERENCE)))
+        drawn = (REFERENCE, LOADER, UNSEEDED)
+        axes.set_ylim(0, 1.3 * max(row[column] for row in rows if row["contender"] in drawn))
     lines[0].set_ylabel("throughput over DataLoader's\n(more is better)")
     lines[0].legend(loc="upper left", frameon=False)
     names = list(dict.fromkeys(row["contender"] for row in rows if row["contender"] != BARE))
@@ -112,7 +120,11 @@ def draw(figure: Any, rows: list[Row]) -> None:
     bars[0].set_yticks(range(len(names)), names)
     bars[0].invert_yaxis()
     bars[0].set_xlabel("throughput over DataLoader's (more is better)")
-    figure.suptitle(f"torch, numpy and random seeded for each sample, batches of {BATCH}", x=0.01, ha="left")
+    figure.suptitle(
+        f"Samples that cost something, batches of {BATCH}: torch, numpy and random seeded for each, or not",
+        x=0.01,
+        ha="left",
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Every workload of the suite by every loader, in one table and one picture: speed over loaderkit's.
 
 Reads the CSV files of the other scripts and writes `summary.csv` and `summary.png`. A cell is how fast a loader is, in times of lk.Loader with
-default settings (`engine="auto"`; the ring where a worker's transport is what is measured): below 1, loaderkit is ahead. Of data on
-disk it is an epoch after the first. Of a loader that can be used in several ways, threads or processes, the fastest counts. Cells that were not measured are empty: no such job for
+default settings (`engine="auto"`; the ring where a worker's transport is what is measured; in two lines its dataset says that it draws
+nothing): below 1, loaderkit is ahead. Of data on disk it is an epoch after the first. Of a loader that can be used in several ways, threads or processes, the fastest counts. Cells that were not measured are empty: no such job for
 that loader, or it was not installed. The geometric means are those of loaderkit's speed over DataLoader's.
 """
 
@@ -74,6 +74,13 @@ def workloads() -> list[Workload]:
                 file="per_sample",
                 column="us_per_sample",
                 where=where | {"sample_us": "100"},
+            ),
+            Workload(
+                name=f"100 us a sample that draws nothing{end}",
+                file="per_sample",
+                column="us_per_sample",
+                where=where | {"sample_us": "100"},
+                ours="lk.Loader, draws_nothing",
             ),
             Workload(name=f"JPEGs in memory, augmented{end}", file="pictures", column="us_per_sample", where=where),
             Workload(name=f"windows of tokens{end}", file="tokens", column="us_per_sample", where=where),

@@ -108,6 +108,17 @@ def of_samples(folder: Path) -> Iterator[Line]:
             f"{number(ours['us_per_sample'])} against {number(theirs['us_per_sample'])} us a sample",
             "per_sample",
         )
+    said = [
+        pick(rows, contender="lk.Loader, draws_nothing", workers=workers, sample_us="100") for workers in ("0", "2")
+    ]
+    shares = [number(row["throughput_ratio_to_reference"], " x") for row in said]
+    limits = [number(row["throughput_ratio_to_limit"], " x") for row in said]
+    yield (
+        "The same where the dataset says that it draws nothing, 0 and 2 workers: throughput over `DataLoader`'s",
+        f"**{', '.join(shares)}**",
+        f"over a bare loop's: {', '.join(limits)}",
+        "per_sample",
+    )
 
 
 def of_resume(folder: Path) -> Iterator[Line]:

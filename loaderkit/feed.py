@@ -15,7 +15,7 @@ from loaderkit.datasets.base import draws_nothing, reads_batches, reads_columns,
 from loaderkit.order import Order
 from loaderkit.overrides import passes_over
 from loaderkit.plan import BatchKey
-from loaderkit.seeding import Int64Array, SampleSeeds, hash_positions
+from loaderkit.seeding import Int64Array, SampleSeeds, Unseeded, hash_positions
 
 if TYPE_CHECKING:
     from loaderkit.repair import Repair
@@ -85,35 +85,37 @@ class Feed:
             except Exception as error:
                 return self._mend_whole(key, error)
             return batch if self.collate_fn is None else self._collate_whole(batch, key.indices.tolist(), key.rows)
-        if self.collate_fn is None and self.batched and draws_nothing(self.dataset):
-            # Generators need not be ours.
-            return self._make_of_columns(key) if self._columns and key.rows is None else self._make(key, None)
-        in_worker = torch_data.get_worker_info() is not None
-        words = hash_positions(key.positions, "sample", self.seed, key.epoch)
-        with SampleSeeds(words, restore=not in_worker) as seeds:
+        quiet = draws_nothing(self.dataset)
+        with Unseeded(len(key.indices)) if quiet else self._seeds(key.epoch, key.positions) as seeds:
+            if quiet and self._columns and self.collate_fn is None and self.batched and key.rows is None:
+                return self._make_of_columns(key, seeds)
             return self._make(key, seeds)
 
-    def _make_of_columns(self, key: BatchKey) -> Any:
+    def _seeds(self, epoch: int, positions: Int64Array) -> SampleSeeds:
+        in_worker = torch_data.get_worker_info() is not None
+        return SampleSeeds(hash_positions(positions, "sample", self.seed, epoch), restore=not in_worker)
+
+    def _make_of_columns(self, key: BatchKey, seeds: SampleSeeds) -> Any:
         indices = key.indices.tolist()
         try:
             found = self.dataset.read_columns(indices)
         except Exception as error:
-            return self._make(key, None, error)
+            return self._make(key, seeds, error)
         return self._named(stack_columns if isinstance(found, dict) else stack, indices, found)
 
-    def _make(self, key: BatchKey, seeds: SampleSeeds | None, failed: Exception | None = None) -> Any:
+    def _make(self, key: BatchKey, seeds: SampleSeeds, failed: Exception | None = None) -> Any:
         """Make a batch of samples, also where reading it as columns failed."""
         samples: list[Any]
         repair: Repair | None
         try:
             if failed is not None:
                 samples, repair = self._mend_many(key, seeds, failed)
-            elif seeds is None or self._many:
+            elif self._many:
                 samples, repair = self._read_many(key, seeds)
             else:
                 samples, repair = self._read_each(key, seeds)
         except Exception as error:
-            _note(error, key, None if seeds is None else seeds.row)
+            _note(error, key, seeds.row)
             raise
         indices = key.indices.tolist() if repair is None else repair.indices
         if len(samples) != len(indices):
@@ -121,13 +123,16 @@ class Feed:
                 f"{type(self.dataset).__name__}.__getitems__ returned {len(samples)} samples for {len(indices)} "
                 "indices, wanted one for each."
             )
-        if not self.batched:
-            batch = samples[0] if self.collate_fn is None else self.collate_fn(samples[0])
+        bounds = key.rows if key.rows is None or repair is None else np.searchsorted(repair.rows, key.rows)
+        if self.collate_fn is None:  # stacking draws nothing
+            batch = self._collate(samples, indices, bounds) if self.batched else samples[0]
+        elif isinstance(seeds, Unseeded):
+            with self._seeds(key.epoch, key.positions[:1]) as own:
+                if not self.batched:
+                    own.enter(0)
+                batch = self._collate_seeded(samples, indices, bounds, own)
         else:
-            if self.collate_fn is not None and seeds is not None:
-                seeds.enter_batch()  # stacking draws nothing
-            bounds = key.rows if key.rows is None or repair is None else np.searchsorted(repair.rows, key.rows)
-            batch = self._collate(samples, indices, bounds)
+            batch = self._collate_seeded(samples, indices, bounds, seeds)
         return batch if repair is None else repair.report(batch)
 
     def _mend_whole(self, key: BatchKey, error: Exception) -> Any:
@@ -142,15 +147,14 @@ class Feed:
             batch = self._collate_whole(batch, repair.indices, bounds)
         return repair.report(batch)
 
-    def _read_many(self, key: BatchKey, seeds: SampleSeeds | None) -> "tuple[list[Any], Repair | None]":
+    def _read_many(self, key: BatchKey, seeds: SampleSeeds) -> "tuple[list[Any], Repair | None]":
         try:
-            if seeds is not None:
-                seeds.enter_batch()
+            seeds.enter_batch()
             return list(self.dataset.__getitems__(key.indices.tolist())), None
         except Exception as error:
             return self._mend_many(key, seeds, error)
 
-    def _mend_many(self, key: BatchKey, seeds: SampleSeeds | None, error: Exception) -> "tuple[list[Any], Repair]":
+    def _mend_many(self, key: BatchKey, seeds: SampleSeeds, error: Exception) -> "tuple[list[Any], Repair]":
         repair = self._repair(key)
         return repair.together(error, partial(self._read_rows, seeds)), repair
 
@@ -175,9 +179,7 @@ class Feed:
         seeds.enter(row)
         return self.dataset[index]
 
-    def _read_rows(self, seeds: SampleSeeds | None, rows: Sequence[int], indices: Sequence[int]) -> list[Any]:
-        if seeds is None:
-            return list(self.dataset.__getitems__(list(indices)))
+    def _read_rows(self, seeds: SampleSeeds, rows: Sequence[int], indices: Sequence[int]) -> list[Any]:
         with seeds.part(None, rows):
             seeds.enter_batch()
             return list(self.dataset.__getitems__(list(indices)))
@@ -186,6 +188,14 @@ class Feed:
         from loaderkit.repair import Repair  # few need it, and its import takes time
 
         return Repair(self.bad_samples, key, self.seed, self.order, self.lengths)
+
+    def _collate_seeded(
+        self, samples: list[Any], indices: list[int], bounds: Int64Array | None, seeds: SampleSeeds
+    ) -> Any:
+        if not self.batched:
+            return self.collate_fn(samples[0])  # type: ignore[misc]  # only where there is one
+        seeds.enter_batch()
+        return self._collate(samples, indices, bounds)
 
     def _collate(self, samples: list[Any], indices: list[int], bounds: Int64Array | None) -> Any:
         if bounds is not None:  # rows of several samples each; a row of which nothing is left goes, too

@@ -44,7 +44,8 @@ class Loader:
 
     Args:
         dataset: Anything with `__len__` and `__getitem__` (`__getitems__` is used
-            where there is one), a StreamDataset, or an IterableDataset.
+            where there is one), a StreamDataset, or an IterableDataset. One whose attribute `draws_nothing` is true
+            is read without seeding its samples.
         batch_size: Samples a batch and rank. None: each sample as it is.
         shuffle: A new order each epoch, a function of (seed, epoch) alone: Shuffled,
             or a ShardOrder with a block of one batch where the dataset has `shard_sizes`.

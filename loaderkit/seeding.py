@@ -199,6 +199,25 @@ def _new_turn() -> None:
 os.register_at_fork(after_in_child=_new_turn)  # the thread that has the turn is not in the child
 
 
+class Unseeded(SampleSeeds):
+    """Stands in for the seeds of samples that draw nothing, as their dataset says: the generators are left to the caller."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__(np.zeros(samples, dtype=np.uint64), restore=False)
+
+    def enter(self, row: int) -> None:
+        self.row = self._rows[row]
+
+    def enter_batch(self) -> None:
+        self.row = None
+
+    def rng(self) -> np.random.Generator:
+        raise RuntimeError(
+            "sample_rng: the dataset says draws_nothing, so that its samples are read without seeds. Leave that out of a dataset "
+            "that draws."
+        )
+
+
 class _NoWords:
     state: ClassVar[dict[str, Any]] = {"bit_generator": ""}
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data as torch_data
-from drawing import Drawing, DrawingFrom, add_draws, draws, equal, generator_states
+from drawing import Drawing, DrawingFrom, add_draws, drawing_collate, draws, equal, generator_states
 
 import loaderkit as lk
 from loaderkit.collate import CollateError
@@ -281,22 +281,101 @@ def test_interrupted_reads_leave_the_callers_generators_alone() -> None:
     assert equal(draws(), wanted)
 
 
-class Quiet(Drawing):
+class Untrue:
     """Says that it draws nothing, and does: to see whether it is seeded."""
 
+    draws_nothing = True
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> float:
+        return float(torch.rand(()))
+
+
+class UntrueMany(Untrue):
     draws_nothing = True
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[index] for index in indices]
 
 
-def test_a_dataset_that_draws_nothing_is_read_without_seeds() -> None:
-    """And a collate of one's own still is seeded, as it may draw."""
+@pytest.mark.parametrize("dataset", [Untrue(), UntrueMany(), SubsetDataset(Untrue(), range(8))])
+def test_a_dataset_that_draws_nothing_is_read_without_seeds(dataset: Any) -> None:
     key = BatchPlan(order=lk.Sequential(8), batch_size=4, world=lk.World(0, 1)).batch(Cursor(), 0)
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    Feed(Quiet(8), None, 0).read(key)
+    Feed(dataset, None, 0).read(key)
     assert not torch.equal(torch.get_rng_state(), before)
-    before = torch.get_rng_state()
-    Feed(Quiet(8), list, 0).read(key)
-    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_false_word_is_found_by_the_laws() -> None:
+    with pytest.raises(lk.testing.LawError):
+        lk.testing.assert_resumable(lambda: lk.Loader(Untrue(), 4), epochs=1, stops=[1])
+
+
+class Still:
+    """Samples that draw nothing, which is not said."""
+
+    def __init__(self, bad: int = -1) -> None:
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+        if index == self.bad:
+            raise ValueError("bad")
+        return index, torch.full((3,), index)
+
+
+class StillSaid(Still):
+    draws_nothing = True
+
+
+class StillMany(StillSaid):
+    draws_nothing = True
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_workers": 2, "engine": "ring"}])
+@pytest.mark.parametrize(
+    ("batch_size", "collate"), [(4, None), (4, drawing_collate), (1, None), (None, None), (None, add_draws)]
+)
+@pytest.mark.parametrize("bad", [-1, 7])
+@pytest.mark.parametrize("kind", [StillSaid, StillMany])
+def test_to_say_that_nothing_is_drawn_changes_no_batch(
+    kind: type, bad: int, batch_size: Any, collate: Any, settings: Any
+) -> None:
+    """Nor what a collate draws, nor the caller's generators."""
+
+    def batches(dataset: Any) -> list[str]:
+        loader = lk.Loader(
+            dataset, batch_size, shuffle=True, collate_fn=collate, bad_samples=lk.BadSamples("replace"), **settings
+        )
+        return [str(batch) for batch in loader]
+
+    before = generator_states()
+    assert batches(kind(bad)) == batches(Still(bad))
+    assert equal(generator_states(), before)
+
+
+@pytest.mark.parametrize("dataset", [StillSaid(7), StillMany(7)])
+def test_an_error_of_a_dataset_that_draws_nothing_names_the_sample(dataset: Any) -> None:
+    with pytest.raises(ValueError, match="bad") as caught:
+        list(lk.Loader(dataset, 4))
+    found = "sample 7" if type(dataset) is StillSaid else "samples 4, 5, 6, 7"
+    assert f"raised while reading {found} (epoch 0" in "".join(caught.value.__notes__)
+
+
+def test_a_dataset_that_draws_nothing_gets_no_generator() -> None:
+    class Asks(Still):
+        draws_nothing = True
+
+        def __getitem__(self, index: int) -> float:  # type: ignore[override]
+            return lk.sample_rng().random()
+
+    with pytest.raises(RuntimeError, match=r"the dataset says draws_nothing.*Leave that out"):
+        list(lk.Loader(Asks(), 4))

@@ -49,12 +49,11 @@ def reads_columns(dataset: Any) -> bool:
 
 
 def draws_nothing(dataset: Any) -> bool:
-    """Say whether `dataset.__getitems__` surely draws no random numbers: `dataset.draws_nothing` is true.
+    """Say whether reading samples surely draws no random numbers, nor asks for `lk.sample_rng()`: `dataset.draws_nothing` is true.
 
     A class that reads samples in a way of its own has to say so itself.
     """
-    said = getattr(dataset, "draws_nothing", False) is True and not passes_over(dataset, "draws_nothing", _ALL)
-    return said and reads_many(dataset)
+    return getattr(dataset, "draws_nothing", False) is True and not passes_over(dataset, "draws_nothing", _ALL)
 
 
 def reads_many(dataset: Any) -> bool:
