@@ -5,7 +5,7 @@ workers are forked, the pass is shuffled, in batches of 1,024, and a batch keeps
 unique set sizes (Private_Clean and Private_Dirty of smaps_rollup) add up to at the end of the pass, over what they were after the first
 batch; `total` is the growth of the proportional set sizes of all processes, the main one and shared memory included, and `whole` what these
 are at the end of the pass, over what the one process had before it made the records.
-`records` is what the list of dicts itself takes. Medians of three runs, in turn.
+`records` is what the list of dicts itself takes. Medians of five runs, in turn.
 """
 
 import gc
@@ -129,7 +129,7 @@ def children() -> list[int]:
 
 def main() -> None:
     options = parse_options(__doc__)
-    count, repeats = (20 * BATCH, 1) if options.quick else (1_000_000, 3)
+    count, repeats = (20 * BATCH, 1) if options.quick else (1_000_000, 5)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
     for name in [*CONTENDERS] * repeats:
         begun = time.monotonic()

@@ -167,5 +167,7 @@ def test_a_loader_that_is_left_or_forked_in_an_epoch_goes_on() -> None:
         assert right and os.waitpid(child, 0)[1] == 0
         next(iter(loader))
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
+    # From 3.12 on Python warns of any fork beside a thread.
+    command = [sys.executable, "-W", "ignore:.*multi-threaded:DeprecationWarning", "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")

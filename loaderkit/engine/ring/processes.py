@@ -51,7 +51,7 @@ class Processes:
     def start(self, process: Any) -> None:
         """Start a worker, and watch it."""
         self.processes.append(process)  # first: it may be started, and this interrupted
-        with _interrupted_later():
+        with _Turn.lock, _interrupted_later():
             process.start()
         try:
             # Better than multiprocessing's pipe, which any process that the worker forks keeps open.
@@ -122,6 +122,19 @@ class Processes:
                 process.join(1)
             with contextlib.suppress(ValueError):  # it does not end: the kernel holds it
                 process.close()
+
+
+class _Turn:
+    """To start a process: some modules refuse a fork while another thread is in the middle of one (filelock, which torch imports)."""
+
+    lock = threading.Lock()
+
+    @classmethod
+    def reset(cls) -> None:
+        cls.lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_Turn.reset)  # the thread that has it may not be in the child
 
 
 @contextlib.contextmanager
