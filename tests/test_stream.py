@@ -10,9 +10,13 @@ import torch
 from drawing import drawing_collate, draws, equal
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data._utils.pin_memory import pin_memory as torch_pin_memory
 
 import loaderkit as lk
+from loaderkit.engine.torch import Hidden
 from loaderkit.stream import merge_states
+from loaderkit.stream.lane import Place
+from loaderkit.stream.run import Item
 from loaderkit.testing import (
     assert_epochs_differ,
     assert_generators_untouched,
@@ -145,6 +149,32 @@ def test_workers_dont_matter(workers: int, settings: dict[str, Any]) -> None:
         assert len(wanted) > 5
         assert equal(got, wanted)
         assert other.state_dict() == mine.state_dict()
+
+
+def test_pinning_leaves_places_and_states_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> list[Any]:
+        loader = make_loader([9, 0, 14, 3])
+        return [(batch, loader.state_dict()) for _ in range(2) for batch in loader]
+
+    pinned: list[torch.Tensor] = []
+
+    def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
+        pinned.append(tensor)
+        return tensor.clone()
+
+    wanted = run()
+    assert len(wanted) >= 14
+    monkeypatch.setattr("loaderkit.stream.run.should_pin", lambda *_: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    assert equal(run(), wanted)
+    assert len(pinned) >= len(wanted)
+
+
+def test_the_thread_that_pins_leaves_places_alone() -> None:
+    """It has a worker's items, and pins what hides them."""
+    item = Item(0, Place(cycle=2), 4, None)
+    (hidden,) = torch_pin_memory([Hidden(item)])
+    assert equal(hidden.content, item)
 
 
 @pytest.mark.parametrize("stop", range(1, 12))
