@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loaderkit.transfer import to_device
+from loaderkit.transfer import pin_tensor, to_device
 
 # Host batches that wait for their copies before the host waits too. It is some steps ahead of the device then, which has
 # enough to do; without a limit a host that does nothing but queue work would fill the memory with them.
@@ -49,7 +49,7 @@ class Cuda:
 
     def pinned(self, tensor: Tensor) -> Tensor:
         """Return a tensor in page-locked memory; torch keeps what it has allocated there until its copies are done."""
-        return tensor if tensor.is_pinned() else tensor.pin_memory()
+        return pin_tensor(tensor)
 
     def empty_like(self, tensor: Tensor) -> Tensor:
         return torch.empty_like(tensor, device=self.device)

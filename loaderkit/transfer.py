@@ -25,12 +25,24 @@ def should_pin(pin_memory: bool | str, device: torch.device | None) -> bool:
     if device is None:
         device = torch.accelerator.current_accelerator(check_available=True)
     on_cuda = device is not None and device.type == "cuda" and torch.cuda.is_available()
-    return on_cuda and bool(pin_memory)
+    return on_cuda and bool(pin_memory) and not _is_shut_out()
 
 
 def pin(batch: Any) -> Any:
-    """Copy a batch's tensors to page-locked memory; custom types by their own `pin_memory()`."""
-    return _map_tensors(batch, lambda tensor: tensor.pin_memory(), "pin_memory")
+    """Copy a batch's tensors to page-locked memory; custom types by their own `pin_memory()`.
+
+    Tensors on a device stay there, and batches stay as they are in a process that was forked from one that uses CUDA.
+    """
+    return batch if _is_shut_out() else _map_tensors(batch, pin_tensor, "pin_memory")
+
+
+def pin_tensor(tensor: Tensor) -> Tensor:
+    """Return a tensor in page-locked memory: itself, if it is there or on a device."""
+    if tensor.device.type != "cpu" or tensor.is_pinned():
+        return tensor
+    if tensor.layout == torch.strided and not tensor.is_nested and 0 in tensor.stride():
+        tensor = tensor.contiguous()  # torch keeps the strides, and can't write to what was expanded
+    return tensor.pin_memory()
 
 
 def to_device(batch: Any, device: torch.device | str, *, non_blocking: bool | None = None) -> Any:
@@ -57,6 +69,11 @@ def to_device(batch: Any, device: torch.device | str, *, non_blocking: bool | No
 def map_leaves(batch: Any, function: Callable[[Any], Any]) -> Any:
     """Apply a function to what `to_device` moves: tensors, and values of types with a method `to`."""
     return _map_tensors(batch, function, "to")
+
+
+def _is_shut_out() -> bool:
+    """Say whether CUDA can't be used here because this process was forked from one that does."""
+    return bool(torch.cuda._is_in_bad_fork())
 
 
 def _map_tensors(batch: Any, function: Callable[[Any], Any], method: str) -> Any:

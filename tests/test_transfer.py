@@ -163,6 +163,57 @@ def test_batches_are_pinned_for_cuda_alone(
     assert should_pin(False, target) is False
 
 
+def torchs_pin_memory(tensor: Tensor) -> Tensor:
+    """Torch's `pin_memory`, in ordinary memory: it refuses what torch refuses."""
+    assert tensor.device.type == "cpu", "only dense CPU tensors can be pinned"
+    end = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    place = torch.UntypedStorage(end * tensor.element_size() if tensor.numel() else 0)
+    return torch.empty(0, dtype=tensor.dtype).set_(place, 0, tensor.shape, tensor.stride()).copy_(tensor)  # type: ignore[call-overload,no-any-return]
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(5).expand(3, 5),
+        torch.ones(()).expand(4),
+        torch.arange(6).view(2, 3).t(),
+        torch.rand(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
+        torch.arange(20)[3:17:2],
+        torch.empty(0, 3),
+        torch.empty(0).expand(3, 0),
+        torch.tensor(1.0),
+    ],
+)
+def test_a_tensor_of_any_layout_can_be_pinned(tensor: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tensor, "pin_memory", torchs_pin_memory)
+    (pinned,) = pin([tensor])
+    assert torch.equal(pinned, tensor)
+    assert pinned.data_ptr() != tensor.data_ptr() or not tensor.numel()
+    if 0 not in tensor.stride():
+        assert pinned.stride() == tensor.stride()
+
+
+def test_a_tensor_on_a_device_is_not_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tensor, "pin_memory", torchs_pin_memory)
+    there, here = torch.empty(2, device="meta"), torch.ones(2)
+    pinned = pin({"there": there, "here": here})
+    assert pinned["there"] is there
+    assert pinned["here"] is not here
+
+
+def test_nothing_is_pinned_in_a_fork_of_a_process_that_uses_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA can't be used there; the loader may have been made before the fork, or behind it."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor + 100)
+    data = [torch.ones(1)] * 4
+    before = lk.Loader(data, 2)
+    assert [batch.tolist() for batch in before] == [[[101], [101]]] * 2
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    for loader in (before, lk.Loader(data, 2), lk.Loader(data, 2, pin_memory=True)):
+        assert [batch.tolist() for batch in loader] == [[[1], [1]]] * 2
+
+
 def test_pinning_is_on_off_or_auto() -> None:
     with pytest.raises(ValueError, match="pin_memory is 'maybe', wanted True, False or 'auto'"):
         should_pin("maybe", None)
