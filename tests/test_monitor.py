@@ -308,15 +308,21 @@ def test_on_a_device_that_runs_behind_only_its_own_idle_time_counts(
 
 @pytest.mark.gpu
 def test_on_cuda_waiting_counts_when_the_device_is_idle() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA")
-    data = torch.zeros(4096, 4096, device="cuda")
-    torch.cuda.synchronize()
-    for work, low, high in ((400, 0.0, 0.2), (1, 0.6, 1.0)):
+    """The host waits 4 ms for each batch; the device has work for 20 ms, or for next to nothing."""
+    large, small = (torch.zeros(size, size, device="cuda") for size in (2048, 8))
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    torch.mm(large, large)
+    begin.record()
+    for _ in range(20):
+        torch.mm(large, large)
+    end.record()
+    end.synchronize()
+    much = 1 + round(20 * 20 / begin.elapsed_time(end))
+    for data, products, low, high in ((large, much, 0.0, 0.2), (small, 1, 0.6, 1.0)):
         with lk.DataWaitMonitor(warn_above=None) as monitor:
             for _ in monitor.watch(lk.Loader(Slow(60, 0.004))):
-                for _ in range(work):
-                    data = data @ data
+                for _ in range(products):
+                    torch.mm(data, data)
         assert low <= monitor.share <= high
 
 

@@ -13,6 +13,7 @@ from leftovers import nothing_left
 
 import loaderkit as lk
 from loaderkit.engine.ring.engine import RingEngine
+from loaderkit.engine.ring.pins import cuda_runtime
 from loaderkit.feed import Feed
 from loaderkit.plan import BatchPlan
 
@@ -186,9 +187,27 @@ def test_a_forked_process_leaves_the_registrations_alone(monkeypatch: pytest.Mon
     assert cudart.registered == {}
 
 
+class Watched:
+    """CUDA's own runtime, and what it answered."""
+
+    def __init__(self) -> None:
+        self.runtime = cuda_runtime()
+        self.codes: dict[str, list[int]] = {"register": [], "unregister": []}
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+        self.codes["register"].append(int(self.runtime.cudaHostRegister(address, size, flags)))
+        return self.codes["register"][-1]
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        self.codes["unregister"].append(int(self.runtime.cudaHostUnregister(address)))
+        return self.codes["unregister"][-1]
+
+
 @pytest.mark.gpu
-def test_batches_in_slots_are_page_locked_and_copies_from_them_arrive_whole() -> None:
+def test_batches_in_slots_are_page_locked_and_copies_from_them_arrive_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device is kept busy, so that copies are queued when their batch is dropped and its slot is written anew."""
+    watched = Watched()
+    monkeypatch.setattr("loaderkit.engine.ring.engine.cuda_runtime", lambda: watched)
     data = [torch.full((1 << 20,), n) for n in range(64)]
     loader = lk.Loader(data, None, num_workers=2, engine="ring", device="cuda")
     arrived = []
@@ -197,7 +216,10 @@ def test_batches_in_slots_are_page_locked_and_copies_from_them_arrive_whole() ->
         for _ in range(4):
             busy = busy @ busy * 1e-3
         arrived.append(batch)
-    team: Any = loader._walk._engine._team  # type: ignore[attr-defined]
-    assert team is None or team.pins.why == ""
     assert len(arrived) == 64
     assert all((batch == n).all() for n, batch in enumerate(arrived))
+    assert loader.describe().pinned_why == "for CUDA"
+    del loader
+    gc.collect()
+    assert len(watched.codes["register"]) == len(watched.codes["unregister"]) > 0
+    assert not any(watched.codes["register"] + watched.codes["unregister"])
