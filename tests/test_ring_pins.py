@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from leftovers import nothing_left
 
 import loaderkit as lk
 from loaderkit.engine.ring.engine import RingEngine
-from loaderkit.engine.ring.pins import cuda_runtime
+from loaderkit.engine.ring.pins import Runtime, cuda_runtime
 from loaderkit.feed import Feed
 from loaderkit.plan import BatchPlan
 
@@ -26,8 +27,7 @@ class Cudart:
         self.calls: list[str] = []
         self.refuse_from = refuse_from
 
-    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
-        assert flags == 0
+    def register(self, address: int, size: int) -> int:
         assert all(address + size <= start or start + length <= address for start, length in self.registered.items())
         assert is_mapped(address, size)
         if len(self.calls) >= self.refuse_from:
@@ -36,7 +36,7 @@ class Cudart:
         self.registered[address] = size
         return 0
 
-    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+    def unregister(self, address: int) -> int:
         assert is_mapped(address, self.registered.pop(address))
         self.calls.append("unregister")
         return 0
@@ -73,10 +73,10 @@ def _nothing_is_left_behind() -> Iterator[None]:
 
 def make_engine(cudart: Any, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[RingEngine, list[Any]]:
     monkeypatch.setattr("loaderkit.engine.ring.engine.pin", copied)
-    monkeypatch.setattr("loaderkit.engine.ring.engine.cuda_runtime", lambda: cudart)
+    monkeypatch.setattr("loaderkit.engine.ring.engine.cuda_runtime", lambda device: cudart)
     feed = Feed(Rows(), None, 0, batched=False)
     settings = {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True} | settings
-    engine = RingEngine(feed, pin_memory=True, pin_in_place=True, **settings)
+    engine = RingEngine(feed, pin_memory=True, pin_in_place=torch.device("cuda"), **settings)
     return engine, list(BatchPlan(order=lk.Sequential(60), batch_size=None, tail="keep").keys(lk.Cursor()))
 
 
@@ -187,27 +187,63 @@ def test_a_forked_process_leaves_the_registrations_alone(monkeypatch: pytest.Mon
     assert cudart.registered == {}
 
 
-class Watched:
+def test_memory_is_page_locked_for_the_device_that_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for the one that happens to be the current one; and CUDA does not raise a failure again."""
+    calls: list[Any] = []
+
+    @contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        calls.append(device)
+        yield
+        calls.append("left")
+
+    class Raw:
+        def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+            calls.append((address, size, flags))
+            return 2 if size > 8192 else 0
+
+        def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+            calls.append(address)
+            return 0
+
+    def zeros(*_: Any, device: str) -> None:
+        calls.append(device)
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(torch.cuda, "cudart", Raw)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "zeros", zeros)
+    second = torch.device("cuda:1")
+    runtime = cuda_runtime(second)
+    assert runtime is not None
+    assert (runtime.register(4096, 8192), runtime.unregister(4096), runtime.register(0, 16384)) == (0, 0, 2)
+    assert calls[:6] == [second, (4096, 8192, 0), "left", second, 4096, "left"]
+    assert calls[6:] == [second, (0, 16384, 0), "cuda", "left"]
+
+
+class Watched(Runtime):
     """CUDA's own runtime, and what it answered."""
 
-    def __init__(self) -> None:
-        self.runtime = cuda_runtime()
-        self.codes: dict[str, list[int]] = {"register": [], "unregister": []}
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.registered: list[int] = []
+        self.unregistered: list[int] = []
 
-    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
-        self.codes["register"].append(int(self.runtime.cudaHostRegister(address, size, flags)))
-        return self.codes["register"][-1]
+    def register(self, address: int, size: int) -> int:
+        self.registered.append(super().register(address, size))
+        return self.registered[-1]
 
-    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
-        self.codes["unregister"].append(int(self.runtime.cudaHostUnregister(address)))
-        return self.codes["unregister"][-1]
+    def unregister(self, address: int) -> int:
+        self.unregistered.append(super().unregister(address))
+        return self.unregistered[-1]
 
 
 @pytest.mark.gpu
 def test_batches_in_slots_are_page_locked_and_copies_from_them_arrive_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device is kept busy, so that copies are queued when their batch is dropped and its slot is written anew."""
-    watched = Watched()
-    monkeypatch.setattr("loaderkit.engine.ring.engine.cuda_runtime", lambda: watched)
+    watched = Watched(torch.device("cuda"))
+    monkeypatch.setattr("loaderkit.engine.ring.engine.cuda_runtime", lambda device: watched)
     data = [torch.full((1 << 20,), n) for n in range(64)]
     loader = lk.Loader(data, None, num_workers=2, engine="ring", device="cuda")
     arrived = []
@@ -221,5 +257,5 @@ def test_batches_in_slots_are_page_locked_and_copies_from_them_arrive_whole(monk
     assert loader.describe().pinned_why == "for CUDA"
     del loader
     gc.collect()
-    assert len(watched.codes["register"]) == len(watched.codes["unregister"]) > 0
-    assert not any(watched.codes["register"] + watched.codes["unregister"])
+    assert len(watched.registered) == len(watched.unregistered) > 0
+    assert not any(watched.registered + watched.unregistered)

@@ -63,7 +63,7 @@ def make_engine(feed: Feed, config: LoaderConfig, num_workers: int, *, in_turn: 
         kind = RingEngine
         # The loader itself copies such batches, and holds them until that is done; what users copy, nobody knows.
         device = _device(config)
-        ways = {"in_turn": in_turn, "pin_in_place": device is not None and device.type == "cuda"}
+        ways = {"in_turn": in_turn, "pin_in_place": device if device is not None and device.type == "cuda" else None}
     workers: Engine = kind(
         TimedFeed.of(feed) if measured else feed,
         num_workers=num_workers,

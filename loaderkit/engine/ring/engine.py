@@ -5,6 +5,8 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
+
 from loaderkit.engine.ring.messages import Answer, pack_key
 from loaderkit.engine.ring.pins import cuda_runtime
 from loaderkit.engine.ring.starting import Workers
@@ -36,8 +38,8 @@ class RingEngine:
     Args:
         in_turn: Deal the keys of a run to the workers in turn, as torch does, so that each keeps to the shards of its own
             lanes. Else all take them from one queue, so that a slow sample holds nobody up.
-        pin_in_place: Page-lock the slots rather than copy batches to page-locked memory; see Pins for what the
-            batches' user has to do then.
+        pin_in_place: The device for which slots are page-locked, rather than batches copied to page-locked memory; see
+            Pins for what the batches' user has to do then.
     """
 
     name = "ring"
@@ -55,10 +57,10 @@ class RingEngine:
         worker_init_fn: Callable[[int], None] | None = None,
         timeout: float = 0,
         in_turn: bool = False,
-        pin_in_place: bool = False,
+        pin_in_place: torch.device | None = None,
     ) -> None:
         self._feed, self.num_workers, self.pinned = feed, num_workers, pin_memory
-        self._in_place = pin_memory and pin_in_place
+        self._in_place = pin_in_place if pin_memory else None
         self._in_turn = in_turn
         self.dealing = "in turn, so that each keeps to its shards" if in_turn else "to whoever is free"
         self.prefetch = num_workers * (prefetch_factor or _AHEAD)
@@ -85,8 +87,8 @@ class RingEngine:
                 self.close()
                 raise
         else:
-            cudart = cuda_runtime() if self._in_place else None
-            if self._in_place and cudart is None:
+            cudart = None if self._in_place is None else cuda_runtime(self._in_place)
+            if self._in_place is not None and cudart is None:
                 self.pinned_why = "CUDA is not there"
             workers = Workers(
                 feed=self._feed,

@@ -17,7 +17,7 @@ class Pins:
 
     Args:
         slots: The slots, in the loader's process.
-        cudart: CUDA's runtime, as `torch.cuda.cudart()` gives it.
+        cudart: CUDA's runtime, a `Runtime`.
     """
 
     def __init__(self, slots: Slots, cudart: Any) -> None:
@@ -37,12 +37,11 @@ class Pins:
                 return False
             self.unpin(slot)
             wanted = self._reserved[slot]
-            code = int(self._cudart.cudaHostRegister(self._address + self._start(slot), wanted, 0))
+            code = self._cudart.register(self._address + self._start(slot), wanted)
             if code:
                 limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
                 shown = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,} bytes"
                 self.why = f"cudaHostRegister of {wanted:,} bytes failed with code {code} (ulimit -l is {shown})"
-                _forget_error()
                 return False
             self._sizes[slot] = wanted
         self._leased.add(slot)
@@ -58,7 +57,7 @@ class Pins:
         """Take a slot's registration back, if it has one."""
         # Whoever takes the entry out does it: views may die in any thread.
         if process_id() == self._owner and self._sizes.pop(slot, None) is not None:
-            self._cudart.cudaHostUnregister(self._address + self._start(slot))
+            self._cudart.unregister(self._address + self._start(slot))
 
     def close(self) -> None:
         """Take all registrations back, those of slots in use when their views are gone."""
@@ -68,15 +67,35 @@ class Pins:
                 self.unpin(slot)
 
 
-def cuda_runtime() -> Any:
-    """Return CUDA's runtime; None where there is none."""
-    return torch.cuda.cudart() if torch.cuda.is_available() else None  # type: ignore[no-untyped-call]
+class Runtime:
+    """CUDA's runtime, called for the device that copies: the calls would take memory of the first device otherwise."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        self._device = device
+
+    def register(self, address: int, size: int) -> int:
+        """Page-lock memory; return CUDA's error code, 0 if there is none."""
+        with torch.cuda.device(self._device):
+            code = int(self._cudart.cudaHostRegister(address, size, 0))
+            if code:
+                _forget_error()
+        return code
+
+    def unregister(self, address: int) -> int:
+        """Take it back; return CUDA's error code, 0 if there is none."""
+        with torch.cuda.device(self._device):
+            return int(self._cudart.cudaHostUnregister(address))
+
+
+def cuda_runtime(device: torch.device) -> Runtime | None:
+    """Return CUDA's runtime for a device; None where there is none."""
+    return Runtime(device) if torch.cuda.is_available() else None
 
 
 def _forget_error() -> None:
     """Take the failed call's error out of CUDA, which would raise it again at somebody's next kernel."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        try:
-            torch.zeros(1, device="cuda")
-        except RuntimeError:
-            return
+    try:
+        torch.zeros(1, device="cuda")
+    except RuntimeError:
+        return
