@@ -177,7 +177,10 @@ def machine() -> str:
         fields = dict(line.split(":", 1) for line in info.read_text().splitlines() if ":" in line)
         cpu = {key.strip(): value.strip() for key, value in fields.items()}.get("model name", cpu)
     versions = f"Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}"
-    return f"{len(os.sched_getaffinity(0))} cores of {cpu}; {platform.system()}; {versions}"
+    cores = f"{len(os.sched_getaffinity(0))} cores of {cpu}"
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # it was used
+        cores += f", {torch.cuda.get_device_name()}"
+    return f"{cores}; {platform.system()}; {versions}"
 
 
 def report(name: str, rows: list[Row], options: Options, draw: Callable[[Any], None], *, height: float = 4.2) -> None:
