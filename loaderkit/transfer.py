@@ -41,7 +41,8 @@ def pin_tensor(tensor: Tensor) -> Tensor:
     if tensor.device.type != "cpu" or tensor.is_pinned():
         return tensor
     if tensor.layout == torch.strided and not tensor.is_nested and 0 in tensor.stride():
-        tensor = tensor.contiguous()  # torch keeps the strides, and can't write to what was expanded
+        # Torch keeps the strides, and can't write to what was expanded. Copies keep their type, if any operation does.
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
     return tensor.pin_memory()
 
 

@@ -168,7 +168,8 @@ def torchs_pin_memory(tensor: Tensor) -> Tensor:
     assert tensor.device.type == "cpu", "only dense CPU tensors can be pinned"
     end = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     place = torch.UntypedStorage(end * tensor.element_size() if tensor.numel() else 0)
-    return torch.empty(0, dtype=tensor.dtype).set_(place, 0, tensor.shape, tensor.stride()).copy_(tensor)  # type: ignore[call-overload,no-any-return]
+    made: Tensor = torch.empty(0, dtype=tensor.dtype).set_(place, 0, tensor.shape, tensor.stride())  # type: ignore[call-overload]
+    return made.copy_(tensor.as_subclass(Tensor)).as_subclass(type(tensor))
 
 
 @pytest.mark.parametrize(
@@ -176,6 +177,7 @@ def torchs_pin_memory(tensor: Tensor) -> Tensor:
     [
         torch.arange(5).expand(3, 5),
         torch.ones(()).expand(4),
+        tv_tensors.Image(torch.rand(1, 2, 2).expand(3, 2, 2)),
         torch.arange(6).view(2, 3).t(),
         torch.rand(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
         torch.arange(20)[3:17:2],
@@ -188,6 +190,7 @@ def test_a_tensor_of_any_layout_can_be_pinned(tensor: Tensor, monkeypatch: pytes
     monkeypatch.setattr(Tensor, "pin_memory", torchs_pin_memory)
     (pinned,) = pin([tensor])
     assert torch.equal(pinned, tensor)
+    assert type(pinned) is type(tensor)
     assert pinned.data_ptr() != tensor.data_ptr() or not tensor.numel()
     if 0 not in tensor.stride():
         assert pinned.stride() == tensor.stride()
