@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from loaderkit.overrides import passes_over
 from loaderkit.permutation import SMALL, permute, permute_stretch, prepare
 from loaderkit.seeding import Int64Array
+
+_AT = frozenset({"at"})  # in a class of one's own it counts, and need not be right in several threads
 
 
 class Order(ABC):
@@ -51,6 +54,8 @@ class Order(ABC):
         size = self.size(epoch)
         if not 0 <= start <= stop <= size:
             raise IndexError(f"order: positions {start} to {stop} asked for, wanted 0 <= start <= stop <= {size}.")
+        if passes_over(self, "_stretch", _AT):
+            return self.at(epoch, np.arange(start, stop, dtype=np.int64))
         return self._stretch(epoch, start, stop)
 
     def _stretch(self, epoch: int, start: int, stop: int) -> Int64Array:
@@ -131,7 +136,7 @@ class Shuffled(Order):
 
     @property
     def is_dear(self) -> bool:
-        return self.length >= SMALL
+        return self.length >= SMALL and not passes_over(self, "is_dear", _AT)
 
     def prepare(self, epoch: int) -> None:
         prepare(self.length, self.seed, epoch, self._epochs)
@@ -177,7 +182,7 @@ class Subset(Order):
 
     @property
     def is_dear(self) -> bool:
-        return self._shuffle and len(self._chosen) >= SMALL
+        return self._shuffle and len(self._chosen) >= SMALL and not passes_over(self, "is_dear", _AT)
 
     def prepare(self, epoch: int) -> None:
         if self._shuffle:

@@ -1,13 +1,17 @@
 """The laws of orders: pure, random-access, a new shuffle each epoch, keys that tell orders apart."""
 
 import pickle
+from itertools import islice
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaderkit import Loader, Mixture, Order, Sequential, Shuffled, Subset, Weighted
+from loaderkit import Cursor, Loader, Mixture, Order, Sequential, ShardOrder, Shuffled, Subset, Weighted, World
+from loaderkit.permutation import SMALL
+from loaderkit.plan import BatchPlan
 from loaderkit.sampling import SamplerOrder
 
 ORDERS: list[Order] = [
@@ -134,6 +138,30 @@ class Reversed(Order):
     @property
     def reach(self) -> int:
         return 6
+
+
+def backwards(kind: type[Order]) -> Any:
+    """A user's class that takes an order's positions from its end."""
+
+    def at(self: Order, epoch: int, positions: np.ndarray) -> np.ndarray:
+        return kind.at(self, epoch, self.size(epoch) - 1 - positions)
+
+    return type("Backwards", (kind,), {"at": at, "__module__": __name__})
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "data"), [(Shuffled, 100), (Shuffled, SMALL), (Subset, range(100)), (ShardOrder, [60, 40])]
+)
+def test_a_class_of_ones_own_that_overrides_at_counts(kind: Any, data: Any, world: int) -> None:
+    order, own = kind(data, seed=1), backwards(kind)(data, seed=1)
+    last = order.size(0) - 1
+    keys = list(islice(BatchPlan(order=own, batch_size=10, world=World(0, world)).keys(Cursor()), 5))
+    assert len(keys) == 5
+    for key in keys:
+        assert key.indices.tolist() == order.at(0, last - key.positions).tolist()
+    assert order.is_dear == (data == SMALL)
+    assert not own.is_dear  # nobody said that it may be asked from a thread
 
 
 def test_an_order_may_change_its_length_with_the_epoch() -> None:
