@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+from typing import NoReturn
 
 
 class _Process:
@@ -25,6 +26,14 @@ def check_children(workers: int) -> None:
             f"loader: num_workers is {workers}, and this process ({process.name}) is a daemon, which may start no others: "
             "a worker of another loader, or one that was started with daemon=True. Use num_workers=0 here, or daemon=False."
         )
+
+
+def refuse_in_fork(owner: int) -> NoReturn:
+    """Raise RuntimeError, in a process that was forked from the one that an iterator belongs to."""
+    raise RuntimeError(
+        f"loader: this iterator belongs to process {owner}, from which process {os.getpid()} was forked. "
+        "Call iter(loader) here."
+    )
 
 
 def _ask() -> None:

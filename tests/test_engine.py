@@ -4,8 +4,10 @@ import functools
 import itertools
 import json
 import multiprocessing
+import os
 import pickle
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -184,6 +186,50 @@ def test_an_epoch_left_in_the_middle_leaves_no_batches_behind(persistent: bool) 
     assert equal(list(loader), alone[1])
     loader.close()
     assert equal(list(loader), alone[2])
+
+
+def in_child(function: Callable[[], bool]) -> bool:
+    """Run a function in a forked process; say whether it returned True there."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            signal.alarm(60)
+            code = 0 if function() else 2
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def count_up(shard: str, start: int) -> Iterator[int]:
+    return iter(range(start, 60))
+
+
+@pytest.mark.parametrize("kind", ["starts anew", "persists", "stream"])
+def test_a_forked_process_disturbs_nobody(kind: str) -> None:
+    if kind == "stream":
+        stream = lk.StreamDataset(["a", "b", "c", "d"], count_up, lanes=4)
+        loader = lk.Loader(stream, 4, num_workers=2, timeout=60)
+    else:
+        loader = make_loader(200, 4, 2, persistent_workers=kind == "persists", timeout=60)
+    whole = list(loader)
+    assert len(whole) > 40
+    loader.seek(epoch=0)
+    batches = iter(loader)
+    held = [next(batches), next(batches)]
+    assert equal(held, whole[:2])
+
+    def drop_and_use() -> bool:
+        nonlocal held, batches
+        with pytest.raises(RuntimeError, match=r"belongs to process .* Call iter.loader. here"):
+            list(batches)
+        del held, batches
+        loader.seek(epoch=0)
+        return equal(list(loader), whole)
+
+    assert in_child(drop_and_use)
+    assert equal(held + list(batches), whole)
+    loader.close()
 
 
 def test_workers_end_with_the_epoch_or_with_its_breaking_off() -> None:

@@ -503,40 +503,6 @@ def test_a_loader_under_way_can_be_pickled_and_copied() -> None:
     assert firsts(batches) == list(range(4, 40, 4))
 
 
-def in_child(function: Callable[[], bool]) -> bool:
-    """Run a function in a forked process; say whether it returned True there."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            code = 0 if function() else 2
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-
-@either_way
-@pytest.mark.parametrize("persistent", [False, True])
-def test_a_forked_process_disturbs_nobody(persistent: bool) -> None:
-    loader = make_loader(size=400, persistent_workers=persistent)
-    batches = iter(loader)
-    held = [next(batches), next(batches)]
-
-    def drop_and_use() -> bool:
-        nonlocal held, batches
-        with pytest.raises(RuntimeError, match=r"belongs to process .* Call iter.loader. here"):
-            next(batches)
-        del held, batches
-        loader.seek(epoch=0)
-        return is_whole(loader, 400)
-
-    assert in_child(drop_and_use)
-    rest = list(batches)
-    assert firsts(held) == [0, 4]
-    assert firsts(rest) == list(range(8, 400, 4))
-    loader.close()
-
-
 @either_way
 def test_loaders_work_in_threads_and_beside_each_other() -> None:
     whole: list[bool] = []

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import pickle
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
@@ -16,7 +17,7 @@ from loaderkit.engine.message import dump
 from loaderkit.feed import Feed
 from loaderkit.pickling import explained
 from loaderkit.plan import BatchKey
-from loaderkit.process import check_children
+from loaderkit.process import check_children, process_id, refuse_in_fork
 from loaderkit.seeding import derive_seed
 from loaderkit.threads import limit_threads
 from loaderkit.transfer import pin
@@ -56,20 +57,36 @@ class Batches:
     The error that torch raises again and its traceback hold each other, and the
     workers: those would wait for the garbage collector, and it 5 s for each of them.
     Where the error arose is in its message.
+
+    In a forked process they are refused: whoever reads there takes them from its parent.
     """
 
     def __init__(self, batches: Iterator[Hidden]) -> None:
-        self._batches = batches
+        self._batches, self._owner = batches, process_id()
+        _running.add(batches)
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
+        if process_id() != self._owner:
+            refuse_in_fork(self._owner)
         try:
             return next(self._batches).content
         except BaseException as error:
             self._batches = iter(())
             raise error.with_traceback(None)  # noqa: B904 - it is the error itself
+
+
+_running: weakref.WeakSet[Iterator[Hidden]] = weakref.WeakSet()
+_inherited: list[Iterator[Hidden]] = []
+
+
+def _keep_inherited() -> None:
+    _inherited.extend(_running)
+
+
+os.register_at_fork(after_in_child=_keep_inherited)  # torch's iterators stop the parent's workers when they are freed
 
 
 @dataclass(frozen=True)
@@ -131,9 +148,12 @@ class TorchEngine:
         self._feed, self._init = feed, worker_init_fn
         self._keys = _Keys()
         self._loader: torch_data.DataLoader[Any] | None = None
+        self._owner = process_id()
 
     def run(self, keys: Iterable[BatchKey]) -> Iterator[Any]:
         check_children(self.num_workers)
+        if self._owner != process_id():  # its workers are those of the process that this one was forked from
+            self._loader, self._owner = None, process_id()
         if self._loader is None:
             # With a generator of its own the DataLoader leaves the global one alone.
             generator = torch.Generator().manual_seed(derive_seed("torch", self._feed.seed))

@@ -14,7 +14,7 @@ from loaderkit.engine.ring.team import Team, WorkerDied
 from loaderkit.engine.timed import Timed, TimedFeed
 from loaderkit.feed import Feed
 from loaderkit.plan import BatchKey
-from loaderkit.process import process_id
+from loaderkit.process import process_id, refuse_in_fork
 from loaderkit.transfer import pin
 
 _AHEAD = 8  # tasks for each worker, by default: a slow sample then holds nobody up
@@ -151,7 +151,7 @@ class _Run:
             raise StopIteration
         try:
             if process_id() != self._team.owner:
-                self._team.refuse()
+                refuse_in_fork(self._team.owner)
             answer = self._answers.pop(self._next, None)
             if answer is None:
                 if self._short:

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from functools import partial
 from multiprocessing import util
-from typing import Any, NoReturn
+from typing import Any
 
 from loaderkit.engine.ring.layout import read
 from loaderkit.engine.ring.messages import FAILED, IN_SLOT, TASK, Answer, Inbox
@@ -227,13 +227,6 @@ class Team:
     def close(self) -> None:
         """Stop the workers, those too that are busy; slots in use stay until their views are gone."""
         self._own.close()
-
-    def refuse(self) -> NoReturn:
-        """Raise RuntimeError, in a process that was forked from the one that it belongs to."""
-        raise RuntimeError(
-            f"loader: this iterator belongs to process {self.owner}, from which process {os.getpid()} was forked. "
-            "Call iter(loader) here."
-        )
 
     def _obituary(self, worker: int) -> WorkerDied:
         process = self._own.processes[worker]
