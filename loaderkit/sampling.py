@@ -44,6 +44,12 @@ class Weighted(Order):
         usable = int(np.count_nonzero(found))
         if not usable:
             raise ValueError("Weighted: all weights are 0, wanted at least one above 0.")
+        with np.errstate(over="ignore"):
+            total = found.sum()
+        if not np.finfo(np.float64).tiny <= total < np.inf:
+            raise ValueError(
+                f"Weighted: the weights have the sum {total:g}, beyond what can be drawn by. Scale them, such as by their largest."
+            )
         if size is None:
             size = found.size if replacement else usable
         check_size(size, "Weighted")

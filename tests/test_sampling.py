@@ -63,6 +63,8 @@ def test_extreme_weights_stay_in_range() -> None:
         ([1, float("nan")], {}, "finite"),
         ([[1]], {}, "one axis"),
         ([0, 0], {}, "all weights are 0"),
+        ([1e308] * 10, {}, "the sum inf, beyond what can be drawn by"),
+        ([5e-324] * 3, {}, "the sum 1.48.*e-323, beyond what can be drawn by"),
         ([0, 1], {"size": 2, "replacement": False}, "2 samples without replacement wanted, 1 have a weight"),
         ([1, 1], {"size": -1}, "size is -1"),
     ],
