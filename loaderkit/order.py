@@ -67,13 +67,14 @@ class Order(ABC):
 
 
 def cached(order: Any, epoch: int, make: Callable[[], Any]) -> Any:
-    """Keep what an epoch needs, for one epoch at a time."""
+    """Keep what an epoch needs, for one epoch at a time; another thread may ask for another one meanwhile."""
     epochs: dict[int, Any] = order._epochs
-    if epoch not in epochs:
+    value = epochs.get(epoch)
+    if value is None:
         value = make()
         epochs.clear()
         epochs[epoch] = value
-    return epochs[epoch]
+    return value
 
 
 def check_size(size: int, name: str) -> None:

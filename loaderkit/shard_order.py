@@ -1,6 +1,7 @@
 """A shuffle that reads shards almost in order: few are open at a time, and each by few workers."""
 
 import re
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -134,10 +135,12 @@ class ShardOrder(Order):
         return np.concatenate([line.indices(*(array[slab] for array in pieces)) for slab in slabs])
 
     def _line(self, epoch: int) -> ShardLine:
-        width, room = self.window, self.lanes * (2 + self.block // self.window)
-        line: ShardLine = cached(
-            self, epoch, lambda: ShardLine(self.shard_sizes, seed=self.seed, epoch=epoch, width=width, room=room)
-        )
+        lines = cached(self, epoch, threading.local)  # a line is written to when it is asked
+        line: ShardLine | None = getattr(lines, "line", None)
+        if line is None:
+            room = self.lanes * (2 + self.block // self.window)
+            line = ShardLine(self.shard_sizes, seed=self.seed, epoch=epoch, width=self.window, room=room)
+            lines.line = line
         return line
 
     def _deal(self, starts: Int64Array, ends: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:

@@ -172,7 +172,8 @@ class WindowPlan(Plan):
         """Return what a run at the cursor reads from, None at the epoch's end."""
         known = cursor.plan[-len(self.geometry) :] == self.geometry
         where = (cursor.epoch, cursor.plan, 0 if known else cursor.samples)
-        if where not in self._segments:
+        segments = self._segments  # never written to: another thread may look there
+        if where not in segments:
             if not cursor.plan:
                 segment = self._fresh(cursor.epoch, cursor.samples)
             else:
@@ -181,10 +182,8 @@ class WindowPlan(Plan):
                     left = segment.left(cursor.samples)
                     start, end, origin = cursor.samples, segment.end, segment.origin
                     segment = self._arranged(cursor.epoch, start, end, left, self.geometry, origin)
-            while len(self._segments) >= _KEPT:
-                self._segments.pop(next(iter(self._segments)))
-            self._segments[where] = segment
-        return self._segments[where]
+            self._segments = segments = dict([*segments.items(), (where, segment)][-_KEPT:])
+        return segments[where]
 
     def _fresh(self, epoch: int, start: int) -> Segment | None:
         end = self._end_of_window(epoch, start)

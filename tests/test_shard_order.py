@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import threading
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from index_formats import Bytes
@@ -111,7 +113,7 @@ def test_the_cost_does_not_grow_with_the_samples(samples: int) -> None:
     order = lk.ShardOrder([samples // 1000] * 1000, block=256)
     found = order.indices(3, samples // 3, samples // 3 + 3 * _POSITIONS)
     assert len(np.unique(found)) == 3 * _POSITIONS
-    assert order._epochs[3].size_bytes < 2_000_000
+    assert order._line(3).size_bytes < 2_000_000
     assert 0 <= found.min() <= found.max() < samples
 
 
@@ -371,3 +373,21 @@ def test_orders_that_differ_in_more_than_the_block_are_not_taken_over() -> None:
     assert order.with_block_of(lk.ShardOrder(SIZES, block=9).key(0)).block == 9
     for key in ("", "shuffled-3(seed=0)", lk.ShardOrder(SIZES, lanes=3, block=9).key(0), "shards-4(block=0)"):
         assert order.with_block_of(key) is order
+
+
+def test_loaders_in_several_threads_share_an_order() -> None:
+    order = lk.ShardOrder([5000] * 20, lanes=8, window=2048, block=64)
+    whole = [order.indices(epoch, 0, 100_000) for epoch in range(2)]
+    right: list[bool] = []
+
+    def read() -> None:
+        loader = lk.Loader(lk.ArrayDataset(np.arange(100_000)), 256, order=order)
+        right.extend(np.array_equal(torch.cat(list(loader)), wanted) for wanted in whole)
+
+    for _ in range(5):
+        threads = [threading.Thread(target=read) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert right == [True] * 30
