@@ -66,7 +66,13 @@ def test_the_fingerprint_is_the_librarys() -> None:
     assert data._fingerprint in fingerprint(lk.HFDataset(data), 10)
 
 
+def doubled(row: dict[str, Any]) -> dict[str, Any]:
+    return {"id": 2 * row["id"]}
+
+
 def test_other_kinds_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"found the string 'imdb', wanted a datasets\.Dataset"):
+        lk.HFDataset("imdb")
     with pytest.raises(TypeError, match=r"with the splits \['train'\], wanted one"):
         lk.HFDataset(datasets.DatasetDict({"train": make()}))
     with pytest.raises(TypeError, match=r"found a IterableDataset, wanted a datasets\.Dataset"):
@@ -90,3 +96,33 @@ def test_a_stream_that_was_looked_at_before_is_read_from_its_start(workers: int)
         loader.load_state_dict(state)
         assert [batch["id"].tolist() for batch in loader] == epoch[1:]
         loader.close()
+
+
+def streamed(how: str) -> Any:
+    """A stream that shares nothing with others: open iterators of one of the library's streams disturb each other."""
+    streams = [make(12).select_columns("id").to_iterable_dataset(num_shards=2) for _ in range(2)]
+    shuffled = streams[0].shuffle(seed=3, buffer_size=4)
+    return {
+        "shuffled": shuffled,
+        "shuffled and mapped": shuffled.map(doubled),
+        "beside another": datasets.interleave_datasets([shuffled, streams[1]]),
+        "as it is": streams[0],
+    }[how]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("how", ["shuffled", "shuffled and mapped", "beside another", "as it is"])
+def test_a_stream_resumes_exactly_although_its_state_lacks_the_shuffle_buffer(how: str, workers: int) -> None:
+    whole = [batch["id"].tolist() for batch in lk.Loader(streamed(how), 2, num_workers=workers)]
+    assert len(whole) >= 6
+    for stop in (1, 2, 4, 5):
+        loader = lk.Loader(streamed(how), 2, num_workers=workers)
+        batches = iter(loader)
+        assert [next(batches)["id"].tolist() for _ in range(stop)] == whole[:stop]
+        state = loader.state_dict()
+        loader.close()
+        assert (state["stream"]["resume"] == "by its own state") == (how == "as it is")
+        resumed = lk.Loader(streamed(how), 2, num_workers=workers)
+        resumed.load_state_dict(state)
+        assert [batch["id"].tolist() for batch in resumed] == whole[stop:]
+        resumed.close()

@@ -20,6 +20,22 @@ class MapStyle(Protocol):
     def __getitem__(self, index: int) -> Any: ...
 
 
+def check_index(dataset: MapStyle, index: int) -> None:
+    """Raise unless a dataset has such a sample; negative indices count from its end.
+
+    Raises:
+        TypeError: If it is a slice.
+        IndexError: If it is out of range.
+    """
+    if isinstance(index, slice):
+        raise TypeError(
+            f"{type(dataset).__name__}: index is {index}, wanted an integer. Some of the samples: "
+            "loaderkit.datasets.SubsetDataset(dataset, range(...))."
+        )
+    if not -len(dataset) <= index < len(dataset):
+        raise IndexError(f"{type(dataset).__name__}: index {index} in a dataset of {len(dataset):,} samples.")
+
+
 def reads_batches(dataset: Any) -> bool:
     """Say whether `dataset.read_batch(indices)` makes a collated batch at once.
 

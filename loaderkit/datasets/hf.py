@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from loaderkit.datasets.base import check_index
 from loaderkit.seeding import per_sample
 
 
@@ -21,6 +22,10 @@ class HFDataset:
     """
 
     def __init__(self, dataset: Any, *, transform: Callable[[Any], Any] | None = None) -> None:
+        if isinstance(dataset, str):
+            raise TypeError(
+                f"HFDataset: found the string {dataset!r}, wanted a datasets.Dataset: datasets.load_dataset(..., split=...)."
+            )
         if isinstance(dataset, dict):
             raise TypeError(
                 f"HFDataset: found a {type(dataset).__name__} with the splits {list(dataset)}, wanted one: dataset[...]."
@@ -37,8 +42,7 @@ class HFDataset:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"HFDataset: index {index} in a dataset of {len(self):,} samples.")
+        check_index(self, index)
         row = self.dataset[index]
         return row if self.transform is None else self.transform(row)
 
@@ -66,7 +70,25 @@ def state_of_start(dataset: Any) -> Any:
     would be where a training begins. It passes over states of another epoch than its own, and none of its epochs is -1.
     """
     state = dataset.state_dict()
-    is_theirs = (
-        type(dataset).__module__.partition(".")[0] == "datasets" and isinstance(state, dict) and "epoch" in state
-    )
-    return {**state, "epoch": -1} if is_theirs else state
+    return {**state, "epoch": -1} if _is_theirs(dataset) and isinstance(state, dict) and "epoch" in state else state
+
+
+def restores_its_place(dataset: Any) -> bool:
+    """Say whether a stateful dataset goes on from its state with the sample that comes next.
+
+    The state of a `datasets.IterableDataset` that was shuffled does not hold what is in the buffer: those samples
+    would be lost, and workers can't load it at all. Where the library no longer shows its parts, none is taken at its word.
+    """
+    if not _is_theirs(dataset):
+        return True
+    parts = [getattr(dataset, "_ex_iterable", None)]
+    for part in parts:
+        if part is None or type(part).__name__ == "BufferShuffledExamplesIterable":
+            return False
+        parts += getattr(part, "ex_iterables", [])
+        parts += [part.ex_iterable] if hasattr(part, "ex_iterable") else []
+    return True
+
+
+def _is_theirs(dataset: Any) -> bool:
+    return type(dataset).__module__.partition(".")[0] == "datasets"

@@ -3,7 +3,7 @@
 What can be promised for such data depends on the data. It has to split itself over ranks and workers, as in a
 `torch.utils.data.DataLoader`, and to give the same samples when a pass is read again. Then a run resumes exactly, on as
 many ranks and workers: by reading again what was read (in the workers, without collating), or, if it has
-`state_dict()` and `load_state_dict()`, from its own state.
+`state_dict()` and `load_state_dict()` that are exact, from its own state.
 """
 
 import json
@@ -15,7 +15,7 @@ import numpy as np
 import torch.utils.data as torch_data
 
 from loaderkit.config import LoaderConfig
-from loaderkit.datasets.hf import state_of_start
+from loaderkit.datasets.hf import restores_its_place, state_of_start
 from loaderkit.engine.torch import Hidden
 from loaderkit.seeding import SampleSeeds, hash_positions
 from loaderkit.stream.run import Item, collated, run_lanes
@@ -245,7 +245,7 @@ class _Reader:
 
 
 def _is_stateful(dataset: Any) -> bool:
-    return hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
+    return hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict") and restores_its_place(dataset)
 
 
 def _state_of(dataset: Any) -> Any:
