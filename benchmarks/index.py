@@ -259,7 +259,7 @@ def plot(figure: Any, rows: list[Row]) -> None:
     axes.invert_yaxis()
     axes.set_xscale("log")
     axes.margins(x=0.15)
-    axes.set_xlabel("seconds of CPU for a million samples (less is better)")
+    axes.set_xlabel("seconds of CPU for a million samples (log scale; less is better)")
     axes.legend(frameon=False)
 
 
