@@ -10,6 +10,25 @@ import torch
 from loaderkit.config import LoaderConfig
 from loaderkit.plan import Plan
 
+_OF_DATA_LOADER = {
+    "sampler": "give it as order=",
+    "batch_sampler": "give its sampler as order=, with batch_size=, or a loaderkit.Plan as plan=",
+    "generator": "give a number as seed=",
+    "in_order": "leave it out, batches come in order, whichever worker is free",
+    "pin_memory_device": "leave it out, pin_memory and device= say it",
+}
+
+
+def check_names(unknown: Mapping[str, Any]) -> None:
+    """Refuse settings that a Loader does not have, with the way to those that `DataLoader` calls otherwise.
+
+    Raises:
+        TypeError: If there are any.
+    """
+    for name in unknown:
+        hint = f": {_OF_DATA_LOADER[name]}" if name in _OF_DATA_LOADER else ""
+        raise TypeError(f"Loader.__init__() got an unexpected keyword argument {name!r}{hint}")
+
 
 def check_indexed(dataset: Any) -> None:
     """Refuse what has no samples by number, or is easily taken for what it is not.
@@ -26,7 +45,7 @@ def check_indexed(dataset: Any) -> None:
     if is_frame(dataset) or (isinstance(dataset, Mapping) and 0 not in dataset):
         raise TypeError(
             f"loader: the dataset is a {name} of {list(dataset)[:5]}, wanted samples by number. Columns by name: "
-            "loaderkit.ArrayDataset({name: array, ...})."
+            "loaderkit.ArrayDataset({name: array, ...}). Of datasets by name: one of them."
         )
     if isinstance(dataset, tuple) and len(dataset) > 1 and _are_columns(dataset):
         raise TypeError(

@@ -2,13 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal, Never, Self
 
 import torch
 import torch.utils.data as torch_data
 
 from loaderkit.bad_samples import RAISE, BadSample, BadSamples
 from loaderkit.brief import brief_data, brief_settings
+from loaderkit.checks import check_names
 from loaderkit.config import LoaderConfig, Stop
 from loaderkit.cuda import HostBatches
 from loaderkit.cursor import Cursor
@@ -87,7 +88,7 @@ class Loader:
         bad_samples: What is done where a sample can't be read; by default its error is raised.
 
     Raises:
-        TypeError: If the data is neither indexed nor a stream.
+        TypeError: If the data is neither indexed nor a stream, or a setting has another name here than in `DataLoader`.
         ValueError: If a setting is out of range, two contradict each other, or one
             is not for this kind of data.
     """
@@ -119,7 +120,9 @@ class Loader:
         store: Any = None,
         meet_timeout_s: float = 60,
         bad_samples: BadSamples = RAISE,
+        **unknown: Never,
     ) -> None:
+        check_names(unknown)
         self.dataset = dataset
         self.config = LoaderConfig(
             batch_size=batch_size,

@@ -38,8 +38,8 @@ class Weighted(Order):
         found = self._weights
         if found.ndim != 1 or not found.size or not np.isfinite(found).all() or found.min() < 0:
             raise ValueError(
-                f"Weighted: weights have shape {found.shape}, "
-                "wanted one axis of finite numbers of at least 0, one for each sample."
+                f"Weighted: weights have shape {found.shape} and values from {found.min(initial=np.inf)} to "
+                f"{found.max(initial=-np.inf)}, wanted one axis of finite numbers of at least 0, one for each sample."
             )
         usable = int(np.count_nonzero(found))
         if not usable:

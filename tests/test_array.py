@@ -122,6 +122,7 @@ class Frame(dict[str, list[int]]):
         ((), ValueError, "no columns found"),
         (torch.tensor(3), ValueError, "a column without rows"),
         ({"x": 3}, TypeError, "a column of type int"),
+        ("rows.npy", TypeError, "found the text 'rows.npy', wanted .* For files: loaderkit.NpyDataset"),
         (Frame({"x": [1, 2]}), TypeError, "a column of type Frame, .* Of a frame: {name: frame"),
     ],
 )

@@ -20,6 +20,7 @@ COLUMNS = (np.zeros((4, 2)), np.zeros(4))
         ("data/*.tar", r"the dataset is 'data/\*.tar', wanted the data itself. For files: loaderkit.ImageFolder"),
         (Path("data"), "wanted the data itself"),
         ({"x": np.zeros(4)}, r"a dict of \['x'\], wanted samples by number. Columns by name: loaderkit.ArrayDataset"),
+        ({"train": DATA, "val": DATA}, r"a dict of \['train', 'val'\], .* Of datasets by name: one of them"),
         (pd.DataFrame({"a": [1]}), r"a DataFrame of \['a'\], wanted samples by number"),
         (COLUMNS, r"a tuple of 2 arrays of length 4: columns, or samples\? Columns: loaderkit.ArrayDataset"),
         ((number for number in DATA), "generator has no __len__ or no __getitem__.* loaderkit.StreamDataset"),
@@ -29,6 +30,23 @@ COLUMNS = (np.zeros((4, 2)), np.zeros(4))
 def test_what_is_no_dataset_is_refused(dataset: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         lk.Loader(dataset, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("sampler", "'sampler': give it as order="),
+        ("batch_sampler", "'batch_sampler': give its sampler as order="),
+        ("generator", "'generator': give a number as seed="),
+        ("in_order", "'in_order': leave it out"),
+        ("pin_memory_device", "'pin_memory_device': leave it out"),
+        ("batchsize", "unexpected keyword argument 'batchsize'$"),
+    ],
+)
+def test_what_has_another_name_in_the_data_loader_is_refused_with_ours(name: str, hint: str) -> None:
+    settings: dict[str, Any] = {name: None}
+    with pytest.raises(TypeError, match=hint):
+        lk.Loader(DATA, **settings)
 
 
 def test_a_data_module_refuses_a_tuple_of_columns() -> None:
@@ -80,6 +98,8 @@ def test_a_streams_arguments_are_looked_at_when_it_is_made() -> None:
         TypeError, match=r"the reader takes \(shard\), wanted read\(shard, start\).* loaderkit.from_start"
     ):
         lk.StreamDataset(["a"], lambda shard: iter(()))  # type: ignore[arg-type,misc]
+    with pytest.raises(ValueError, match=r"shards is the string '\*.gz', wanted a list of names. Of a glob: sorted"):
+        lk.StreamDataset("*.gz", lk.LineReader())
     stream = lk.StreamDataset(["a"], lk.from_start(lambda shard: iter([1, 2])))
     assert next(iter(lk.Loader(stream, 2))).tolist() == [1, 2]
 

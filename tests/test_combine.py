@@ -41,6 +41,8 @@ def test_concat_is_one_after_another() -> None:
             data[index]
     with pytest.raises(ValueError, match="no datasets given"):
         ConcatDataset([])
+    with pytest.raises(TypeError, match="part 0 is of type int, wanted a list of datasets"):
+        ConcatDataset([1, 2])  # type: ignore[list-item]
 
 
 def test_zip_is_side_by_side() -> None:
@@ -180,6 +182,12 @@ def test_indices_may_be_numpys() -> None:
     for data in (ConcatDataset([LIST]), ZipDataset([LIST]), SubsetDataset(LIST, range(5)), MapDataset(LIST, double)):
         assert len(data.__getitems__(rows.tolist())) == 2
         assert data[rows[0]] is not None
+
+
+@pytest.mark.parametrize("data", [ConcatDataset([LIST]), ARRAY, lk.RecordDataset(LIST)])
+def test_a_slice_is_refused_with_the_way_to_some_of_the_samples(data: Any) -> None:
+    with pytest.raises(TypeError, match=r"index is slice\(0, 2, None\), wanted an integer\..*SubsetDataset"):
+        data[0:2]
 
 
 class Sharded(list[int]):

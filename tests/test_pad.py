@@ -417,6 +417,13 @@ def test_sequences_that_do_not_fit_are_named(samples: list[Any], message: str, r
     assert list(caught.value.rows) == rows
 
 
+def test_samples_with_fields_need_rules_for_them() -> None:
+    with pytest.raises(
+        CollateError, match=r"the sample is a dict of \['x'\], wanted a sequence .* Say which of its fields"
+    ):
+        lk.PadCollate()([{"x": [1]}])
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_samples_that_do_not_fit_are_named_by_their_indices(workers: int) -> None:
     data = [{"x": torch.ones(2, 4 if index == 5 else 3)} for index in range(8)]

@@ -41,8 +41,18 @@ def test_a_cut_or_broken_file_is_named_with_the_sample(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(wanted) as caught:
             list(lk.Loader(lk.StreamDataset([str(path)], lk.LineReader(), lanes=1), 4, world=lk.World()))
-        assert "while reading sample" in caught.value.__notes__[0]
-        assert str(path) in caught.value.__notes__[0]
+        assert "while reading sample" in caught.value.__notes__[-1]
+        assert str(path) in caught.value.__notes__[-1]
+
+
+@pytest.mark.parametrize("reader", [lk.LineReader(), lk.LogReader()])
+def test_lines_that_are_not_json_are_shown_with_the_way_out(reader: Any, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"GET /index.html\n")
+    with pytest.raises(json.JSONDecodeError) as caught:
+        list(reader(str(path), 0))
+    (note,) = caught.value.__notes__
+    assert "the line is b'GET /index.html\\n', wanted JSON. Of other lines: parse=" in note
 
 
 def write_tar(path: Path, mode: str, members: list[tuple[str, bytes]]) -> None:

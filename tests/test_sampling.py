@@ -59,7 +59,7 @@ def test_extreme_weights_stay_in_range() -> None:
     ("weights", "settings", "message"),
     [
         ([], {}, r"shape \(0,\)"),
-        ([1, -1], {}, "of at least 0"),
+        ([1, -1], {}, r"values from -1.0 to 1.0, wanted .* of at least 0"),
         ([1, float("nan")], {}, "finite"),
         ([[1]], {}, "one axis"),
         ([0, 0], {}, "all weights are 0"),

@@ -170,6 +170,10 @@ def test_samples_are_not_changed_nor_shared() -> None:
     [
         ([torch.ones(2), torch.ones(2), torch.ones(3)], r"the sample has shapes \(2,\) and \(3,\).*PadCollate", (0, 2)),
         ([{"a": torch.ones(2)}, {"a": torch.ones(2).int()}], "'a' has dtypes torch.float32 and torch.int32", (0, 1)),
+        ([torch.ones(2), torch.ones(2).int()], "Cast them to one in the dataset", (0, 1)),
+        ([torch.ones(3, 5, 4), torch.ones(3, 6, 4)], "Resize, crop or pad them in the dataset", (0, 1)),
+        ([torch.ones(5, 4), torch.ones(6, 4)], "use loaderkit.PadCollate", (0, 1)),
+        ([torch.tensor(1.0), torch.ones(2)], "Resize, crop or pad them in the dataset", (0, 1)),
         ([{"a": (1, np.ones(2))}, {"a": (1, np.ones(3))}], r"field 'a.1' has shapes", (0, 1)),
         ([{"a": 1}, {"a": 1}, {"b": 1}], r"keys \['a'\] and \['b'\]", (0, 2)),
         ([Item(Point(1, [1, 2])), Item(Point(1, [1]))], "field 'image.y' has 2 and 1 parts", (0, 1)),

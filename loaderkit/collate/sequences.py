@@ -1,7 +1,7 @@
 """The sequences of one field: whatever they come as, checked to be of one dtype and shape but for their lengths."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter, countOf, sub
@@ -155,6 +155,12 @@ def as_sequence(value: Any, field: str, row: int, collate: str) -> Any:
             value = torch.from_numpy(value).to(torch.get_default_dtype())
     if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
         raise _no_sequence(f"an array of {value.dtype}", field, row, collate)
+    if isinstance(value, Mapping):
+        raise CollateError(
+            f"{collate}: {named(field)} is a {type(value).__name__} of {list(value)[:5]}, wanted a sequence (T, *). Say which of "
+            "its fields are sequences: fields=",
+            [row],
+        )
     if not isinstance(value, Tensor | np.ndarray) or value.ndim == 0:
         found = "a tensor without axes" if isinstance(value, Tensor | np.ndarray) else type(value).__name__
         raise _no_sequence(found, field, row, collate)

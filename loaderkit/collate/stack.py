@@ -120,9 +120,15 @@ def _stack_tensors(values: Sequence[Tensor], field: str) -> Tensor:
 def _difference(values: Sequence[Tensor], what: str, field: str) -> CollateError:
     found = [getattr(value, what) for value in values]
     row = next(row for row, other in enumerate(found) if other != found[0])
+    if what == "dtype":
+        way_out = "Cast them to one in the dataset"
+    elif len({value.shape[1:] for value in values}) == 1 and all(value.ndim for value in values):
+        way_out = "For variable lengths use loaderkit.PadCollate"
+    else:
+        way_out = "Resize, crop or pad them in the dataset, or pass collate_fn"
     return CollateError(
         f"collate: {_name(field)} has {what}s {_show(found[0])} and {_show(found[row])}, wanted "
-        f"one {what} in a batch. For variable lengths use loaderkit.PadCollate",
+        f"one {what} in a batch. {way_out}",
         [0, row],
     )
 

@@ -11,6 +11,7 @@ import torch.utils.data as torch_data
 from torch import Tensor
 
 from loaderkit.checks import is_frame
+from loaderkit.datasets.base import check_index
 from loaderkit.datasets.combine import SubsetDataset
 from loaderkit.datasets.gather import TensorColumn, gather
 from loaderkit.seeding import Int64Array, per_sample
@@ -47,8 +48,7 @@ class ArrayDataset:
         return self._length
 
     def __getitem__(self, index: int) -> Any:
-        if not -self._length <= index < self._length:
-            raise IndexError(f"ArrayDataset: index {index} in a dataset of {self._length:,} samples.")
+        check_index(self, index)
         sample = _walk(self._columns, lambda column: column[index])
         return sample if self.transform is None else self.transform(sample)
 
@@ -117,6 +117,11 @@ def _walk(columns: Columns, function: Any) -> Any:
 
 def _prepare(columns: Columns) -> Columns:
     """Keep arrays, wrap tensors; a list of columns is a tuple of them, other sequences are columns."""
+    if isinstance(columns, str | bytes):
+        raise TypeError(
+            f"ArrayDataset: found the text {columns!r:.60}, wanted a tensor, a numpy array, a sequence, or a tuple or dict of "
+            "them. For files: loaderkit.NpyDataset, ParquetDataset, CsvDataset and others."
+        )
     if isinstance(columns, Mapping) and not is_frame(columns):
         return {name: _prepare(column) for name, column in columns.items()}
     if isinstance(columns, tuple) or (

@@ -8,6 +8,7 @@ import numpy as np
 
 from loaderkit.datasets.base import (
     MapStyle,
+    check_index,
     draws_nothing,
     knows_lengths,
     read_many,
@@ -31,14 +32,19 @@ class ConcatDataset:
         self.datasets = list(datasets)
         if not self.datasets:
             raise ValueError("ConcatDataset: no datasets given, wanted at least one.")
+        for number, dataset in enumerate(self.datasets):
+            if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+                raise TypeError(
+                    f"ConcatDataset: part {number} is of type {type(dataset).__name__}, wanted a list of datasets, each with a "
+                    "length and samples by number."
+                )
         self._ends = np.array(list(accumulate(len(dataset) for dataset in self.datasets)), dtype=np.int64)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     def __getitem__(self, index: int) -> Any:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"ConcatDataset: index {index} in a dataset of {len(self):,} samples.")
+        check_index(self, index)
         index %= len(self)
         part = int(np.searchsorted(self._ends, index, side="right"))
         return self.datasets[part][index - self._start(part)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from loaderkit.datasets.base import check_index
 from loaderkit.datasets.pictures import decode_picture
 from loaderkit.seeding import Int64Array
 
@@ -84,8 +85,7 @@ class ImageFolder:
         Raises:
             IndexError: If there is no such sample.
         """
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"ImageFolder: index {index} in a dataset of {len(self):,} samples.")
+        check_index(self, index)
         index %= len(self)
         start = int(self._ends[index - 1]) if index else 0
         return self.root / os.fsdecode(self._paths[start : int(self._ends[index])])

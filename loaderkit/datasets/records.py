@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from loaderkit.datasets.base import check_index
 from loaderkit.datasets.packed import Packed
 from loaderkit.seeding import per_sample
 
@@ -34,8 +35,7 @@ class RecordDataset:
         return len(self._records)
 
     def __getitem__(self, index: int) -> Any:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"RecordDataset: index {index} in a dataset of {len(self):,} samples.")
+        check_index(self, index)
         record = self._read([index % len(self)])[0]
         return record if self.transform is None else self.transform(record)
 

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
+from loaderkit.datasets.base import check_index
 from loaderkit.datasets.index import ShardIndex, load_index, save_index
 from loaderkit.datasets.storage import Stat, Storage
 from loaderkit.datasets.urls import Urls, expand, is_remote, open_file, shard_name, stat
@@ -124,8 +125,7 @@ class ShardedDataset(ABC):
         return int(self._end_list[-1])
 
     def __getitem__(self, index: int) -> Any:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"{type(self).__name__}: index {index} in a dataset of {len(self):,} samples.")
+        check_index(self, index)
         sample = self._gather([index % len(self)])[0]
         # Not through per_sample: the seed is that of the sample which the caller is reading.
         return sample if self.transform is None else self.transform(sample)

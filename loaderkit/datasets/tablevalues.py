@@ -38,7 +38,7 @@ def as_column(values: Any, where: str) -> Column:
     if array.dtype.kind in "iuf":
         return array
     if array.dtype.kind not in "bUO":
-        raise ValueError(f"{where}: holds {array.dtype}, wanted numbers, booleans or text.")
+        raise ValueError(f"{where}: holds {array.dtype}, wanted numbers, booleans or text. Leave it out: ignore=.")
     if array.dtype.kind != "O":
         found, codes = np.unique(array, return_inverse=True)
         return Categories(found.tolist(), codes.astype(np.int64))

@@ -48,7 +48,10 @@ def expand(urls: Urls, suffixes: Sequence[str], storage: Storage | None = None) 
                 if is_remote(url) or glob.has_magic(url) or Path(url).exists()
                 else " (there is nothing of that name)"
             )
-            raise FileNotFoundError(f"no shards at {url!r}{gone}, wanted files that end in {', '.join(suffixes)}.")
+            braces = " Braces are not expanded: give a glob, or a list." if "{" in url else ""
+            raise FileNotFoundError(
+                f"no shards at {url!r}{gone}, wanted files that end in {', '.join(suffixes)}.{braces}"
+            )
         shards += sorted(found)
     names = Counter(shard if is_remote(shard) else str(Path(shard).resolve()) for shard in shards)
     twice = [name for name, count in names.items() if count > 1]

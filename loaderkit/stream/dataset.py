@@ -72,7 +72,9 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         block: int = 256,
     ) -> None:
         if isinstance(shards, str):
-            raise ValueError(f"stream: shards is the string {shards!r}, wanted a list of names.")
+            raise ValueError(
+                f"stream: shards is the string {shards!r}, wanted a list of names. Of a glob: sorted(glob.glob(...))."
+            )
         if not isinstance(shards, Iterable) or not callable(read):
             raise TypeError(
                 f"stream: shards is of type {type(shards).__name__}, read of type {type(read).__name__}; wanted a list of names, "

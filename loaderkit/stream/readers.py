@@ -38,7 +38,7 @@ class LineReader:
             number = 0
             for number, line in enumerate((line for line in lines if line.strip()), 1):
                 if number > start:
-                    yield self.parse(line.rstrip(b"\r\n"))
+                    yield _parsed(self.parse, line)
             check_skipped(shard, number, start)
 
 
@@ -85,6 +85,16 @@ class _Member(tarfile.TarInfo):
         except tarfile.HeaderError as error:
             # Which tarfile takes for the archive's end where it is not the first header.
             raise tarfile.ReadError(f"a damaged archive, or one that is cut: {error}") from error
+
+
+def _parsed(parse: Callable[[bytes], Any], line: bytes) -> Any:
+    try:
+        return parse(line.rstrip(b"\r\n"))
+    except json.JSONDecodeError as error:
+        error.add_note(
+            f"loaderkit: the line is {line[:40]!r}, wanted JSON. Of other lines: parse=, such as bytes.decode."
+        )
+        raise
 
 
 def _samples(shard: str) -> Iterator[tuple[str, dict[str, bytes]]]:
@@ -184,7 +194,7 @@ class LogReader:
                     continue
                 number += 1
                 if number > start:
-                    yield self.parse(line.rstrip(b"\r\n"))
+                    yield _parsed(self.parse, line)
         check_skipped(shard, number, start)
 
     def _lines(self, file: BinaryIO) -> Iterator[bytes]:
