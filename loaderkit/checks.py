@@ -8,7 +8,9 @@ import numpy as np
 import torch
 
 from loaderkit.config import LoaderConfig
+from loaderkit.order import Order
 from loaderkit.plan import Plan
+from loaderkit.sampling import Weighted
 
 _OF_DATA_LOADER = {
     "sampler": "give it as order=",
@@ -84,6 +86,22 @@ def check_plan(config: LoaderConfig, size: int) -> None:
         raise ValueError(
             f"loader: PackPlan makes rows of several samples, which {name} can't join. Wanted a collate_fn that takes a list of "
             "rows, such as loaderkit.PackCollate(row_length=...)."
+        )
+
+
+def check_order(order: Order, size: int) -> None:
+    """Refuse an order that was made for other data.
+
+    Raises:
+        ValueError: If it was.
+    """
+    if order.reach > size:
+        raise ValueError(
+            f"loader: the order has indices up to {order.reach - 1:,}, the dataset {size:,} samples. Make the order for this dataset."
+        )
+    if isinstance(order, Weighted) and order.reach < size:
+        raise ValueError(
+            f"loader: Weighted has {order.reach:,} weights, the dataset {size:,} samples. Give each its weight; 0 leaves it out."
         )
 
 

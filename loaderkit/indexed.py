@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from loaderkit.bad_samples import JUDGED_FROM, Reported
-from loaderkit.checks import check_indexed, check_plan, no_batches
+from loaderkit.checks import check_indexed, check_order, check_plan, no_batches
 from loaderkit.config import LoaderConfig
 from loaderkit.cursor import Cursor, Identity, fingerprint, pack_state, saved_order, unpack_state
 from loaderkit.engine import Description, Engine, describe, make_engine
@@ -218,11 +218,8 @@ class IndexedWalk(Walk):
             order = shuffled_order(self.dataset, self._size, seed=config.seed, batch_size=config.batch_size)
         else:
             order = Sequential(self._size)
-        if order is not None and order.reach > self._size:
-            raise ValueError(
-                f"loader: the order has indices up to {order.reach - 1:,}, the dataset {self._size:,} samples. "
-                "Make the order for this dataset."
-            )
+        if order is not None:
+            check_order(order, self._size)
         if config.plan is not None:
             return config.plan
         return BatchPlan(order=order, batch_size=config.batch_size, tail=config.tail_policy)

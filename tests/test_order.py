@@ -118,9 +118,11 @@ def test_a_size_is_an_integer(make: type, size: object) -> None:
         make(size)
 
 
-def test_an_order_for_a_larger_dataset_is_refused() -> None:
+def test_an_order_for_another_dataset_is_refused() -> None:
     with pytest.raises(ValueError, match="indices up to 19, the dataset 10 samples"):
         Loader(list(range(10)), order=Sequential(20))
+    with pytest.raises(ValueError, match="Weighted has 9 weights, the dataset 10 samples"):
+        Loader(list(range(10)), order=Weighted([1] * 9))
 
 
 class Reversed(Order):
