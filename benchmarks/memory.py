@@ -173,6 +173,7 @@ def draw(figure: Any, rows: list[Row]) -> None:
     axes.axvline(0.1, color="#24292f", linewidth=0.8, linestyle=":")
     axes.set_xscale("log")
     axes.set_xlim(5e-4, 40)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
     axes.invert_yaxis()
     axes.set_xlabel("growth of four workers over the records' own size (log scale; less is better; target 10 %)")
     axes.set_title(f"{rows[0]['records']:,} records, one pass", loc="left")
