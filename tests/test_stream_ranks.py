@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -264,6 +265,59 @@ def test_two_loaders_over_shards_of_the_same_names_do_not_mix_up_their_values() 
     first, second = on_ranks(2, work)
     assert first == second
     assert first[1] == 2 * first[0] > 20
+
+
+class Late:
+    """A store for a rank that sees late what the other one has left."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def check(self, keys: list[str]) -> bool:
+        time.sleep(0.1)
+        found: bool = self._store.check(keys)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def short_epoch(loader: Any) -> list[Any]:
+    loader._walk._meeting._timeout_s = 1
+    return [str(batch) for batch in loader]
+
+
+@pytest.mark.parametrize("stop", ["shortest", "repeat"])
+def test_a_late_rank_does_not_miss_what_was_left_in_an_earlier_pass_from_the_same_place(stop: str) -> None:
+    """As in evaluation: each pass is that of epoch 0."""
+
+    def work(rank: int, store: Any) -> Any:
+        store = Late(store) if rank else store
+        loader = make_loader(
+            [3, 3], 3, world=lk.World(rank, 2), store=store, stop=stop, transform=None, collate_fn=None
+        )
+        passes = []
+        for _ in range(3):
+            loader.seek(epoch=0)
+            passes.append(short_epoch(loader))
+        return passes
+
+    for passes in on_ranks(2, work):
+        assert [len(each) for each in passes] == [1, 1, 1]
+        assert passes[0] == passes[1] == passes[2]
+
+
+def test_a_second_loader_of_the_same_data_does_not_find_what_the_first_has_left() -> None:
+    def work(rank: int, store: Any) -> Any:
+        store, passes = Late(store) if rank else store, []
+        for saves_first in (True, False):
+            loader = make_loader([3, 3], 3, world=lk.World(rank, 2), store=store, stop="shortest", collate_fn=None)
+            if saves_first:
+                loader.state_dict()
+            passes.append(len(short_epoch(loader)))
+        return passes
+
+    assert on_ranks(2, work) == [[1, 1], [1, 1]]
 
 
 class Sized:

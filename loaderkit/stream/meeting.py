@@ -31,8 +31,15 @@ class Meeting:
         """Whether there is a store."""
         return self._given is not None or self._is_initialized()
 
-    def ask(self, name: str, standing: Standing, world: World, has_batch: bool) -> list[bool]:
+    def ask(self, name: str, when: str, standing: Standing, world: World, has_batch: bool) -> list[bool]:
         """Return which ranks have another batch.
+
+        Args:
+            name: Of the meeting.
+            when: In which pass, and where in it. A pass that begins where another began must not find what that one left.
+            standing: Where this rank stands.
+            world: This rank and the number of ranks.
+            has_batch: Whether this rank has another one.
 
         Raises:
             RuntimeError: If one does not answer in time, or there is no store.
@@ -44,7 +51,7 @@ class Meeting:
                 f"loader: to end an epoch together {world.size} ranks need torch.distributed or store=, where they meet. "
                 "Initialise the process group, or use steps=."
             )
-        answers = self.exchange(name, standing.point, world, str(int(has_batch)))
+        answers = self.exchange(name, f"{when}/{standing.point}", world, str(int(has_batch)))
         if silent := ", ".join(str(rank) for rank, answer in enumerate(answers) if answer is None):
             raise RuntimeError(
                 f"loader: rank {silent} did not say in time whether it has another batch after {standing.batches} of epoch "

@@ -28,6 +28,7 @@ class LaneWalk(LaneStand):
         super().__init__(dataset, config)
         self._check_settings()
         self._meeting = Meeting(config.store, config.meet_timeout_s)
+        self._passes = 0  # that were begun
         self._trained_by_epochs = False
 
     @property
@@ -43,6 +44,7 @@ class LaneWalk(LaneStand):
         if self._begun and self._batches:  # left before its end
             self._roll_over()
         self._begun = True
+        self._passes += 1
         self.turn += 1
         reader = self._bind()
         self._check_workers(len(reader.places))
@@ -212,7 +214,7 @@ class LaneWalk(LaneStand):
 
     def _all_have(self, when: str, has_batch: bool) -> list[bool]:
         """Return which ranks have another batch."""
-        return self._meeting.ask(f"{self._name()}/{when}", self._now(), self.world, has_batch)
+        return self._meeting.ask(self._name(), f"{when}/{self._passes}", self._now(), self.world, has_batch)
 
     def _pack(self, standing: Standing) -> dict[str, Any]:
         """Make a state of where this rank and, if they can be asked, the others stand there."""
@@ -220,7 +222,7 @@ class LaneWalk(LaneStand):
         values: list[str | None] = [None] * world.size
         values[world.rank] = standing.value
         if world.size > 1 and self.config.stop != "each":  # else they are never at one point
-            values = self._meeting.gather(f"{self._name()}/state", standing, world, self._kept or ())
+            values = self._meeting.gather(self._name(), standing, world, self._kept or ())
         return pack_position(position_of(standing, values, self._lanes(), self._place), self._identity())
 
     def _name(self) -> str:
