@@ -194,12 +194,27 @@ class KillOnSave(pl.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class SaveAtStarts(pl.Callback):
+    """Saves where a training begins, and where each of its epochs does."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        trainer.save_checkpoint(self.path / "start-training.ckpt")
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        trainer.save_checkpoint(self.path / f"start-epoch={trainer.current_epoch}.ckpt")
+
+
 def make_trainer(job: dict[str, Any], **settings: Any) -> pl.Trainer:
     callbacks: list[pl.Callback] = [lk.SeedSteps()]
     if "save_every" in job:
         path = Path(job["dir"], f"saved-{job['name']}")
         callbacks.append(ModelCheckpoint(path, "step-{step}", every_n_train_steps=job["save_every"], save_top_k=-1))
         callbacks.append(ModelCheckpoint(path, "epoch-{epoch}", every_n_epochs=1, save_top_k=-1))
+        if job.get("save_at_starts"):
+            callbacks.append(SaveAtStarts(path))
         if job.get("save_in_validation"):
             callbacks.append(
                 ModelCheckpoint(path, "val-{step}", monitor="val", save_top_k=-1, save_on_train_epoch_end=False)

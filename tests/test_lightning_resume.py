@@ -73,12 +73,12 @@ def check_same_end(whole: dict[str, Any], resumed: dict[str, Any], *, begins_at:
 PER_PROCESS = 8  # a process takes a third of a job's time
 
 
-def resume_everywhere(whole: dict[str, Any], checkpoints: list[Path]) -> list[int]:
+def resume_everywhere(whole: dict[str, Any], checkpoints: list[Path], name: str = "resumed") -> list[int]:
     """Resume from each of these checkpoints, in new processes, and return how many steps each had left."""
     unsaved = {name: value for name, value in whole.items() if name != "save_every"}
-    resumes = [{**unsaved, "name": f"resumed-{n}", "ckpt": str(path)} for n, path in enumerate(checkpoints)]
+    resumes = [{**unsaved, "name": f"{name}-{n}", "ckpt": str(path)} for n, path in enumerate(checkpoints)]
     for start in range(0, len(resumes), PER_PROCESS):
-        job = {"dir": whole["dir"], "name": f"from-{start}", "jobs": resumes[start : start + PER_PROCESS]}
+        job = {"dir": whole["dir"], "name": f"{name}-from-{start}", "jobs": resumes[start : start + PER_PROCESS]}
         assert jobs.launch(job, jobs.run_each) == 0, jobs.log_of(job)
     return [check_same_end(whole, resumed) for resumed in resumes]
 
@@ -97,6 +97,27 @@ def test_resume_from_every_checkpoint_equals_the_uninterrupted_run(case: str, tm
     assert any("epoch" in path.name for path in checkpoints)
     left = resume_everywhere(whole, checkpoints)
     assert len(set(left)) > 5
+
+
+@pytest.mark.parametrize("settings", [{}, {"limit_train_batches": 7}, {"reload_dataloaders_every_n_epochs": 1}])
+def test_resume_from_where_a_training_or_an_epoch_begins(settings: dict[str, Any], tmp_path: Path) -> None:
+    """And from the checkpoints of the runs that were resumed there: each epoch is trained once."""
+    whole = {"dir": str(tmp_path), "name": "whole", "save_every": 100, "save_at_starts": True, "trainer": settings}
+    run(whole)
+    starts = [path for path in checkpoints_of(whole) if path.stem.startswith("start")]
+    assert len(starts) == 4
+    resume_everywhere(whole, starts)
+    for start in ("start-epoch=0", "epoch-epoch=0"):
+        first = {
+            **whole,
+            "name": f"first-{start}",
+            "ckpt": str(tmp_path / "saved-whole" / f"{start}.ckpt"),
+            "save_every": 5,
+        }
+        run(first)
+        assert len(checkpoints_of(first)) > 6
+        left = resume_everywhere(whole, checkpoints_of(first), start)
+        assert len(set(left)) > 3
 
 
 @pytest.mark.parametrize("case", WORKERS)

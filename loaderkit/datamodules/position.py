@@ -11,6 +11,7 @@ from loaderkit.datamodules.progress import (
     begun,
     between_epochs,
     epoch_batches,
+    forget_ready_epoch,
     learnt,
     reopen_epoch,
     set_batches,
@@ -99,6 +100,8 @@ class TrainPosition:
             return {"train": states, "batches": self._loaders[0].cursor.batches, "epoch_over": False}
         batches, over = self._learnt()
         states = [loader.state_after(batches - self._first, over=over) for loader in self._loaders]
+        # At an epoch's start the last one is over: else it would pass for one that was stopped before its first batch.
+        over = over or (self._waiting and self._first == 0 and between_epochs(self._trainer))
         ended = [not over and loader.has_ended(state) for loader, state in zip(self._loaders, states, strict=True)]
         return {"train": states, "batches": 0 if over else batches, "epoch_over": over, "ended": ended}
 
@@ -130,6 +133,7 @@ class TrainPosition:
         """Make a checkpoint's own counts of batches agree with the loaders, before the loops read them."""
         if self._restored is None:
             return
+        forget_ready_epoch(fit_loop)
         current, total = (fit_loop["epoch_loop.batch_progress"][part] for part in ("current", "total"))
         over, batches = self._restored["epoch_over"], self._restored["batches"]
         saved_whole = current["processed"] == batches or (over and batches == 0)  # no open accumulation

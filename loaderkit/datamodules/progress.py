@@ -40,13 +40,22 @@ def begun(trainer: pl.Trainer) -> int:
 def between_epochs(trainer: pl.Trainer) -> bool:
     """Say whether the last epoch that was begun is over, for the Trainer."""
     epochs: Any = trainer.fit_loop.epoch_progress.current
-    return bool(epochs.ready == epochs.processed)
+    return bool(epochs.started == epochs.processed)
 
 
 def epoch_batches(trainer: pl.Trainer, batches: int) -> int:
     """Return how many of a loader's batches the Trainer takes in an epoch."""
     limit = trainer.limit_train_batches
     return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+
+
+def forget_ready_epoch(fit_loop: dict[str, Any]) -> None:
+    """Make a checkpoint's loops say nothing of an epoch that they were about to begin.
+
+    Lightning begins it without counting it as ready, and from then on takes the middle of an epoch for its end.
+    """
+    for part in fit_loop["epoch_progress"].values():
+        part["ready"] = part["started"]
 
 
 def set_epoch_over(fit_loop: dict[str, Any], *, uncounted: bool) -> None:
