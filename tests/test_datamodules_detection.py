@@ -190,6 +190,18 @@ def test_other_data_has_another_fingerprint(coco: Path) -> None:
     assert len({fingerprint(data) for data in (coco, dicts(), others)}) == 3
 
 
+def test_a_target_with_polygons_of_unequal_sizes_can_be_saved() -> None:
+    def state(last: float) -> Any:
+        polygons = [[3, 2, 9, 2, 9, 5], torch.tensor([3.0, 2, 9, 2, 9, 5, 3, last])]
+        module = DetectionDataModule([{**sample, "polygons": polygons} for sample in dicts()])
+        module.setup("fit")
+        loader = module.train_dataloader()
+        next(iter(loader))
+        return loader.state_dict()
+
+    assert state(5) == state(5) != state(6)
+
+
 def changed(**fields: Any) -> list[dict[str, Any]]:
     """Samples with other values of some fields; None: without the field."""
     return [{k: v for k, v in {**sample, **fields}.items() if v is not None} for sample in dicts()]

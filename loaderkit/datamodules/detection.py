@@ -190,7 +190,7 @@ class BoxedPictures:
         """Digest the pictures' file names and the targets."""
         digest = hashlib.blake2b(digest_size=8)
         for name, sample in zip(_picture_names(self.samples), self.samples, strict=True):
-            target = {field: np.asarray(value).tolist() for field, value in sample.items() if field != "image"}
+            target = {field: _plain(value) for field, value in sample.items() if field != "image"}
             digest.update(json.dumps([Path(name).name, target], default=str, sort_keys=True).encode())
         return digest.hexdigest()
 
@@ -238,6 +238,14 @@ def _with(config: LoaderConfig, collate: DetectionCollate) -> LoaderConfig:
 def _names_of(labels: Any) -> list[Any]:
     """Return labels as Python's own values, whatever they are in."""
     return [label.item() if hasattr(label, "item") else label for label in labels]
+
+
+def _plain(value: Any) -> Any:
+    """Return numbers as lists, whatever they are in."""
+    try:
+        return np.asarray(value).tolist()
+    except ValueError:  # parts of unequal sizes, as polygons have
+        return [_plain(part) for part in value]
 
 
 def _decode(path: Path) -> Tensor:
