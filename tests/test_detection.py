@@ -172,6 +172,16 @@ def test_boxes_in_lists_are_float32_and_those_of_arrays_keep_their_dtype() -> No
         assert target["boxes"].shape == (len(boxes), 4)
 
 
+def test_masks_and_boxes_that_numpy_has_flipped_are_taken() -> None:
+    masks = np.zeros((1, 4, 5), np.uint8)
+    masks[:, :, 0] = 1
+    sample = {"boxes": np.array([[0, 0, 1, 1]], ">f4")[::-1], "labels": np.array([1])[::-1], "masks": masks[:, :, ::-1]}
+    _, (target,) = lk.DetectionCollate()([(PICTURE, sample)])
+    assert target["boxes"].tolist() == [[0, 0, 1, 1]]
+    assert target["labels"].tolist() == [1]
+    assert target["masks"].sum(1).tolist() == [[0, 0, 0, 0, 4]]
+
+
 @pytest.mark.parametrize(
     ("sample", "message"),
     [

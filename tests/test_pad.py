@@ -605,6 +605,7 @@ def test_what_is_unusual_among_plain_sequences_is_padded_or_refused(kind: Any, s
         with pytest.raises(CollateError, match="is an array of float128"):
             collate([np.ones(3, np.longdouble)])
         assert same(collate([np.ones(3, ">i4")]), torch.ones(1, 3, dtype=torch.int32))
+        assert same(collate([torch.ones(1), np.ones(1, np.float32)[::-1]]), torch.ones(2, 1))
         assert same(collate([np.ones(3, np.longlong), np.ones(3, np.int64)]), torch.ones(2, 3, dtype=torch.int64))
 
 

@@ -66,6 +66,8 @@ LEAVES = [
     "text",
     b"bytes",
     np.array([1.5, 2.5], dtype=np.float16)[::-1],
+    np.array(2.5),
+    np.ones((2, 3, 1))[:, ::2, ::-1],
 ]
 
 
@@ -156,6 +158,11 @@ def test_numbers_of_several_types_become_floats_where_one_is() -> None:
     assert stack([True, 2]).tolist() == [1, 2]
     assert stack([np.float32(1), 2.5]).tolist() == [1.0, 2.5]
     assert stack([1, np.float32(2.5)]).tolist() == [1.0, 2.5]
+    assert stack([2**24 + 1, np.float32(2.5)]).tolist() == [2**24 + 1, 2.5]  # as in the other order
+
+
+def test_arrays_of_the_other_byte_order_are_stacked() -> None:
+    assert equal(stack([np.arange(3, dtype=order) for order in (">i2", "<i2")]), torch.tensor([[0, 1, 2]] * 2).short())
 
 
 def test_samples_are_not_changed_nor_shared() -> None:
@@ -178,6 +185,7 @@ def test_samples_are_not_changed_nor_shared() -> None:
         ([{"a": 1}, {"a": 1}, {"b": 1}], r"keys \['a'\] and \['b'\]", (0, 2)),
         ([Item(Point(1, [1, 2])), Item(Point(1, [1]))], "field 'image.y' has 2 and 1 parts", (0, 1)),
         ([("a", 1), ("b", "c")], r"field '1' has types \['int', 'str'\]", (0, 1)),
+        ([{"a": 1}, {"a": 2**63}], "field 'a' is 9223372036854775808, wanted integers of 64 bits", (1,)),
         ([1, None], r"the sample has types \['NoneType', 'int'\]", (0, 1)),
     ],
 )

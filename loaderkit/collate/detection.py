@@ -11,7 +11,7 @@ from torch import Tensor
 from loaderkit.collate.coco import coco_target
 from loaderkit.collate.padding import pad_field
 from loaderkit.collate.rules import Pad, difference
-from loaderkit.collate.stack import CollateError, stack_field
+from loaderkit.collate.stack import CollateError, from_array, stack_field
 
 _EACH = ("boxes", "labels", "masks", "area", "iscrowd")  # one for each object
 _DTYPES = {"labels": torch.int64, "area": torch.float32, "iscrowd": torch.int64}
@@ -165,4 +165,5 @@ def _tensor(values: Any, name: str, dtype: torch.dtype | None) -> Tensor:
         raise ValueError(f"its {name} are {values!r:.60}, wanted numbers")
     if dtype is None and found.dtype == np.float64 and not isinstance(values, np.ndarray):
         dtype = torch.get_default_dtype()
-    return torch.as_tensor(found, dtype=dtype)
+    made = from_array(found)
+    return made if dtype is None else made.to(dtype)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from loaderkit.collate.rules import Pad, difference, named
-from loaderkit.collate.stack import CollateError
+from loaderkit.collate.stack import CollateError, from_array
 from loaderkit.datasets.ragged import Ragged
 
 Array = npt.NDArray[Any]
@@ -171,8 +171,7 @@ def as_tensor(value: Any) -> Tensor:
     """Return an array as a tensor, which must not be written to."""
     if isinstance(value, Tensor):
         return value
-    native = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("="))
-    return torch.from_numpy(native if native.flags.writeable else native.copy())  # torch warns of those read-only
+    return from_array(value if value.flags.writeable else value.copy())  # torch warns of those read-only
 
 
 def _no_sequence(found: str, field: str, row: int, collate: str) -> CollateError:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.utils.data as torch_data
 from torch import Tensor
@@ -68,7 +69,7 @@ def stack_field(values: Sequence[Any], field: str) -> Any:
     if isinstance(first, Tensor):
         return _stack_tensors(values, field)
     if isinstance(first, np.ndarray) and first.dtype.kind in "biufc":
-        return _stack_tensors([torch.from_numpy(np.ascontiguousarray(value)) for value in values], field)
+        return _stack_tensors(list(map(from_array, values)), field)
     if isinstance(first, _NUMBERS):
         return _stack_numbers(values)
     if first is None or isinstance(first, (str, bytes)):
@@ -85,6 +86,14 @@ def stack_field(values: Sequence[Any], field: str) -> Any:
         f"collate: {_name(field)} has type {kind.__name__}, wanted tensors, arrays, numbers, strings, None, or "
         f"dicts, tuples and dataclasses of them. Give {kind.__name__} a static method collate(samples), or pass collate_fn."
     )
+
+
+def from_array(array: npt.NDArray[Any]) -> Tensor:
+    """Return an array as a tensor, of the same memory where torch can take it, which must not be written to."""
+    try:
+        return torch.from_numpy(array)
+    except ValueError:  # steps backwards, or another byte order; np.ascontiguousarray keeps the steps of axes of size 1
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
 
 
 def _stack_dataclass(values: Sequence[Any], field: str) -> Any:
@@ -134,9 +143,9 @@ def _difference(values: Sequence[Tensor], what: str, field: str) -> CollateError
 
 
 def _stack_numbers(values: Sequence[Any]) -> Tensor:
-    if isinstance(values[0], _NUMPY_NUMBERS):
-        return torch.from_numpy(np.asarray(values))
     kinds = set(map(type, values))
+    if isinstance(values[0], _NUMPY_NUMBERS) or any(issubclass(kind, np.floating) for kind in kinds):
+        return torch.from_numpy(np.asarray(values))
     if any(issubclass(kind, float) for kind in kinds):
         return torch.tensor(values, dtype=torch.float64)
     return torch.tensor(values)
@@ -189,8 +198,15 @@ def _show(value: Any) -> str:
     return str(tuple(value)) if isinstance(value, torch.Size) else str(value)
 
 
-def _stack_integers(values: Sequence[int], _: str) -> Tensor:
-    return torch.from_numpy(np.array(values, dtype=np.int64))  # a quarter of torch.tensor's time
+def _stack_integers(values: Sequence[int], field: str) -> Tensor:
+    try:
+        return torch.from_numpy(np.array(values, dtype=np.int64))  # a quarter of torch.tensor's time
+    except OverflowError:
+        row = next(row for row, value in enumerate(values) if not -(2**63) <= value < 2**63)
+        raise CollateError(
+            f"collate: {_name(field)} is {values[row]}, wanted integers of 64 bits. Make them numpy.uint64 in the dataset, or text",
+            [row],
+        ) from None
 
 
 def _keep(values: Sequence[Any], _: str) -> list[Any]:
