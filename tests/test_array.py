@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
 import loaderkit as lk
+from loaderkit.collate import stack
 
 Row = namedtuple("Row", ["a", "b"])  # noqa: PYI024
 SIZE = 11
@@ -41,6 +42,7 @@ def columns(name: str, folder: Path) -> Any:
         "strings": [f"row {number}" for number in range(SIZE)],
         "numbers": [number * 0.5 for number in range(SIZE)],
         "range": range(SIZE),
+        "numpy numbers": list(np.arange(SIZE, dtype=np.float32)),
         "truths": [number % 2 == 0 for number in range(SIZE)],
         "tuple": (tensor, np.arange(SIZE)),
         "list of columns": [tensor, np.arange(SIZE)],
@@ -51,7 +53,8 @@ def columns(name: str, folder: Path) -> Any:
 
 
 NAMES = """tensor|strided tensor|one axis|bool|float16|bfloat16|complex|numpy|numpy float16|numpy bool|numpy strided|
-numpy strings|memmap|strings|numbers|range|truths|tuple|list of columns|dict|namedtuple|nested""".replace("\n", "")
+numpy strings|memmap|strings|numbers|numpy numbers|range|truths|tuple|list of columns|dict|namedtuple|
+nested""".replace("\n", "")
 
 
 def as_torch(batch: Any) -> Any:
@@ -83,6 +86,13 @@ def test_a_batch_is_the_default_collate_of_its_samples(name: str, tmp_path: Path
     copy = pickle.loads(pickle.dumps(data))
     assert copy.fingerprint() == data.fingerprint()
     assert equal(as_torch(copy.read_batch(rows)), wanted)
+
+
+@pytest.mark.parametrize("column", [[1, 0.1, 2], [0.1, 1, 2], [1, np.float32(0.5), 2], np.arange(3, dtype=">i4")])
+def test_a_batch_has_the_dtype_of_the_samples_stacked(column: Any) -> None:
+    data = lk.ArrayDataset({"x": column})
+    for rows in ([0, 1], [1, 0], [2, 0]):
+        assert equal(data.read_batch(np.array(rows))["x"], stack([data[row]["x"] for row in rows]))
 
 
 @given(st.lists(st.integers(0, SIZE - 1), min_size=1, max_size=30))

@@ -162,9 +162,9 @@ def _read(column: Any, indices: Int64Array) -> Any:
     if isinstance(rows, Tensor):
         return rows
     if isinstance(rows, np.ndarray) and rows.dtype.kind in "biufc":
-        return torch.from_numpy(rows)
+        return torch.from_numpy(rows if rows.dtype.isnative else rows.astype(rows.dtype.newbyteorder("=")))
     if isinstance(rows, np.ndarray):
         return rows.tolist()
-    if isinstance(rows, list) and rows and isinstance(rows[0], bool | int | float):
-        return torch.tensor(rows, dtype=torch.float64 if isinstance(rows[0], float) else None)
+    if isinstance(rows, list) and rows and isinstance(rows[0], int | float | np.number | np.bool_):
+        return torch.from_numpy(np.asarray(rows))  # float64 where one is a float, as the default collate has it
     return rows
