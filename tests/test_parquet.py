@@ -91,6 +91,19 @@ def test_the_laws(sizes: list[int], tmp_path: Path) -> None:
     check_laws(lambda: lk.ParquetDataset(tmp_path, transform=with_draws), lambda row: int(row["id"]), pickled=pickled)
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_views_are_read(kind: str, tmp_path: Path) -> None:
+    """Arrow files that Polars writes have them, and Arrow takes no rows of them."""
+    text = pa.array([None if i == 2 else f"text {i} of more than twelve bytes" for i in range(7)], pa.string_view())
+    nested = pa.array([[{"a": row}] for row in text.to_pylist()], pa.list_(pa.struct({"a": pa.string_view()})))
+    data = pa.table({"text": text, "data": text.cast(pa.binary_view()), "nested": nested})
+    data = data if kind == "arrow" else data.drop_columns("nested")  # which Parquet does not take
+    write_table(tmp_path / f"a.{kind}", data, kind)
+    read = lk.ParquetDataset(tmp_path / f"a.{kind}")
+    rows = [6, 0, 2, 2, 1]
+    assert read.__getitems__(rows) == [data.to_pylist()[row] for row in rows]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_has_the_same_types_in_any_batch(kind: str, tmp_path: Path) -> None:
     """A list is an array by what it holds itself, not by what its neighbours hold."""

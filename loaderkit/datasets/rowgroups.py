@@ -93,7 +93,7 @@ class GroupedTable:
     def read(self, group: int, rows: Int64Array) -> list[dict[str, Any]]:
         table = self._groups.get(self, group).table
         with _errors_named(self.shard, f"row group {group} has broken values"):
-            values = [_to_python(column) for column in table.take(rows).columns]
+            values = [_to_python(column) for column in _take(table, rows).columns]
         return [dict(zip(self.columns, row, strict=True)) for row in zip(*values, strict=True)] or [{} for _ in rows]
 
     def columns_of(self, group: int) -> dict[str, Column]:
@@ -182,6 +182,15 @@ def _errors_named(shard: str, what: str) -> Iterator[None]:
         raise
     except (pa.ArrowException, OSError, EOFError, ValueError) as error:
         raise ShardError(f"{shard}: {what}: {error}") from error
+
+
+def _take(table: Any, rows: Int64Array) -> Any:
+    import pyarrow as pa
+
+    try:
+        return table.take(rows)
+    except pa.ArrowNotImplementedError:  # such as string views, which Polars writes
+        return pa.concat_tables([table.slice(row, 1) for row in rows.tolist()])
 
 
 def _whole(column: Any) -> Any:
