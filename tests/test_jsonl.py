@@ -105,7 +105,18 @@ def test_compressed_and_utf16_files_are_refused(tmp_path: Path) -> None:
 def test_a_file_cut_while_it_is_in_use_is_an_error(tmp_path: Path) -> None:
     write(tmp_path, [50])
     data = lk.JsonlDataset(tmp_path)
+    data[0]  # opens it
     file = tmp_path / "000.jsonl"
     file.write_bytes(file.read_bytes()[:200])
     with pytest.raises(lk.ShardError, match=r"000\.jsonl: ends at byte 200"):
         data[40]
+
+
+def test_a_file_that_changed_before_it_was_opened_is_an_error(tmp_path: Path) -> None:
+    """What lies at the old places may be JSON all the same."""
+    file = tmp_path / "a.jsonl"
+    file.write_text("111\n222\n")
+    data = lk.JsonlDataset(file)
+    file.write_text("1234567890\n")
+    with pytest.raises(lk.ShardError, match=r"a\.jsonl: changed since it was indexed"):
+        data[1]

@@ -89,6 +89,7 @@ class CsvDataset(ShardedDataset):
         return len(spans), spans
 
     def open(self, shard: str, index: ShardIndex) -> "_Records":
+        self.refuse_change(shard, index)
         names = self._names(shard)
         if missing := [name for name in self.columns if name not in names]:
             raise ShardError(f"{shard}: lacks the columns {missing}, has {names}.")

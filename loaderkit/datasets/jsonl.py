@@ -38,6 +38,7 @@ class JsonlDataset(ShardedDataset):
         return len(spans), spans
 
     def open(self, shard: str, index: ShardIndex) -> LineFile:
+        self.refuse_change(shard, index)
         return LineFile(shard, self.open_file(shard))
 
     def read(self, handle: LineFile, rows: Int64Array, index: ShardIndex) -> list[Any]:

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, ClassVar
 import numpy as np
 
 from loaderkit.datasets.base import check_index
-from loaderkit.datasets.index import ShardIndex, load_index, save_index
+from loaderkit.datasets.index import ShardError, ShardIndex, load_index, save_index
 from loaderkit.datasets.storage import Stat, Storage
 from loaderkit.datasets.urls import Urls, expand, is_remote, open_file, shard_name, stat
 from loaderkit.process import process_id
@@ -116,6 +116,15 @@ class ShardedDataset(ABC):
     def stat(self, shard: str) -> Stat:
         """Return what tells a shard from its other versions: of a local one now, of a remote one when it was found."""
         return self._remote.get(shard) or stat(shard)
+
+    def refuse_change(self, shard: str, index: ShardIndex) -> None:
+        """Refuse a shard whose samples may lie elsewhere by now.
+
+        Raises:
+            ShardError: If it has changed.
+        """
+        if not index.fits(self.stat(shard)):
+            raise ShardError(f"{shard}: changed since it was indexed. Make the dataset anew, which indexes it again.")
 
     def open_file(self, shard: str) -> BinaryIO:
         """Open a shard's bytes; one of the machine's own files unless a remote shard is read without a cache."""

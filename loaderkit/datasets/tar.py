@@ -94,8 +94,7 @@ class TarDataset(ShardedDataset):
 
     def open(self, shard: str, index: ShardIndex) -> OpenTar:
         """Open a shard, if it is still the one that was indexed."""
-        if not index.fits(self.stat(shard)):
-            raise ShardError(f"{shard}: changed since it was indexed. Make the dataset anew, which indexes it again.")
+        self.refuse_change(shard, index)
         return OpenTar(shard, self.open_file(shard), index)
 
     def read(self, handle: OpenTar, rows: Int64Array, index: ShardIndex) -> list[dict[str, Any]]:
