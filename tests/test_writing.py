@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -289,6 +290,7 @@ def mixed(good: Any, bad: Any, place: int = 71, size: int = 100) -> list[Any]:
 
 
 NPY = np.zeros((2, 3))
+NOON = datetime(2020, 1, 1, 12)
 WRONG: dict[str, tuple[Any, Any, str]] = {
     "empty": ([], "tar", "the dataset has no samples"),
     "tar, other fields": (
@@ -324,6 +326,12 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
     ),
     "parquet, other type": (mixed({"a": 1}, {"a": "x"}), "parquet", "sample 71, field 'a': .*wanted int64"),
     "parquet, a fraction": (mixed({"a": 1}, {"a": 1.5}), "parquet", "sample 71, field 'a': .*1.5.*wanted int64"),
+    "parquet, text": (mixed({"a": b"x"}, {"a": "x"}), "parquet", "sample 71, field 'a': str 'x'; wanted binary"),
+    "parquet, bytes": (mixed({"a": "x"}, {"a": b"x"}), "parquet", "sample 71, field 'a': bytes b'x'; wanted string"),
+    "parquet, a truth": (mixed({"a": 0.5}, {"a": True}), "parquet", "sample 71, field 'a': bool True; wanted double"),
+    "parquet, a time": (mixed({"a": NOON.date()}, {"a": NOON}), "parquet", "sample 71, field 'a': the time .*T12:00"),
+    "parquet, a zone": (mixed({"a": NOON}, {"a": NOON.astimezone()}), "parquet", "sample 71, field 'a': the time .*"),
+    "parquet, text at first": ([{"a": "x"}, {"a": b"x"}], "parquet", "sample 0, field 'a': str 'x'; wanted binary"),
     "parquet, too large": (mixed({"a": 1}, {"a": 2**64}), "parquet", "sample 71, field 'a'"),
     "parquet, inner key": (
         mixed({"a": {"b": 1}}, {"a": {"b": 1, "c": 2}}),

@@ -4,6 +4,7 @@ import base64
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
@@ -194,9 +195,19 @@ def _column(values: list[Any], kind: Any, strict: bool) -> Any:
 
 
 def _refuse_loss(value: Any, kind: Any, strict: bool) -> None:
-    """Refuse what Arrow changes without a word: fractions in whole numbers, keys that a type has not."""
+    """Refuse what Arrow changes without a word, such as fractions in whole numbers, and keys that a type has not."""
     pa = _pyarrow()
-    if isinstance(value, float | np.floating):
+    if isinstance(value, datetime):
+        zoned = getattr(kind, "tz", None) is not None
+        if pa.types.is_date(kind) or (strict and zoned != (value.tzinfo is not None)):
+            raise ValueError(f"the time {value.isoformat()}")
+    elif strict and (
+        (isinstance(value, str) and kind == pa.binary())
+        or (isinstance(value, bytes) and kind == pa.string())
+        or (isinstance(value, bool | np.bool_) and kind != pa.bool_())
+    ):
+        raise ValueError(f"{type(value).__name__} {value!r:.60}")
+    elif isinstance(value, float | np.floating):
         whole = pa.types.is_integer(kind) and not float(value).is_integer()
         narrow = strict and type(value) is float and kind in (pa.float16(), pa.float32())
         if whole or narrow:
