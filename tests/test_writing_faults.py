@@ -6,6 +6,7 @@ import os
 import random
 import resource
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from test_writing import contents, hidden
 
 import loaderkit as lk
 from loaderkit.writing import write as module
-from loaderkit.writing.manifest import MANIFEST
+from loaderkit.writing.manifest import MANIFEST, Folder
 
 FORMATS = {"tar": ".tar", "parquet": ".parquet", "tokens": ".bin"}
 SIZE, PER_SHARD = 32, 8
@@ -265,3 +266,28 @@ def test_two_writers_do_not_meet(
         assert process.exitcode == 0
     assert contents(tmp_path) == whole["tar"]
     assert (tmp_path / MANIFEST).exists()
+
+
+def test_a_writer_that_waited_for_another_keeps_others_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first removes the file that the second waits for."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def wait_and_hold() -> None:
+        with Folder(tmp_path).locked():
+            entered.set()
+            leave.wait(20)
+
+    second = threading.Thread(target=wait_and_hold)
+    with Folder(tmp_path).locked():
+        second.start()
+        time.sleep(0.3)
+        assert not entered.is_set()
+    try:
+        assert entered.wait(10)
+        monkeypatch.setattr("loaderkit.writing.manifest._LOCK_WAIT_S", 0.2)
+        with pytest.raises(lk.WriteError, match="another process writes shards here"), Folder(tmp_path).locked():
+            pass
+    finally:
+        leave.set()
+        second.join(20)
+    assert not list(tmp_path.iterdir())

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from loaderkit.datasets.urls import INDEX_SUFFIX, write_atomically
 from loaderkit.writing.format import WriteError
@@ -76,19 +76,12 @@ class Folder:
         Raises:
             WriteError: If another one is at work.
         """
-        (self.path / _STATE).mkdir(parents=True, exist_ok=True)
-        with (self.path / _STATE / "lock").open("w") as lock:
-            until = time.monotonic() + _LOCK_WAIT_S
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > until:
-                        raise WriteError(
-                            f"{self.path}: another process writes shards here. Wait for it, or end it."
-                        ) from None
-                    time.sleep(0.05)
+        until = time.monotonic() + _LOCK_WAIT_S
+        while (lock := self._lock()) is None:
+            if time.monotonic() > until:
+                raise WriteError(f"{self.path}: another process writes shards here. Wait for it, or end it.")
+            time.sleep(0.05)
+        with lock:
             try:
                 yield
             finally:
@@ -96,6 +89,18 @@ class Folder:
                     self.sweep()
                     if not (self.path / _STATE / "plan.json").exists():
                         shutil.rmtree(self.path / _STATE, ignore_errors=True)
+
+    def _lock(self) -> IO[str] | None:
+        """Take the lock; None if another writer has it, or has removed it meanwhile."""
+        path = self.path / _STATE / "lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as opened, contextlib.suppress(BlockingIOError, FileNotFoundError):
+            lock = opened.enter_context(path.open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                opened.pop_all()
+                return lock
+        return None
 
     def plan(self) -> Plan | None:
         """Return what this folder is for, if that is known."""
