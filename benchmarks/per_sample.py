@@ -80,7 +80,7 @@ def run(data: Computed) -> None:
 
 
 def draw(figure: Any, rows: list[Row]) -> None:
-    lines, bars = figure.subplots(2, 2, sharey="row", height_ratios=(3, 4))
+    lines, bars = figure.subplots(2, 2, height_ratios=(3, 4))
     column = "throughput_ratio_to_reference"
     for axes, workers in zip(lines, (0, 2), strict=True):
         for name, style in ((REFERENCE, "o-"), (LOADER, "o-"), (UNSEEDED, "o--")):
@@ -92,7 +92,7 @@ def draw(figure: Any, rows: list[Row]) -> None:
                     axes.annotate(
                         f"{value:.2f}",
                         (cost, value),
-                        (0, 8 if value > 0.9 else -14),
+                        (0, -14),
                         textcoords="offset points",
                         ha="center",
                         fontsize=8,
@@ -101,10 +101,10 @@ def draw(figure: Any, rows: list[Row]) -> None:
         axes.set_xscale("log")
         axes.set_xlabel("cost of a sample (us, log scale)")
         axes.set_title(f"{workers} workers", loc="left")
-        drawn = (REFERENCE, LOADER, UNSEEDED)
-        axes.set_ylim(0, 1.3 * max(row[column] for row in rows if row["contender"] in drawn))
+        mine = [row for row in rows if row["workers"] == workers and row["contender"] in (REFERENCE, LOADER, UNSEEDED)]
+        axes.set_ylim(0, 1.3 * max(row[column] for row in mine))
     lines[0].set_ylabel("throughput over DataLoader's\n(more is better)")
-    lines[0].legend(loc="upper left", frameon=False)
+    lines[1].legend(loc="upper right", frameon=False)
     names = list(dict.fromkeys(row["contender"] for row in rows if row["contender"] != BARE))
     for axes, workers in zip(bars, (0, 2), strict=True):
         mine = [row for row in rows if row["workers"] == workers and row["sample_us"] == TARGET_US]
@@ -117,8 +117,8 @@ def draw(figure: Any, rows: list[Row]) -> None:
         axes.bar_label(found, [f" {row[column]:.2f}" for row in mine], fontsize=8)
         axes.set_xlim(0, 1.2 * max(row[column] for row in mine))
         axes.set_title(f"{TARGET_US} us a sample, {workers} workers", loc="left")
-    bars[0].set_yticks(range(len(names)), names)
-    bars[0].invert_yaxis()
+        axes.set_yticks(range(len(names)), names if axes is bars[0] else [])
+        axes.set_ylim(len(names) - 0.5, -0.5)
     bars[0].set_xlabel("throughput over DataLoader's (more is better)")
     figure.suptitle(
         f"Samples that cost something, batches of {BATCH}: torch, numpy and random seeded for each, or not",
