@@ -11,8 +11,6 @@ from typing import Any
 
 import psutil
 
-_DRIVER = "/dev/nvidia"  # which opens files for the process's whole life, when it likes
-
 
 def found(pids: set[int]) -> dict[str, Any]:
     """Count children of this process, its open files and mappings of shared memory, and names of these processes in /dev/shm."""
@@ -21,7 +19,7 @@ def found(pids: set[int]) -> dict[str, Any]:
     mapped = sum("memfd:" in line or "/dev/shm" in line for line in Path("/proc/self/maps").read_text().splitlines())
     return {
         "processes": {child.pid for child in psutil.Process().children(recursive=True)},
-        "files": +Counter({kind: files[kind] for kind in files if kind != "gone" and not kind.startswith(_DRIVER)}),
+        "files": +Counter({kind: files[kind] for kind in files if kind != "gone"}),
         "mapped": mapped,
         "names": {path.name for path in Path("/dev/shm").iterdir() if any(str(pid) in path.name for pid in pids)},
     }

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from drawing import Drawing, drawing_collate, equal, generator_states
+from leftovers import nothing_left
 
 import loaderkit as lk
 
@@ -206,6 +207,7 @@ def count_up(shard: str, start: int) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("kind", ["starts anew", "persists", "stream"])
+@nothing_left()
 def test_a_forked_process_disturbs_nobody(kind: str) -> None:
     if kind == "stream":
         stream = lk.StreamDataset(["a", "b", "c", "d"], count_up, lanes=4)
