@@ -1,14 +1,19 @@
 """Pure functions that a thread computes ahead, beside what this process does meanwhile."""
 
+import ctypes
 import functools
 import os
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Thread
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from loaderkit.cpus import Cpus
 
 T = TypeVar("T")
+
+_current_cpu: Any = getattr(ctypes.CDLL(None), "sched_getcpu", None) if sys.platform == "linux" else None
 
 
 class Ahead(Generic[T]):
@@ -19,9 +24,11 @@ class Ahead(Generic[T]):
 
     Args:
         function: A pure one, in which numpy does the work: it lets other threads go on.
+        elsewhere: Whether the thread is kept off the CPU that this one runs on. That pays for few and long calls; in many short
+            ones two threads on two CPUs keep waking each other for the interpreter.
     """
 
-    def __init__(self, function: Callable[[], T]) -> None:
+    def __init__(self, function: Callable[[], T], *, elsewhere: bool = False) -> None:
         self._function, self._process = function, os.getpid()
         self._found: list[T] = []
         self._error: BaseException | None = None
@@ -33,6 +40,8 @@ class Ahead(Generic[T]):
             except RuntimeError:  # this process has no threads left, or is about to end
                 return
             self._thread = thread
+            if elsewhere:
+                _keep_off(thread)
 
     def result(self) -> T:
         """Return it; what the function raises is raised here."""
@@ -48,6 +57,16 @@ class Ahead(Generic[T]):
             self._found.append(self._function())
         except BaseException as error:
             self._error = error
+
+
+def _keep_off(thread: Thread) -> None:
+    """Move a thread to other CPUs than the one this runs on.
+
+    `Thread.start` sleeps until the thread runs: often here, where both would take turns, 4 ms each, though another CPU is idle.
+    """
+    if _current_cpu is not None and thread.native_id is not None:
+        with suppress(OSError):  # it has ended, there is no other CPU, or a sandbox forbids it
+            os.sched_setaffinity(thread.native_id, os.sched_getaffinity(0) - {_current_cpu()})
 
 
 @functools.lru_cache(maxsize=1)

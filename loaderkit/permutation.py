@@ -49,7 +49,7 @@ def permute_stretch(start: int, stop: int, size: int, seed: int, epoch: int, cac
 def prepare(size: int, seed: int, epoch: int, cache: dict[int, Any]) -> None:
     """Begin to make what an epoch's look-ups need, in a thread, if that takes long."""
     if _LARGE <= size < SMALL and epoch not in cache:
-        cache[epoch] = Ahead(partial(_drawn_permutation, size, seed, epoch))
+        cache[epoch] = Ahead(partial(_drawn_permutation, size, seed, epoch), elsewhere=True)
 
 
 def _table(size: int, seed: int, epoch: int, cache: dict[int, Any]) -> "Int64Array | _Feistel":

@@ -2,7 +2,7 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
@@ -22,14 +22,29 @@ Tail = Literal["keep", "drop", "pad"]
 _AHEAD, _AHEAD_IN_THREAD = 1 << 15, 1 << 17
 
 
-@dataclass(slots=True, eq=False)  # not frozen: one is made for each batch, in a quarter of the time
 class BatchKey:
-    """All that a worker needs to make a batch: where its samples stand, and which they are."""
+    """All that a worker needs to make a batch: where its samples stand, and which they are.
 
-    epoch: int
-    positions: Int64Array  # (B,), in the order; seeds come from these
-    indices: Int64Array  # (B,), in the dataset
-    rows: Int64Array | None = None  # (R + 1,), where a batch's rows begin, if each holds several samples
+    Args:
+        epoch: Whose seeds they get.
+        positions: (B,), in the order; seeds come from these.
+        indices: (B,), in the dataset.
+        rows: (R + 1,), where a batch's rows begin, if each holds several samples.
+    """
+
+    __slots__ = ("_positions", "epoch", "indices", "rows")
+
+    def __init__(
+        self, epoch: int, positions: Int64Array | range, indices: Int64Array, rows: Int64Array | None = None
+    ) -> None:
+        self.epoch, self.indices, self.rows = epoch, indices, rows
+        self._positions = positions
+
+    @property
+    def positions(self) -> Int64Array:
+        """Where the samples (B,) stand in the order."""
+        found = self._positions  # a batch that is read as a whole has no use for them
+        return np.arange(found.start, found.stop, dtype=np.int64) if isinstance(found, range) else found
 
 
 class Plan(ABC):
@@ -151,8 +166,8 @@ class BatchPlan(Plan):
         stretches = self._stretches(cursor)
         stretch, is_first = next(stretches, None), True
         while stretch is not None:
-            positions, look_up = stretch
-            keys = map(BatchKey, repeat(cursor.epoch), positions, look_up().reshape(positions.shape))
+            count, positions, look_up = stretch
+            keys = map(BatchKey, repeat(cursor.epoch), positions, look_up().reshape(count, -1))
             yield next(keys)
             # Who asks for a second batch will want the others: they may be looked up meanwhile.
             stretch = next(stretches, None)
@@ -161,38 +176,40 @@ class BatchPlan(Plan):
                 is_first = False
             yield from keys
 
-    def _stretches(self, cursor: Cursor) -> Iterator[tuple[Int64Array, Callable[[], Int64Array]]]:
-        """Yield positions (C, B) of some batches at a time, and what looks up the indices (C * B,) there."""
+    def _stretches(
+        self, cursor: Cursor
+    ) -> Iterator[tuple[int, Iterable[Int64Array | range], Callable[[], Int64Array]]]:
+        """Yield the number C of some batches at a time, the positions of each, and what looks up the indices (C * B,) there."""
         left, samples, in_thread = self.remaining(cursor), cursor.samples, False
         size = self._size(cursor.epoch)
-        full, batch = self.step, self.step // self.world.size
-        steps = self._places(min(left, max(1, _AHEAD // batch)))
+        ahead = _AHEAD
         while left > 0:
             if left > 2:
-                count, step = min(len(steps), left - 2), full
-                positions = samples + steps[:count]
+                count, step = min(left - 2, max(1, ahead * self.world.size // self.step)), self.step
             else:  # the last two steps may be short: they go one by one
                 count, step = 1, self._step(cursor, samples)
-                low, high = self._share(step)
-                positions = samples + np.arange(low, high, dtype=np.int64)[None]
             end = samples + count * step
-            if end > size:
-                positions %= size  # only tail="pad" looks past the end
+            positions: Iterable[Int64Array | range]
             if self.world.size == 1 and end <= size:  # all positions are this rank's
+                positions = map(range, range(samples, end, step), range(samples + step, end + step, step))
                 look_up = partial(self.order.indices, cursor.epoch, samples, end)
             else:
-                look_up = partial(self.order.at, cursor.epoch, positions.reshape(-1))
-            yield positions, Ahead(look_up).result if in_thread and count > 1 else look_up
+                positions = places = self._places(samples, count, step)
+                if end > size:
+                    places %= size  # only tail="pad" looks past the end
+                look_up = partial(self.order.at, cursor.epoch, places.reshape(-1))
+            yield count, positions, Ahead(look_up).result if in_thread and count > 1 else look_up
             samples += count * step
             left -= count
             if not in_thread and self.order.is_dear:  # the first ones were wanted at once
                 in_thread = True
-                steps = self._places(min(left, max(1, _AHEAD_IN_THREAD // batch)))
+                ahead = _AHEAD_IN_THREAD
 
-    def _places(self, count: int) -> Int64Array:
-        """Return where this rank's samples (C, B) of some full steps lie, from the first one's start."""
-        low, high = self._share(self.step)
-        return np.arange(count, dtype=np.int64)[:, None] * self.step + np.arange(low, high, dtype=np.int64)
+    def _places(self, start: int, count: int, step: int) -> Int64Array:
+        """Return the positions (C, B) of this rank in some steps from `start` on."""
+        low, high = self._share(step)
+        steps = np.arange(start, start + count * step, step, dtype=np.int64)
+        return steps[:, None] + np.arange(low, high, dtype=np.int64)
 
     @property
     def step(self) -> int:
