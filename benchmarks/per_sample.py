@@ -1,23 +1,28 @@
 """Samples that cost something each: seeding every one of them, against a DataLoader that seeds none.
 
 A sample is a numpy computation of 10 to 1,000 us, batches of 32, shuffled, with 0 and 2 workers; at 100 us beside the other
-peers. They draw nothing; lk.Loader seeds them all the same, unless the dataset says so by `draws_nothing`. The reference is the DataLoader with as many workers; the limit is a loop over the dataset, without
-any loader and without collating (with 2 workers: half of it).
+peers. They draw nothing; lk.Loader seeds them all the same, unless the dataset says so by `draws_nothing`. Beside it is a DataLoader
+whose dataset seeds torch, numpy and `random` for each sample itself, as it has to where augmentations are to be the same again. The reference is
+the DataLoader with as many workers; the limit is a loop over the dataset, without any loader and without collating (with 2 workers: half of it).
 """
 
 import copy
+import random
 import time
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from contenders import BARE, LOADER, REFERENCE, Job, colour_of, compare, ours
+from contenders import BARE, LOADER, REFERENCE, Job, by_torch, colour_of, compare, ours
 from harness import Row, drain, parse_options, report
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 BATCH = 32
 UNSEEDED = f"{LOADER}, draws_nothing"
+BY_HAND = f"{REFERENCE}, seeded by hand"
+LINES = {REFERENCE: "o-", BY_HAND: "o--", LOADER: "o-", UNSEEDED: "o--"}
 TARGET_US = 100
 
 
@@ -52,6 +57,22 @@ class Computed:
         return float(np.median(taken)) * 1e6
 
 
+class SeededByHand:
+    """A dataset that seeds the three generators for each of its samples, as fast as Python can."""
+
+    def __init__(self, data: Computed) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        torch.default_generator.manual_seed(index)
+        np.random.seed(index)
+        random.seed(index)
+        return self._data[index]
+
+
 def main() -> None:
     options = parse_options(__doc__)
     rows: list[Row] = []
@@ -62,6 +83,7 @@ def main() -> None:
             data, at_target = Computed(size, sample_us), sample_us == TARGET_US
             said = copy.copy(data)
             said.draws_nothing = True
+            by_hand = Job(dataset=SeededByHand(data), batch_size=BATCH)
             rows += compare(
                 Job(dataset=data, batch_size=BATCH),
                 workers,
@@ -69,7 +91,10 @@ def main() -> None:
                 limit_s=45 if at_target else 10,
                 bare=partial(run, data),
                 columns={"sample_us": sample_us},
-                more={UNSEEDED: partial(ours, Job(dataset=said, batch_size=BATCH), workers, "auto")},
+                more={
+                    UNSEEDED: partial(ours, Job(dataset=said, batch_size=BATCH), workers, "auto"),
+                    BY_HAND: partial(by_torch, by_hand, workers, DataLoader),
+                },
                 alone=not at_target,
             )
     report("per_sample", rows, options, lambda figure: draw(figure, rows), height=7)
@@ -83,7 +108,7 @@ def draw(figure: Any, rows: list[Row]) -> None:
     lines, bars = figure.subplots(2, 2, height_ratios=(3, 4))
     column = "throughput_ratio_to_reference"
     for axes, workers in zip(lines, (0, 2), strict=True):
-        for name, style in ((REFERENCE, "o-"), (LOADER, "o-"), (UNSEEDED, "o--")):
+        for name, style in LINES.items():
             line = [row for row in rows if row["contender"] == name and row["workers"] == workers]
             costs, values = [row["sample_us"] for row in line], [row[column] for row in line]
             axes.plot(costs, values, style, color=colour_of(name), label=name)
@@ -101,7 +126,7 @@ def draw(figure: Any, rows: list[Row]) -> None:
         axes.set_xscale("log")
         axes.set_xlabel("cost of a sample (us, log scale)")
         axes.set_title(f"{workers} workers", loc="left")
-        mine = [row for row in rows if row["workers"] == workers and row["contender"] in (REFERENCE, LOADER, UNSEEDED)]
+        mine = [row for row in rows if row["workers"] == workers and row["contender"] in LINES]
         axes.set_ylim(0, 1.3 * max(row[column] for row in mine))
     lines[0].set_ylabel("throughput over DataLoader's\n(more is better)")
     lines[1].legend(loc="upper right", frameon=False)

@@ -129,7 +129,7 @@ def main() -> None:
     found: dict[tuple[str, str], list[dict[str, list[float]]]] = {case: [] for case in cases}
     draw_order = random.Random(0)
     begun = time.monotonic()
-    for number in range(1 if options.quick else 11):
+    for number in range(1 if options.quick else 21):
         for case in draw_order.sample(cases, len(cases)):  # what one leaves behind meets another each time
             if number < 2 or case[1] == "fork":  # the others take seconds
                 try:
