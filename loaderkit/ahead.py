@@ -24,11 +24,9 @@ class Ahead(Generic[T]):
 
     Args:
         function: A pure one, in which numpy does the work: it lets other threads go on.
-        elsewhere: Whether the thread is kept off the CPU that this one runs on. That pays for few and long calls; in many short
-            ones two threads on two CPUs keep waking each other for the interpreter.
     """
 
-    def __init__(self, function: Callable[[], T], *, elsewhere: bool = False) -> None:
+    def __init__(self, function: Callable[[], T]) -> None:
         self._function, self._process = function, os.getpid()
         self._found: list[T] = []
         self._error: BaseException | None = None
@@ -40,8 +38,7 @@ class Ahead(Generic[T]):
             except RuntimeError:  # this process has no threads left, or is about to end
                 return
             self._thread = thread
-            if elsewhere:
-                _keep_off(thread)
+            _keep_off(thread)
 
     def result(self) -> T:
         """Return it; what the function raises is raised here."""

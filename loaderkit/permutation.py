@@ -19,6 +19,7 @@ from loaderkit.seeding import Int64Array, UInt64Array, derive_seed
 SMALL = 1 << 20
 ROUNDS = 6  # with 3 or 4 the displacement test fails
 _LARGE = 1 << 16  # from here on drawing one takes longer than handing that to a thread
+_TABLE = 1 << 14  # the largest a whose tables, 15 * a words in all, stay in a core's cache
 _BLOCK = 1 << 17  # positions at a time: the temporaries stay in caches, and threads seldom have to wait for each other
 
 
@@ -49,7 +50,7 @@ def permute_stretch(start: int, stop: int, size: int, seed: int, epoch: int, cac
 def prepare(size: int, seed: int, epoch: int, cache: dict[int, Any]) -> None:
     """Begin to make what an epoch's look-ups need, in a thread, if that takes long."""
     if _LARGE <= size < SMALL and epoch not in cache:
-        cache[epoch] = Ahead(partial(_drawn_permutation, size, seed, epoch), elsewhere=True)
+        cache[epoch] = Ahead(partial(_drawn_permutation, size, seed, epoch))
 
 
 def _table(size: int, seed: int, epoch: int, cache: dict[int, Any]) -> "Int64Array | _Feistel":
@@ -89,13 +90,26 @@ def _drawn_permutation(size: int, seed: int, epoch: int) -> Int64Array:
 
 
 class _Feistel:
-    """x = left * b + right, and in turn left += F(right) mod a, right += F(left) mod b."""
+    """x = left * b + right, and in turn left += F(right) mod a, right += F(left) mod b.
+
+    Where a and b are small, F is looked up, in half of the time and a third of the calls, and the sums are reduced at the end alone.
+    """
 
     def __init__(self, size: int, seed: int, epoch: int) -> None:
         a = math.isqrt(size - 1) + 1
         b = -(-size // a)
         self._size, self._a, self._b = np.uint64(size), np.uint64(a), np.uint64(b)
         self._keys = [np.uint64(derive_seed("feistel", seed, epoch, number)) for number in range(ROUNDS)]
+        self._tables = [self._table(number) for number in range(ROUNDS)] if a <= _TABLE else []
+
+    def _table(self, number: int) -> UInt64Array:
+        """Return F of a round, for all that its side may have come to by then: a sum of as many terms as it was added to."""
+        of_right = number % 2 == 0
+        side, modulus = (self._b, self._a) if of_right else (self._a, self._b)
+        values = np.arange(side, dtype=np.uint64)
+        hashed = np.empty_like(values)
+        _hash(values, self._keys[number], modulus, hashed, np.empty_like(values))
+        return np.tile(hashed, number // 2 + (1 if of_right else 2))
 
     def at(self, positions: Int64Array) -> Int64Array:
         result = positions.astype(np.uint64)
@@ -117,6 +131,26 @@ class _Feistel:
         np.floor_divide(x, self._b, out=left)
         np.multiply(left, self._b, out=hashed)
         np.subtract(x, hashed, out=right)
+        if self._tables:
+            self._look_up(left, right, hashed)
+        else:
+            self._compute(left, right, hashed, spare)
+        np.multiply(left, self._b, out=x)
+        x += right
+
+    def _look_up(self, left: UInt64Array, right: UInt64Array, hashed: UInt64Array) -> None:
+        for number, table in enumerate(self._tables):
+            source, target = (right, left) if number % 2 == 0 else (left, right)
+            np.take(
+                table, source.view(np.int64), out=hashed, mode="clip"
+            )  # none is outside; by "raise" numpy makes a copy
+            target += hashed
+        for side, modulus in ((left, self._a), (right, self._b)):
+            np.floor_divide(side, modulus, out=hashed)
+            hashed *= modulus
+            side -= hashed
+
+    def _compute(self, left: UInt64Array, right: UInt64Array, hashed: UInt64Array, spare: UInt64Array) -> None:
         for number, key in enumerate(self._keys):
             if number % 2 == 0:
                 _hash(right, key, self._a, hashed, spare)
@@ -124,8 +158,6 @@ class _Feistel:
             else:
                 _hash(left, key, self._b, hashed, spare)
                 _add(right, hashed, self._b, spare)
-        np.multiply(left, self._b, out=x)
-        x += right
 
 
 def _add(x: UInt64Array, y: UInt64Array, modulus: np.uint64, spare: UInt64Array) -> None:

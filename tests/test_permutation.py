@@ -20,7 +20,7 @@ LIMIT = 5.0  # standard deviations; the seeds are fixed, so that a pass stays a 
 def feistel(size: int, seed: int, epoch: int = 0, rounds: int | None = None) -> Int64Array:
     """Evaluate the network at each position, at sizes too small for it as well."""
     network = _Feistel(size, seed, epoch)
-    network._keys = network._keys[:rounds]
+    network._keys, network._tables = network._keys[:rounds], network._tables[:rounds]
     return network.at(np.arange(size, dtype=np.int64))
 
 
@@ -154,6 +154,20 @@ def test_any_position_can_be_asked_for_in_any_order(size: int) -> None:
     assert np.array_equal(order.at(1, some), whole[some])
     order.at(0, some)  # another epoch in between
     assert np.array_equal(order.indices(1, 5, 50), whole[5:50])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 17, 1000, 4097, SMALL, SMALL + 7, 10**7, (1 << 28) - 5, 1 << 28])
+def test_looking_up_finds_what_computing_does(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    positions = np.unique(np.random.default_rng(size).integers(0, size, 200_000))
+    for seed, epoch in ((0, 0), (3, 12)):
+        looked_up = _Feistel(size, seed, epoch)
+        with monkeypatch.context() as patch:
+            patch.setattr(permutation, "_TABLE", 0)
+            computed = _Feistel(size, seed, epoch)
+        assert len(looked_up._tables) == permutation.ROUNDS
+        assert not computed._tables
+        assert np.array_equal(looked_up.at(positions), computed.at(positions))
+    assert not _Feistel((1 << 28) + 1, 0, 0)._tables
 
 
 def test_golden_orders() -> None:
