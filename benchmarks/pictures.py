@@ -53,9 +53,9 @@ def main() -> None:
     data = Augmented(make_jpegs(128 if options.quick else 512))
     job = Job(dataset=data, batch_size=BATCH)
     rows: list[Row] = []
-    for workers, rounds in ((0, 24), (2, 9)):
+    for workers, rounds in ((0, 48), (2, 9)):
         rounds = 2 if options.quick else rounds
-        rows += compare(job, workers, rounds=rounds, limit_s=180, bare=lambda: run(data), anew=True)
+        rows += compare(job, workers, rounds=rounds, limit_s=360, bare=lambda: run(data), anew=True)
     title = f"JPEGs of {SIDE} x {SIDE}, decoded and augmented: throughput over the bare loop's (more is better)"
     report("pictures", rows, options, lambda figure: draw_bars(figure, rows, title))
 

@@ -7,7 +7,6 @@ no epochs and no gap, and starts by spawn alone.
 """
 
 import importlib
-import random
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -29,7 +28,7 @@ from contenders import (
     colour_of,
     installed,
 )
-from harness import OVER_LINES, LeftOutError, Row, parse_options, report, spread, tell
+from harness import OVER_LINES, LeftOutError, Row, parse_options, report, spread, tell, turns
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -127,15 +126,14 @@ def main() -> None:
     cases += [(GRAIN, "spawn")] if installed(GRAIN) else []
     cases = [case for case in cases if not options.quick or case[1] == "fork"]
     found: dict[tuple[str, str], list[dict[str, list[float]]]] = {case: [] for case in cases}
-    draw_order = random.Random(0)
     begun = time.monotonic()
     for number in range(1 if options.quick else 21):
-        for case in draw_order.sample(cases, len(cases)):  # what one leaves behind meets another each time
-            if number < 2 or case[1] == "fork":  # the others take seconds
-                try:
-                    found[case].append(once(partial(measure, *case), limit_s=LIMIT_S))
-                except LeftOutError as error:
-                    tell(f"{', '.join(case)}: a run of it left out: {error}.")
+        due = [case for case in cases if number < 2 or case[1] == "fork"]  # the others take seconds
+        for place in turns(len(due), number):
+            try:
+                found[due[place]].append(once(partial(measure, *due[place]), limit_s=LIMIT_S))
+            except LeftOutError as error:
+                tell(f"{', '.join(due[place])}: a run of it left out: {error}.")
         tell(f"round {number + 1}: {time.monotonic() - begun:.0f} s")
     rows: list[Row] = []
     for (name, method), runs in found.items():

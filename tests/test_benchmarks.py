@@ -15,7 +15,9 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 CONTENDERS = """
 import os, subprocess, sys, time
 from apart import interleave_apart
-from harness import descendants
+from collections import Counter
+from itertools import pairwise
+from harness import descendants, turns
 
 def hangs(stack):
     subprocess.Popen(["sleep", "60"])
@@ -41,6 +43,12 @@ def in_new_memory(stack):
 
 anew = interleave_apart({"new": in_new_memory, "dies": dies}, rounds=4, anew=True)
 assert len(anew.pop("new").values()) == 4 and not anew, anew
+
+for count in range(1, 16):
+    rounds = [turns(count, number) for number in range(2 * count)]
+    assert all(sorted(order) == list(range(count)) for order in rounds)
+    follows = Counter(pair for order in rounds for pair in pairwise(order))
+    assert len(follows) == count * (count - 1) and set(follows.values()) <= {2}, follows
 """
 
 
