@@ -32,12 +32,12 @@ class Script:
 
 SCRIPTS = (
     Script("rows", 3),
-    Script("per_sample", 3),
-    Script("pictures", 4),
+    Script("per_sample", 4.5),
+    Script("pictures", 7),
     Script("tokens", 2),
-    Script("stragglers", 3),
+    Script("stragglers", 6),
     Script("transport", 3),
-    Script("startup", 2.5),
+    Script("startup", 4),
     Script("memory", 5),
     Script("peers/peers_throughput", 6, ("--rounds", "3", "--seconds", "0.5", "--minutes", "5", "--skip", "costs")),
     Script("tar", 2),

@@ -141,9 +141,8 @@ class _Feistel:
     def _look_up(self, left: UInt64Array, right: UInt64Array, hashed: UInt64Array) -> None:
         for number, table in enumerate(self._tables):
             source, target = (right, left) if number % 2 == 0 else (left, right)
-            np.take(
-                table, source.view(np.int64), out=hashed, mode="clip"
-            )  # none is outside; by "raise" numpy makes a copy
+            # None is outside: "clip" is for speed, as numpy makes a copy by "raise".
+            np.take(table, source.view(np.int64), out=hashed, mode="clip")
             target += hashed
         for side, modulus in ((left, self._a), (right, self._b)):
             np.floor_divide(side, modulus, out=hashed)

@@ -43,8 +43,9 @@ class BatchKey:
     @property
     def positions(self) -> Int64Array:
         """Where the samples (B,) stand in the order."""
-        found = self._positions  # a batch that is read as a whole has no use for them
-        return np.arange(found.start, found.stop, dtype=np.int64) if isinstance(found, range) else found
+        if isinstance(self._positions, range):  # of no use to a batch that is read as a whole
+            self._positions = np.arange(self._positions.start, self._positions.stop, dtype=np.int64)
+        return self._positions
 
 
 class Plan(ABC):
