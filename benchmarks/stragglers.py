@@ -3,7 +3,7 @@
 A sample takes 1 ms, a straggler 10 ms; which ones, is drawn once. Two workers, batches of 1 and of 8, in order. "Computing" uses the CPU,
 "waiting" sleeps, as reading from a service does. Perfect balance is the least that two workers need: two bare processes that share the
 batches so that each has as much to do, measured in the same round. Threads can't seed what samples draw from, and no peer does: lk.Loader is
-measured with seeding and, by `draws_nothing`, without.
+measured with seeding and, by `draws_nothing`, without, with processes and with threads.
 """
 
 import copy
@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 
 WORKERS, SAMPLE_S, SHARE, SLOWER = 2, 1e-3, 20, 10
 BALANCE, THEIRS, UNSEEDED = "perfect balance (the limit)", f"{LOADER}, torch", f"{LOADER}, draws_nothing"
+THREADS = f"{LOADER}, threads, draws_nothing"
 REFERENCE, MORE_AHEAD = "DataLoader", "DataLoader, prefetch_factor=8"
 
 
@@ -104,6 +105,7 @@ def compare(waiting: bool, batch_size: int, options: Options) -> list[Row]:
         LOADER: partial(ours, job, WORKERS, "auto"),
         RING: partial(ours, job, WORKERS, "ring"),
         UNSEEDED: partial(ours, dataclasses.replace(job, dataset=said), WORKERS, "auto"),
+        THREADS: partial(ours, dataclasses.replace(job, dataset=said), WORKERS, "threads"),
         THEIRS: partial(ours, job, WORKERS, "torch"),
         REFERENCE: partial(by_torch, job, WORKERS, DataLoader),
         MORE_AHEAD: partial(by_torch, job, WORKERS, DataLoader, prefetch_factor=8),

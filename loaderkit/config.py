@@ -36,7 +36,7 @@ class LoaderConfig:
     world: World | None = None
     device: str | None = None
     pin_memory: bool | Literal["auto"] = "auto"
-    engine: Literal["auto", "inline", "torch", "ring"] = "auto"
+    engine: Literal["auto", "inline", "torch", "ring", "threads"] = "auto"
     prefetch_factor: int | None = None
     persistent_workers: bool | None = None
     multiprocessing_context: Any = None
@@ -66,10 +66,13 @@ class LoaderConfig:
             raise ValueError(f"loader: tail is {self.tail!r}, wanted one of {', '.join(map(repr, get_args(Tail)))}.")
         if self.drop_last and self.tail not in ("keep", "drop"):
             raise ValueError(f"loader: drop_last=True and tail={self.tail!r} contradict each other. Give one of them.")
-        if self.engine not in ("auto", "inline", "torch", "ring"):
-            raise ValueError(f"loader: engine is {self.engine!r}, wanted 'auto', 'inline', 'torch' or 'ring'.")
-        if self.engine == "ring" and not self.num_workers:
-            raise ValueError("loader: engine='ring' works in worker processes, and num_workers is 0. Use workers.")
+        if self.engine not in ("auto", "inline", "torch", "ring", "threads"):
+            raise ValueError(
+                f"loader: engine is {self.engine!r}, wanted 'auto', 'inline', 'torch', 'ring' or 'threads'."
+            )
+        if self.engine in ("ring", "threads") and not self.num_workers:
+            where = "worker processes" if self.engine == "ring" else "threads"
+            raise ValueError(f"loader: engine={self.engine!r} works in {where}, and num_workers is 0. Use workers.")
         if self.engine == "ring" and sys.platform != "linux":
             raise ValueError(
                 f"loader: engine='ring' shares memory as Linux does, and this is {sys.platform}. Give engine='auto', which "
@@ -116,6 +119,9 @@ class LoaderConfig:
         for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout"):
             if self.num_workers == 0 and getattr(self, name):
                 raise ValueError(f"loader: {name} is for workers, and num_workers is 0. Leave it out, or use workers.")
+        for name in ("worker_init_fn", "multiprocessing_context"):
+            if self.engine == "threads" and getattr(self, name) is not None:
+                raise ValueError(f"loader: {name} is for worker processes, and engine is 'threads'. Leave it out.")
         ahead, context = self.prefetch_factor, self.multiprocessing_context
         if ahead is not None and (not isinstance(ahead, int) or isinstance(ahead, bool) or ahead < 1):
             raise ValueError(f"loader: prefetch_factor is {ahead!r}, wanted an integer of at least 1.")

@@ -11,11 +11,12 @@ import torch.utils.data as torch_data
 
 from loaderkit.bad_samples import RAISE, BadSamples
 from loaderkit.collate.stack import CollateError, stack, stack_columns
-from loaderkit.datasets.base import draws_nothing, reads_batches, reads_columns, reads_many
+from loaderkit.datasets.base import reads_batches, reads_columns, reads_many
+from loaderkit.draws import Draws, OwnSeeds, Unseeded, draws
 from loaderkit.order import Order
 from loaderkit.overrides import passes_over
 from loaderkit.plan import BatchKey
-from loaderkit.seeding import Int64Array, SampleSeeds, Unseeded, hash_positions
+from loaderkit.seeding import Int64Array, SampleSeeds, hash_positions
 
 if TYPE_CHECKING:
     from loaderkit.repair import Repair
@@ -85,15 +86,26 @@ class Feed:
             except Exception as error:
                 return self._mend_whole(key, error)
             return batch if self.collate_fn is None else self._collate_whole(batch, key.indices.tolist(), key.rows)
-        quiet = draws_nothing(self.dataset)
-        with Unseeded(len(key.indices)) if quiet else self._seeds(key.epoch, key.positions) as seeds:
+        drawn = draws(self.dataset)
+        with self._seeds(drawn, key) as seeds:
+            quiet = drawn is Draws.NOTHING
             if quiet and self._columns and self.collate_fn is None and self.batched and key.rows is None:
                 return self._make_of_columns(key, seeds)
             return self._make(key, seeds)
 
-    def _seeds(self, epoch: int, positions: Int64Array) -> SampleSeeds:
-        in_worker = torch_data.get_worker_info() is not None
-        return SampleSeeds(hash_positions(positions, "sample", self.seed, epoch), restore=not in_worker)
+    def draws_from(self) -> Draws:
+        """Say what making a batch draws from."""
+        if self._read_batch is not None:
+            return Draws.NOTHING
+        return max(draws(self.dataset), Draws.NOTHING if self.collate_fn is None else draws(self.collate_fn))
+
+    def _seeds(self, drawn: Draws, key: BatchKey, rows: slice = slice(None)) -> SampleSeeds:
+        if drawn is Draws.NOTHING:
+            return Unseeded(len(key.indices[rows]))
+        words = hash_positions(key.positions[rows], "sample", self.seed, key.epoch)
+        if drawn is Draws.SAMPLE_RNG:
+            return OwnSeeds(words)
+        return SampleSeeds(words, restore=torch_data.get_worker_info() is None)
 
     def _make_of_columns(self, key: BatchKey, seeds: SampleSeeds) -> Any:
         indices = key.indices.tolist()
@@ -126,13 +138,13 @@ class Feed:
         bounds = key.rows if key.rows is None or repair is None else np.searchsorted(repair.rows, key.rows)
         if self.collate_fn is None:  # stacking draws nothing
             batch = self._collate(samples, indices, bounds) if self.batched else samples[0]
-        elif isinstance(seeds, Unseeded):
-            with self._seeds(key.epoch, key.positions[:1]) as own:
-                if not self.batched:
-                    own.enter(0)
-                batch = self._collate_seeded(samples, indices, bounds, own)
-        else:
+        elif draws(self.collate_fn) <= draws(self.dataset):
             batch = self._collate_seeded(samples, indices, bounds, seeds)
+        else:
+            with self._seeds(draws(self.collate_fn), key, slice(1)) as own:
+                if not self.batched:
+                    own.go_on(seeds)
+                batch = self._collate_seeded(samples, indices, bounds, own)
         return batch if repair is None else repair.report(batch)
 
     def _mend_whole(self, key: BatchKey, error: Exception) -> Any:
@@ -200,7 +212,7 @@ class Feed:
     def _collate(self, samples: list[Any], indices: list[int], bounds: Int64Array | None) -> Any:
         if bounds is not None:  # rows of several samples each; a row of which nothing is left goes, too
             samples = [samples[first:last] for first, last in pairwise(bounds.tolist()) if first < last]
-        return self._named(self.collate_fn or stack, indices, samples)
+        return self._named(stack if self.collate_fn is None else self.collate_fn, indices, samples)
 
     def _collate_whole(self, batch: Any, indices: list[int], bounds: Int64Array | None) -> Any:
         collate: Any = self.collate_fn

@@ -8,7 +8,7 @@ from loaderkit.bad_samples import JUDGED_FROM, Reported
 from loaderkit.checks import check_indexed, check_order, check_plan, no_batches
 from loaderkit.config import LoaderConfig
 from loaderkit.cursor import Cursor, Identity, fingerprint, pack_state, saved_order, unpack_state
-from loaderkit.engine import Description, Engine, describe, make_engine
+from loaderkit.engine import Description, Engine, check_threads, describe, make_engine
 from loaderkit.feed import Feed
 from loaderkit.order import Order, Sequential
 from loaderkit.plan import BatchPlan, Plan
@@ -40,6 +40,8 @@ class IndexedWalk(Walk):
         self._plan = self._make_plan()
         if config.bad_samples.policy != "raise":
             self._order()
+        if config.engine == "threads":
+            check_threads(self._make_feed())
         self._engine: Engine | None = None
         self._origin = Cursor()  # where the current pass began, or will begin
         self._yielded = 0  # batches since then

@@ -46,15 +46,16 @@ class Loader:
     Args:
         dataset: Anything with `__len__` and `__getitem__` (`__getitems__` is used
             where there is one), a StreamDataset, or an IterableDataset. One whose attribute `draws_nothing` is true
-            is read without seeding its samples.
+            is read without seeding its samples; so is one whose `draws_only_sample_rng` is true, which draws from
+            `lk.sample_rng()` alone. They may stand on a transform of an adapter, too.
         batch_size: Samples a batch and rank. None: each sample as it is.
         shuffle: A new order each epoch, a function of (seed, epoch) alone: Shuffled,
             or a ShardOrder with a block of one batch where the dataset has `shard_sizes`.
         seed: Of order and random augmentations; the same on every rank.
         order: Another order, or a sampler, in place of `shuffle`.
         plan: Another way to make batches, in place of order and batch size.
-        collate_fn: From a list of samples to a batch; stacks by default.
-        num_workers: Worker processes; 0 reads in this one. "auto": this rank's share of the CPUs that the host's
+        collate_fn: From a list of samples to a batch; stacks by default. It is not seeded if it says that it draws nothing.
+        num_workers: Worker processes, or threads; 0 reads in this one. "auto": this rank's share of the CPUs that the host's
             affinity and control groups allow, less one for the trainer; 1 to 16.
         drop_last: The same as tail="drop".
         tail: At an epoch's end: "keep" spreads what is left evenly over the
@@ -64,14 +65,17 @@ class Loader:
         device: Where batches go; None leaves them on the host.
         pin_memory: "auto" pins for CUDA and nowhere else.
         engine: "inline", "torch" (its worker processes), "ring" (workers that write
-            into shared memory; on Linux), or "auto": with workers the ring (elsewhere, and where
-            an order keeps to shards, torch's), until batches are found
+            into shared memory; on Linux), "threads" (see below), or "auto": with workers the ring (elsewhere
+            torch's), until batches are found
             to be made here in less time than it takes to receive them; then here. `describe()` says which.
-        prefetch_factor: Batches that each worker makes ahead. By default 2 with torch's workers, and 8 with the ring's,
+            Threads read one dataset at once, and neither copy it nor send batches: for reads that wait for a store or a
+            service. They can't seed what is the trainer's, so that dataset and collate_fn have to say what they draw: see
+            there.
+        prefetch_factor: Batches that each worker makes ahead. By default 2 with torch's workers, and 8 with others,
             or as many as take 32 MB in all, but at least 2.
         persistent_workers: Keep the workers between epochs. They don't see
             what is changed in the dataset afterwards. Off by default; those of a
-            stream always start anew.
+            stream, and threads, always start anew.
         multiprocessing_context: "fork", "forkserver" or "spawn".
         worker_init_fn: Called with the worker's number when it starts.
         timeout: Seconds to wait for a worker's batch; 0 is for ever.
@@ -90,7 +94,7 @@ class Loader:
     Raises:
         TypeError: If the data is neither indexed nor a stream, or a setting has another name here than in `DataLoader`.
         ValueError: If a setting is out of range, two contradict each other, or one
-            is not for this kind of data.
+            is not for this kind of data, as threads are not for data that may draw from global generators.
     """
 
     def __init__(
@@ -109,7 +113,7 @@ class Loader:
         world: World | None = None,
         device: torch.device | str | None = None,
         pin_memory: bool | Literal["auto"] = "auto",
-        engine: Literal["auto", "inline", "torch", "ring"] = "auto",
+        engine: Literal["auto", "inline", "torch", "ring", "threads"] = "auto",
         prefetch_factor: int | None = None,
         persistent_workers: bool | None = None,
         multiprocessing_context: Any = None,

@@ -22,12 +22,11 @@ import torch
 from torch import Tensor
 
 from loaderkit.cuda import BACKENDS, HostBatches, make_backend
-from loaderkit.overrides import passes_over
+from loaderkit.draws import draws_nothing
 from loaderkit.seeding import SampleSeeds, derive_seed
 from loaderkit.transfer import map_leaves, to_device
 
 Transform = Callable[[Any], Any]
-_CALL = frozenset({"__call__", "forward"})
 
 
 def prefetch(
@@ -187,8 +186,7 @@ class Prefetcher:
     def _transformed(self, batch: Any, seed: int) -> Any:
         if self.transform is None:
             return batch
-        said = getattr(self.transform, "draws_nothing", False) is True
-        if said and not passes_over(self.transform, "draws_nothing", _CALL):
+        if draws_nothing(self.transform):
             return self.transform(batch)
         with seeded(seed, self.device, self._backend):
             return self.transform(batch)

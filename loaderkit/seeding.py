@@ -164,6 +164,13 @@ class SampleSeeds:
         self.row = None
         self._seed(self._words[0] ^ _GOLDEN)
 
+    def go_on(self, before: "SampleSeeds") -> None:
+        """Stand in the batch's only sample, where seeds that left the global generators alone stand in it."""
+        self.enter(0)
+        if before._word:
+            self._seed(before._word)
+            self._rng = before._rng
+
     def _seed(self, word: int) -> None:
         self._word = word
         self._rng = None
@@ -197,25 +204,6 @@ def _new_turn() -> None:
 
 
 os.register_at_fork(after_in_child=_new_turn)  # the thread that has the turn is not in the child
-
-
-class Unseeded(SampleSeeds):
-    """Stands in for the seeds of samples that draw nothing, as their dataset says: the generators are left to the caller."""
-
-    def __init__(self, samples: int) -> None:
-        super().__init__(np.zeros(samples, dtype=np.uint64), restore=False)
-
-    def enter(self, row: int) -> None:
-        self.row = self._rows[row]
-
-    def enter_batch(self) -> None:
-        self.row = None
-
-    def rng(self) -> np.random.Generator:
-        raise RuntimeError(
-            "sample_rng: the dataset says draws_nothing, so that its samples are read without seeds. Leave that out of a dataset "
-            "that draws."
-        )
 
 
 class _NoWords:

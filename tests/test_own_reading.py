@@ -15,7 +15,8 @@ from test_tar import make
 import loaderkit as lk
 from loaderkit import datasets
 from loaderkit.datasets import ConcatDataset, SubsetDataset, ZipDataset
-from loaderkit.datasets.base import draws_nothing, knows_lengths, reads_batches, reads_columns, reads_many
+from loaderkit.datasets.base import knows_lengths, reads_batches, reads_columns, reads_many
+from loaderkit.draws import draws_nothing
 from loaderkit.feed import takes_batches
 from loaderkit.prefetch import prefetch
 

@@ -23,6 +23,7 @@ LAYERS = [
     "cursor",
     "process",
     "seeding",
+    "draws",
     "world",
     "cpus",
     "ahead",

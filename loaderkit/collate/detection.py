@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -40,6 +40,8 @@ class DetectionCollate:
     Raises:
         CollateError: If a target does not fit its picture, or pictures don't fit together; names the samples.
     """
+
+    draws_nothing: ClassVar[bool] = True
 
     images: Literal["list", "stack"] | Pad = "list"
     box_format: Literal["XYXY", "XYWH", "CXCYWH"] = "XYXY"

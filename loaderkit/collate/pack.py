@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from numbers import Number
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -45,6 +45,8 @@ class PackCollate:
     Raises:
         CollateError: If sequences don't fit together, or a row is longer than `row_length`; names the samples.
     """
+
+    draws_nothing: ClassVar[bool] = True
 
     tokens: str = "tokens"
     row_length: int | None = None

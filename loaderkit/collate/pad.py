@@ -12,6 +12,7 @@ from loaderkit.collate.rules import Jagged, Pad
 from loaderkit.collate.sequences import pieces_of, split
 from loaderkit.collate.stack import CollateError
 from loaderkit.datasets.ragged import Ragged
+from loaderkit.draws import draws_nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class PadCollate:
     """
 
     takes_rows: ClassVar[bool] = False  # of several samples each, as a PackPlan deals them
+    draws_nothing: ClassVar[bool] = True
 
     fields: Mapping[Any, Any] | Pad = field(default_factory=Pad)
     sort_by: str | int | None = None
@@ -80,6 +82,7 @@ class RaggedCollate:
     """
 
     takes_rows: ClassVar[bool] = False  # of several samples each, as a PackPlan deals them
+    draws_nothing: ClassVar[bool] = True
 
     fields: Sequence[Any] | None = None
     nested: bool = True
@@ -117,8 +120,19 @@ class MultimodalCollate:
     def __post_init__(self) -> None:
         _check_rules(self.fields, None, "MultimodalCollate")
 
+    @property
+    def draws_nothing(self) -> bool:
+        """Whether no rule draws random numbers: those that are functions say so themselves."""
+        return _draw_nothing(self.fields)
+
     def __call__(self, samples: Sequence[Any]) -> Any:
         return _by_rules(samples, self.fields, Walk("MultimodalCollate"))
+
+
+def _draw_nothing(rule: Rule) -> bool:
+    if isinstance(rule, Mapping):
+        return all(map(_draw_nothing, rule.values()))
+    return isinstance(rule, Pad | Jagged) or rule is list or draws_nothing(rule)
 
 
 def _check_rules(rules: Any, kinds: tuple[type, ...] | None, collate: str) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -19,6 +19,8 @@ class NextTokens:
         pad: Pads `tokens` on the right, and adds their lengths.
         overlapping: Whether a text's last token is only the label of the one before.
     """
+
+    draws_nothing: ClassVar[bool] = True
 
     pad: PadCollate
     overlapping: bool = False

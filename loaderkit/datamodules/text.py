@@ -210,7 +210,7 @@ class TextDataModule(DataModule):
     @override
     def _make_loader(self, kind: type[L], dataset: Any, config: LoaderConfig, shuffle: bool) -> L:
         plan = self._plan(dataset, config, shuffle)
-        collate = config.collate_fn or self._collate()
+        collate = self._collate() if config.collate_fn is None else config.collate_fn
         changed = dataclasses.replace(config, plan=plan, collate_fn=collate, shuffle=None)
         return super()._make_loader(kind, dataset, changed, shuffle and plan is None)
 

@@ -59,17 +59,10 @@ def reads_columns(dataset: Any) -> bool:
     """Say whether `dataset.read_columns(indices)` returns samples (B,) as a list for each field, where all have the same.
 
     They are what `__getitems__` returns as dicts, and otherwise it returns just these. It must not draw random numbers
-    while `dataset.draws_nothing` is true. A class that reads samples in a way of its own inherits no such columns.
+    while `dataset.draws_nothing` is true, and is not asked where `dataset.transform` is to be called. A class that reads
+    samples in a way of its own inherits no such columns.
     """
-    return _has_own(dataset, "read_columns")
-
-
-def draws_nothing(dataset: Any) -> bool:
-    """Say whether reading samples surely draws no random numbers, nor asks for `lk.sample_rng()`: `dataset.draws_nothing` is true.
-
-    A class that reads samples in a way of its own has to say so itself.
-    """
-    return getattr(dataset, "draws_nothing", False) is True and not passes_over(dataset, "draws_nothing", _ALL)
+    return _has_own(dataset, "read_columns") and getattr(dataset, "transform", None) is None
 
 
 def reads_many(dataset: Any) -> bool:

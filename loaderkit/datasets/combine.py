@@ -9,13 +9,13 @@ import numpy as np
 from loaderkit.datasets.base import (
     MapStyle,
     check_index,
-    draws_nothing,
     knows_lengths,
     read_many,
     reads_batches,
     reads_columns,
     reads_many,
 )
+from loaderkit.draws import draws_nothing
 from loaderkit.order import digest
 from loaderkit.seeding import Int64Array, part_of_batch, per_sample
 

@@ -11,6 +11,7 @@ from loaderkit.config import LoaderConfig
 from loaderkit.engine.auto import MEASURED, AutoEngine
 from loaderkit.engine.description import Description
 from loaderkit.engine.inline import InlineEngine
+from loaderkit.engine.threads import ThreadsEngine, check_threads
 from loaderkit.engine.timed import TimedFeed
 from loaderkit.engine.torch import TorchEngine
 from loaderkit.feed import Feed
@@ -22,7 +23,9 @@ __all__ = [
     "Description",
     "Engine",
     "InlineEngine",
+    "ThreadsEngine",
     "TorchEngine",
+    "check_threads",
     "describe",
     "describe_stream",
     "make_engine",
@@ -54,6 +57,14 @@ def make_engine(feed: Feed, config: LoaderConfig, num_workers: int, *, in_turn: 
     here = InlineEngine(feed, pin_memory=pinned)
     if config.engine == "inline" or (config.engine == "auto" and num_workers == 0):
         return here
+    if config.engine == "threads":
+        return ThreadsEngine(
+            feed,
+            num_workers=num_workers,
+            pin_memory=pinned,
+            prefetch_factor=config.prefetch_factor,
+            timeout=config.timeout,
+        )
     measured = config.engine == "auto" and _promised(config) is None
     kind: Any = TorchEngine
     ways: dict[str, Any] = {}
@@ -100,7 +111,7 @@ def describe(engine: Any, config: LoaderConfig, workers_why: str) -> Description
         receiving_us=receiving,
         num_workers=engine.num_workers,
         workers_why=workers_why if engine.num_workers else "batches are made in this process",
-        start_method=start_method(config) if engine.num_workers else None,
+        start_method=start_method(config) if engine.num_workers and engine.name != "threads" else None,
         prefetch=engine.prefetch,
         dealing=engine.dealing,
         pinned=engine.pinned,

@@ -8,14 +8,14 @@ class Description:
     """How a loader makes its batches, or is going to; `str()` gives it in a few lines.
 
     Args:
-        engine: "inline", "ring", "torch", or "torchdata" (of a stream).
+        engine: "inline", "ring", "torch", "threads", or "torchdata" (of a stream).
         why: What chose the engine.
         making_us: Microseconds to read and collate a batch, where that was measured.
         receiving_us: Microseconds of this process to receive one from a worker, where that was measured; before there are
             workers, those to write one and to receive it.
-        num_workers: Worker processes in use, or to be started; 0 without.
+        num_workers: Worker processes (or threads) in use, or to be started; 0 without.
         workers_why: Where that number comes from.
-        start_method: How they are started; None without workers.
+        start_method: How processes are started; None without them.
         prefetch: Batches that are made ahead at most, by all workers together.
         dealing: Which worker makes which batch; None without workers.
         pinned: Whether batches are in page-locked memory.
@@ -41,7 +41,8 @@ class Description:
     def __str__(self) -> str:
         workers = f"{self.num_workers} ({self.workers_why})"
         if self.num_workers:
-            workers += f", started by {self.start_method}, up to {self.prefetch} batches ahead, dealt {self.dealing}"
+            started = f"started by {self.start_method}" if self.start_method else "threads"
+            workers += f", {started}, up to {self.prefetch} batches ahead, dealt {self.dealing}"
         return (
             f"engine: {self.engine} ({self.why})\n"
             f"workers: {workers}\n"

@@ -40,6 +40,8 @@ def remedy(summary: WaitSummary, loader: Any) -> str:
     said = ["More worker processes would help." if workers is None else _more_workers(workers, summary)]
     if workers and engine == "torch":
         said.append("engine='ring' passes large batches on faster.")
+    if workers and engine == "threads":
+        said.append("Threads run Python one at a time: data that computes is made faster by processes, engine='ring'.")
     if workers:
         said.append("Where batches differ in their cost, a larger prefetch_factor evens them out.")
     return " ".join([*said, bench])

@@ -76,6 +76,11 @@ def check_unindexed(dataset: Any, config: LoaderConfig, order: str) -> None:
                 f"loader: {name}={value!r} is for data with an index, and {type(dataset).__name__} is a stream: "
                 f"{order}. Leave it out."
             )
+    if config.engine == "threads":
+        raise ValueError(
+            f"loader: engine='threads' is for data with an index, and {type(dataset).__name__} is a stream, which processes "
+            "read. Leave it out."
+        )
     if config.tail == "pad":
         raise ValueError(
             "loader: tail='pad' is for data with an index: nobody knows how much a stream lacks. Give steps=, or "

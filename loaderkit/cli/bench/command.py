@@ -13,7 +13,7 @@ from loaderkit.cli.bench.throughput import settings_of, turns
 from loaderkit.cli.report import complain_of, say, with_progress
 from loaderkit.pool import usable_cpus
 
-_ENGINES = ("inline", "torch", "ring", "auto")
+_ENGINES = ("inline", "torch", "ring", "threads", "auto")
 _DEFAULT = ("inline", "torch", "ring") if sys.platform == "linux" else ("inline", "torch")
 
 

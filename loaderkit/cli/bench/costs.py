@@ -135,7 +135,9 @@ def measure_costs(subject: Subject, engines: list[str], *, seconds: float) -> Co
     together = config.collate_fn is None and config.batch_size is not None and reads_batches(dataset)
     one_by_one = not subject.is_stream and not reads_many(dataset) and not reads_batches(dataset)
     timed = TimedSamples(dataset) if one_by_one else dataset
-    collates = config.collate_fn or (stack if config.batch_size is not None else None)
+    collates = config.collate_fn
+    if collates is None and config.batch_size is not None:
+        collates = stack
     collate = None if together or collates is None else TimedCollate(collates)
     loader = subject.loader(INLINE, dataset=timed, collate_fn=collate, device=None, pin_memory=False)
     times_s, collate_s, batch = _read(loader, collate, seconds / 2)

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from loaderkit.cli.bench.report import Report
 
-_COLOURS = {"inline": "#8c959f", "torch": "#d1603d", "ring": "#1f6feb", "auto": "#8a63d2"}
+_COLOURS = {"inline": "#8c959f", "torch": "#d1603d", "ring": "#1f6feb", "threads": "#2da44e", "auto": "#8a63d2"}
 _DARK = "#24292f"
 
 
@@ -51,7 +51,7 @@ def _draw_throughput(axes: Any, report: Report) -> None:
     axes.set_ylim(0, 1.15 * top)
     axes.set_xticks(range(len(numbers)), map(str, numbers))
     axes.set_xlim(-0.6, len(numbers) - 0.4)
-    axes.set_xlabel("worker processes")
+    axes.set_xlabel("workers")
     axes.set_ylabel("samples a second")
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.set_title("Throughput: median, least and most of the rounds", loc="left", fontsize=10)

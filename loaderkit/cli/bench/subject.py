@@ -49,6 +49,8 @@ class Subject:
         """Make a loader with other workers, and other settings on top of that."""
         if setting.workers:
             changes = {"persistent_workers": True, **changes}
+            if setting.engine == "threads":
+                changes["multiprocessing_context"] = None
         else:
             for_workers = dict.fromkeys(("prefetch_factor", "persistent_workers", "multiprocessing_context"))
             changes = {**for_workers, "timeout": 0, **changes}

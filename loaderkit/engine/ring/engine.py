@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from loaderkit.engine.depth import AHEAD, batches_ahead
 from loaderkit.engine.ring.messages import Answer, pack_key
 from loaderkit.engine.ring.pins import cuda_runtime
 from loaderkit.engine.ring.starting import Workers
@@ -17,16 +18,7 @@ from loaderkit.plan import BatchKey
 from loaderkit.process import process_id, refuse_in_fork
 from loaderkit.transfer import pin
 
-_AHEAD = 8  # tasks for each worker, by default: a slow sample then holds nobody up
-_AHEAD_BYTES = 32 << 20  # of batches ahead, by default: more would not stay in the caches; at least two for each worker
 _HELD = 4  # batches that a user may keep without their being copied
-
-
-def batches_ahead(size: int, workers: int, prefetch_factor: int | None) -> int:
-    """Return how many batches of so many bytes are made ahead at most, by all workers together."""
-    if prefetch_factor:
-        return workers * prefetch_factor
-    return max(2 * workers, min(_AHEAD * workers, _AHEAD_BYTES // max(1, size)))
 
 
 class RingEngine:
@@ -63,7 +55,7 @@ class RingEngine:
         self._in_place = pin_in_place if pin_memory else None
         self._in_turn = in_turn
         self.dealing = "in turn, so that each keeps to its shards" if in_turn else "to whoever is free"
-        self.prefetch = num_workers * (prefetch_factor or _AHEAD)
+        self.prefetch = num_workers * (prefetch_factor or AHEAD)
         self._factor, self._most = prefetch_factor, self.prefetch
         self._size = -1  # of the batch that came last
         self.fit(0)

@@ -1,0 +1,227 @@
+"""The engine on threads of this process, for data that waits: for a service, a store, a disk."""
+
+import atexit
+import time
+import weakref
+from _thread import allocate_lock
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any
+
+from torch import Tensor
+
+from loaderkit.draws import Draws, draws
+from loaderkit.engine.depth import AHEAD, batches_ahead
+from loaderkit.feed import Feed
+from loaderkit.plan import BatchKey
+from loaderkit.process import process_id, refuse_in_fork
+from loaderkit.transfer import map_leaves, pin
+
+_PATIENCE_S = 5.0  # for threads that are to end, and read a last batch
+
+
+def check_threads(feed: Feed) -> None:
+    """Refuse data for threads that needs seeds: the global generators are the trainer's, and it draws beside them.
+
+    Raises:
+        ValueError: If it does not say what it draws.
+    """
+    if feed.draws_from() is not Draws.ANYTHING:
+        return
+    what, who = ("dataset", feed.dataset) if draws(feed.dataset) is Draws.ANYTHING else ("collate_fn", feed.collate_fn)
+    name = getattr(who, "__qualname__", type(who).__name__)
+    also = " (on its transform, where it has one)" if what == "dataset" else ""
+    raise ValueError(
+        f"loader: engine='threads', and {what} {name} may draw from torch's, numpy's or random's global generators, which "
+        f"threads can't seed: they are the trainer's. Where it draws nothing, say so{also}: draws_nothing = True; where it "
+        "draws from lk.sample_rng() alone: draws_only_sample_rng = True. Else take worker processes: engine='ring'."
+    )
+
+
+class ThreadsEngine:
+    """Threads that read the same dataset at once, started for each run.
+
+    They neither copy the dataset nor send batches. Python itself runs in one of them at a time: they are for reads that wait,
+    or that let others go on meanwhile, as decoders of pictures do. Batches come in the order of their keys, whoever makes them.
+    """
+
+    name = "threads"
+    dealing = "to whoever is free"
+    pinned_why = ""
+
+    def __init__(
+        self,
+        feed: Feed,
+        *,
+        num_workers: int,
+        pin_memory: bool = False,
+        prefetch_factor: int | None = None,
+        timeout: float = 0,
+    ) -> None:
+        check_threads(feed)
+        self.read, self.num_workers, self.pinned = feed.read, num_workers, pin_memory
+        self.factor, self.timeout_s = prefetch_factor, timeout or None
+        self.prefetch = num_workers * (prefetch_factor or AHEAD)
+        self._run: Callable[[], _Run | None] = lambda: None  # the last one, while it is in use
+
+    def run(self, keys: Iterable[BatchKey]) -> Iterator[Any]:
+        self.close()
+        run = _Run(self, iter(keys))
+        self._run = weakref.ref(run)
+        return run
+
+    def close(self) -> None:
+        run = self._run()
+        if run is not None:
+            run.end()
+            run.join(_PATIENCE_S)
+
+
+class _Task:
+    """A batch to be made."""
+
+    __slots__ = ("batch", "done", "error", "key")
+
+    def __init__(self, key: BatchKey) -> None:
+        self.key = key
+        self.batch: Any = None
+        self.error: BaseException | None = None
+        self.done = allocate_lock()  # held until it is
+        self.done.acquire()
+
+
+def _work(read: Callable[[BatchKey], Any], tasks: "SimpleQueue[_Task | None]") -> None:
+    while (task := tasks.get()) is not None:
+        try:
+            task.batch = read(task.key)
+        except BaseException as error:
+            task.error = error
+        task.done.release()
+        del task  # it would keep its batch until the next one comes
+
+
+class _Run:
+    """A run's batches, in order."""
+
+    def __init__(self, engine: ThreadsEngine, keys: Iterator[BatchKey]) -> None:
+        self._engine, self._keys = engine, keys
+        self._owner = process_id()
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._ahead: deque[_Task] = deque()  # handed out, in order
+        self._all_out = self._over = False
+        self._sized = False  # whether it is known how large a batch is
+        self._threads: list[Thread] = []
+        _runs.add(self)
+        try:
+            self._submit()
+            for number in range(engine.num_workers):
+                thread = Thread(
+                    target=_work, args=(engine.read, self._tasks), name=f"loaderkit worker {number}", daemon=True
+                )
+                thread.start()
+                self._threads.append(thread)
+                _threads.add(thread)
+        except BaseException:
+            self.end()
+            raise
+
+    def __iter__(self) -> "_Run":
+        return self
+
+    def __next__(self) -> Any:
+        if self._owner != process_id():
+            refuse_in_fork(self._owner)
+        if self._over:
+            raise StopIteration
+        try:
+            self._submit()
+            if not self._ahead:
+                self.end()
+                raise StopIteration
+            batch = self._take(self._ahead.popleft())
+            self._submit()
+        except BaseException:
+            self.end()
+            raise
+        return pin(batch) if self._engine.pinned else batch
+
+    def _submit(self) -> None:
+        """Have as many tasks handed out as the engine makes ahead."""
+        while len(self._ahead) < self._engine.prefetch and not self._all_out:
+            key = next(self._keys, None)
+            if key is None:
+                self._all_out = True
+                return
+            task = _Task(key)
+            self._ahead.append(task)
+            self._tasks.put(task)
+
+    def _take(self, task: _Task) -> Any:
+        timeout_s = self._engine.timeout_s
+        if not task.done.acquire(timeout=-1 if timeout_s is None else timeout_s):
+            raise RuntimeError(
+                f"loader: no batch in {timeout_s:g} s (timeout): samples {task.key.indices[:8].tolist()} take longer. See what "
+                "they do, or give more time."
+            )
+        if task.error is not None:
+            error, task.error = task.error, None
+            if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
+                raise error
+            raise RuntimeError(f"loader: {type(error).__name__} in a thread: {error}") from error
+        if not self._sized:
+            self._sized = True
+            self._engine.prefetch = batches_ahead(_size_of(task.batch), self._engine.num_workers, self._engine.factor)
+        return task.batch
+
+    def end(self) -> None:
+        """Let the threads go, without waiting for batches that they are making."""
+        if self._over or self._owner != process_id():
+            return
+        self._over = True
+        self._ahead.clear()
+        try:
+            while True:
+                self._tasks.get_nowait()
+        except Empty:
+            for _ in range(self._engine.num_workers):
+                self._tasks.put(None)
+
+    def join(self, patience_s: float) -> None:
+        """Wait for the threads to end."""
+        if self._owner == process_id():
+            _join(self._threads, patience_s)
+
+    def __del__(self) -> None:
+        self.end()
+
+
+def _size_of(batch: Any) -> int:
+    """Return the bytes of a batch's tensors."""
+    sizes = []
+
+    def add(leaf: Any) -> Any:
+        sizes.append(leaf.nbytes if isinstance(leaf, Tensor) else 0)
+        return leaf
+
+    map_leaves(batch, add)
+    return sum(sizes)
+
+
+_runs: weakref.WeakSet[_Run] = weakref.WeakSet()
+_threads: weakref.WeakSet[Thread] = weakref.WeakSet()
+
+
+def _join(threads: Iterable[Thread], patience_s: float) -> None:
+    end = time.monotonic() + patience_s
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+
+
+@atexit.register
+def _end_all() -> None:
+    """End all threads before the interpreter does: what they run then may crash."""
+    for run in list(_runs):
+        run.end()
+    _join([thread for thread in _threads if thread.is_alive()], _PATIENCE_S)
