@@ -1,7 +1,8 @@
 """Worker memory: how much a million records in a dataset grow over a full pass of four workers.
 
 A record is a dict of a text, a tag and three numbers. Each contender runs in a fork of its own, which makes the records and the loader;
-workers are forked, the pass is shuffled, in batches of 1,024, and a batch keeps the records' ids alone. `growth` is what the workers'
+workers are forked (or four threads, which have no memory of their own), the pass is shuffled, in batches of 1,024, and a batch keeps the
+records' ids alone. `growth` is what the workers'
 unique set sizes (Private_Clean and Private_Dirty of smaps_rollup) add up to at the end of the pass, over what they were after the first
 batch (a worker that has made none by then counts with all that its first one takes, 2.5 MB: the ring hands over whichever is ready); `total` is the growth of the proportional set sizes of all processes, the main one and shared memory included, and `whole` what these
 are at the end of the pass, over what the one process had before it made the records.
@@ -44,8 +45,11 @@ def make_records(count: int) -> list[Record]:
     ]
 
 
-def ids(samples: list[Record]) -> Tensor:
-    return torch.tensor([sample["id"] for sample in samples])
+class Ids:
+    draws_nothing = True
+
+    def __call__(self, samples: list[Record]) -> Tensor:
+        return torch.tensor([sample["id"] for sample in samples])
 
 
 class Records:
@@ -79,26 +83,27 @@ def in_arrow(count: int) -> Any:
     return datasets.Dataset.from_list(make_records(count))
 
 
-CONTENDERS: dict[str, tuple[Callable[[int], Any], bool]] = {  # the data, and whether the loader is ours
-    f"DataLoader, {LISTED}": (as_they_are, False),
-    f"{LOADER}, {LISTED}": (as_they_are, True),
-    f"{LOADER}, lk.RecordDataset": (packed, True),
-    f"{LOADER}, lk.share": (shared, True),
-    "DataLoader, lk.RecordDataset": (packed, False),
-    "DataLoader, lk.share": (shared, False),
-    "DataLoader, Hugging Face datasets": (in_arrow, False),
+CONTENDERS: dict[str, tuple[Callable[[int], Any], str]] = {  # the data, and the engine where the loader is ours
+    f"DataLoader, {LISTED}": (as_they_are, ""),
+    f"{LOADER}, {LISTED}": (as_they_are, "auto"),
+    f"{LOADER}, lk.RecordDataset": (packed, "auto"),
+    f"{LOADER}, lk.RecordDataset, threads": (packed, "threads"),
+    f"{LOADER}, lk.share": (shared, "auto"),
+    "DataLoader, lk.RecordDataset": (packed, ""),
+    "DataLoader, lk.share": (shared, ""),
+    "DataLoader, Hugging Face datasets": (in_arrow, ""),
 }
 
 
-def measure(make: Callable[[int], Any], own: bool, count: int) -> dict[str, float]:
+def measure(make: Callable[[int], Any], engine: str, count: int) -> dict[str, float]:
     """Run a pass in this process, which has nothing else."""
     before = memory_of(os.getpid(), "Pss")
     data = make(count)
     gc.collect()
     held = memory_of(os.getpid(), "Pss") - before
     gc.freeze()  # or a collection in a worker would write to all objects
-    settings: dict[str, Any] = {"collate_fn": ids, "num_workers": WORKERS, "shuffle": True}
-    loader: Any = (lk.Loader if own else DataLoader)(data, BATCH, **settings)
+    settings: dict[str, Any] = {"collate_fn": Ids(), "num_workers": WORKERS, "shuffle": True}
+    loader: Any = lk.Loader(data, BATCH, engine=engine, **settings) if engine else DataLoader(data, BATCH, **settings)  # type: ignore[arg-type]
     batches = iter(loader)
     seen = len(next(batches))
     workers = children()
@@ -133,9 +138,9 @@ def main() -> None:
     found: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
     for name in [*CONTENDERS] * repeats:
         begun = time.monotonic()
-        make, own = CONTENDERS[name]
+        make, engine = CONTENDERS[name]
         try:
-            found[name].append(once(partial(measure, make, own, count), limit_s=120))
+            found[name].append(once(partial(measure, make, engine, count), limit_s=120))
         except LeftOutError as error:
             tell(f"{name}: left out: {error}.")
             continue

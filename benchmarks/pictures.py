@@ -3,22 +3,29 @@
 512 crops of scikit-learn's two sample pictures, 256 x 256, in memory. A sample is decoded by PIL, cropped at random to
 224 x 224 and mirrored by chance, and stays uint8; batches of 32 (4.8 MB). The limit is a loop over the dataset that stacks, in one
 process (with 2 workers: half of it). Each turn is a new process with another heap, as where memory lies makes decoding up to
-1.4 times as long.
+1.4 times as long. Augmentations draw from torch's generator, which lk.Loader seeds for each sample with numpy's and random's; no peer does.
+Beside it are a DataLoader whose dataset seeds the three itself, and lk.Loader over the same augmentations drawn from `lk.sample_rng()` alone
+and said to be, by processes and by threads: there the three are left alone.
 """
 
 import io
 import random
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
-from contenders import Job, compare, draw_bars
+from contenders import LOADER, REFERENCE, Job, by_torch, compare, draw_bars, ours
 from harness import Row, drain, parse_options, report
 from PIL import Image
 from sklearn.datasets import load_sample_images
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
+
+import loaderkit as lk
 
 BATCH, SIDE, CROP = 32, 256, 224
+BY_HAND, OWN, THREADS = f"{REFERENCE}, seeded by hand", f"{LOADER}, sample_rng", f"{LOADER}, threads, sample_rng"
 
 
 def make_jpegs(count: int) -> list[bytes]:
@@ -42,20 +49,50 @@ class Augmented:
         return len(self._files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        picture = torch.from_numpy(np.array(Image.open(io.BytesIO(self._files[index]))))
         top, left = torch.randint(SIDE - CROP + 1, (2,)).tolist()
+        return self._cut(index, top, left, bool(torch.rand(()) < 0.5))
+
+    def _cut(self, index: int, top: int, left: int, mirrored: bool) -> tuple[Tensor, int]:
+        picture = torch.from_numpy(np.array(Image.open(io.BytesIO(self._files[index]))))
         picture = picture[top : top + CROP, left : left + CROP].permute(2, 0, 1)
-        return (picture.flip(2) if torch.rand(()) < 0.5 else picture.contiguous()), index % 2
+        return (picture.flip(2) if mirrored else picture.contiguous()), index % 2
+
+
+class ByHand(Augmented):
+    """Seeds the three generators for each of its samples, as fast as Python can."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        torch.default_generator.manual_seed(index)
+        np.random.seed(index)
+        random.seed(index)
+        return super().__getitem__(index)
+
+
+class Own(Augmented):
+    """Draws from the sample's own generator alone."""
+
+    draws_only_sample_rng = True
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        rng = lk.sample_rng()
+        top, left = rng.integers(SIDE - CROP + 1, size=2).tolist()
+        return self._cut(index, top, left, rng.random() < 0.5)
 
 
 def main() -> None:
     options = parse_options(__doc__)
-    data = Augmented(make_jpegs(128 if options.quick else 512))
-    job = Job(dataset=data, batch_size=BATCH)
+    files = make_jpegs(128 if options.quick else 512)
+    data = Augmented(files)
+    job, own, by_hand = (Job(dataset=one, batch_size=BATCH) for one in (data, Own(files), ByHand(files)))
     rows: list[Row] = []
-    for workers, rounds in ((0, 48), (2, 9)):
+    for workers, rounds in ((0, 48), (2, 10)):
         rounds = 2 if options.quick else rounds
-        rows += compare(job, workers, rounds=rounds, limit_s=360, bare=lambda: run(data), anew=True)
+        more: dict[str, Any] = {
+            BY_HAND: partial(by_torch, by_hand, workers, DataLoader),
+            OWN: partial(ours, own, workers, "auto"),
+        }
+        more |= {THREADS: partial(ours, own, workers, "threads")} if workers else {}
+        rows += compare(job, workers, rounds=rounds, limit_s=480, bare=lambda: run(data), more=more, anew=True)
     title = f"JPEGs of {SIDE} x {SIDE}, decoded and augmented: throughput over the bare loop's (more is better)"
     report("pictures", rows, options, lambda figure: draw_bars(figure, rows, title))
 

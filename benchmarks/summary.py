@@ -1,8 +1,8 @@
 """Every workload of the suite by every loader, in one table and one picture: speed over loaderkit's.
 
 Reads the CSV files of the other scripts and writes `summary.csv` and `summary.png`. A cell is how fast a loader is, in times of lk.Loader with
-default settings (`engine="auto"`; the ring where a worker's transport is what is measured; in two lines its dataset says that it draws
-nothing): below 1, loaderkit is ahead. Of data on disk it is an epoch after the first. Of a loader that can be used in several ways, threads or processes, the fastest counts. Cells that were not measured are empty: no such job for
+default settings (`engine="auto"`; the ring where a worker's transport is what is measured; where a line says so its dataset
+draws nothing, or from `lk.sample_rng()` alone, and threads read it): below 1, loaderkit is ahead. Of data on disk it is an epoch after the first. Of a loader that can be used in several ways, threads or processes, the fastest counts. Cells that were not measured are empty: no such job for
 that loader, or it was not installed. The geometric means are those of loaderkit's speed over DataLoader's.
 """
 
@@ -83,6 +83,13 @@ def workloads() -> list[Workload]:
                 ours="lk.Loader, draws_nothing",
             ),
             Workload(name=f"JPEGs in memory, augmented{end}", file="pictures", column="us_per_sample", where=where),
+            Workload(
+                name=f"JPEGs in memory, augmented by lk.sample_rng(){end}",
+                file="pictures",
+                column="us_per_sample",
+                where=where,
+                ours="lk.Loader, sample_rng",
+            ),
             Workload(name=f"windows of tokens{end}", file="tokens", column="us_per_sample", where=where),
         ]
     for work in ("computing", "waiting"):
@@ -95,6 +102,16 @@ def workloads() -> list[Workload]:
                     where={"work": work, "batch_size": size},
                 )
             )
+    for size in ("1", "8"):
+        found.append(
+            Workload(
+                name=f"stragglers that draw nothing, waiting, batches of {size}",
+                file="stragglers",
+                column="epoch_ms",
+                where={"work": "waiting", "batch_size": size},
+                ours="lk.Loader, threads, draws_nothing",
+            )
+        )
     for kind, ours, theirs, text in (
         ("tokens", "loaderkit, documents", "memory-map + DataLoader", "documents on disk"),
         ("pictures", "loaderkit, tar", "file + DataLoader", "JPEGs on disk"),
@@ -147,16 +164,17 @@ def workloads() -> list[Workload]:
         found.append(
             Workload(name=f"{text}, forked", file="startup", column=column, where={"start_method": "fork"}, timed=False)
         )
-    for column, text in (
-        ("total_growth_mb", "growth of four workers, 10^6 records"),
-        ("whole_mb", "memory of 10^6 records and four workers"),
+    for column, text, how in (
+        ("total_growth_mb", "growth of four workers, 10^6 records", ""),
+        ("total_growth_mb", "growth of four threads, 10^6 records", ", threads"),
+        ("whole_mb", "memory of 10^6 records and four workers", ""),
     ):
         found.append(
             Workload(
                 name=text,
                 file="memory",
                 column=column,
-                ours="lk.Loader, lk.RecordDataset",
+                ours=f"lk.Loader, lk.RecordDataset{how}",
                 names={
                     "DataLoader": "DataLoader, a list of dicts",
                     "Hugging Face datasets": "DataLoader, Hugging Face datasets",

@@ -15,6 +15,8 @@ import numpy.random.mtrand as np_random
 import numpy.typing as npt
 import torch
 
+from loaderkit.rng import generator
+
 UInt64Array = npt.NDArray[np.uint64]
 Int64Array = npt.NDArray[np.int64]
 T = TypeVar("T")
@@ -195,7 +197,7 @@ class SampleSeeds:
     def rng(self) -> np.random.Generator:
         """Return the current sample's own generator, the same object until the next `enter`."""
         if self._rng is None:
-            self._rng = np.random.Generator(np.random.Philox(key=self._word))
+            self._rng = generator(self._word)
         return self._rng
 
 

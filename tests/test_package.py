@@ -22,6 +22,7 @@ LAYERS = [
     "overrides",
     "cursor",
     "process",
+    "rng",
     "seeding",
     "draws",
     "world",
