@@ -22,6 +22,25 @@ class Draws(IntEnum):
     ANYTHING = 2  # torch's, numpy's and random's global generators, too
 
 
+class SaysDraws:
+    """Brings `draws_nothing` and `draws_only_sample_rng` to an adapter, by its `_draws`."""
+
+    @property
+    def draws_nothing(self) -> bool:
+        """Whether reading samples surely draws no random numbers."""
+        return self._draws() is Draws.NOTHING
+
+    @property
+    def draws_only_sample_rng(self) -> bool:
+        """Whether samples draw from `lk.sample_rng()`, if they draw."""
+        return self._draws() is not Draws.ANYTHING
+
+    def _draws(self) -> Draws:
+        """Return what reading a sample draws from: what its `transform` does, where it has one."""
+        transform = getattr(self, "transform", None)
+        return Draws.NOTHING if transform is None else draws(transform)
+
+
 def draws(value: Any) -> Draws:
     """Return what a dataset, transform or collate says by `draws_nothing` or `draws_only_sample_rng`, its attributes.
 

@@ -48,6 +48,8 @@ class Feed:
     _read_batch: Callable[[Int64Array], Any] | None = field(init=False, default=None)
     _columns: bool = field(init=False, default=False)  # whether its samples come as columns, while it draws nothing
     _many: bool = field(init=False, default=False)  # whether it reads several samples at a time
+    _drawn: Draws = field(init=False, default=Draws.ANYTHING)  # by the dataset
+    _collate_drawn: Draws = field(init=False, default=Draws.ANYTHING)
 
     def __post_init__(self) -> None:
         takes_whole = self.collate_fn is None or takes_batches(self.collate_fn)
@@ -55,6 +57,8 @@ class Feed:
         object.__setattr__(self, "_read_batch", self.dataset.read_batch if whole else None)
         object.__setattr__(self, "_columns", reads_columns(self.dataset))
         object.__setattr__(self, "_many", reads_many(self.dataset))
+        object.__setattr__(self, "_drawn", draws(self.dataset))
+        object.__setattr__(self, "_collate_drawn", Draws.NOTHING if self.collate_fn is None else draws(self.collate_fn))
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_read_batch": None}  # it may be a function that does not pickle
@@ -86,9 +90,8 @@ class Feed:
             except Exception as error:
                 return self._mend_whole(key, error)
             return batch if self.collate_fn is None else self._collate_whole(batch, key.indices.tolist(), key.rows)
-        drawn = draws(self.dataset)
-        with self._seeds(drawn, key) as seeds:
-            quiet = drawn is Draws.NOTHING
+        with self._seeds(self._drawn, key) as seeds:
+            quiet = self._drawn is Draws.NOTHING
             if quiet and self._columns and self.collate_fn is None and self.batched and key.rows is None:
                 return self._make_of_columns(key, seeds)
             return self._make(key, seeds)
@@ -97,7 +100,7 @@ class Feed:
         """Say what making a batch draws from."""
         if self._read_batch is not None:
             return Draws.NOTHING
-        return max(draws(self.dataset), Draws.NOTHING if self.collate_fn is None else draws(self.collate_fn))
+        return max(self._drawn, self._collate_drawn)
 
     def _seeds(self, drawn: Draws, key: BatchKey, rows: slice = slice(None)) -> SampleSeeds:
         if drawn is Draws.NOTHING:
@@ -138,10 +141,10 @@ class Feed:
         bounds = key.rows if key.rows is None or repair is None else np.searchsorted(repair.rows, key.rows)
         if self.collate_fn is None:  # stacking draws nothing
             batch = self._collate(samples, indices, bounds) if self.batched else samples[0]
-        elif draws(self.collate_fn) <= draws(self.dataset):
+        elif self._collate_drawn <= self._drawn:
             batch = self._collate_seeded(samples, indices, bounds, seeds)
         else:
-            with self._seeds(draws(self.collate_fn), key, slice(1)) as own:
+            with self._seeds(self._collate_drawn, key, slice(1)) as own:
                 if not self.batched:
                     own.go_on(seeds)
                 batch = self._collate_seeded(samples, indices, bounds, own)
