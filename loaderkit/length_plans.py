@@ -15,6 +15,7 @@ from loaderkit.length_checks import (
     small_window,
     too_few,
 )
+from loaderkit.line import Room
 from loaderkit.order import Order
 from loaderkit.plan import Tail
 from loaderkit.plan_summary import longest_times_count
@@ -71,6 +72,10 @@ class LengthBuckets(WindowPlan):
 
     def steps_of(self, samples: int, *, last: bool) -> int | None:
         return _steps(samples, self.geometry, last=last)
+
+    def room(self, lengths: Int64Array, geometry: Geometry) -> Room:
+        step = geometry[0] * geometry[1]
+        return Room(np.ones(len(lengths), dtype=np.int64), step, step)
 
     def cut(self, lengths: Int64Array, geometry: Geometry, *, last: bool) -> Cut | None:
         ranks, batch_size, tail = geometry
@@ -156,6 +161,12 @@ class TokenBudget(WindowPlan):
         batch = self.max_tokens / max(1.0, float(self.lengths.mean()))
         needed = ranks * (batch if self.max_samples is None else min(batch, self.max_samples))
         return small_window("TokenBudget", self.window, len(self.lengths), needed, ranks)
+
+    def room(self, lengths: Int64Array, geometry: Geometry) -> Room:
+        ranks, budget, most, multiple, choices = geometry
+        costs = self._costs(lengths, multiple)
+        left_out = (costs > budget) & (get_args(TooLong)[choices // 3 % 3] == "drop")
+        return Room(np.where(left_out, 0, np.minimum(costs, budget)), ranks * budget, ranks * (most or budget))
 
     def cut(self, lengths: Int64Array, geometry: Geometry, *, last: bool) -> Cut | None:
         ranks, budget, most, multiple, choices = geometry

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderkit.length_checks import TAILS, check_count, check_longest, check_too_long, small_window, too_few
+from loaderkit.line import Room
 from loaderkit.order import Order
 from loaderkit.plan import Tail
 from loaderkit.seeding import Int64Array, hash_positions
@@ -34,6 +35,8 @@ class PackPlan(WindowPlan):
     Raises:
         ValueError: If a number is out of range, a sample is too long, or the order does not fit the lengths.
     """
+
+    alike = False  # long ones leave room that short ones fill
 
     def __init__(
         self,
@@ -68,6 +71,11 @@ class PackPlan(WindowPlan):
     def remark(self) -> str | None:
         needed = self.step * self.row_length / max(1.0, float(self.lengths.mean()))
         return small_window("PackPlan", self.window, len(self.lengths), needed, self.world.size)
+
+    def room(self, lengths: Int64Array, geometry: Geometry) -> Room:
+        ranks, batch_size, _, row_length = geometry
+        most = ranks * batch_size * row_length
+        return Room(np.where(lengths > row_length, 0, np.maximum(lengths, 1)), most, most)
 
     def cut(self, lengths: Int64Array, geometry: Geometry, *, last: bool) -> Cut | None:
         ranks, batch_size, tail, row_length = geometry

@@ -33,17 +33,24 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Segment:
-    """Samples that are arranged together: a window, or what was left of one where a run went on with another geometry."""
+    """Samples that are arranged together: a window, or what was left of one where a run went on with another geometry.
+
+    Or the line in which the rest of a window is dealt after several of these.
+    """
 
     start: int  # samples consumed before it, over all ranks
     end: int  # and after it
-    positions: Int64Array  # (N,) in the order, ascending
+    positions: Int64Array  # (N,) in the order; ascending, if it is not a line
     indices: Int64Array  # (N,) in the dataset
     cut: Cut
     ranks: int
     turns: Int64Array  # (S,) in which order the cut's steps come
     ends: Int64Array  # (S,) samples consumed after each of these
     origin: tuple[int, ...]  # what a cursor within it has to say, so that it can be made again
+
+    def has(self, samples: int) -> bool:
+        """Say whether one of its steps begins behind so many consumed samples."""
+        return samples == self.start or (samples < self.end and samples in self.ends)
 
     def done(self, samples: int) -> int:
         """Return how many steps end at or before so many consumed samples.

@@ -9,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderkit.cursor import Cursor
+from loaderkit.cutting import Cutter, is_border
 from loaderkit.length_checks import as_lengths, check_count, check_order, check_tail
+from loaderkit.line import Room
 from loaderkit.order import Order, Sequential, Shuffled, digest
 from loaderkit.plan import BatchKey, Plan, Tail
 from loaderkit.plan_summary import Batches, PlanSummary, longest_times_count, summarise
-from loaderkit.seeding import Int64Array, hash_positions
+from loaderkit.seeding import Int64Array
 from loaderkit.segment import Cut, Geometry, Segment
 from loaderkit.world import World
 
@@ -33,7 +35,8 @@ class WindowPlan(Plan):
     """Steps made of windows of an order; which samples share a step depends on their lengths.
 
     A window's steps come in shuffled order. A cursor within a window names the geometry (ranks, batch size) that the
-    window was cut with: a run that goes on with another one then knows what is left, and cuts that anew.
+    window was cut with: a run that goes on with another one then knows what is left, and cuts that anew. After several changes
+    in one window the rest of it is dealt in a line instead, for which no more of them have to be named.
 
     Args:
         lengths: Of each sample of the dataset, (N,) integers of at least 0.
@@ -47,6 +50,8 @@ class WindowPlan(Plan):
     Raises:
         ValueError: If a number is out of range, or the order does not fit the lengths.
     """
+
+    alike = True  # whether a step wants samples of like lengths
 
     def __init__(
         self, lengths: npt.ArrayLike, *, window: int | None, shuffle: bool, seed: int, order: Order | None, tail: Tail
@@ -81,6 +86,10 @@ class WindowPlan(Plan):
             geometry: Of this plan, or of the run that began the window.
             last: Whether nothing comes after them: then the tail policy decides what can't be spread evenly.
         """
+
+    @abstractmethod
+    def room(self, lengths: Int64Array, geometry: Geometry) -> Room:
+        """Return what a step has room for, and what samples of lengths (N,) take of it."""
 
     def steps_of(self, samples: int, *, last: bool) -> int | None:
         """Return the steps of a window, where these don't depend on the lengths."""
@@ -170,93 +179,38 @@ class WindowPlan(Plan):
 
     def _segment(self, cursor: Cursor) -> Segment | None:
         """Return what a run at the cursor reads from, None at the epoch's end."""
-        known = cursor.plan[-len(self.geometry) :] == self.geometry
+        geometry, segments = self.geometry, self._segments  # never written to: another thread may look there
+        over = len(cursor.plan) % (2 + len(geometry))
+        known = not over and cursor.plan[-len(geometry) :] == geometry
         where = (cursor.epoch, cursor.plan, 0 if known else cursor.samples)
-        segments = self._segments  # never written to: another thread may look there
+        if over:  # in line: also one that a run began before
+            kept = ((key, segment) for key, segment in segments.items() if segment and key[0] == cursor.epoch)
+            same = (key for key, segment in kept if segment.origin == cursor.plan and segment.has(cursor.samples))
+            where = next(same, where)
         if where not in segments:
-            if not cursor.plan:
-                segment = self._fresh(cursor.epoch, cursor.samples)
-            else:
-                segment = self._restored(cursor)
-                if segment is not None and not known:
-                    left = segment.left(cursor.samples)
-                    start, end, origin = cursor.samples, segment.end, segment.origin
-                    segment = self._arranged(cursor.epoch, start, end, left, self.geometry, origin)
+            segment = self._cutter.segment(cursor, geometry, keep=self.tail == "keep")
             self._segments = segments = dict([*segments.items(), (where, segment)][-_KEPT:])
         return segments[where]
 
-    def _fresh(self, epoch: int, start: int) -> Segment | None:
-        end = self._end_of_window(epoch, start)
-        positions = np.arange(start, end, dtype=np.int64)
-        return self._arranged(epoch, start, end, positions, self.geometry, ()) if end > start else None
-
-    def _restored(self, cursor: Cursor) -> Segment | None:
-        """Make the segment again that a cursor names: the geometries that followed each other in a window."""
-        width = 2 + len(self.geometry)
-        if len(cursor.plan) % width:
-            raise ValueError(
-                f"cannot resume: the cursor's plan has {len(cursor.plan)} numbers, wanted a multiple of {width} for "
-                f"{type(self).__name__}. The state is damaged, or of another plan."
-            )
-        segment: Segment | None = None
-        for place in range(0, len(cursor.plan), width):
-            start, end, *geometry = cursor.plan[place : place + width]
-            sound = 0 <= start < end <= self._size(cursor.epoch) and min(geometry) >= 0 and min(geometry[:2]) >= 1
-            try:
-                if not sound:
-                    raise ValueError("a number is out of range")
-                positions = np.arange(start, end, dtype=np.int64)
-                if segment is not None:
-                    positions = np.concatenate([segment.left(start), np.arange(segment.end, end, dtype=np.int64)])
-                segment = self._arranged(cursor.epoch, start, end, positions, tuple(geometry), cursor.plan[:place])
-            except (ArithmeticError, LookupError, ValueError) as error:
-                raise ValueError(
-                    f"cannot resume: {type(self).__name__} can't cut samples {start} to {end} by {geometry}, as the cursor's plan "
-                    "says. The state is damaged, or of other data."
-                ) from error
-        return segment
-
-    def _arranged(
-        self, epoch: int, start: int, end: int, positions: Int64Array, geometry: Geometry, origin: tuple[int, ...]
-    ) -> Segment | None:
-        """Cut samples, together with those of the next windows if they are too few by themselves."""
-        size = self._size(epoch)
-        while True:
-            whole = len(positions) == end - positions[0] if len(positions) else False
-            found = self.order.indices(epoch, int(positions[0]), end) if whole else self.order.at(epoch, positions)
-            cut = self.cut(self.lengths[found], geometry, last=end == size)
-            if cut is not None:
-                break
-            if end == size:
-                return None
-            more = self._end_of_window(epoch, end)
-            positions, end = np.concatenate([positions, np.arange(end, more, dtype=np.int64)]), more
-        ranks = geometry[0]
-        turns = np.arange((len(cut.bounds) - 1) // ranks, dtype=np.int64)
-        if self._mixed:
-            turns = np.argsort(hash_positions(turns, "steps", self.seed, epoch, start), kind="stable")
-        ends = start + np.cumsum(cut.samples_of_steps(ranks, len(positions))[turns])
-        ends[-1:] = end  # what the tail policy or the longest allowed length leaves out counts as consumed
-        return Segment(
-            start=start,
-            end=end,
-            positions=positions,
-            indices=found,
-            cut=cut,
-            ranks=ranks,
-            turns=turns,
-            ends=ends,
-            origin=(*origin, start, end, *geometry),
+    @property
+    def _cutter(self) -> Cutter:
+        return Cutter(
+            name=type(self).__name__,
+            order=self.order,
+            lengths=self.lengths,
+            window=self.window,
+            seed=self.seed,
+            mixed=self._mixed,
+            alike=self.alike,
+            cut=self.cut,
+            room=self.room,
         )
-
-    def _end_of_window(self, epoch: int, start: int) -> int:
-        size = self._size(epoch)
-        windows = max(1, size // self.window)  # the last one has what is left too
-        number = start // self.window
-        return size if number >= windows - 1 else (number + 1) * self.window
 
     def _steps_from(self, epoch: int, start: int) -> int:
         """Return the steps of the windows from one on."""
+        if not is_border(start, self._size(epoch), self.window):  # a line took of it
+            segment = self._segment(Cursor(epoch=epoch, samples=start))
+            return len(segment.turns) + self._steps_from(epoch, segment.end) if segment else 0
         full, last = self._regular(epoch, start)
         if full is not None:
             return full[0] * full[1] + last
@@ -265,6 +219,11 @@ class WindowPlan(Plan):
 
     def _skip(self, epoch: int, start: int, steps: int) -> tuple[int, int]:
         """Return where the window begins that has the step so many steps after a window's start, and how far in it is."""
+        if not is_border(start, self._size(epoch), self.window):
+            segment = self._segment(Cursor(epoch=epoch, samples=start))
+            if segment is None or steps < len(segment.turns):
+                return start, steps
+            return self._skip(epoch, segment.end, steps - len(segment.turns))
         full, _ = self._regular(epoch, start)
         if full is not None:
             count, each = full
@@ -291,8 +250,8 @@ class WindowPlan(Plan):
         for (planned, _), (starts, before) in self._chains.items():
             if planned == epoch and starts[np.searchsorted(starts, start)] == start:
                 return starts, before
-        found, counts, at = [start], [0], start
-        while (segment := self._fresh(epoch, at)) is not None:
+        found, counts, at, cutter, geometry = [start], [0], start, self._cutter, self.geometry
+        while (segment := cutter.fresh(epoch, at, geometry)) is not None:
             at = segment.end
             found.append(at)
             counts.append(len(segment.turns))

@@ -43,6 +43,8 @@ LAYERS = [
     "plan_summary",
     "length_checks",
     "segment",
+    "line",
+    "cutting",
     "windows",
     "length_plans",
     "packing",
