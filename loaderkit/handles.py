@@ -1,29 +1,32 @@
-"""Handles that belong to a process: files, databases and sockets that neither pickle nor survive a fork."""
+"""Handles that belong to a thread: files, databases and sockets that neither pickle nor survive a fork."""
 
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from loaderkit.per_thread import Opened, PerThread
 from loaderkit.process import process_id
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
-_inherited: list[Any] = []  # kept alive: a child must not close what is its parent's
-
 
 class Handle(Generic[T]):
-    """A handle that each process opens for itself, when it first needs it.
+    """A handle that each process, and each thread in it, opens for itself when it first needs it.
 
     For what a dataset keeps open: `h5py.File`, `lmdb.open`, `zipfile.ZipFile`, a
     connection. Call it to get the open handle. It is dropped when the dataset is
-    pickled to a worker, and a forked worker opens its own: two processes on one
-    would move each other's place in the file, or mix up each other's answers.
+    pickled to a worker, and a forked worker or another thread opens its own: two on one
+    would move each other's place in the file, or mix up each other's answers. It is closed when
+    its thread ends, or nobody has this any more.
 
         self.file = lk.Handle(h5py.File, path, "r")
         ...
         return self.file()["images"][index]
+
+    An lmdb environment is one for all threads of a process, for which it is made: lmdb refuses to open a
+    database twice. Let `open` return the environment itself.
 
     Args:
         open: Returns an open handle.
@@ -33,33 +36,50 @@ class Handle(Generic[T]):
 
     def __init__(self, open: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> None:  # noqa: A002
         self._open, self._args, self._kwargs = open, args, kwargs
-        self._handle: Any = None
-        self._owner: int | None = None  # the process that opened it
-        self._lock = threading.Lock()
+        self._reset()
 
     def __call__(self) -> T:
-        if self._owner != process_id():
-            if self._owner is not None:
-                _leave(self._handle)
-                self._reset()  # the lock may have been held at the fork
-            with self._lock:
-                if self._owner is None:
-                    self._handle = self._open(*self._args, **self._kwargs)
-                    self._owner = process_id()
-        opened: T = self._handle
+        own = self._opened.own
+        opened: T
+        if own.process == process_id() and own.handles:
+            opened = own.handles[0]
+        else:
+            opened = self._environments.get(process_id()) or self._open_own(own)
         return opened
 
     def close(self) -> None:
-        """Close this process's handle, if it has a `close()`; the next call opens it again."""
-        if self._owner == process_id():
-            handle = self._handle
-            self._reset()
-            close = getattr(handle, "close", None)
-            if close is not None:
-                close()
+        """Close this thread's handle, or the process's lmdb environment, if it has a `close()`; the next call opens it again."""
+        own = self._opened.own
+        if own.process == process_id():
+            own.close()
+        environment = self._environments.pop(process_id(), None)
+        if environment is not None:
+            environment.close()
+
+    def _open_own(self, own: Opened) -> Any:
+        process = process_id()
+        if own.process != process:
+            own.leave()
+        # A lock of this process's own: its parent's may have been held at the fork.
+        with self._locks.setdefault(process, threading.Lock()):
+            if process in self._environments:  # by another thread, meanwhile
+                return self._environments[process]
+            for parent in list(self._environments):
+                # lmdb takes this process for the one that has it open, and would refuse to open it again.
+                self._environments.pop(parent).close()
+            opened = self._open(*self._args, **self._kwargs)
+            environment = _lmdb("Environment")
+            if environment is not None and isinstance(opened, environment):
+                self._environments[process] = opened
+            else:
+                own.handles[0] = opened
+        return opened
 
     def _reset(self) -> None:
-        self._handle, self._owner, self._lock = None, None, threading.Lock()
+        self._opened = PerThread(Opened)
+        # By process:
+        self._environments: dict[int, Any] = {}
+        self._locks: dict[int, threading.Lock] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         # It calls itself builtins.Environment, which pickle would look for.
@@ -73,15 +93,6 @@ class Handle(Generic[T]):
     def __repr__(self) -> str:
         arguments = [*map(repr, self._args), *(f"{name}={value!r}" for name, value in self._kwargs.items())]
         return f"Handle({', '.join([getattr(self._open, '__qualname__', repr(self._open)), *arguments])})"
-
-
-def _leave(handle: Any) -> None:
-    """Let go of a handle that belongs to the process from which this one was forked."""
-    environment = _lmdb("Environment")
-    if environment is not None and isinstance(handle, environment):
-        handle.close()  # lmdb takes this process for the one that has it open, and would refuse to open it again
-    else:
-        _inherited.append(handle)
 
 
 def _lmdb(name: str) -> Any:

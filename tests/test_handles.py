@@ -1,13 +1,17 @@
-"""Each process has a handle of its own, opened when it is needed."""
+"""Each thread of each process has a handle of its own, opened when it is needed."""
 
+import gc
 import multiprocessing
 import os
 import pickle
 import socket
 import socketserver
+import subprocess
+import sys
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -52,26 +56,155 @@ def test_a_pickled_handle_opens_anew() -> None:
     assert not first.closed
 
 
-def test_one_thread_opens_it() -> None:
-    opened = []
-    barrier = threading.Barrier(8)
+def in_threads(count: int, function: Callable[[int], Any]) -> list[Any]:
+    """Run a function in threads that are there at the same time, each given its number; return what it does in each."""
+    barrier = threading.Barrier(count)
+
+    def run(number: int) -> Any:
+        barrier.wait(10)
+        found = function(number)
+        barrier.wait(10)
+        return found
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
+
+
+def test_each_thread_opens_its_own_and_it_is_closed_when_the_thread_ends() -> None:
+    handle = lk.Handle(Opened, "a")
+    mine = handle()
+    found = in_threads(8, lambda number: (handle(), handle(), handle().closed))
+    assert all(first is second and not closed for first, second, closed in found)
+    assert len({id(opened) for opened, _, _ in found} | {id(mine)}) == 9
+    assert all(opened.closed for opened, _, _ in found)
+    assert not mine.closed
+    assert handle() is mine
+    del handle
+    assert mine.closed
+
+
+def test_a_thread_closes_its_own_alone() -> None:
+    handle = lk.Handle(Opened, "a")
+
+    def use(number: int) -> Opened:
+        opened = handle()
+        if number:
+            handle.close()
+            assert opened.closed
+            assert handle() is not opened
+        return opened
+
+    mine = handle()
+    in_threads(4, use)
+    assert not mine.closed
+
+
+def test_what_other_threads_have_open_is_closed_with_the_handle() -> None:
+    handles = [lk.Handle(Opened, "a")]
+    opened, ready, end = [], threading.Event(), threading.Event()
+
+    def stay() -> None:
+        opened.append(handles[0]())
+        ready.set()
+        end.wait(10)
+
+    thread = threading.Thread(target=stay)
+    thread.start()
+    assert ready.wait(10)
+    handles.clear()
+    assert opened[0].closed
+    end.set()
+    thread.join(10)
+
+
+def test_threads_share_the_one_environment_of_lmdb(written: tuple[Path, Any]) -> None:
+    """Which refuses to open a database twice."""
+    folder = str(written[0] / "a.lmdb")
+    for opener in (lmdb.open, lambda path, **settings: lmdb.open(path, **settings)):
+        handle = lk.Handle(opener, folder, readonly=True, lock=False)
+
+        def read(number: int, handle: Any = handle) -> tuple[Any, list[int]]:
+            with handle().begin() as reading:
+                return handle(), [int(reading.get(str(row).encode())) for row in range(60)]
+
+        found = in_threads(8, read)
+        assert all(rows == list(range(60)) for _, rows in found)
+        assert {id(environment) for environment, _ in found} == {id(handle())}
+        handle.close()
+        assert read(0)[1] == list(range(60))
+        handle.close()
+
+
+def fork_beside(thread_has: threading.Event, handle: Any, opened: list[Any]) -> list[Any]:
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+
+    def child() -> None:
+        gc.collect()
+        results.put([opened[0].closed, handle().process == os.getpid(), handle() is opened[0]])
+
+    assert thread_has.wait(10)
+    process = context.Process(target=child)
+    process.start()
+    found: list[Any] = results.get()
+    process.join(60)
+    return found
+
+
+def test_a_fork_leaves_what_another_thread_has_open_alone() -> None:
+    handle: Any = lk.Handle(Opened, "a")
+    opened: list[Any] = []
+    has, end = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        opened.append(handle())
+        has.set()
+        end.wait(10)
+
+    thread = threading.Thread(target=stay)
+    thread.start()
+    try:
+        assert fork_beside(has, handle, opened) == [False, True, False]
+    finally:
+        end.set()
+        thread.join(10)
+    assert opened[0].closed
+
+
+def test_a_fork_may_open_while_another_thread_of_its_parent_does() -> None:
+    """The lock that this holds is there in the child, with nobody to let go of it."""
+    opening, end = threading.Event(), threading.Event()
+    parent = os.getpid()
 
     def slow(name: str) -> Opened:
-        opened.append(Opened(name))
-        return opened[-1]
+        if os.getpid() == parent:
+            opening.set()
+            end.wait(10)
+        return Opened(name)
 
-    handle = lk.Handle(slow, "a")
-
-    def use() -> None:
-        barrier.wait(10)
-        handle()
-
-    threads = [threading.Thread(target=use) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
+    handle: Any = lk.Handle(slow, "a")
+    thread = threading.Thread(target=handle)
+    thread.start()
+    try:
+        assert fork_beside(opening, handle, [Opened("b")]) == [False, True, False]
+    finally:
+        end.set()
         thread.join(10)
-    assert len(opened) == 1
+
+
+AT_EXIT = """
+import sys, threading, h5py, loaderkit as lk
+handle = lk.Handle(h5py.File, sys.argv[1], "r")
+text = lk.Handle(open, sys.argv[1], "rb")
+assert handle()["rows"][3][0] == 3 and text().read(1)
+sys.modules["keeps"] = handle, text  # until the interpreter takes its modules apart
+"""
+
+
+def test_an_open_handle_is_no_noise_at_the_interpreters_end(written: tuple[Path, Any]) -> None:
+    command = [sys.executable, "-W", "error", "-c", AT_EXIT, str(written[0] / "a.h5")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_error_is_raised_and_the_next_call_tries_again(tmp_path: Path) -> None:
@@ -84,7 +217,7 @@ def test_an_error_is_raised_and_the_next_call_tries_again(tmp_path: Path) -> Non
 
 
 def in_child(handle: Any, found: Any) -> None:
-    before = handle._handle
+    before = handle._opened.own.handles.get(0)
     opened = handle()
     found.put((opened is before, opened.process == os.getpid(), before is not None and before.closed))
 

@@ -23,6 +23,7 @@ LAYERS = [
     "cursor",
     "process",
     "rng",
+    "per_thread",
     "seeding",
     "draws",
     "world",

@@ -332,7 +332,7 @@ def test_row_groups_are_kept_over_all_files(tmp_path: Path, monkeypatch: pytest.
         assert data.read_batch(np.array([0, 2, 4, 8]))["id"].tolist() == [0, 2, 4, 8]
     assert decoded == [("000", 0), ("000", 1), ("001", 0), ("002", 0)]
     assert data.read_batch(np.array([10]))["id"].tolist() == [10]
-    assert len(data._groups._kept) == 4
-    assert not pickle.loads(pickle.dumps(data))._groups._kept
+    assert len(data._groups.own._kept) == 4
+    assert not pickle.loads(pickle.dumps(data))._groups.own._kept
     data.close()
-    assert not data._groups._kept
+    assert not data._groups.own._kept

@@ -34,7 +34,7 @@ class CsvDataset(ShardedDataset):
         transform: From a record to a sample; its random numbers are the sample's own.
         index_dir: Where index files lie; None means beside local shards, and
             in ~/.cache/loaderkit/index for remote ones.
-        max_open: Files kept open in a process.
+        max_open: Files kept open by each thread that reads.
         storage: How remote files are reached, and where copies of them are kept.
 
     Raises:

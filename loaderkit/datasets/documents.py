@@ -30,7 +30,7 @@ class DocumentDataset(ShardedDataset):
         urls: A path, folder (its `.ds` files), glob or URL, or a list of them; remote ones need a cache.
         dtype: Of the tokens, such as "uint16".
         transform: From a document to a sample; its random numbers are the sample's own.
-        max_open: Files kept mapped in a process.
+        max_open: Files kept mapped by each thread that reads.
         storage: How remote files are reached, and where copies of them are kept.
 
     Raises:

@@ -49,7 +49,7 @@ class MappedDataset(ShardedDataset):
 
     def __getattr__(self, name: str) -> Any:
         # Only where a batch at once is what the samples would make.
-        ready = name == "read_batch" and "_owner" in self.__dict__
+        ready = name == "read_batch" and "_opened" in self.__dict__
         if ready and self.row_layout is not None:
             return self._read_batch
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

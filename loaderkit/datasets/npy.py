@@ -20,7 +20,7 @@ class NpyDataset(MappedDataset):
     Args:
         urls: A path, folder, glob or URL, or a list of them; remote ones need a cache.
         transform: From a row to a sample; its random numbers are the sample's own.
-        max_open: Files kept mapped in a process.
+        max_open: Files kept mapped by each thread that reads.
         storage: How remote files are reached, and where copies of them are kept.
 
     Raises:

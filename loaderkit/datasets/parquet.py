@@ -12,6 +12,7 @@ from loaderkit.datasets.rowgroups import GroupedTable, Groups
 from loaderkit.datasets.sharded import ShardedDataset, by_number
 from loaderkit.datasets.storage import Storage
 from loaderkit.datasets.urls import Urls
+from loaderkit.per_thread import PerThread
 from loaderkit.seeding import Int64Array
 
 
@@ -34,9 +35,9 @@ class ParquetDataset(ShardedDataset):
             lengths; otherwise they have to be equal, and are stacked.
         index_dir: Where index files lie; None means beside local shards, and
             in ~/.cache/loaderkit/index for remote ones.
-        max_open: Files kept open in a process.
+        max_open: Files kept open by each thread that reads.
         storage: How remote files are reached, and where copies of them are kept.
-        cached_groups: Decoded row groups kept in a process, of all files together. A ShardOrder
+        cached_groups: Decoded row groups kept by each thread that reads, of all files together. A ShardOrder
             reads lanes x (1 + window / rows in a group) of them in turn.
 
     Raises:
@@ -64,7 +65,7 @@ class ParquetDataset(ShardedDataset):
                 f"ParquetDataset: cached_groups is {cached_groups}, columns {columns!r}; wanted at least 1, and a list."
             )
         super().__init__(urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage)
-        self._groups = Groups(cached_groups)
+        self._groups = PerThread(Groups, cached_groups)
         first = GroupedTable(self.shards[0], self.open_file(self.shards[0]), None, Groups(1))
         self.columns = first.columns if columns is None else list(columns)
         self._layouts = {name: layout_of(first.type_of(name)) for name in self.columns if name in first.columns}
@@ -80,7 +81,7 @@ class ParquetDataset(ShardedDataset):
         return sum(sizes), np.cumsum(sizes, dtype=np.int64)
 
     def open(self, shard: str, index: ShardIndex) -> GroupedTable:
-        table = GroupedTable(shard, self.open_file(shard), self.columns, self._groups)
+        table = GroupedTable(shard, self.open_file(shard), self.columns, self._groups.own)
         if index.offsets is None or np.cumsum(table.group_sizes()).tolist() != index.offsets.tolist():
             table.close()
             raise ShardError(f"{shard}: its row groups changed while it was in use: make the dataset anew.")
@@ -118,7 +119,7 @@ class ParquetDataset(ShardedDataset):
         return f"{self.columns} {super().fingerprint()}"
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_groups": Groups(self._groups.most)}
+        return super().__getstate__() | {"_groups": PerThread(Groups, self._groups.own.most)}
 
 
 def _by_group(rows: Int64Array, index: ShardIndex) -> Iterator[tuple[int, Int64Array, Int64Array]]:

@@ -1,4 +1,4 @@
-"""A file of row groups, decoded a group at a time by pyarrow; a process keeps some groups for all its files."""
+"""A file of row groups, decoded a group at a time by pyarrow; a thread keeps some groups for all its files."""
 
 import io
 import mmap
@@ -18,7 +18,7 @@ _PARQUET, _ARROW, _STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
 
 
 class Groups:
-    """The row groups decoded last, of all files: table, and its columns once they were asked for."""
+    """The row groups that a thread decoded last, of all its files: table, and its columns once they were asked for."""
 
     def __init__(self, most: int) -> None:
         self.most = most

@@ -4,7 +4,6 @@ import bisect
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, ClassVar
 
@@ -14,6 +13,7 @@ from loaderkit.datasets.base import check_index
 from loaderkit.datasets.index import ShardError, ShardIndex, load_index, save_index
 from loaderkit.datasets.storage import Stat, Storage
 from loaderkit.datasets.urls import Urls, expand, is_remote, open_file, shard_name, stat
+from loaderkit.per_thread import Opened, PerThread
 from loaderkit.process import process_id
 from loaderkit.seeding import Int64Array, per_sample
 
@@ -24,16 +24,17 @@ class ShardedDataset(ABC):
     """A dataset over shards that were indexed once.
 
     A format gives `kind`, `suffixes`, `scan`, `open` and `read`. Handles are opened
-    where they are used, kept for the last `max_open` shards, and never
-    pickled or shared with a forked worker. A shard that has changed since it
-    was indexed is indexed again, with a warning.
+    where they are used, by each thread for itself, kept for the last `max_open` shards,
+    and never pickled or shared with a forked worker; a thread's are closed when it ends.
+    Several threads may read at once. A shard that has changed since it was indexed is
+    indexed again, with a warning.
 
     Args:
         urls: A path, folder, glob or URL, or a list of them.
         transform: From a raw sample to a sample; its random numbers are the sample's own.
         index_dir: Where index files lie; None means beside local shards, and
             in ~/.cache/loaderkit/index for remote ones.
-        max_open: Shards kept open in a process; a ShardOrder has about lanes x (1 + window / samples in a
+        max_open: Shards kept open by each thread that reads; a ShardOrder has about lanes x (1 + window / samples in a
             shard) in use, over all workers.
         storage: How remote shards are reached, and where copies of them are kept.
 
@@ -74,8 +75,7 @@ class ShardedDataset(ABC):
             )
         self._ends = np.cumsum([index.count for index in self._indexes], dtype=np.int64)
         self._end_list = self._ends.tolist()  # where one is looked up: numpy takes longer for that
-        self._open: OrderedDict[int, Any] = OrderedDict()
-        self._owner = process_id()
+        self._opened = PerThread(Opened)
 
     @abstractmethod
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
@@ -177,17 +177,19 @@ class ShardedDataset(ABC):
         return (part, rows) if unsigned.item(unsigned.argmax()) < self._end_list[part] - start else None
 
     def handle(self, part: int) -> Any:
-        """Return the open shard of that number."""
-        if self._owner != process_id():  # a forked worker must not share file positions with its parent
-            self.close()
-            self._owner = process_id()
-        if part in self._open:
-            self._open.move_to_end(part)
+        """Return the open shard of that number, which is this thread's own."""
+        opened = self._opened.own
+        if opened.process != process_id():  # a forked worker must not share file positions with its parent
+            opened.close()
+            opened.process = process_id()
+        handles = opened.handles
+        if part in handles:
+            handles.move_to_end(part)
         else:
-            while len(self._open) >= self._max_open:
-                _close(self._open.popitem(last=False)[1])
-            self._open[part] = self.open(self.shards[part], self._indexes[part])
-        return self._open[part]
+            while len(handles) >= self._max_open:
+                _close(handles.popitem(last=False)[1])
+            handles[part] = self.open(self.shards[part], self._indexes[part])
+        return handles[part]
 
     def fingerprint(self) -> str:
         """Name the shards and their sizes; the folder they lie in may change."""
@@ -195,15 +197,8 @@ class ShardedDataset(ABC):
         return f"{self.kind} {', '.join(names)}"
 
     def close(self) -> None:
-        """Close the open shards in this process; they are opened again where they are needed."""
-        handles = self.__dict__.get("_open")
-        while handles:
-            close = getattr(handles.popitem()[1], "close", None)
-            if close is not None:  # by no name of the module: at the interpreter's end they are gone
-                close()
-
-    def __del__(self) -> None:
-        self.close()
+        """Close the shards that this thread has open; they are opened again where they are needed."""
+        self._opened.own.close()
 
     def locate(self, indices: Sequence[int]) -> dict[int, tuple[list[int], list[int]]]:
         """Sort indices (B,) by shard: return, by the shard's number, places in the indices, and rows in the shard.
@@ -243,7 +238,7 @@ class ShardedDataset(ABC):
         return samples
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_open": OrderedDict()}
+        return self.__dict__ | {"_opened": PerThread(Opened)}
 
 
 def by_number(numbers: Int64Array, low: int, high: int) -> Iterator[tuple[int, Int64Array]]:

@@ -55,7 +55,7 @@ class TarDataset(ShardedDataset):
             stays bytes, and with None all does. `DECODERS | {"jpg": mine}` changes one.
         transform: From a decoded sample to a sample.
         index_dir: Where index files lie; beside local shards by default.
-        max_open: Shards kept open in a process.
+        max_open: Shards kept open by each thread that reads.
         storage: How remote files are reached, and where copies of them are kept.
 
     Raises:

@@ -40,7 +40,7 @@ class TokenDataset(MappedDataset):
             "drop" leaves them out (`left_out` counts them), "keep" makes a shorter
             window of them, so that batches need a collate that pads.
         transform: From a window to a sample; its random numbers are the sample's own.
-        max_open: Files kept mapped in a process.
+        max_open: Files kept mapped by each thread that reads.
         storage: How remote files are reached, and where copies of them are kept.
 
     Raises:
