@@ -2,9 +2,11 @@
 
 import errno
 import logging
+import os
 import random
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,12 +42,18 @@ class _Recovered:
 
     def __init__(self) -> None:
         self._quiet_until, self._since = 0.0, 0
+        self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._unlock)  # the thread that holds it is not in the child
 
     def log(self, what: str, attempts: int, error: str) -> None:
         """Log that it did, after so many attempts."""
-        self._since += 1
-        now = time.monotonic()
-        if now < self._quiet_until:
+        with self._lock:
+            self._since += 1
+            now, since = time.monotonic(), self._since
+            quiet = now < self._quiet_until
+            if not quiet:
+                self._quiet_until, self._since = now + 60, 0
+        if quiet:
             _logger.info("%s: read at attempt %d, after %s", what, attempts, error)
             return
         _logger.warning(
@@ -53,9 +61,11 @@ class _Recovered:
             what,
             attempts,
             error,
-            self._since,
+            since,
         )
-        self._quiet_until, self._since = now + 60, 0
+
+    def _unlock(self) -> None:
+        self._lock = threading.Lock()
 
 
 _recovered = _Recovered()

@@ -4,8 +4,10 @@ import errno
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
@@ -221,3 +223,32 @@ def test_a_disk_that_fills_up_while_writing_leaves_nothing(tmp_path: Path) -> No
         Cache(tmp_path, 2000).open(key(1), 1000, full)
     assert caught.value.errno == errno.ENOSPC
     assert names(tmp_path) == []
+
+
+def test_a_fork_amid_a_download_keeps_no_other_thread_waiting(tmp_path: Path) -> None:
+    """It has the locked file open as well."""
+    cache, downloading, go_on = Cache(tmp_path, 10**6), threading.Event(), threading.Event()
+
+    def download(file: BinaryIO) -> None:
+        downloading.set()
+        assert go_on.wait(30)
+        file.write(content(1))
+
+    def read() -> bytes:
+        with cache.open(key(1), 1000, download) as file:
+            return file.read()
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(read)
+        assert downloading.wait(30)
+        second = pool.submit(read)
+        child = FORK.Process(target=time.sleep, args=(60,))
+        child.start()
+        try:
+            time.sleep(0.1)  # so that the second waits for the lock
+            go_on.set()
+            assert first.result(30) == second.result(30) == content(1)
+            assert child.is_alive()
+        finally:
+            child.kill()
+            child.join(30)

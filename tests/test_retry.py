@@ -6,8 +6,10 @@ import pickle
 import random
 import socket
 import ssl
+import sys
 import time
 import urllib.error
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import aiohttp
@@ -15,7 +17,7 @@ import pytest
 from aiohttp.client_reqrep import ConnectionKey
 from aiohttp.http_exceptions import ContentLengthError
 
-from loaderkit.retry import Retry, TransientError, is_transient
+from loaderkit.retry import Retry, TransientError, _Recovered, is_transient
 
 QUICK = Retry(attempts=4, wait_s=0.001)
 
@@ -134,6 +136,19 @@ def test_waits_double_up_to_a_bound_and_vary() -> None:
         waits = [retry.pause_s(attempt) for _ in range(50)]
         assert longest / 2 <= min(waits) < max(waits) <= longest
     assert retry.pause_s(10**6) <= 5
+
+
+def test_threads_warn_of_what_passed_once_a_minute_and_lose_no_count(caplog: pytest.LogCaptureFixture) -> None:
+    recovered = _Recovered()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with caplog.at_level("WARNING", "loaderkit"), ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: [recovered.log("a", 2, "error") for _ in range(100)], range(8)))
+    finally:
+        sys.setswitchinterval(before)
+    assert len(caplog.records) == 1
+    assert recovered._since == 8 * 100 - 1
 
 
 def test_waiting_draws_nothing_from_the_samples_generator() -> None:

@@ -69,7 +69,7 @@ class Cache:
                 ) from error
             raise
         finally:
-            os.close(descriptor)
+            _let_go(descriptor)
 
     def _whole(self, key: str, size_bytes: int) -> BinaryIO | None:
         path = self.folder / (key + WHOLE)
@@ -142,7 +142,7 @@ class Cache:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
-            os.close(descriptor)
+            _let_go(descriptor)
 
 
 def _lock(path: Path) -> int:
@@ -154,9 +154,15 @@ def _lock(path: Path) -> int:
             if _is_at(descriptor, path):
                 return descriptor
         except BaseException:
-            os.close(descriptor)
+            _let_go(descriptor)
             raise
-        os.close(descriptor)  # it was finished or thrown away while we waited
+        _let_go(descriptor)  # it was finished or thrown away while we waited
+
+
+def _let_go(descriptor: int) -> None:
+    """Give back the lock of a file, and close it: a process that was forked meanwhile has it open as well, and would keep the lock."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
 
 
 def _discard(part: Path) -> bool:
@@ -175,7 +181,7 @@ def _discard(part: Path) -> bool:
     except BlockingIOError:
         return False
     finally:
-        os.close(descriptor)
+        _let_go(descriptor)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn, TypeVar
 
+from loaderkit.process import process_id
 from loaderkit.retry import Retry, TransientError, http_status
 
 T = TypeVar("T")
@@ -21,7 +22,7 @@ _BLOCK = 1 << 23  # bytes of one request
 _BUFFER = 1 << 18  # bytes read at least where there is no cache
 _REQUESTS = 16  # at the same time
 # A forked process keeps its parent's: their finalizers would reach into the parent's event loop and sockets.
-_KEPT: dict[int, Any] = {}
+_KEPT: dict[Any, Any] = {}
 
 
 def is_hidden(path: str) -> bool:
@@ -205,8 +206,11 @@ class Storage:
             # A body that is packed on its way has no ranges.
             options["headers"] = {"Accept-Encoding": "identity", **options.get("headers", {})}
         files, path = fsspec.core.url_to_fs(url, **options)
-        _KEPT[id(files)] = files
-        return files, path
+        if not getattr(files, "async_impl", False):
+            return _KEPT.setdefault(id(files), files), path
+        # One for all threads: they ask the same event loop, and fsspec before 2025 would make sessions for each.
+        key = process_id(), type(files), fsspec.utils.tokenize(files.storage_options)
+        return _KEPT.setdefault(key, files), path
 
     def _ask(self, url: str, call: Callable[[Any, str], T], what: str = "") -> T:
         try:
