@@ -159,6 +159,11 @@ def tar_files(folder: Path) -> Any:
     return (str(folder / "a.tar"),), {}
 
 
+def hugging_face(folder: Path) -> Any:
+    rows = [{"a": row} for row in range(SAMPLES)]
+    return (pytest.importorskip("datasets").Dataset.from_list(rows),), {}
+
+
 def picture_folder(folder: Path) -> Any:
     (folder / "a").mkdir()
     for row in range(SAMPLES):
@@ -173,7 +178,7 @@ PUBLIC: dict[str, list[Any]] = {
     "ConcatDataset": [lambda folder: (([COLUMN],), {})],
     "CsvDataset": [csv_lines],
     "DocumentDataset": [documents],
-    "HFDataset": [lambda folder: (([{"a": row} for row in range(SAMPLES)],), {})],
+    "HFDataset": [hugging_face],
     "ImageFolder": [picture_folder],
     "JsonlDataset": [json_lines],
     "MapDataset": [lambda folder: ((COLUMN, list), {})],
@@ -278,16 +283,51 @@ def test_the_quick_ways_are_there_where_nothing_is_overridden(tmp_path: Path) ->
     }
     assert found["read_columns"] == {"TarDataset"}
     assert found["lengths"] == {"DocumentDataset"}
-    shards = {
-        "CsvDataset",
-        "DocumentDataset",
-        "JsonlDataset",
-        "NpyDataset",
-        "ParquetDataset",
-        "TarDataset",
-        "TokenDataset",
-    }
-    assert found["draws_nothing"] == {*shards, "uneven_tokens"}
+    assert found["draws_nothing"] == {*PUBLIC, "uneven_tokens"} - {"MapDataset"}
+
+
+class Noise(Sequence[float]):
+    """A column that draws what it has."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: Any) -> Any:
+        return random.random()
+
+
+class Noisy:
+    """A dataset that is none of Hugging Face's."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        return {"a": random.random()}
+
+
+def test_what_may_draw_is_seeded(tmp_path: Path) -> None:
+    (rows,), _ = hugging_face(tmp_path)
+    (folder,), _ = picture_folder(tmp_path)
+    plain = [lk.HFDataset(rows), lk.HFDataset(rows.with_format("numpy")), lk.ArrayDataset({"a": list(range(3))})]
+    assert all(map(draws_nothing, [*plain, lk.RecordDataset("ab"), lk.ImageFolder(folder), ZipDataset([COLUMN])]))
+    drawn = rows.with_transform(lambda batch: {"a": [random.random() for _ in batch["a"]]})
+    for dataset in (
+        lk.HFDataset(drawn),
+        lk.HFDataset(Noisy()),
+        lk.ArrayDataset({"a": Noise()}),
+        lk.RecordDataset(range(SAMPLES), transform=lambda row: {"a": row + random.random()}),
+        lk.HFDataset(rows, transform=lambda row: {"a": row["a"] + random.random()}),
+        lk.ArrayDataset({"a": range(SAMPLES)}, transform=lambda row: {"a": row["a"] + random.random()}),
+    ):
+        assert not draws_nothing(dataset)
+        assert not draws_nothing(SubsetDataset(dataset, [0]))
+        first, second = (
+            [row["a"] for batch in lk.Loader(dataset, batch_size=4, collate_fn=list) for row in batch] for _ in range(2)
+        )
+        assert first == second
+        assert len(set(first)) == SAMPLES
+    assert not draws_nothing(lk.ImageFolder(folder, transform=torch.flip))
 
 
 def test_an_object_may_override_too(tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ from loaderkit.checks import is_frame
 from loaderkit.datasets.base import check_index
 from loaderkit.datasets.combine import SubsetDataset
 from loaderkit.datasets.gather import TensorColumn, gather
+from loaderkit.datasets.shared import SharedList
 from loaderkit.seeding import Int64Array, per_sample
 
+_PLAIN = (TensorColumn, np.ndarray, np.memmap, list, range, SharedList)  # columns that surely draw no random numbers
 Columns = Any  # a Tensor, ndarray or sequence, or a tuple or dict of them, nested
 
 
@@ -43,6 +45,9 @@ class ArrayDataset:
             found = ", ".join(f"{name or 'column'} has {length:,}" for name, length in lengths.items())
             raise ValueError(f"ArrayDataset: {found}; wanted columns of one length.")
         self._length = next(iter(lengths.values()))
+        kinds: list[type] = []
+        _walk(self._columns, lambda column: kinds.append(type(column)))
+        self._columns_draw_nothing = all(kind in _PLAIN for kind in kinds)
 
     def __len__(self) -> int:
         return self._length
@@ -61,6 +66,11 @@ class ArrayDataset:
     def read_batch(self, indices: Int64Array) -> Any:
         """Return a batch of the columns' structure, each leaf a tensor (B, *) or, for sequences, a list."""
         return _walk(self._columns, lambda column: _read(column, indices))
+
+    @property
+    def draws_nothing(self) -> bool:
+        """Whether reading samples surely draws no random numbers."""
+        return self.transform is None and self._columns_draw_nothing
 
     def fingerprint(self) -> str:
         """Digest the columns' shapes and dtypes, and 16 rows spread over them."""

@@ -50,7 +50,7 @@ class HFDataset:
         outside = [index for index in indices if not 0 <= index < len(self)]
         if outside:
             raise IndexError(f"HFDataset: index {outside[0]} in a dataset of {len(self):,} samples.")
-        if (getattr(self.dataset, "format", None) or {}).get("type") == "custom":
+        if self._calls_a_function():
             return per_sample(self.__getitem__, indices)
         if not len(indices):
             return []
@@ -58,9 +58,20 @@ class HFDataset:
         rows = many(list(indices)) if callable(many) else [self.dataset[index] for index in indices]
         return list(rows) if self.transform is None else per_sample(self.transform, rows)
 
+    @property
+    def draws_nothing(self) -> bool:
+        """Whether reading samples surely draws no random numbers: not where a function is called, or in a dataset of another's."""
+        kind = type(self.dataset)
+        theirs = (kind.__module__, kind.__qualname__) == ("datasets.arrow_dataset", "Dataset")
+        return self.transform is None and theirs and not self._calls_a_function()
+
     def fingerprint(self) -> str:
         """Return the library's own, which knows the data and all that was done to it."""
         return str(getattr(self.dataset, "_fingerprint", ""))
+
+    def _calls_a_function(self) -> bool:
+        """Say whether rows go through one of its `set_transform`."""
+        return (getattr(self.dataset, "format", None) or {}).get("type") == "custom"
 
 
 def state_of_start(dataset: Any) -> Any:

@@ -90,6 +90,11 @@ class ImageFolder:
         start = int(self._ends[index - 1]) if index else 0
         return self.root / os.fsdecode(self._paths[start : int(self._ends[index])])
 
+    @property
+    def draws_nothing(self) -> bool:
+        """Whether reading samples surely draws no random numbers."""
+        return self.transform is None
+
     def fingerprint(self) -> str:
         """Digest the paths under the root, which may be another one; they name classes and order."""
         found = hashlib.blake2b(self._paths + self._ends.astype("<i8").tobytes(), digest_size=8)

@@ -43,6 +43,11 @@ class RecordDataset:
         records = self._read(indices)
         return records if self.transform is None else per_sample(self.transform, records)
 
+    @property
+    def draws_nothing(self) -> bool:
+        """Whether reading samples surely draws no random numbers."""
+        return self.transform is None
+
     def fingerprint(self) -> str:
         """Digest the number of records, and 16 spread over them."""
         rows = np.unique(np.linspace(0, max(0, len(self) - 1), 16).astype(np.int64))[: len(self)].tolist()
