@@ -1,10 +1,15 @@
 """Shards with an index: handles, index files and changes, over a format of single bytes."""
 
+import copy
+import io
+import multiprocessing
 import os
 import pickle
 import subprocess
 import sys
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -123,6 +128,89 @@ def test_workers_open_their_own(method: str, tmp_path: Path) -> None:
     assert torch.cat(list(loader)).tolist() == wanted
     assert len(ByteFile.alive) == 2  # those of this process, still usable
     assert data[79] == 79
+
+
+def test_each_thread_opens_its_own_and_they_are_closed_when_it_ends(tmp_path: Path) -> None:
+    wanted = write(tmp_path, [3, 2, 2])
+    data = Bytes(tmp_path, max_open=2)
+    check_reads(data, wanted)
+    mine = set(ByteFile.alive)
+    with ThreadPoolExecutor(3) as pool:
+        barrier = threading.Barrier(3)
+
+        def read_all(_: int) -> tuple[list[Any], int]:
+            found = data.__getitems__(range(len(wanted)))
+            barrier.wait(10)
+            alive = len(ByteFile.alive)
+            barrier.wait(10)
+            return found, alive
+
+        assert list(pool.map(read_all, range(3))) == [(wanted, 2 + 3 * 2)] * 3
+    assert ByteFile.alive == mine
+    data.close()
+    assert not ByteFile.alive
+
+
+def test_what_threads_have_open_is_closed_with_the_dataset(tmp_path: Path) -> None:
+    write(tmp_path, [3, 2])
+    kept = [Bytes(tmp_path)]
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: kept[0][0]).result(10) == kept[0][0]
+        assert len(ByteFile.alive) == 2
+        kept.clear()
+        assert not ByteFile.alive
+
+
+def test_a_copy_opens_its_own(tmp_path: Path) -> None:
+    wanted = write(tmp_path, [3, 2])
+    data = Bytes(tmp_path)
+    check_reads(data, wanted)
+    other = copy.copy(data)
+    check_reads(other, wanted)
+    assert len(ByteFile.alive) == 4
+    other.close()
+    assert len(ByteFile.alive) == 2
+
+
+def read_in_child(data: Bytes, results: Any) -> None:
+    results.put(data.__getitems__(range(len(data))))
+
+
+def test_a_fork_amid_another_threads_read_does_not_wait_for_it(tmp_path: Path) -> None:
+    """Closing that thread's file would: its buffer is locked, by a thread that is not in the child."""
+    wanted = write(tmp_path, [3, 2])
+    data = Bytes(tmp_path)
+    reading, end = threading.Event(), threading.Event()
+
+    class Slow(io.RawIOBase):
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any) -> int:
+            reading.set()
+            end.wait(30)
+            return 0
+
+    def read_slowly() -> None:
+        handle = data.handle(0)
+        handle.file.close()
+        handle.file = io.BufferedReader(Slow())
+        handle.file.read(1)
+
+    thread = threading.Thread(target=read_slowly)
+    thread.start()
+    try:
+        assert reading.wait(30)
+        context = multiprocessing.get_context("fork")
+        results = context.SimpleQueue()
+        process = context.Process(target=read_in_child, args=(data, results))
+        process.start()
+        process.join(30)
+        assert process.exitcode == 0
+        assert results.get() == wanted
+    finally:
+        end.set()
+        thread.join(30)
 
 
 AT_EXIT = """
