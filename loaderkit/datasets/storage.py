@@ -208,7 +208,7 @@ class Storage:
         files, path = fsspec.core.url_to_fs(url, **options)
         if not getattr(files, "async_impl", False):
             return _KEPT.setdefault(id(files), files), path
-        # One for all threads: they ask the same event loop, and fsspec before 2025 would make sessions for each.
+        # One for all threads: they ask the same event loop, and fsspec 2024.6 would make sessions for each.
         key = process_id(), type(files), fsspec.utils.tokenize(files.storage_options)
         return _KEPT.setdefault(key, files), path
 
