@@ -59,7 +59,7 @@ class Handle(Generic[T]):
     def _open_own(self, own: Opened) -> Any:
         process = process_id()
         if own.process != process:
-            own.leave()
+            own.begin_anew(closing=False)
         # A lock of this process's own: its parent's may have been held at the fork.
         with self._locks.setdefault(process, threading.Lock()):
             if process in self._environments:  # by another thread, meanwhile

@@ -2,13 +2,16 @@
 
 import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from loaderkit.process import process_id
 
 T = TypeVar("T")
+
+_left: list[Any] = []  # kept alive: a child must not close what is its parent's
 
 
 class PerThread(threading.local, Generic[T]):
@@ -30,31 +33,45 @@ class PerThread(threading.local, Generic[T]):
 
 
 class Opened:
-    """What a thread has open, by number, with what it used last at the end; closed when this is freed, by whatever thread."""
+    """What a thread has open, by number, with what it used last at the end; closed when this is freed, by whatever thread.
 
-    _left: ClassVar[list[Any]] = []  # kept alive: a child must not close what is its parent's
-    # Not `process_id`, as a fork frees what belongs to threads that it lacks before that knows of it.
-    _process_now = staticmethod(os.getpid)
+    What is open must not hold what holds this, which would then never be freed.
+    """
 
     def __init__(self) -> None:
-        self.handles: OrderedDict[int, Any] = OrderedDict()
-        self.process = process_id()  # that opens them
+        self._begin()
 
     def close(self) -> None:
         """Close all that have a `close()`."""
-        while self.handles:
-            close = getattr(self.handles.popitem()[1], "close", None)
-            if close is not None:  # by no name of the module: at the interpreter's end they are gone
-                close()
+        _close(self.handles)
 
-    def leave(self) -> None:
-        """Begin anew in a process that was forked, and leave alone what its parent has open."""
-        if self.handles:
-            self._left.append(self.handles)
-        self.handles, self.process = OrderedDict(), process_id()
-
-    def __del__(self) -> None:
-        if self._process_now() == self.process:
+    def begin_anew(self, *, closing: bool) -> None:
+        """Have nothing open, in a process that was forked: what its parent has open is closed here too, or left alone."""
+        self._end.detach()
+        if closing:
             self.close()
-        elif self.handles:  # its thread may have been in the midst of a read, with a lock that closing would wait for
-            self._left.append(self.handles)
+        elif self.handles:
+            _left.append(self.handles)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.handles: OrderedDict[int, Any] = OrderedDict()
+        self.process = process_id()  # that opens them
+        # Not `__del__`: in a cycle that is collected the files may come before whoever would close them.
+        self._end = weakref.finalize(self, _close_own, self.handles, self.process)
+
+
+def _close_own(handles: OrderedDict[int, Any], process: int) -> None:
+    # Not `process_id`: a fork frees what belongs to threads that it lacks before that knows of it. They may have been in the
+    # midst of a read, with a lock that closing would wait for.
+    if os.getpid() == process:
+        _close(handles)
+    elif handles:
+        _left.append(handles)
+
+
+def _close(handles: OrderedDict[int, Any]) -> None:
+    while handles:
+        close = getattr(handles.popitem()[1], "close", None)
+        if close is not None:
+            close()

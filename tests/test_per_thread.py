@@ -6,8 +6,13 @@ import multiprocessing
 import os
 import pickle
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from loaderkit.per_thread import Opened, PerThread
 
@@ -51,6 +56,33 @@ def test_a_threads_own_is_closed_when_it_ends() -> None:
     assert kept.own.handles[0] is mine
 
 
+class Kept:
+    """Whatever keeps things open, in a cycle."""
+
+    def __init__(self, number: int) -> None:
+        self.opened = PerThread(Opened)
+        self.more = [Kept(number - 1)] if number else []
+        self.cycle = self
+
+
+@pytest.mark.parametrize("collections", range(3))
+def test_what_is_in_a_cycle_is_closed_before_it_is_collected(collections: int, tmp_path: Path) -> None:
+    """Else a file would warn that nobody had closed it: the order in which a cycle is taken apart is not ours."""
+    (tmp_path / "a").write_bytes(b"a")
+    kept = Kept(20)
+    one: Any = kept
+    while one.more:
+        one.opened.own.handles[0] = (tmp_path / "a").open("rb")
+        one = one.more[0]
+        for _ in range(collections):
+            gc.collect()
+    del kept, one
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert not caught
+
+
 def test_a_copy_has_none_yet() -> None:
     kept = PerThread(list, (1, 2))
     kept.own.append(3)
@@ -67,7 +99,7 @@ def test_a_fork_closes_nothing_of_its_parents_threads() -> None:
     results = context.SimpleQueue()
 
     def child() -> None:
-        kept.own.leave()
+        kept.own.begin_anew(closing=False)
         gc.collect()
         results.put((mine.closed, theirs.closed, list(kept.own.handles), kept.own.process == os.getpid()))
 

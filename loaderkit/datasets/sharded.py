@@ -83,7 +83,7 @@ class ShardedDataset(ABC):
 
     @abstractmethod
     def open(self, shard: str, index: ShardIndex) -> Any:
-        """Return a handle on a shard; closed by its `close()` where it has one."""
+        """Return a handle on a shard, which does not hold the dataset; closed by its `close()` where it has one."""
 
     @abstractmethod
     def read(self, handle: Any, rows: Int64Array, index: ShardIndex) -> list[Any]:
@@ -180,8 +180,7 @@ class ShardedDataset(ABC):
         """Return the open shard of that number, which is this thread's own."""
         opened = self._opened.own
         if opened.process != process_id():  # a forked worker must not share file positions with its parent
-            opened.close()
-            opened.process = process_id()
+            opened.begin_anew(closing=True)
         handles = opened.handles
         if part in handles:
             handles.move_to_end(part)
