@@ -74,8 +74,8 @@ class Loader:
         prefetch_factor: Batches that each worker makes ahead. By default 2 with torch's workers, and 8 with others,
             or as many as take 32 MB in all, but at least 2.
         persistent_workers: Keep the workers between epochs. They don't see
-            what is changed in the dataset afterwards. Off by default; those of a
-            stream, and threads, always start anew.
+            what is changed in the dataset afterwards (threads do). Off by default; those of a
+            stream always start anew.
         multiprocessing_context: "fork", "forkserver" or "spawn".
         worker_init_fn: Called with the worker's number when it starts.
         timeout: Seconds to wait for a worker's batch; 0 is for ever.

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -13,6 +14,23 @@ _threadpoolctl: Any = import_module("threadpoolctl") if find_spec("threadpoolctl
 if _threadpoolctl is not None:
     _threadpoolctl.ThreadpoolController()
 _VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS")
+
+
+class _Here(threading.local):
+    is_reader = False
+
+
+_here = _Here()
+
+
+def is_reader() -> None:
+    """Take note that this thread is one of several that read for a loader."""
+    _here.is_reader = True
+
+
+def threads_of_a_read() -> int:
+    """Return how many threads a read may use: as many as torch; in a thread that is one of several readers, that one."""
+    return 1 if _here.is_reader else torch.get_num_threads()
 
 
 def limit_threads() -> None:

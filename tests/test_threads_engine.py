@@ -1,6 +1,7 @@
 """Threads read what draws nothing, or from `lk.sample_rng()` alone: the same batches, and nothing of the trainer's is touched."""
 
 import faulthandler
+import gc
 import itertools
 import json
 import os
@@ -125,14 +126,17 @@ def _no_thread_is_left() -> Iterator[None]:
     assert not workers_alive()
 
 
+@pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("collate", COLLATES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("batch_size", [1, 3, 8, None])
-def test_threads_do_not_change_a_batch(kind: str, collate: str, batch_size: int | None) -> None:
+def test_threads_do_not_change_a_batch(kind: str, collate: str, batch_size: int | None, persistent: bool) -> None:
     for size, workers in itertools.product(SIZES, (1, 2, 4)):
         alone = epochs(make_loader(kind, size, batch_size, 0, collate))
         assert [len(epoch) for epoch in alone] == [-(-size // (batch_size or 1))] * 2
-        assert equal(epochs(make_loader(kind, size, batch_size, workers, collate)), alone)
+        assert equal(
+            epochs(make_loader(kind, size, batch_size, workers, collate, persistent_workers=persistent)), alone
+        )
 
 
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 2, "engine": "ring"}, {"num_workers": 1, "engine": "torch"}])
@@ -349,17 +353,41 @@ def test_a_sample_that_hangs_is_named_in_time() -> None:
     assert time.monotonic() - start < 1.2
 
 
-def test_an_abandoned_iterator_lets_its_threads_go() -> None:
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_abandoned_loader_lets_its_threads_go(persistent: bool) -> None:
     with nothing_left():
         for _ in range(5):
-            batches = iter(make_loader("nothing", 40, 2, 4))
+            batches = iter(make_loader("nothing", 40, 2, 4, persistent_workers=persistent))
             next(batches)
-            assert len(workers_alive()) >= 1
+            assert len(workers_alive()) >= 4
             del batches
+            gc.collect()
 
 
-def test_a_new_pass_ends_the_one_before() -> None:
-    loader = make_loader("nothing", 40, 2, 2)
+def test_threads_persist_where_they_are_to() -> None:
+    """Also over passes that are left in their middle, whose batches nobody makes any more."""
+    for persistent in (False, True):
+        loader = make_loader("nothing", 40, 2, 3, persistent_workers=persistent)
+        found = set()
+        for _ in range(4):
+            batches = iter(loader)
+            assert next(batches)[0].shape == (2,)
+            found.add(tuple(thread for thread in threading.enumerate() if thread.name.startswith("loaderkit worker")))
+            del batches
+            loader.load_state_dict(loader.state_dict())
+            deadline = time.monotonic() + 5
+            while len(workers_alive()) != 3 * persistent and time.monotonic() < deadline:
+                time.sleep(0.001)
+        assert len(found) == (1 if persistent else 4)
+        loader.close()
+        assert not workers_alive()
+        assert len(list(loader)) == 20 - 4
+        loader.close()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_new_pass_ends_the_one_before(persistent: bool) -> None:
+    loader = make_loader("nothing", 40, 2, 2, persistent_workers=persistent)
     first = iter(loader)
     next(first)
     second = iter(loader)

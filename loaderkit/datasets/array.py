@@ -15,13 +15,14 @@ from loaderkit.datasets.base import check_index
 from loaderkit.datasets.combine import SubsetDataset
 from loaderkit.datasets.gather import TensorColumn, gather
 from loaderkit.datasets.shared import SharedList
+from loaderkit.draws import Draws, SaysDraws
 from loaderkit.seeding import Int64Array, per_sample
 
 _PLAIN = (TensorColumn, np.ndarray, np.memmap, list, range, SharedList)  # columns that surely draw no random numbers
 Columns = Any  # a Tensor, ndarray or sequence, or a tuple or dict of them, nested
 
 
-class ArrayDataset:
+class ArrayDataset(SaysDraws):
     """A dataset over columns with one length.
 
     Args:
@@ -67,10 +68,8 @@ class ArrayDataset:
         """Return a batch of the columns' structure, each leaf a tensor (B, *) or, for sequences, a list."""
         return _walk(self._columns, lambda column: _read(column, indices))
 
-    @property
-    def draws_nothing(self) -> bool:
-        """Whether reading samples surely draws no random numbers."""
-        return self.transform is None and self._columns_draw_nothing
+    def _draws(self) -> Draws:
+        return super()._draws() if self._columns_draw_nothing else Draws.ANYTHING
 
     def fingerprint(self) -> str:
         """Digest the columns' shapes and dtypes, and 16 rows spread over them."""

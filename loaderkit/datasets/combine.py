@@ -15,7 +15,7 @@ from loaderkit.datasets.base import (
     reads_columns,
     reads_many,
 )
-from loaderkit.draws import draws_nothing
+from loaderkit.draws import Draws, SaysDraws, draws
 from loaderkit.order import digest
 from loaderkit.seeding import Int64Array, part_of_batch, per_sample
 
@@ -25,7 +25,7 @@ def _fingerprint(dataset: Any) -> str:
     return f"{len(dataset)}:{own() if callable(own) else ''}"
 
 
-class ConcatDataset:
+class ConcatDataset(SaysDraws):
     """Datasets one after another."""
 
     def __init__(self, datasets: Sequence[MapStyle]) -> None:
@@ -72,10 +72,8 @@ class ConcatDataset:
             return lambda: np.concatenate([dataset.lengths() for dataset in parts])
         raise AttributeError(name)
 
-    @property
-    def draws_nothing(self) -> bool:
-        """Whether reading samples surely draws no random numbers."""
-        return all(map(draws_nothing, self.datasets))
+    def _draws(self) -> Draws:
+        return max(map(draws, self.datasets))
 
     def fingerprint(self) -> str:
         return "concat(" + ", ".join(map(_fingerprint, self.datasets)) + ")"
@@ -84,7 +82,7 @@ class ConcatDataset:
         return int(self._ends[part - 1]) if part else 0
 
 
-class ZipDataset:
+class ZipDataset(SaysDraws):
     """Datasets side by side: a sample is a tuple (or dict) with one sample of each.
 
     Raises:
@@ -115,10 +113,8 @@ class ZipDataset:
                 columns.append(read_many(dataset, indices))
         return [self._join(list(parts)) for parts in zip(*columns, strict=True)]
 
-    @property
-    def draws_nothing(self) -> bool:
-        """Whether reading samples surely draws no random numbers."""
-        return all(map(draws_nothing, self.datasets))
+    def _draws(self) -> Draws:
+        return max(map(draws, self.datasets))
 
     def __getattr__(self, name: str) -> Any:
         # A batch at once is possible only where every part can do it.
@@ -134,7 +130,7 @@ class ZipDataset:
         return tuple(parts) if self._names is None else dict(zip(self._names, parts, strict=True))
 
 
-class SubsetDataset:
+class SubsetDataset(SaysDraws):
     """Some samples of a dataset, by their indices.
 
     Raises:
@@ -160,10 +156,8 @@ class SubsetDataset:
             return read_many(self.dataset, wanted)
         return per_sample(self.dataset.__getitem__, wanted)
 
-    @property
-    def draws_nothing(self) -> bool:
-        """Whether reading samples surely draws no random numbers."""
-        return draws_nothing(self.dataset)
+    def _draws(self) -> Draws:
+        return draws(self.dataset)
 
     def __getattr__(self, name: str) -> Any:
         dataset: Any = self.__dict__.get("dataset")
@@ -180,7 +174,7 @@ class SubsetDataset:
         return f"subset({picked}, {digest(self.indices)})"
 
 
-class MapDataset:
+class MapDataset(SaysDraws):
     """A dataset with a transform, which draws its randomness per sample.
 
     Args:
@@ -209,6 +203,9 @@ class MapDataset:
         if name == "shard_sizes" and "dataset" in self.__dict__:
             return self.dataset.shard_sizes  # type: ignore[attr-defined]  # read by a Loader that shuffles
         raise AttributeError(name)
+
+    def _draws(self) -> Draws:
+        return max(draws(self.dataset), super()._draws())
 
     def fingerprint(self) -> str:
         """Tell the data apart, not the transform: that may change between runs."""

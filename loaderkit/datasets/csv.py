@@ -13,6 +13,7 @@ from loaderkit.datasets.lines import BOM, LineFile, check_text, scan_lines
 from loaderkit.datasets.sharded import ShardedDataset
 from loaderkit.datasets.storage import Storage
 from loaderkit.datasets.urls import Urls
+from loaderkit.draws import Draws, draws
 from loaderkit.seeding import Int64Array
 
 _BLOCK = 1 << 24
@@ -72,9 +73,9 @@ class CsvDataset(ShardedDataset):
         if unknown := sorted(set(self.types) - set(self.columns)):
             raise ValueError(f"CsvDataset: types are given for {unknown}, the columns are {self.columns}.")
 
-    @property
-    def draws_nothing(self) -> bool:
-        return self.transform is None and all(parser in _PARSERS for parser in self.types.values())
+    def _draws(self) -> Draws:
+        others = (draws(parser) for parser in self.types.values() if parser not in _PARSERS)
+        return max([super()._draws(), *others])
 
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
         quoted = False

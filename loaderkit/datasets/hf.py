@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from loaderkit.datasets.base import check_index
+from loaderkit.draws import Draws, SaysDraws
 from loaderkit.seeding import per_sample
 
 
-class HFDataset:
+class HFDataset(SaysDraws):
     """The rows of a `datasets.Dataset`, read many at once, as its own format gives them.
 
     A function of its `set_transform` or `with_transform` is called row by row, under that
@@ -58,12 +59,13 @@ class HFDataset:
         rows = many(list(indices)) if callable(many) else [self.dataset[index] for index in indices]
         return list(rows) if self.transform is None else per_sample(self.transform, rows)
 
-    @property
-    def draws_nothing(self) -> bool:
-        """Whether reading samples surely draws no random numbers: not where a function is called, or in a dataset of another's."""
+    def _draws(self) -> Draws:
         kind = type(self.dataset)
-        theirs = (kind.__module__, kind.__qualname__) == ("datasets.arrow_dataset", "Dataset")
-        return self.transform is None and theirs and not self._calls_a_function()
+        theirs = (kind.__module__, kind.__qualname__) == (
+            "datasets.arrow_dataset",
+            "Dataset",
+        )  # and no class made of it
+        return super()._draws() if theirs and not self._calls_a_function() else Draws.ANYTHING
 
     def fingerprint(self) -> str:
         """Return the library's own, which knows the data and all that was done to it."""

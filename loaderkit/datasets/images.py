@@ -10,12 +10,13 @@ import numpy as np
 
 from loaderkit.datasets.base import check_index
 from loaderkit.datasets.pictures import decode_picture
+from loaderkit.draws import SaysDraws
 from loaderkit.seeding import Int64Array
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
 
 
-class ImageFolder:
+class ImageFolder(SaysDraws):
     """Pictures at `root/class/.../file`, as torchvision's ImageFolder takes them and in its order.
 
     A sample is `(picture, label)`: uint8 (3, H, W), and the class's number.
@@ -89,11 +90,6 @@ class ImageFolder:
         index %= len(self)
         start = int(self._ends[index - 1]) if index else 0
         return self.root / os.fsdecode(self._paths[start : int(self._ends[index])])
-
-    @property
-    def draws_nothing(self) -> bool:
-        """Whether reading samples surely draws no random numbers."""
-        return self.transform is None
 
     def fingerprint(self) -> str:
         """Digest the paths under the root, which may be another one; they name classes and order."""

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from loaderkit.threads import threads_of_a_read
+
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _RGB = 3  # torchvision.io.ImageReadMode.RGB
 _FOR_A_THREAD = 8  # pictures; fewer are decoded before a thread has woken up
@@ -40,7 +42,7 @@ def decode_picture(data: bytes) -> Tensor:
 
 
 def decode_pictures(contents: Sequence[memoryview]) -> list[Tensor]:
-    """Decode pictures, side by side in as many threads as torch may use: one in a worker, which is one of several.
+    """Decode pictures, side by side in as many threads as torch may use: one in a worker (or its thread), which is one of several.
 
     Args:
         contents: What is in their files, as views of memory that may be written to; nothing is.
@@ -48,7 +50,7 @@ def decode_pictures(contents: Sequence[memoryview]) -> list[Tensor]:
     Raises:
         ValueError: If no decoder can read one of them.
     """
-    threads = min(torch.get_num_threads(), len(contents) // _FOR_A_THREAD)
+    threads = min(threads_of_a_read(), len(contents) // _FOR_A_THREAD)
     if threads < 2:
         return _decode_each(contents)
     parts = [

@@ -8,10 +8,11 @@ import numpy as np
 
 from loaderkit.datasets.base import check_index
 from loaderkit.datasets.packed import Packed
+from loaderkit.draws import SaysDraws
 from loaderkit.seeding import per_sample
 
 
-class RecordDataset:
+class RecordDataset(SaysDraws):
     """Text-and-number records, such as dicts, tuples or strings, each packed to bytes.
 
     A list of a million dicts is copied into each worker as it is read, since
@@ -42,11 +43,6 @@ class RecordDataset:
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         records = self._read(indices)
         return records if self.transform is None else per_sample(self.transform, records)
-
-    @property
-    def draws_nothing(self) -> bool:
-        """Whether reading samples surely draws no random numbers."""
-        return self.transform is None
 
     def fingerprint(self) -> str:
         """Digest the number of records, and 16 spread over them."""

@@ -13,6 +13,7 @@ from loaderkit.datasets.base import check_index
 from loaderkit.datasets.index import ShardError, ShardIndex, load_index, save_index
 from loaderkit.datasets.storage import Stat, Storage
 from loaderkit.datasets.urls import Urls, expand, is_remote, open_file, shard_name, stat
+from loaderkit.draws import SaysDraws
 from loaderkit.per_thread import Opened, PerThread
 from loaderkit.process import process_id
 from loaderkit.seeding import Int64Array, per_sample
@@ -20,7 +21,7 @@ from loaderkit.seeding import Int64Array, per_sample
 _UNSIGNED = np.dtype(np.uint64)  # a view takes half as long with it as with the type
 
 
-class ShardedDataset(ABC):
+class ShardedDataset(SaysDraws, ABC):
     """A dataset over shards that were indexed once.
 
     A format gives `kind`, `suffixes`, `scan`, `open` and `read`. Handles are opened
@@ -93,11 +94,6 @@ class ShardedDataset(ABC):
     def shard_sizes(self) -> Int64Array:
         """Number of samples (S,) in each shard; a Loader with shuffle=True makes a ShardOrder of them."""
         return np.array([index.count for index in self._indexes], dtype=np.int64)
-
-    @property
-    def draws_nothing(self) -> bool:
-        """Whether reading samples surely draws no random numbers."""
-        return self.transform is None
 
     def index_shard(self, shard: str) -> ShardIndex:
         """Return a shard's index, made and saved now if there is none that fits."""

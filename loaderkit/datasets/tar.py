@@ -18,6 +18,7 @@ from loaderkit.datasets.taropen import Block, OpenTar, place_of, to_samples
 from loaderkit.datasets.tartable import group
 from loaderkit.datasets.tarwalk import walk
 from loaderkit.datasets.urls import Urls
+from loaderkit.draws import Draws, draws
 from loaderkit.seeding import Int64Array
 
 Decoder = Callable[[bytes], Any]
@@ -80,11 +81,11 @@ class TarDataset(ShardedDataset):
         super().__init__(urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage)
         self._decode = dict(decode or {})
         known = set(map(id, DECODERS.values()))
-        self._decoders_draw_nothing = all(id(decode) in known for decode in self._decode.values())
+        others = [draws(decode) for decode in self._decode.values() if id(decode) not in known]
+        self._decoders_draw = max(others, default=Draws.NOTHING)
 
-    @property
-    def draws_nothing(self) -> bool:
-        return self.transform is None and self._decoders_draw_nothing
+    def _draws(self) -> Draws:
+        return max(super()._draws(), self._decoders_draw)
 
     def scan(self, shard: str) -> tuple[int, Int64Array]:
         """Walk through a shard's headers."""

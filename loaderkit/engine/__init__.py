@@ -63,6 +63,7 @@ def make_engine(feed: Feed, config: LoaderConfig, num_workers: int, *, in_turn: 
             num_workers=num_workers,
             pin_memory=pinned,
             prefetch_factor=config.prefetch_factor,
+            persistent_workers=bool(config.persistent_workers),
             timeout=config.timeout,
         )
     measured = config.engine == "auto" and _promised(config) is None

@@ -6,7 +6,7 @@ import weakref
 from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
@@ -17,6 +17,7 @@ from loaderkit.engine.depth import AHEAD, batches_ahead
 from loaderkit.feed import Feed
 from loaderkit.plan import BatchKey
 from loaderkit.process import process_id, refuse_in_fork
+from loaderkit.threads import is_reader
 from loaderkit.transfer import map_leaves, pin
 
 _PATIENCE_S = 5.0  # for threads that are to end, and read a last batch
@@ -41,7 +42,7 @@ def check_threads(feed: Feed) -> None:
 
 
 class ThreadsEngine:
-    """Threads that read the same dataset at once, started for each run.
+    """Threads that read the same dataset at once.
 
     They neither copy the dataset nor send batches. Python itself runs in one of them at a time: they are for reads that wait,
     or that let others go on meanwhile, as decoders of pictures do. Batches come in the order of their keys, whoever makes them.
@@ -58,25 +59,39 @@ class ThreadsEngine:
         num_workers: int,
         pin_memory: bool = False,
         prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
         timeout: float = 0,
     ) -> None:
         check_threads(feed)
-        self.read, self.num_workers, self.pinned = feed.read, num_workers, pin_memory
+        self._read, self.num_workers, self.pinned = feed.read, num_workers, pin_memory
         self.factor, self.timeout_s = prefetch_factor, timeout or None
         self.prefetch = num_workers * (prefetch_factor or AHEAD)
+        self.persistent = persistent_workers
         self._run: Callable[[], _Run | None] = lambda: None  # the last one, while it is in use
+        self._crew: _Crew | None = None
 
     def run(self, keys: Iterable[BatchKey]) -> Iterator[Any]:
-        self.close()
-        run = _Run(self, iter(keys))
+        before = self._run()
+        if before is not None:
+            before.end()
+        if self._crew is None or not self._crew.is_here:
+            self._crew = _Crew(self._read)
+        run = _Run(self, self._crew, iter(keys))
         self._run = weakref.ref(run)
+        run.start()
+        if not self.persistent:
+            self._crew = None  # it ends with its run
         return run
 
     def close(self) -> None:
-        run = self._run()
+        run, crew = self._run(), self._crew
         if run is not None:
+            crew = run.crew
             run.end()
-            run.join(_PATIENCE_S)
+        if crew is not None:
+            crew.end()
+            crew.join(_PATIENCE_S)
+        self._crew = None
 
 
 class _Task:
@@ -85,7 +100,7 @@ class _Task:
     __slots__ = ("batch", "done", "error", "key")
 
     def __init__(self, key: BatchKey) -> None:
-        self.key = key
+        self.key: BatchKey | None = key  # None where nobody wants it any more
         self.batch: Any = None
         self.error: BaseException | None = None
         self.done = allocate_lock()  # held until it is
@@ -93,36 +108,73 @@ class _Task:
 
 
 def _work(read: Callable[[BatchKey], Any], tasks: "SimpleQueue[_Task | None]") -> None:
+    is_reader()
     while (task := tasks.get()) is not None:
-        try:
-            task.batch = read(task.key)
-        except BaseException as error:
-            task.error = error
-        task.done.release()
+        key = task.key
+        if key is not None:
+            try:
+                task.batch = read(key)
+            except BaseException as error:
+                task.error = error
+            task.done.release()
         del task  # it would keep its batch until the next one comes
+
+
+class _Crew:
+    """Threads that take tasks from a queue, until this is freed."""
+
+    def __init__(self, read: Callable[[BatchKey], Any]) -> None:
+        self._owner, self._over = process_id(), False
+        self._read = read
+        self.tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._threads: list[Thread] = []
+        _crews.add(self)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its threads are this process's, which a fork lacks, and may be given tasks."""
+        return not self._over and self._owner == process_id()
+
+    def start(self, count: int) -> None:
+        """Have so many threads."""
+        for number in range(len(self._threads), count):
+            # Daemons: a read that hangs must not keep the process from ending.
+            thread = Thread(target=_work, args=(self._read, self.tasks), name=f"loaderkit worker {number}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+            _threads.add(thread)
+
+    def end(self) -> None:
+        """Let the threads go, without waiting for batches that they are making."""
+        if self.is_here:
+            self._over = True
+            for _ in self._threads:
+                self.tasks.put(None)
+
+    def join(self, patience_s: float) -> None:
+        """Wait for the threads to end."""
+        if self._owner == process_id():
+            _join(self._threads, patience_s)
+
+    def __del__(self) -> None:
+        self.end()
 
 
 class _Run:
     """A run's batches, in order."""
 
-    def __init__(self, engine: ThreadsEngine, keys: Iterator[BatchKey]) -> None:
-        self._engine, self._keys = engine, keys
+    def __init__(self, engine: ThreadsEngine, crew: _Crew, keys: Iterator[BatchKey]) -> None:
+        self._engine, self.crew, self._keys = engine, crew, keys
         self._owner = process_id()
-        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._ahead: deque[_Task] = deque()  # handed out, in order
         self._all_out = self._over = False
         self._sized = False  # whether it is known how large a batch is
-        self._threads: list[Thread] = []
-        _runs.add(self)
+
+    def start(self) -> None:
+        """Hand out tasks, and start the threads."""
         try:
             self._submit()
-            for number in range(engine.num_workers):
-                thread = Thread(
-                    target=_work, args=(engine.read, self._tasks), name=f"loaderkit worker {number}", daemon=True
-                )
-                thread.start()
-                self._threads.append(thread)
-                _threads.add(thread)
+            self.crew.start(self._engine.num_workers)
         except BaseException:
             self.end()
             raise
@@ -138,7 +190,6 @@ class _Run:
         try:
             self._submit()
             if not self._ahead:
-                self.end()
                 raise StopIteration
             batch = self._take(self._ahead.popleft())
             self._submit()
@@ -156,14 +207,15 @@ class _Run:
                 return
             task = _Task(key)
             self._ahead.append(task)
-            self._tasks.put(task)
+            self.crew.tasks.put(task)
 
     def _take(self, task: _Task) -> Any:
         timeout_s = self._engine.timeout_s
         if not task.done.acquire(timeout=-1 if timeout_s is None else timeout_s):
+            self.crew.end()  # a thread hangs: the next run has others
+            which = task.key.indices[:8].tolist() if task.key is not None else []
             raise RuntimeError(
-                f"loader: no batch in {timeout_s:g} s (timeout): samples {task.key.indices[:8].tolist()} take longer. See what "
-                "they do, or give more time."
+                f"loader: no batch in {timeout_s:g} s (timeout): samples {which} take longer. See what they do, or give more time."
             )
         if task.error is not None:
             error, task.error = task.error, None
@@ -176,22 +228,14 @@ class _Run:
         return task.batch
 
     def end(self) -> None:
-        """Let the threads go, without waiting for batches that they are making."""
-        if self._over or self._owner != process_id():
+        """Take back what is under way; let threads go that don't persist."""
+        if self._over:
             return
         self._over = True
-        self._ahead.clear()
-        try:
-            while True:
-                self._tasks.get_nowait()
-        except Empty:
-            for _ in range(self._engine.num_workers):
-                self._tasks.put(None)
-
-    def join(self, patience_s: float) -> None:
-        """Wait for the threads to end."""
-        if self._owner == process_id():
-            _join(self._threads, patience_s)
+        while self._ahead:
+            self._ahead.pop().key = None
+        if not self._engine.persistent:
+            self.crew.end()
 
     def __del__(self) -> None:
         self.end()
@@ -209,7 +253,7 @@ def _size_of(batch: Any) -> int:
     return sum(sizes)
 
 
-_runs: weakref.WeakSet[_Run] = weakref.WeakSet()
+_crews: weakref.WeakSet[_Crew] = weakref.WeakSet()
 _threads: weakref.WeakSet[Thread] = weakref.WeakSet()
 
 
@@ -222,6 +266,6 @@ def _join(threads: Iterable[Thread], patience_s: float) -> None:
 @atexit.register
 def _end_all() -> None:
     """End all threads before the interpreter does: what they run then may crash."""
-    for run in list(_runs):
-        run.end()
+    for crew in list(_crews):
+        crew.end()
     _join([thread for thread in _threads if thread.is_alive()], _PATIENCE_S)
