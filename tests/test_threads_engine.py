@@ -354,6 +354,20 @@ def test_a_sample_that_hangs_is_named_in_time() -> None:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
+def test_a_thread_that_hangs_is_in_nobodys_way(persistent: bool) -> None:
+    data = Gated(12)
+    loader = lk.Loader(data, 2, num_workers=1, engine="threads", timeout=0.3, persistent_workers=persistent)
+    try:
+        with pytest.raises(RuntimeError, match=r"samples \[0, 1\] take longer"):
+            next(iter(loader))
+        loader.seek(epoch=0, samples=2)
+        assert [int(index) for indices, _ in loader for index in indices] == list(range(2, 12))
+    finally:
+        data.gate.set()
+        loader.close()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
 def test_an_abandoned_loader_lets_its_threads_go(persistent: bool) -> None:
     with nothing_left():
         for _ in range(5):
