@@ -73,7 +73,7 @@ def journeys(draw: st.DrawFn) -> Any:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(journeys())
 def test_in_line_each_sample_comes_once_and_a_resume_goes_on_at_every_stop(journey: Any) -> None:
     name, kind, size, window, shuffle, full, legs = journey
@@ -173,12 +173,12 @@ def test_the_ranks_share_the_last_three_samples_of_each_wherever_that_is_possibl
     assert found[-1][0] == len(lengths)
 
 
-WINDOWS = {"buckets": 1000, "buckets of one": 550, "budget with long ones alone": 900, "budget that leaves out": 1500}
+WINDOWS = {"buckets": 600, "buckets of one": 330, "budget with long ones alone": 540, "budget that leaves out": 900}
 
 
 @pytest.mark.parametrize("name", MANY)
-def test_hundreds_of_changes_in_one_window_leave_the_state_small(name: str) -> None:
-    window, random = WINDOWS.get(name, 1500 if "packed" in name else 2000), np.random.default_rng(7)
+def test_many_changes_in_one_window_leave_the_state_small(name: str) -> None:
+    window, random = WINDOWS.get(name, 900 if "packed" in name else 1200), np.random.default_rng(7)
     size, lengths = 2 * window, lengths_of("lognormal", 2 * window)
     if name == "packed":  # otherwise a step takes dozens of them
         lengths = np.minimum(lengths * 2, 40)
@@ -218,13 +218,13 @@ def test_hundreds_of_changes_in_one_window_leave_the_state_small(name: str) -> N
         if going_on is not None:
             assert contents(steps(on(plan, ranks), loaders[0].cursor)) == contents(going_on[count:])
         changes += 1
-    assert changes > 100
+    assert changes > 55
     assert loaders[0].cursor == Cursor(epoch=1)
     wanted = plan.order.indices(0, 0, size)
     assert sorted(delivered) == sorted(wanted[plan.room(lengths[wanted], plan.geometry).costs > 0].tolist())
     assert 300 < largest < 700
-    # A resume costs as much after ten changes as after hundreds: the window's cuts, and the line's.
-    assert max(work[len(work) // 2 :]) <= max(work[8:40]) < 40 * window
+    # A resume costs as much after ten changes as after sixty: the window's cuts, and the line's.
+    assert max(work[len(work) // 2 :]) <= max(work[8:30]) < 40 * window
 
 
 def flat(batch: list[Any]) -> list[int]:

@@ -472,7 +472,7 @@ def started(then: str, sleep: float = 0.01) -> "subprocess.Popen[str]":
     return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("then", ["", "sys.exit(0)", "del batches"])
+@pytest.mark.parametrize("then", ["", "sys.exit(0)"])
 def test_a_process_ends_cleanly_with_threads_at_work(then: str) -> None:
     start = time.monotonic()
     process = started(then, sleep=0.2)
