@@ -73,6 +73,19 @@ def of_stragglers(folder: Path) -> Iterator[Line]:
             f"`DataLoader` {second}",
             "stragglers",
         )
+    shares = [
+        ", ".join(
+            number(pick(rows, contender=name, work="waiting", batch_size=size)["over_perfect_balance"], " x")
+            for size in ("1", "8")
+        )
+        for name in ("lk.Loader, threads, draws_nothing", "torchdata.nodes, threads")
+    ]
+    yield (
+        "The same, waiting, where the dataset says that it draws nothing, by 2 threads",
+        f"**{shares[0]}**",
+        f"`torchdata.nodes` {shares[1]}",
+        "stragglers",
+    )
 
 
 def of_startup(folder: Path) -> Iterator[Line]:

@@ -69,6 +69,11 @@ def on_the_host(results: Results) -> Iterator[Target]:
             partial(slow, name),
             most=1.15,
         )
+    yield Target(
+        "Stragglers that draw nothing, waiting, by threads: over perfect balance; batches of 1 and 8",
+        lambda: slow("lk.Loader, threads, draws_nothing")[2:],
+        most=1.15,
+    )
     methods = ("fork", "forkserver", "spawn")
     yield Target(
         "From epoch to epoch, 2 workers that stay: fork, forkserver, spawn",
