@@ -165,16 +165,17 @@ def workloads() -> list[Workload]:
             Workload(name=f"{text}, forked", file="startup", column=column, where={"start_method": "fork"}, timed=False)
         )
     for column, text, how in (
-        ("total_growth_mb", "growth of four workers, 10^6 records", ""),
-        ("total_growth_mb", "growth of four threads, 10^6 records", ", threads"),
-        ("whole_mb", "memory of 10^6 records and four workers", ""),
+        ("total_growth_mb", "growth of four workers, 10^6 records", "lk.RecordDataset"),
+        ("total_growth_mb", "growth of four workers, 10^6 records, lk.share", "lk.share"),
+        ("total_growth_mb", "growth of four threads, 10^6 records", "lk.RecordDataset, threads"),
+        ("whole_mb", "memory of 10^6 records and four workers", "lk.RecordDataset"),
     ):
         found.append(
             Workload(
                 name=text,
                 file="memory",
                 column=column,
-                ours=f"lk.Loader, lk.RecordDataset{how}",
+                ours=f"lk.Loader, {how}",
                 names={
                     "DataLoader": "DataLoader, a list of dicts",
                     "Hugging Face datasets": "DataLoader, Hugging Face datasets",
