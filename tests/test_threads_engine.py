@@ -116,14 +116,19 @@ def workers_alive() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("loaderkit worker")]
 
 
+def wait_until(count: int) -> None:
+    """Wait until so many threads are there: those that are let go need a moment."""
+    deadline = time.monotonic() + 5
+    while len(workers_alive()) != count and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert len(workers_alive()) == count
+
+
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
-    assert not workers_alive()
+    wait_until(0)
     yield
-    deadline = time.monotonic() + 5
-    while workers_alive() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not workers_alive()
+    wait_until(0)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -389,9 +394,7 @@ def test_threads_persist_where_they_are_to() -> None:
             found.add(tuple(thread for thread in threading.enumerate() if thread.name.startswith("loaderkit worker")))
             del batches
             loader.load_state_dict(loader.state_dict())
-            deadline = time.monotonic() + 5
-            while len(workers_alive()) != 3 * persistent and time.monotonic() < deadline:
-                time.sleep(0.001)
+            wait_until(3 * persistent)
         assert len(found) == (1 if persistent else 4)
         loader.close()
         assert not workers_alive()
@@ -406,7 +409,7 @@ def test_a_new_pass_ends_the_one_before(persistent: bool) -> None:
     next(first)
     second = iter(loader)
     next(second)
-    assert len(workers_alive()) == 2
+    wait_until(2)
     with pytest.raises(RuntimeError, match="this iterator is over"):
         next(first)
     loader.close()
@@ -419,7 +422,7 @@ def test_nothing_grows_over_epochs() -> None:
     with nothing_left():
         for _ in range(200):
             assert sum(1 for _ in loader) == 6
-    assert not workers_alive()
+    wait_until(0)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
