@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from loaderkit.datasets.index import ShardError, ShardIndex
+from loaderkit.datasets.npyheader import NpyHeader, read_npy_header
 from loaderkit.datasets.sharded import ShardedDataset
 from loaderkit.seeding import Int64Array
 
@@ -55,24 +56,15 @@ class MappedDataset(ShardedDataset):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
-def npy_layout(shard: str, file: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
+def npy_layout(shard: str, file: BinaryIO) -> NpyHeader:
     """Read the header of a `.npy` file, and check that the file is as long as it says.
-
-    Returns:
-        dtype, shape, whether in Fortran order, and the byte that the data starts at.
 
     Raises:
         ShardError: If it is none, is cut, or holds no rows of numbers.
     """
     size_bytes = local_size(shard, file)
-    file.seek(0)
     try:
-        version = np.lib.format.read_magic(file)
-        if version == (1, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-        else:
-            shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
-        start = file.tell()
+        dtype, shape, _, start = header = read_npy_header(file)
     except (ValueError, TypeError, KeyError, SyntaxError, tokenize.TokenError) as error:
         raise ShardError(f"{shard}: not a whole .npy file: {error}.") from error
     if dtype.kind not in "biufc":
@@ -82,7 +74,7 @@ def npy_layout(shard: str, file: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ..
     wanted, found = start + math.prod(shape) * dtype.itemsize, size_bytes
     if found < wanted:
         raise ShardError(f"{shard}: cut at byte {found:,}, its header says {wanted:,} bytes (shape {shape}, {dtype}).")
-    return dtype, shape, bool(fortran), start
+    return header
 
 
 def map_npy(shard: str, file: BinaryIO) -> Array:

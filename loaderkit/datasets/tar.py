@@ -1,16 +1,14 @@
 """Tar shards in the WebDataset layout, read by seeking: a sample is the files of one key, in sequence."""
 
 import contextlib
-import io
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar
 
-import numpy as np
-
 from loaderkit.datasets.index import ShardError, ShardIndex
+from loaderkit.datasets.npyheader import decode_npy
 from loaderkit.datasets.pictures import decode_picture, decode_pictures
 from loaderkit.datasets.sharded import ShardedDataset
 from loaderkit.datasets.storage import Storage
@@ -28,16 +26,12 @@ def _decode_text(data: bytes) -> str:
     return data.decode()
 
 
-def _decode_array(data: bytes) -> Any:
-    return np.load(io.BytesIO(data), allow_pickle=False)
-
-
 DECODERS: dict[str, Decoder] = {
     **dict.fromkeys(("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm"), decode_picture),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id", "count"), int),
     **dict.fromkeys(("txt", "text", "transcript"), _decode_text),
     **dict.fromkeys(("json", "jsn"), json.loads),
-    "npy": _decode_array,
+    "npy": decode_npy,
 }
 
 
