@@ -10,6 +10,8 @@ import numpy as np
 import torch.utils.data as torch_data
 
 from loaderkit.bad_samples import RAISE, BadSamples
+from loaderkit.collate.buffers import BufferPool, Lending
+from loaderkit.collate.rows import Rows
 from loaderkit.collate.stack import CollateError, stack, stack_columns
 from loaderkit.datasets.base import reads_batches, reads_columns, reads_many
 from loaderkit.draws import Draws, OwnSeeds, Unseeded, draws
@@ -50,6 +52,7 @@ class Feed:
     _many: bool = field(init=False, default=False)  # whether it reads several samples at a time
     _drawn: Draws = field(init=False, default=Draws.ANYTHING)  # by the dataset
     _collate_drawn: Draws = field(init=False, default=Draws.ANYTHING)
+    _buffers: BufferPool = field(init=False, default_factory=BufferPool, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         takes_whole = self.collate_fn is None or takes_batches(self.collate_fn)
@@ -84,6 +87,10 @@ class Feed:
             Exception: Whatever the dataset or the collate raises, with a note
                 that names the sample.
         """
+        with Lending(self._buffers):
+            return self._read(key)
+
+    def _read(self, key: BatchKey) -> Any:
         if self._read_batch is not None:
             try:
                 batch = self._read_batch(key.indices)
@@ -177,12 +184,15 @@ class Feed:
         indices = key.indices.tolist()
         samples: list[Any] = []
         repair: Repair | None = None
-        dataset, enter, left = self.dataset, seeds.enter, enumerate(indices)
+        dataset, enter, left, keep = self.dataset, seeds.enter, enumerate(indices), samples.append
+        stacks = self.collate_fn is None and self.batched and key.rows is None
         while len(samples) < len(indices):
             try:
                 for row, index in left:
                     enter(row)
-                    samples.append(dataset[index])
+                    keep(dataset[index])
+                    if row == 0 and stacks and (rows := Rows(samples, len(indices))):
+                        keep = rows.add
             except Exception as error:
                 repair = repair or self._repair(key)
                 samples.append(repair.one(len(samples), error, partial(self._read_row, seeds)))

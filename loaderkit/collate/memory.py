@@ -1,4 +1,4 @@
-"""Where a collate writes a batch: in a torch worker large tensors are made in shared memory, to be sent as they are."""
+"""Where a collate writes a batch: what is large in memory that is used again, or by a torch worker in shared memory, to be sent so."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,6 +10,8 @@ import numpy.typing as npt
 import torch
 import torch.utils.data as torch_data
 from torch import Tensor
+
+from loaderkit.collate.buffers import LARGE, current_pool, empty_array
 
 Array = npt.NDArray[Any]
 
@@ -36,7 +38,7 @@ def new_empty(shape: Sequence[int], like: Tensor) -> Tensor:
         return made.set_(make(size_bytes), 0, tuple(shape))  # type: ignore[call-overload,no-any-return]
     # torch.empty aligns tensors by hand, and the C library gives their memory back each time: 40 page faults for 256 x 512
     # int64 in batches of several lengths, which take four times as long as to fill it.
-    return torch.from_numpy(np.empty(shape, dtype=_BITS[like.itemsize])).view(like.dtype)
+    return torch.from_numpy(empty_array(shape, _BITS[like.itemsize])).view(like.dtype)
 
 
 def new_full(shape: Sequence[int], like: Array, dtype: torch.dtype, value: float) -> tuple[Tensor, Array]:
@@ -51,7 +53,8 @@ def new_full(shape: Sequence[int], like: Array, dtype: torch.dtype, value: float
     Returns:
         The tensor, and an array of the same memory.
     """
-    if is_shared(math.prod(shape) * dtype.itemsize):
+    size_bytes = math.prod(shape) * dtype.itemsize
+    if is_shared(size_bytes) or (size_bytes >= LARGE and current_pool() is not None):
         tensor = new_empty(shape, torch.empty(0, dtype=dtype))
         array = as_array(tensor)
         array.fill(bits_of(value, dtype))

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.utils.data as torch_data
 from torch import Tensor
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
+
+from loaderkit.collate.rows import stack_rows
 
 # Tuples of types: a union would be made anew for each field of each batch.
 _NUMPY_NUMBERS = (np.number, np.bool_)
@@ -112,11 +113,7 @@ def _stack_tensors(values: Sequence[Tensor], field: str) -> Tensor:
         raise _difference(values, "dtype", field)
     try:
         if type(first) is Tensor:
-            info = torch_data.get_worker_info()
-            if info is None or hasattr(info, "writes_into_slots"):
-                return torch.stack(values)  # type: ignore[arg-type]  # any sequence
-            result: Tensor = default_collate(list(values))  # into shared memory
-            return result
+            return stack_rows(values)
         stacked = torch.stack([value.as_subclass(Tensor) for value in values]).as_subclass(type(first))
     except RuntimeError:
         if len({value.shape for value in values}) > 1:

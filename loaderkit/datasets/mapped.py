@@ -11,6 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from loaderkit.collate.buffers import empty_array
+from loaderkit.datasets.gather import take
 from loaderkit.datasets.index import ShardError, ShardIndex
 from loaderkit.datasets.npyheader import NpyHeader, read_npy_header
 from loaderkit.datasets.sharded import ShardedDataset
@@ -43,7 +45,7 @@ class MappedDataset(ShardedDataset):
         layout = self.row_layout
         if layout is None:
             raise TypeError(f"{type(self).__name__}: rows of several layouts make no batch at once.")
-        batch = np.empty((len(indices), *layout[1]), dtype=layout[0])
+        batch = empty_array((len(indices), *layout[1]), layout[0])
         for part, places, rows in self.by_shard(indices):
             batch[places] = self.gather(self.handle(part), rows)
         return torch.from_numpy(batch)
@@ -100,8 +102,8 @@ def local_size(shard: str, file: BinaryIO) -> int:
         ) from error
 
 
-def take(array: Array, rows: Int64Array) -> Array:
+def take_native(array: Array, rows: Int64Array) -> Array:
     """Gather rows (B, *) in the machine's byte order."""
     # np.take is the faster one, but first copies the whole of an array that is not contiguous.
-    found = np.take(array, rows, axis=0) if array.flags.c_contiguous else array[rows]
+    found = take(array, rows) if array.flags.c_contiguous else array[rows]
     return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))

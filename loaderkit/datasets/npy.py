@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from loaderkit.datasets.index import ShardError, ShardIndex
-from loaderkit.datasets.mapped import Array, Layout, MappedDataset, map_npy, npy_layout, take
+from loaderkit.datasets.mapped import Array, Layout, MappedDataset, map_npy, npy_layout, take_native
 from loaderkit.datasets.storage import Storage
 from loaderkit.datasets.urls import Urls
 from loaderkit.seeding import Int64Array
@@ -61,7 +61,7 @@ class NpyDataset(MappedDataset):
         return array
 
     def gather(self, handle: Array, rows: Int64Array) -> Array:
-        return take(handle, rows)
+        return take_native(handle, rows)
 
     def fingerprint(self) -> str:
         """Name the files, their sizes and layouts."""

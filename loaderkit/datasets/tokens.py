@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
+from loaderkit.datasets.gather import take
 from loaderkit.datasets.index import ShardError, ShardIndex
 from loaderkit.datasets.mapped import Array, MappedDataset, local_size, map_npy, npy_layout
 from loaderkit.datasets.storage import Storage
@@ -126,7 +127,7 @@ class TokenDataset(MappedDataset):
 
     def gather(self, handle: _Tokens, rows: Int64Array) -> Array:
         if handle.tiles is not None:
-            return handle.tiles.take(rows, axis=0)
+            return take(handle.tiles, rows)
         # Indexing the view of all windows copies each as one piece; np.take would first write all of them out.
         found = handle.windows[rows * self.stride]
         return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))
