@@ -191,8 +191,8 @@ def test_a_transform_draws_the_samples_own_numbers() -> None:
 def test_rows_of_any_length_are_the_same_by_torch_and_by_numpy(
     width: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Short rows and large batches are copied by numpy, what is between by torch."""
-    monkeypatch.setattr("loaderkit.datasets.gather._LARGE_BATCH", 200 * 8 * 64)
+    """Short rows are copied by numpy, longer ones by torch, and large batches into memory that is there."""
+    monkeypatch.setattr("loaderkit.datasets.gather.LARGE", 200 * 8 * 64)
     tensor = torch.randn(50, width, dtype=torch.float64)
     rows = np.random.default_rng(size).integers(0, 50, size)
     batch = lk.ArrayDataset(tensor).read_batch(rows)

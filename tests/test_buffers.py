@@ -1,5 +1,6 @@
 """Memory of large batches is used again once nobody can see it any more, and no batch shows it."""
 
+import contextlib
 import gc
 import io
 import itertools
@@ -64,6 +65,7 @@ class Samples:
             "tuple": (index, value, value.numpy()),
             "dict": {"n": index, "a": value, "b": value.numpy()[:, ::2]},
             "list": [value, index],
+            "swapped": value.numpy().astype(">f4"),
             "nested": {"deep": (value,)},
         }[self._kind]
 
@@ -77,7 +79,7 @@ class Negated:
 
 ROWS = torch.stack([sample(index) for index in range(SIZE)])
 DATA: dict[str, Any] = {
-    **{kind: Samples(kind) for kind in ("tensor", "array", "tuple", "dict", "list", "nested")},
+    **{kind: Samples(kind) for kind in ("tensor", "array", "tuple", "dict", "list", "nested", "swapped")},
     "rows": lk.ArrayDataset((ROWS, ROWS.numpy(), torch.arange(SIZE))),
     "transformed": MapDataset(Samples("tensor"), Negated()),
 }
@@ -261,10 +263,16 @@ OTHER = [torch.zeros(3, 40), torch.zeros(SHAPE, dtype=torch.float64), np.zeros(S
 
 @pytest.mark.parametrize("at", [0, 1, 3])
 @pytest.mark.parametrize("other", range(len(OTHER)))
+@pytest.mark.parametrize("make", [sample, lambda index: sample(index).numpy()], ids=["tensors", "arrays"])
 @pytest.mark.parametrize("wrap", [lambda value: value, lambda value: (value, 1), lambda value: {"a": value, "n": 1}])
-def test_samples_that_do_not_fit_are_named_as_ever(at: int, other: int, wrap: Any) -> None:
-    samples = [wrap(sample(index)) for index in range(BATCH)]
+def test_samples_that_do_not_fit_are_named_as_ever(at: int, other: int, make: Any, wrap: Any) -> None:
+    samples = [wrap(make(index)) for index in range(BATCH)]
     samples[at] = wrap(OTHER[other])
+    if isinstance(OTHER[other], np.ndarray) and make is not sample:
+        samples[at] = wrap(OTHER[other].astype(">f4"))  # which fits
+        (batch,) = lk.Loader(Given(samples), BATCH)
+        assert equal(batch, stack(samples))
+        samples[at] = wrap(OTHER[other])
     with pytest.raises(Exception) as wanted:
         stack(samples)
     with pytest.raises(type(wanted.value)) as found:
@@ -279,6 +287,22 @@ def test_a_dataset_s_own_tensors_are_copied() -> None:
         (batch,) = lk.Loader(data, BATCH)
         batch.zero_()
         assert torch.equal(owned, ROWS[:BATCH])
+
+
+def test_a_collate_of_one_s_own_gets_what_the_dataset_made() -> None:
+    given: list[Any] = [(sample(index), index) for index in range(BATCH)]
+    (batch,) = lk.Loader(Given(given), BATCH, collate_fn=list)
+    for found in (batch, list(lk.Loader(Given(given), None))):
+        assert all(one is other for one, other in zip(found, given, strict=True))
+
+
+@pytest.mark.parametrize("wrong", [-1, SIZE, -SIZE - 1])
+def test_a_row_that_is_not_there_is_an_error(wrong: int) -> None:
+    rows = np.array([3] * 9 + [wrong])
+    for column in (ROWS, ROWS.numpy()):
+        with Lending(BufferPool()), contextlib.suppress(IndexError):
+            found = lk.ArrayDataset(column).read_batch(rows)
+            assert torch.equal(torch.as_tensor(found), torch.cat([ROWS[[3] * 9], ROWS[[wrong]]]))
 
 
 def test_a_sample_that_is_replaced_comes_at_its_place() -> None:

@@ -96,14 +96,8 @@ def _is_large(value: Any, count: int) -> bool:
 def _is_usual(value: Any) -> bool:
     """Say whether its values are all that a batch takes over from it."""
     if type(value) is np.ndarray:
-        return value.dtype in _NUMPY and value.flags.c_contiguous
-    return (
-        value.dtype in _DTYPES
-        and value.is_cpu
-        and value.layout is torch.strided
-        and value.is_contiguous()  # of others torch.stack keeps the order in memory
-        and not value.requires_grad
-    )
+        return value.dtype in _NUMPY
+    return value.dtype in _DTYPES and value.is_cpu and value.layout is torch.strided and not value.requires_grad
 
 
 def _new_whole(value: Any, count: int) -> Tensor:
