@@ -4,7 +4,8 @@ A record is a dict of a text, a tag and three numbers. Each contender runs in a 
 workers are forked (or four threads, which have no memory of their own), the pass is shuffled, in batches of 1,024, and a batch keeps the
 records' ids alone. `growth` is what the workers'
 unique set sizes (Private_Clean and Private_Dirty of smaps_rollup) add up to at the end of the pass, over what they were after the first
-batch (a worker that has made none by then counts with all that its first one takes, 2.5 MB: the ring hands over whichever is ready); `total` is the growth of the proportional set sizes of all processes, the main one and shared memory included, and `whole` what these
+batch (a worker that has made none by then counts with all that its first one takes, 2.5 MB: the ring hands over whichever is ready); `total` is the growth of the proportional set sizes of all processes, the main one and shared memory included, `later_total_growth` that from a twentieth of the pass on, by when each worker
+has made a batch, and `whole` what they
 are at the end of the pass, over what the one process had before it made the records.
 `records` is what the list of dicts itself takes. Medians of five runs, in turn.
 """
@@ -111,14 +112,23 @@ def measure(make: Callable[[int], Any], engine: str, count: int) -> dict[str, fl
     total = sum(memory_of(process, "Pss") for process in (os.getpid(), *workers))
     most, most_total = unique, total
     left = -(-count // BATCH) - 1
+    later = total
     for number, batch in enumerate(batches, 1):
         seen += len(batch)
+        if number == left // 20:  # each worker has made a batch
+            later = sum(memory_of(process, "Pss") for process in (os.getpid(), *workers))
         if number in (left // 2, left - 1):  # behind the last one the workers end
             most = max(most, sum(memory_of(worker, "Private") for worker in workers))
             most_total = max(most_total, sum(memory_of(process, "Pss") for process in (os.getpid(), *workers)))
     if seen != count:
         raise RuntimeError(f"memory: {seen:,} records came, wanted {count:,}.")
-    return {"held": held, "growth": most - unique, "total": most_total - total, "whole": most_total - before}
+    return {
+        "held": held,
+        "growth": most - unique,
+        "total": most_total - total,
+        "later": most_total - later,
+        "whole": most_total - before,
+    }
 
 
 def memory_of(process: int, kind: str) -> float:
@@ -160,6 +170,7 @@ def main() -> None:
             "held_mb": values["held"],
             "growth_mb": values["growth"],
             "total_growth_mb": values["total"],
+            "later_total_growth_mb": values["later"],
             "whole_mb": values["whole"],
             "growth_over_records": values["growth"] / records,
             "total_growth_over_records": values["total"] / records,

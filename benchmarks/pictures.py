@@ -4,7 +4,7 @@
 224 x 224 and mirrored by chance, and stays uint8; batches of 32 (4.8 MB). The limit is a loop over the dataset that stacks, in one
 process (with 2 workers: half of it). Each turn is a new process with another heap, as where memory lies makes decoding up to
 1.4 times as long. Augmentations draw from torch's generator, which lk.Loader seeds for each sample with numpy's and random's; no peer does.
-Beside it are a DataLoader whose dataset seeds the three itself, and lk.Loader over the same augmentations drawn from `lk.sample_rng()` alone
+Beside it are torch's and torchdata's loaders over a dataset that seeds the three itself, which is the same work, and lk.Loader over the same augmentations drawn from `lk.sample_rng()` alone
 and said to be, by processes and by threads: there the three are left alone.
 """
 
@@ -15,17 +15,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from contenders import LOADER, REFERENCE, Job, by_torch, compare, draw_bars, ours
+from contenders import LOADER, NODES, REFERENCE, STATEFUL, Job, by_nodes, by_torch, compare, draw_bars, installed, ours
 from harness import Row, drain, parse_options, report
 from PIL import Image
 from sklearn.datasets import load_sample_images
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import loaderkit as lk
 
 BATCH, SIDE, CROP = 32, 256, 224
-BY_HAND, OWN, THREADS = f"{REFERENCE}, seeded by hand", f"{LOADER}, sample_rng", f"{LOADER}, threads, sample_rng"
+BY_HAND = ", seeded by hand"
+OWN, THREADS = f"{LOADER}, sample_rng", f"{LOADER}, threads, sample_rng"
 
 
 def make_jpegs(count: int) -> list[bytes]:
@@ -88,9 +90,12 @@ def main() -> None:
     for workers, rounds in ((0, 48), (2, 10)):
         rounds = 2 if options.quick else rounds
         more: dict[str, Any] = {
-            BY_HAND: partial(by_torch, by_hand, workers, DataLoader),
+            f"{REFERENCE}{BY_HAND}": partial(by_torch, by_hand, workers, DataLoader),
+            f"{STATEFUL}{BY_HAND}": partial(by_torch, by_hand, workers, StatefulDataLoader),
             OWN: partial(ours, own, workers, "auto"),
         }
+        if installed(NODES):
+            more[f"{NODES}{BY_HAND}"] = partial(by_nodes, by_hand, workers, "process")
         more |= {THREADS: partial(ours, own, workers, "threads")} if workers else {}
         rows += compare(job, workers, rounds=rounds, limit_s=480, bare=lambda: run(data), more=more, anew=True)
     title = f"JPEGs of {SIDE} x {SIDE}, decoded and augmented: throughput over the bare loop's (more is better)"

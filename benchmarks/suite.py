@@ -33,7 +33,8 @@ class Script:
 SCRIPTS = (
     Script("rows", 3),
     Script("per_sample", 4.5),
-    Script("pictures", 9),
+    Script("pictures", 11),
+    Script("large", 5),
     Script("tokens", 2),
     Script("stragglers", 6),
     Script("transport", 3),

@@ -90,6 +90,25 @@ def workloads() -> list[Workload]:
                 where=where,
                 ours="lk.Loader, sample_rng",
             ),
+            Workload(
+                name=f"JPEGs in memory, augmented, seeded by hand{end}",
+                file="pictures",
+                column="us_per_sample",
+                where=where,
+                names={loader: f"{loader}, seeded by hand" for loader in LOADERS},
+            ),
+            *(
+                Workload(
+                    name=f"{text}{end}",
+                    file="large",
+                    column="us_per_sample",
+                    where=where | {"job": job},
+                )
+                for job, text in (
+                    ("float32", "38 MB of float32 pictures a batch"),
+                    ("uint8 rows", "38 MB of rows in memory a batch"),
+                )
+            ),
             Workload(name=f"windows of tokens{end}", file="tokens", column="us_per_sample", where=where),
         ]
     for work in ("computing", "waiting"):
@@ -167,6 +186,11 @@ def workloads() -> list[Workload]:
     for column, text, how in (
         ("total_growth_mb", "growth of four workers, 10^6 records", "lk.RecordDataset"),
         ("total_growth_mb", "growth of four workers, 10^6 records, lk.share", "lk.share"),
+        (
+            "later_total_growth_mb",
+            "growth of four workers that all have made a batch, 10^6 records",
+            "lk.RecordDataset",
+        ),
         ("total_growth_mb", "growth of four threads, 10^6 records", "lk.RecordDataset, threads"),
         ("whole_mb", "memory of 10^6 records and four workers", "lk.RecordDataset"),
     ):
@@ -212,9 +236,11 @@ def read(workload: Workload, folder: Path) -> tuple[Found, str]:
 
 
 def is_of(loader: str, contender: str) -> bool:
-    """Whether a contender is the loader as one uses it: whole batches of indices for DataLoader are another matter."""
+    """Whether a contender is the loader as one uses it: whole batches of indices for DataLoader, and seeding by hand, are another matter."""
     start = contender.split("(")[0].split(",")[0].strip()
-    return start == loader and "sampler of batches" not in contender and "prefetch_factor" not in contender
+    return start == loader and not any(
+        part in contender for part in ("sampler of batches", "prefetch_factor", "by hand")
+    )
 
 
 def mean(found: list[tuple[Workload, Found]], timed: bool) -> float:

@@ -118,23 +118,25 @@ def on_the_host(results: Results) -> Iterator[Target]:
         least=0.93,
     )
 
-    def by_hand(script: str, **where: str) -> list[float]:
+    def by_hand(script: str, loader: str, **where: str) -> list[float]:
         found = []
         for workers in ("0", "2"):
             ours, theirs = (
                 value(script, "us_per_sample", contender=name, workers=workers, **where)
-                for name in (LOADER, "DataLoader, seeded by hand")
+                for name in (LOADER, f"{loader}, seeded by hand")
             )
             found.append(theirs / ours)
         return found
 
-    for text, script, where in (
-        ("Samples of 100 us", "per_sample", {"sample_us": "100"}),
-        ("JPEGs in memory, augmented", "pictures", {}),
+    for text, script, loader, where in (
+        ("Samples of 100 us", "per_sample", "DataLoader", {"sample_us": "100"}),
+        ("JPEGs in memory, augmented", "pictures", "DataLoader", {}),
+        ("JPEGs in memory, augmented", "pictures", "StatefulDataLoader", {}),
+        ("JPEGs in memory, augmented", "pictures", "torchdata.nodes", {}),
     ):
         yield Target(
-            f"{text}, 0 and 2 workers: throughput over that of a `DataLoader` whose dataset seeds each by hand",
-            partial(by_hand, script, **where),
+            f"{text}, 0 and 2 workers: throughput over that of a `{loader}` whose dataset seeds each by hand",
+            partial(by_hand, script, loader, **where),
             least=0.98,  # the same work: equal, but for noise
         )
 

@@ -6,6 +6,7 @@ to fill it: a batch of 38 MB 11 ms.
 
 import contextlib
 import math
+import mmap
 import threading
 from collections.abc import Sequence
 from typing import Any, Self
@@ -44,7 +45,8 @@ class BufferPool:
                 if size <= len(memory) <= 2 * size:
                     return memory
                 self._free.insert(at, memory)
-        return np.ndarray.__new__(_Memory, (size,), np.uint8)
+        # Not by numpy, which asks for huge pages: the system may take 50 ms to find them, where others take 10.
+        return np.ndarray.__new__(_Memory, (size,), np.uint8, mmap.mmap(-1, size, mmap.MAP_PRIVATE))
 
     def take_back(self, memory: "_Memory") -> None:
         """Keep memory for the next batch, and no more than that may need."""

@@ -1,0 +1,113 @@
+"""Batches of 38 MB: what a loader costs whose batches the C library would give back to the system each time.
+
+Two jobs over real pictures (224 x 224 crops of scikit-learn's two), shuffled. *float32*: a sample is one picture made float32, 602 KB,
+batches of 64, stacked; next to no work, so that what is left is memory. *uint8 rows*: 4,096 pictures lie in one array, batches of 256 are
+gathered from it (the other loaders get whole batches of indices where they take them). The limit is the same loop without a loader
+as one writes it, into new memory each time: a loader that uses memory again may be faster. lk.Loader seeds each sample of float32, the others none;
+where the dataset says that it draws nothing, it seeds none either.
+"""
+
+import random
+from functools import partial
+from typing import Any
+
+import torch
+from contenders import LOADER, Job, compare, draw_bars, ours
+from harness import Row, drain, parse_options, report
+from sklearn.datasets import load_sample_images
+from torch import Tensor
+from torch.utils.data import TensorDataset, default_collate
+
+import loaderkit as lk
+
+SIDE, KINDS = 224, 64
+
+
+def make_pictures(count: int) -> Tensor:
+    """Cut pictures (count, 3, 224, 224), uint8."""
+    whole = [torch.from_numpy(picture.copy()) for picture in load_sample_images().images]
+    draw, found = random.Random(0), torch.empty((count, 3, SIDE, SIDE), dtype=torch.uint8)
+    for number in range(count):
+        picture = whole[number % len(whole)]
+        top, left = draw.randrange(picture.shape[0] - SIDE), draw.randrange(picture.shape[1] - SIDE)
+        found[number] = picture[top : top + SIDE, left : left + SIDE].permute(2, 0, 1)
+    return found
+
+
+class Floats:
+    """Pictures as float32, with a class."""
+
+    def __init__(self, pictures: Tensor, count: int) -> None:
+        self._pictures, self._count = pictures, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self._pictures[index % len(self._pictures)].float().div_(255), index % 2
+
+
+class Still(Floats):
+    """The same, and says that it draws nothing."""
+
+    draws_nothing = True
+
+
+class Gather:
+    """Reads a batch of rows from its indices."""
+
+    def __init__(self, data: Tensor) -> None:
+        self._data = data
+
+    def __call__(self, indices: Any) -> Tensor:
+        return self._data.index_select(0, torch.as_tensor(indices))
+
+
+def stacked(data: Floats, size: int) -> None:
+    drain(default_collate([data[index] for index in range(at, at + size)]) for at in range(0, len(data), size))
+
+
+def gathered(read: Gather, count: int, size: int) -> None:
+    drain(map(read, torch.split(torch.randperm(count), size)))
+
+
+def main() -> None:
+    options = parse_options(__doc__)
+    count = 512 if options.quick else 2048
+    pictures = make_pictures(2 * count)  # grain makes four batches ahead, which is not to be all
+    few = pictures[:KINDS].clone()
+    floats, still, read = Floats(few, count), Still(few, count), Gather(pictures)
+    rows: list[Row] = []
+    for workers, rounds in ((0, 9), (2, 7)):
+        rounds = 2 if options.quick else rounds
+        rows += compare(
+            Job(dataset=floats, batch_size=64),
+            workers,
+            rounds=rounds,
+            limit_s=80,
+            bare=partial(stacked, floats, 64),
+            columns={"job": "float32"},
+            more={f"{LOADER}, draws_nothing": partial(ours, Job(dataset=still, batch_size=64), workers, "auto")},
+        )
+        rows += compare(
+            Job(dataset=TensorDataset(pictures), batch_size=256, gather=read, own=lk.ArrayDataset(pictures)),
+            workers,
+            rounds=rounds,
+            limit_s=60,
+            bare=partial(gathered, read, len(pictures), 256),
+            columns={"job": "uint8 rows"},
+        )
+    report("large", rows, options, partial(draw, rows=rows), height=9)
+
+
+def draw(figure: Any, rows: list[Row]) -> None:
+    parts = figure.subfigures(2, 1)
+    for part, job, text in zip(
+        parts, ("float32", "uint8 rows"), ("64 x 602 KB, stacked", "256 x 151 KB, gathered"), strict=True
+    ):
+        mine = [row for row in rows if row["job"] == job]
+        draw_bars(part, mine, f"{job}, batches of {text}: throughput over the bare loop's (more is better)")
+
+
+if __name__ == "__main__":
+    main()
