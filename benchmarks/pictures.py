@@ -4,7 +4,7 @@
 224 x 224 and mirrored by chance, and stays uint8; batches of 32 (4.8 MB). The limit is a loop over the dataset that stacks, in one
 process (with 2 workers: half of it). Each turn is a new process with another heap, as where memory lies makes decoding up to
 1.4 times as long. Augmentations draw from torch's generator, which lk.Loader seeds for each sample with numpy's and random's; no peer does.
-Beside it are torch's and torchdata's loaders over a dataset that seeds the three itself, which is the same work, and lk.Loader over the same augmentations drawn from `lk.sample_rng()` alone
+Beside it are torch's and, without workers, torchdata's loaders over a dataset that seeds the three itself, which is the same work, and lk.Loader over the same augmentations drawn from `lk.sample_rng()` alone
 and said to be, by processes and by threads: there the three are left alone.
 """
 
@@ -94,8 +94,8 @@ def main() -> None:
             f"{STATEFUL}{BY_HAND}": partial(by_torch, by_hand, workers, StatefulDataLoader),
             OWN: partial(ours, own, workers, "auto"),
         }
-        if installed(NODES):
-            more[f"{NODES}{BY_HAND}"] = partial(by_nodes, by_hand, workers, "process")
+        if not workers and installed(NODES):  # its processes hang here, where they are forked beside threads
+            more[f"{NODES}{BY_HAND}"] = partial(by_nodes, by_hand, 0, "thread")
         more |= {THREADS: partial(ours, own, workers, "threads")} if workers else {}
         rows += compare(job, workers, rounds=rounds, limit_s=480, bare=lambda: run(data), more=more, anew=True)
     title = f"JPEGs of {SIDE} x {SIDE}, decoded and augmented: throughput over the bare loop's (more is better)"

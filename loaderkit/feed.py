@@ -10,8 +10,8 @@ import numpy as np
 import torch.utils.data as torch_data
 
 from loaderkit.bad_samples import RAISE, BadSamples
-from loaderkit.collate.buffers import BufferPool, Lending
-from loaderkit.collate.rows import Rows
+from loaderkit.collate.buffers import BufferPool, here
+from loaderkit.collate.rows import keep_rows
 from loaderkit.collate.stack import CollateError, stack, stack_columns
 from loaderkit.datasets.base import reads_batches, reads_columns, reads_many
 from loaderkit.draws import Draws, OwnSeeds, Unseeded, draws
@@ -87,21 +87,18 @@ class Feed:
             Exception: Whatever the dataset or the collate raises, with a note
                 that names the sample.
         """
-        with Lending(self._buffers):
-            return self._read(key)
-
-    def _read(self, key: BatchKey) -> Any:
-        if self._read_batch is not None:
-            try:
-                batch = self._read_batch(key.indices)
-            except Exception as error:
-                return self._mend_whole(key, error)
-            return batch if self.collate_fn is None else self._collate_whole(batch, key.indices.tolist(), key.rows)
-        with self._seeds(self._drawn, key) as seeds:
-            quiet = self._drawn is Draws.NOTHING
-            if quiet and self._columns and self.collate_fn is None and self.batched and key.rows is None:
-                return self._make_of_columns(key, seeds)
-            return self._make(key, seeds)
+        before = here.lends
+        here.lends = self._buffers
+        try:
+            if self._read_batch is not None:
+                return self._read_whole(key, self._read_batch)
+            with self._seeds(self._drawn, key) as seeds:
+                quiet = self._drawn is Draws.NOTHING
+                if quiet and self._columns and self.collate_fn is None and self.batched and key.rows is None:
+                    return self._make_of_columns(key, seeds)
+                return self._make(key, seeds)
+        finally:
+            here.lends = before
 
     def draws_from(self) -> Draws:
         """Say what making a batch draws from."""
@@ -116,6 +113,13 @@ class Feed:
         if drawn is Draws.SAMPLE_RNG:
             return OwnSeeds(words)
         return SampleSeeds(words, restore=torch_data.get_worker_info() is None)
+
+    def _read_whole(self, key: BatchKey, read_batch: Callable[[Int64Array], Any]) -> Any:
+        try:
+            batch = read_batch(key.indices)
+        except Exception as error:
+            return self._mend_whole(key, error)
+        return batch if self.collate_fn is None else self._collate_whole(batch, key.indices.tolist(), key.rows)
 
     def _make_of_columns(self, key: BatchKey, seeds: SampleSeeds) -> Any:
         indices = key.indices.tolist()
@@ -191,11 +195,13 @@ class Feed:
                 for row, index in left:
                     enter(row)
                     keep(dataset[index])
-                    if row == 0 and stacks and (rows := Rows(samples, len(indices))):
-                        keep = rows.add
+                    if stacks:
+                        break
             except Exception as error:
                 repair = repair or self._repair(key)
                 samples.append(repair.one(len(samples), error, partial(self._read_row, seeds)))
+            if stacks:  # behind the first sample
+                stacks, keep = False, keep_rows(samples, len(indices))
         if repair is not None:
             samples = repair.left(samples, partial(self._read_row, seeds))
         return samples, repair

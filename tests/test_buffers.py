@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.utils.data as torch_data
 from drawing import equal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,7 +22,7 @@ from torch import Tensor
 
 import loaderkit as lk
 from loaderkit.collate import buffers, rows, stack
-from loaderkit.collate.buffers import BufferPool, Lending, empty_array
+from loaderkit.collate.buffers import BufferPool, empty_array, lends
 from loaderkit.collate.memory import new_empty
 from loaderkit.datasets import MapDataset
 
@@ -130,6 +131,32 @@ def test_memory_is_used_again() -> None:
     assert len(set.union(*places)) < len(places)
 
 
+class Stream(torch_data.IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return map(sample, range(SIZE))
+
+
+@pytest.mark.parametrize("data", [Stream(), lk.StreamDataset(["0"], lambda _, start: map(sample, range(start, SIZE)))])
+def test_a_stream_uses_memory_again_and_its_batches_stay(data: Any) -> None:
+    kept, places = [], set()
+    for number, batch in enumerate(lk.Loader(data, BATCH)):
+        assert torch.equal(batch, ROWS[number * BATCH : (number + 1) * BATCH])
+        places.add(batch.data_ptr())
+        kept = [*kept[-2:], (batch[1:], number)]
+        assert all(torch.equal(part, ROWS[at * BATCH + 1 : (at + 1) * BATCH]) for part, at in kept)
+    assert len(places) < number
+
+
+def test_memory_that_is_not_there_is_an_error_and_no_bad_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    loader = lk.Loader(DATA["tuple"], BATCH, bad_samples=lk.BadSamples("skip", max_rate=1.0))
+    monkeypatch.setattr(buffers.mmap, "mmap", full)
+    with pytest.raises(MemoryError, match=r"no 262,144 bytes of memory for a batch"):
+        next(iter(loader))
+
+
 def test_what_autograd_keeps_stays() -> None:
     weight = torch.ones(SHAPE[1], requires_grad=True)
     losses, whole = [], []
@@ -145,14 +172,14 @@ def test_what_autograd_keeps_stays() -> None:
 def test_a_pool_keeps_what_its_largest_batch_took() -> None:
     pool = BufferPool()
     for count, most in ((1, 1), (7, 7), (2, 7), (1, 7)):
-        with Lending(pool):
+        with lends(pool):
             batch = [empty_array((1 << 15,), np.uint8) for _ in range(count)]
         assert len({part.ctypes.data for part in batch}) == count
         del batch
         assert sum(map(len, pool._free)) == most << 15
     held = []
     for _ in range(50):
-        with Lending(pool):
+        with lends(pool):
             held.append(empty_array((1 << 15,), np.uint8))
     del held
     assert sum(map(len, pool._free)) == 7 << 15
@@ -163,7 +190,7 @@ def test_a_pool_keeps_what_its_largest_batch_took() -> None:
 def test_what_is_lent_is_lent_once(steps: list[tuple[int, int, int]]) -> None:
     pool, live = BufferPool(), []
     for size, parts, dropped in steps:
-        with Lending(pool):
+        with lends(pool):
             live += [empty_array((size,), np.uint8) for _ in range(parts)]
         spans = sorted((one.ctypes.data, one.ctypes.data + one.nbytes) for one in live)
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
@@ -177,7 +204,7 @@ def test_threads_share_a_pool() -> None:
     def work(number: int) -> None:
         held: list[Any] = []
         for turn in range(300):
-            with Lending(pool):
+            with lends(pool):
                 array = empty_array((1 << 14,), np.uint8)
             array[:] = mark = (number * 31 + turn) % 256
             held = [*held[-3:], (array, mark)]
@@ -194,7 +221,7 @@ def test_threads_share_a_pool() -> None:
 def test_small_ones_objects_and_what_is_made_elsewhere_are_not_lent() -> None:
     pool = BufferPool()
     assert empty_array((1 << 15,), np.uint8).base is None
-    with Lending(pool):
+    with lends(pool):
         assert empty_array((1 << 13,), np.uint8).base is None
         assert empty_array((1 << 15,), object).base is None
         assert empty_array((1 << 15,), np.uint8).base is not None
@@ -300,7 +327,7 @@ def test_a_collate_of_one_s_own_gets_what_the_dataset_made() -> None:
 def test_a_row_that_is_not_there_is_an_error(wrong: int) -> None:
     rows = np.array([3] * 9 + [wrong])
     for column in (ROWS, ROWS.numpy()):
-        with Lending(BufferPool()), contextlib.suppress(IndexError):
+        with lends(BufferPool()), contextlib.suppress(IndexError):
             found = lk.ArrayDataset(column).read_batch(rows)
             assert torch.equal(torch.as_tensor(found), torch.cat([ROWS[[3] * 9], ROWS[[wrong]]]))
 

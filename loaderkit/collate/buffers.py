@@ -8,7 +8,7 @@ import contextlib
 import math
 import mmap
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -28,11 +28,19 @@ class BufferPool:
         self._free: list[_Memory] = []  # what came back last at the end
         self._most = 0  # bytes
 
-    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Return an array that holds anything."""
+    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike, batch_bytes: int) -> npt.NDArray[Any]:
+        """Return an array that holds anything.
+
+        Args:
+            shape: Its shape.
+            dtype: Of numbers.
+            batch_bytes: What its batch has taken, with this.
+
+        Raises:
+            MemoryError: If the system has none.
+        """
         size = np.dtype(dtype).itemsize * math.prod(shape)
-        _here.lent += size
-        self._most = max(self._most, _here.lent)
+        self._most = max(self._most, batch_bytes)
         memory = self._find(size)
         lent = np.ndarray.__new__(_Lent, memory.shape, np.uint8, memory)
         lent.pool, lent.memory = self, memory
@@ -45,8 +53,12 @@ class BufferPool:
                 if size <= len(memory) <= 2 * size:
                     return memory
                 self._free.insert(at, memory)
-        # Not by numpy, which asks for huge pages: the system may take 50 ms to find them, where others take 10.
-        return np.ndarray.__new__(_Memory, (size,), np.uint8, mmap.mmap(-1, size, mmap.MAP_PRIVATE))
+        try:
+            # Not by numpy, which asks for huge pages: the system may take 50 ms to find them, where others take 10.
+            mapped = mmap.mmap(-1, size, mmap.MAP_PRIVATE)
+        except OSError as error:
+            raise MemoryError(f"loader: the system has no {size:,} bytes of memory for a batch: {error}.") from error
+        return np.ndarray.__new__(_Memory, (size,), np.uint8, mapped)
 
     def take_back(self, memory: "_Memory") -> None:
         """Keep memory for the next batch, and no more than that may need."""
@@ -74,51 +86,53 @@ class _Lent(np.ndarray[Any, np.dtype[np.uint8]]):
             self.pool.take_back(self.memory)
 
 
-class _Here(threading.local):
-    pool: BufferPool | None = None
-    lent = 0  # bytes, for this batch
-    filled: dict[int, Tensor] | None = None
-
-
-_here = _Here()
-
-
 class Lending:
-    """A context in which this thread makes a batch, and takes what is large in it from a pool."""
+    """What a batch has from a pool.
 
-    # Not a generator, which takes three times as long: one is entered for each batch.
-
-    __slots__ = ("_before", "_pool")
+    Args:
+        pool: Which.
+    """
 
     def __init__(self, pool: BufferPool) -> None:
-        self._pool = pool
+        self.pool = pool
+        self.filled: dict[int, Tensor] = {}  # whose rows are the batch's samples, by their addresses
+        self._bytes = 0
 
-    def __enter__(self) -> None:
-        self._before = _here.pool, _here.lent, _here.filled
-        _here.pool, _here.lent, _here.filled = self._pool, 0, None
-
-    def __exit__(self, *_: object) -> None:
-        _here.pool, _here.lent, _here.filled = self._before
+    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Return an array from the pool."""
+        self._bytes += np.dtype(dtype).itemsize * math.prod(shape)
+        return self.pool.empty(shape, dtype, self._bytes)
 
 
-def current_pool() -> BufferPool | None:
-    """Return the pool of the batch that this thread makes."""
-    return _here.pool
+class _Here(threading.local):
+    lends: BufferPool | Lending | None = None
+
+
+here = _Here()
+"""What `lends` memory to the batch that this thread makes: set to a pool when it begins, and to what was there at its end."""
+
+
+@contextlib.contextmanager
+def lends(pool: BufferPool) -> Iterator[None]:
+    """Make a batch with memory from a pool. Where 0.5 us matter, `here` is set by hand."""
+    before, here.lends = here.lends, pool
+    try:
+        yield
+    finally:
+        here.lends = before
+
+
+def current() -> Lending | None:
+    """Return what the batch that this thread makes has from its pool."""
+    found = here.lends
+    if isinstance(found, BufferPool):  # few batches want any
+        found = here.lends = Lending(found)
+    return found
 
 
 def empty_array(shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return an array of numbers for a batch to be written into, which holds anything."""
-    pool, dtype = _here.pool, np.dtype(dtype)
-    if pool is None or dtype.hasobject or dtype.itemsize * math.prod(shape) < LARGE:
-        return np.empty(shape, dtype)
-    return pool.empty(shape, dtype)
-
-
-def note_filled(whole: Tensor) -> None:
-    """Take note that the samples of this batch are written into the rows of a tensor as they are read."""
-    _here.filled = (_here.filled or {}) | {whole.data_ptr(): whole}
-
-
-def filled_from(address: int) -> Tensor | None:
-    """Return the tensor of which that was noted, by the address of its first row."""
-    return None if _here.filled is None else _here.filled.get(address)
+    dtype = np.dtype(dtype)
+    large = dtype.itemsize * math.prod(shape) >= LARGE and not dtype.hasobject
+    lending = current() if large else None
+    return np.empty(shape, dtype) if lending is None else lending.empty(shape, dtype)

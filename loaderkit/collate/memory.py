@@ -11,7 +11,7 @@ import torch
 import torch.utils.data as torch_data
 from torch import Tensor
 
-from loaderkit.collate.buffers import LARGE, current_pool, empty_array
+from loaderkit.collate.buffers import LARGE, current, empty_array
 
 Array = npt.NDArray[Any]
 
@@ -54,7 +54,7 @@ def new_full(shape: Sequence[int], like: Array, dtype: torch.dtype, value: float
         The tensor, and an array of the same memory.
     """
     size_bytes = math.prod(shape) * dtype.itemsize
-    if is_shared(size_bytes) or (size_bytes >= LARGE and current_pool() is not None):
+    if is_shared(size_bytes) or (size_bytes >= LARGE and current() is not None):
         tensor = new_empty(shape, torch.empty(0, dtype=dtype))
         array = as_array(tensor)
         array.fill(bits_of(value, dtype))

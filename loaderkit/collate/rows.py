@@ -1,7 +1,7 @@
 """Large tensors become rows of their batch as soon as they are read, while they lie in the caches, and their own memory serves the next."""
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,24 +10,10 @@ import torch.utils.data as torch_data
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from loaderkit.collate.buffers import LARGE, current_pool, filled_from, note_filled
+from loaderkit.collate.buffers import LARGE, current
 from loaderkit.collate.memory import new_empty
 
 _LARGE_ROW = 1 << 17  # bytes; the caches hold a large batch of smaller ones, too, but each costs 5 us
-_DTYPES = frozenset(
-    {
-        torch.bool,
-        torch.uint8,
-        torch.uint16,
-        torch.uint32,
-        torch.uint64,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-    }
-    | {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
-)
 _NUMPY = frozenset(np.dtype(name) for name in ("?", *"bBhHiIqQlLefdFD"))  # in the machine's byte order
 _ITSELF = object()  # for a sample without parts
 
@@ -35,42 +21,41 @@ _ITSELF = object()  # for a sample without parts
 def stack_rows(values: Sequence[Tensor]) -> Tensor:
     """Return `torch.stack` of tensors of one dtype; of rows of a batch, all in order, that batch."""
     first = values[0]
-    if first.nbytes * len(values) >= LARGE:
-        whole = filled_from(first.data_ptr())
+    lending = current() if first.nbytes * len(values) >= LARGE else None
+    if lending is not None:
+        whole = lending.filled.get(first.data_ptr())
         if whole is not None and _are_rows(values, whole):
             return whole
     info = torch_data.get_worker_info()
     if info is not None and not hasattr(info, "writes_into_slots"):
         result: Tensor = default_collate(list(values))  # into shared memory
         return result
-    if first.nbytes * len(values) < LARGE or current_pool() is None or not all(map(_is_usual, values)):
+    if lending is None or not all(map(_is_usual, values)):
         return torch.stack(values)  # type: ignore[arg-type]  # any sequence
     return torch.stack(values, out=new_empty((len(values), *first.shape), first))  # type: ignore[arg-type]
 
 
-class Rows:
-    """Takes the samples of a batch, and leaves rows of the batch in the place of their large tensors and arrays.
+def keep_rows(samples: list[Any], count: int) -> Callable[[Any], None]:
+    """Return what takes the next samples of a batch into a list of the first: with rows of the batch for large tensors and arrays."""
+    lending = current()
+    large = {key: value for key, value in _parts_of(samples[0]) if _is_large(value, count)} if lending else None
+    if lending is None or not large:
+        return samples.append
+    wholes = {key: _new_whole(value, count) for key, value in large.items()}
+    lending.filled |= {whole.data_ptr(): whole for whole in wholes.values()}
+    return _Rows(samples, wholes).add
 
-    Args:
-        samples: The first one; what `add` takes follows.
-        count: Samples of the batch.
-    """
 
-    def __init__(self, samples: list[Any], count: int) -> None:
-        self._samples, self._kind = samples, type(samples[0])
-        parts = _parts_of(samples[0])
-        self._wholes = {key: _new_whole(value, count) for key, value in parts if _is_large(value, count)}
+class _Rows:
+    def __init__(self, samples: list[Any], wholes: Mapping[Any, Tensor]) -> None:
+        self._samples, self._kind, self._wholes = samples, type(samples[0]), wholes
         samples[0] = self._place(samples[0], 0)
 
-    def __bool__(self) -> bool:
-        return bool(self._wholes)
-
     def add(self, sample: Any) -> None:
-        """Take the next sample."""
         self._samples.append(self._place(sample, len(self._samples)))
 
     def _place(self, sample: Any, row: int) -> Any:
-        if type(sample) is not self._kind or not self._wholes:
+        if type(sample) is not self._kind:
             return sample
         if _ITSELF in self._wholes:
             return _put(sample, self._wholes[_ITSELF], row)
@@ -97,27 +82,27 @@ def _is_usual(value: Any) -> bool:
     """Say whether its values are all that a batch takes over from it."""
     if type(value) is np.ndarray:
         return value.dtype in _NUMPY
-    return value.dtype in _DTYPES and value.is_cpu and value.layout is torch.strided and not value.requires_grad
+    strided = value.is_cpu and value.layout is torch.strided and not value.is_quantized
+    return strided and not value.requires_grad
 
 
 def _new_whole(value: Any, count: int) -> Tensor:
     like = value if type(value) is Tensor else torch.from_numpy(np.empty(0, value.dtype))
-    whole = new_empty((count, *value.shape), like)
-    note_filled(whole)
-    return whole
+    return new_empty((count, *value.shape), like)
 
 
 def _put(value: Any, whole: Tensor, row: int) -> Any:
     """Write a value into its row, and return that as what the value is; return the value where it does not fit."""
-    if type(value) is Tensor:
-        if row < len(whole) and value.shape == whole.shape[1:] and value.dtype is whole.dtype and _is_usual(value):
-            return whole[row].copy_(value)
-    elif type(value) is np.ndarray and row < len(whole) and value.shape == whole.shape[1:] and _is_usual(value):
-        place = whole[row].numpy()
-        if place.dtype == value.dtype:
-            place[...] = value
-            return place
-    return value
+    kind = type(value)
+    if kind is not Tensor and kind is not np.ndarray:
+        return value
+    if row >= len(whole) or value.shape != whole.shape[1:] or not _is_usual(value):
+        return value
+    place: Any = whole[row] if kind is Tensor else whole[row].numpy()
+    if value.dtype != place.dtype:
+        return value
+    place[...] = value
+    return place
 
 
 def _are_rows(values: Sequence[Tensor], whole: Tensor) -> bool:

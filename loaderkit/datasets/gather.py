@@ -1,6 +1,5 @@
 """Rows of a column by their indices, by whatever copies them fastest."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -71,10 +70,9 @@ def gather(column: Any, indices: Int64Array) -> Any:
 
 def take(array: npt.NDArray[Any], rows: Int64Array) -> npt.NDArray[Any]:
     """Read rows (B, *) of an array in one piece."""
-    shape = (len(rows), *array.shape[1:])
-    if array.itemsize * math.prod(shape) < LARGE or array.dtype.kind not in "biufc":
+    if len(rows) * array.strides[0] < LARGE or array.dtype.kind not in "biufc":
         return array.take(rows, 0)
     if rows.min() < 0 or rows.max() >= len(array):
         return array.take(rows, 0)
     # With its check of each index numpy would write to memory of its own first.
-    return array.take(rows, 0, out=empty_array(shape, array.dtype), mode="clip")
+    return array.take(rows, 0, out=empty_array((len(rows), *array.shape[1:]), array.dtype), mode="clip")

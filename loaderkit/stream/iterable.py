@@ -8,12 +8,13 @@ many ranks and workers: by reading again what was read (in the workers, without 
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch.utils.data as torch_data
 
+from loaderkit.collate.buffers import BufferPool
 from loaderkit.config import LoaderConfig
 from loaderkit.datasets.hf import restores_its_place, state_of_start
 from loaderkit.engine.torch import Hidden
@@ -117,6 +118,7 @@ class PartRun(torch_data.IterableDataset[Any]):
         places: Where the rank's workers stand; those of a later cycle are over.
         cycle: The cycle to be read.
         turn: The worker whose turn it is.
+        buffers: What large batches are made in.
     """
 
     dataset: Any
@@ -126,6 +128,7 @@ class PartRun(torch_data.IterableDataset[Any]):
     places: Sequence[Part]
     cycle: int
     turn: int
+    buffers: BufferPool = field(default_factory=BufferPool)
 
     def __iter__(self) -> Iterator[Hidden]:
         info = torch_data.get_worker_info()
@@ -155,7 +158,7 @@ class PartRun(torch_data.IterableDataset[Any]):
             # The end is found out with the last batch: whoever holds that one knows that it is.
             more = reader.fill(size if drops else 1)
             with reader.seeds(start, len(samples)) as seeds:
-                batch = collated(self.config, samples, seeds)
+                batch = collated(self.config, self.buffers, samples, seeds)
             yield Item(worker, reader.place if more else reader.end, len(samples), batch)
 
 

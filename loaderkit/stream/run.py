@@ -9,13 +9,14 @@ W is, and a worker that has ended has only empty slots left.
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.utils.data as torch_data
 
 from loaderkit.bad_samples import Reported
+from loaderkit.collate.buffers import BufferPool, lends
 from loaderkit.collate.stack import stack
 from loaderkit.config import LoaderConfig
 from loaderkit.engine.torch import Batches, Hidden, StartWorker
@@ -53,6 +54,7 @@ class LaneRun(torch_data.IterableDataset[Any]):
         places: Where they stand; those of a later cycle are over.
         cycle: The cycle to be read.
         turn: The row of the lane whose turn it is.
+        buffers: What large batches are made in.
     """
 
     stream: StreamDataset
@@ -61,6 +63,7 @@ class LaneRun(torch_data.IterableDataset[Any]):
     places: Sequence[Place]
     cycle: int
     turn: int
+    buffers: BufferPool = field(default_factory=BufferPool)
 
     def __iter__(self) -> Iterator[Hidden]:
         info = torch_data.get_worker_info()
@@ -101,7 +104,7 @@ class LaneRun(torch_data.IterableDataset[Any]):
             return Item(row, Place(cycle=self.cycle + 1), 0, _reported(None, reader, over=True))
         # The end is found out with the last batch: whoever holds that one knows that it is.
         more = reader.fill(size if drops else 1)
-        batch = prepared(taken, functools.partial(collated, self.config))
+        batch = prepared(taken, functools.partial(collated, self.config, self.buffers))
         place = reader.place if more else Place(cycle=self.cycle + 1)
         return Item(row, place, len(taken), _reported(batch, reader, over=not more))
 
@@ -114,15 +117,16 @@ def _reported(batch: Any, reader: Lane, *, over: bool) -> Any:
     return batch if first is None or not bad else Reported(batch, bad, first)
 
 
-def collated(config: LoaderConfig, samples: list[Any], seeds: SampleSeeds) -> Any:
+def collated(config: LoaderConfig, buffers: BufferPool, samples: list[Any], seeds: SampleSeeds) -> Any:
     """Make a batch of samples, within their seeds."""
     collate = config.collate_fn
-    if config.batch_size is None:
-        return samples[0] if collate is None else collate(samples[0])
-    if collate is None:
-        return stack(samples)
-    seeds.enter_batch()  # stacking draws nothing
-    return collate(samples)
+    with lends(buffers):
+        if config.batch_size is None:
+            return samples[0] if collate is None else collate(samples[0])
+        if collate is None:
+            return stack(samples)
+        seeds.enter_batch()  # stacking draws nothing
+        return collate(samples)
 
 
 class Run(Protocol):
