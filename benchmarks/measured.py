@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Rows = list[dict[str, str]]
+Line = tuple[str, str, str, str]  # what was measured, ours, theirs, the script
 
 
 class NotMeasuredError(Exception):
@@ -17,6 +18,12 @@ def read(name: str, folder: Path) -> Rows:
         raise NotMeasuredError
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def number(text: str, unit: str = "") -> str:
+    value = float(text)
+    shown = f"{value:,.0f}" if value >= 100 else f"{value:.2f}" if value < 10 else f"{value:.1f}"
+    return shown + unit
 
 
 def pick(rows: Rows, **wanted: str) -> dict[str, str]:

@@ -4,20 +4,8 @@ import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from measured import pick, read
-
-Line = tuple[str, str, str, str]  # what was measured, ours, theirs, the script
-
-
-def number(text: str, unit: str = "") -> str:
-    value = float(text)
-    shown = f"{value:,.0f}" if value >= 100 else f"{value:.2f}" if value < 10 else f"{value:.1f}"
-    return shown + unit
-
-
-def both_epochs(row: dict[str, str]) -> str:
-    first, later = (number(row[f"{epoch}_epoch_over_bare_loop"]) for epoch in ("first", "later"))
-    return f"{first} x ({later} x)"
+from measured import Line, number, pick, read
+from table_rows_disk import of_index, of_resumes, of_speeds, of_tar
 
 
 def of_rows(folder: Path) -> Iterator[Line]:
@@ -134,6 +122,26 @@ def of_samples(folder: Path) -> Iterator[Line]:
     )
 
 
+def of_large(folder: Path) -> Iterator[Line]:
+    rows = read("large", folder)
+    for job, text in (
+        ("float32", "Batches of 38 MB, 64 pictures as float32 stacked, next to no work"),
+        ("uint8 rows", "The same size, 256 rows of an array in memory"),
+    ):
+        ours = [pick(rows, contender="lk.Loader", workers=workers, job=job) for workers in ("0", "2")]
+        theirs = [pick(rows, contender="DataLoader", workers=workers, job=job) for workers in ("0", "2")]
+        yield (
+            f"{text}, 0 and 2 workers: throughput over `DataLoader`'s",
+            f"**{', '.join(number(row['throughput_ratio_to_reference'], ' x') for row in ours)}**",
+            " and ".join(
+                f"{number(mine['us_per_sample'])} against {number(other['us_per_sample'])} us"
+                for mine, other in zip(ours, theirs, strict=True)
+            )
+            + " a sample",
+            "large",
+        )
+
+
 def of_resume(folder: Path) -> Iterator[Line]:
     rows = read("resume", folder)
     ours, theirs = pick(rows, contender="lk.Loader, resumed"), pick(rows, contender="StatefulDataLoader, resumed")
@@ -213,71 +221,6 @@ def of_texts(folder: Path) -> Iterator[Line]:
         )
 
 
-def of_index(folder: Path) -> Iterator[Line]:
-    rows = read("index", folder)
-    for shards in ("tar, below 512 B", "tar, 1 B to 10 KB", "tar, 100 KB and a class"):
-        ours, floor, peer = (
-            pick(rows, shards=shards, contender=name)
-            for name in ("loaderkit index", "its reads alone (the floor)", "tarfile")
-        )
-        both = floor["wall_s_two_processes"]
-        yield (
-            f"Index of a million samples ({shards}): wall time of two processes (CPU of one)",
-            f"**{number(ours['wall_s_two_processes'], ' s')}** ({number(ours['cpu_s_per_million'], ' s')})",
-            f"its reads alone ({number(both, ' s') if both else 'not measured'}; CPU {number(floor['cpu_s_per_million'], ' s')}: "
-            f"ours takes {number(ours['times_floor'])} x that); `tarfile` ({number(peer['cpu_s_per_million'], ' s')})",
-            "index",
-        )
-
-
-def of_resumes(folder: Path) -> Iterator[Line]:
-    resumes = read("peers_resume", folder)
-    names = [name for name in resumes[0] if name != "case"]
-    elastic = [row for row in resumes if " then " in row["case"] or row["case"].startswith(("same", "resumed"))]
-    exact = {name.rpartition(" ")[0]: sum(row[name] == "exact" for row in elastic) for name in names}
-    ours_exact = exact.pop("loaderkit")
-    yield (
-        "Stopped in the middle of an epoch and resumed, also with other workers, ranks and batch size: cases of "
-        f"{len(elastic)} in which each sample comes exactly once ([the table](benchmarks/results/peers_resume.md))",
-        f"**{ours_exact}**",
-        ", ".join(f"{name} {count}" for name, count in sorted(exact.items(), key=lambda item: -item[1])),
-        "peers/peers_resume",
-    )
-
-
-def of_tar(folder: Path) -> Iterator[Line]:
-    rows = read("tar", folder)
-    tar = [pick(rows, contender="lk.Loader", order=order) for order in ("in order", "shuffled")]
-    yield (
-        "5,000 small JPEGs in tar, in order and shuffled, one thread: speed over a bare loop that reads, decodes and stacks them "
-        f"(CPU time, {tar[0]['repeats']} rounds in turn)",
-        f"**{' and '.join(number(row['speed_over_limit']) for row in tar)}**",
-        "",
-        "tar",
-    )
-
-
-def of_speeds(folder: Path) -> Iterator[Line]:
-    speeds = read("peers_throughput", folder)
-    for workload, name, what, loop in (
-        ("tokens", "loaderkit, documents", "200,000 token sequences of 16 to 512", "that reads and joins them"),
-        ("pictures", "loaderkit, tar, one thread", "5,000 small JPEGs in tar", "that decodes them, both in one thread"),
-    ):
-        for order in ("in order", "shuffled"):
-            setting = {"workload": workload, "order": order, "workers": "0"}
-            ours = pick(speeds, contender=name, **setting)
-            others = [row for row in speeds if setting.items() <= row.items() and "loaderkit" not in row["contender"]]
-            others = [row for row in others if row["contender"] != "bare loop" and "DataLoader" not in row["contender"]]
-            best = max(others, key=lambda row: float(row["first_epoch_samples_per_s"]))
-            yield (
-                f"{what}, {order}, batch 64, 0 workers: speed over a bare loop {loop}, in a process's first epoch "
-                f"(and in a later one; {ours['repeats']} rounds)",
-                f"**{both_epochs(ours)}**",
-                f"{best['contender']} {both_epochs(best)}, the best of the peers",
-                "peers/peers_throughput",
-            )
-
-
 def of_suite(folder: Path) -> Iterator[Line]:
     """The mean over the summary's workloads, and where another loader is ahead."""
     rows = [row for row in read("summary", folder) if row["kind"] == "throughput"]
@@ -302,6 +245,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Path], Iterator[Line]]]] = {
     "Start-up and epoch gaps": ("startup", of_startup),
     "Memory of workers": ("memory", of_memory),
     "Samples that cost something": ("per_sample", of_samples),
+    "Large batches": ("large", of_large),
     "Resume": ("resume", of_resume),
     "Shuffling 10^12 samples": ("order", of_order),
     "`DataWaitMonitor`": ("data_wait", of_waits),

@@ -10,7 +10,7 @@ import numpy as np
 import torch.utils.data as torch_data
 
 from loaderkit.bad_samples import RAISE, BadSamples
-from loaderkit.collate.buffers import BufferPool, here
+from loaderkit.buffers import BufferPool, here
 from loaderkit.collate.rows import keep_rows
 from loaderkit.collate.stack import CollateError, stack, stack_columns
 from loaderkit.datasets.base import reads_batches, reads_columns, reads_many

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import loaderkit as lk
-from loaderkit.collate import buffers, rows, stack
-from loaderkit.collate.buffers import BufferPool, empty_array, lends
-from loaderkit.collate.memory import new_empty
-from loaderkit.datasets import MapDataset
+from loaderkit import buffers, memory
+from loaderkit.buffers import BufferPool, empty_array, lends
+from loaderkit.collate import rows, stack
+from loaderkit.datasets import MapDataset, gather
 
 ENGINES = [("inline", {}), ("threads", {"num_workers": 2}), ("ring", {"num_workers": 2}), ("torch", {"num_workers": 2})]
 SIZE, SHAPE, BATCH = 60, (64, 256), 4  # of float32: 64 KB a sample, 256 KB a batch
@@ -33,12 +33,7 @@ SIZE, SHAPE, BATCH = 60, (64, 256), 4  # of float32: 64 KB a sample, 256 KB a ba
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take small batches for large ones, in forked workers too."""
-    for module in (
-        buffers,
-        rows,
-        __import__("loaderkit.datasets.gather").datasets.gather,
-        __import__("loaderkit.collate.memory").collate.memory,
-    ):
+    for module in (buffers, memory, rows, gather):
         monkeypatch.setattr(module, "LARGE", 1 << 14)
     monkeypatch.setattr(rows, "_LARGE_ROW", 1 << 12)
 
@@ -225,7 +220,7 @@ def test_small_ones_objects_and_what_is_made_elsewhere_are_not_lent() -> None:
         assert empty_array((1 << 13,), np.uint8).base is None
         assert empty_array((1 << 15,), object).base is None
         assert empty_array((1 << 15,), np.uint8).base is not None
-        assert new_empty((1 << 15,), torch.empty(0, dtype=torch.bfloat16)).dtype is torch.bfloat16
+        assert memory.new_empty((1 << 15,), torch.empty(0, dtype=torch.bfloat16)).dtype is torch.bfloat16
 
 
 LEAVES = st.sampled_from([torch.float32, torch.uint8, torch.bfloat16, torch.complex64, torch.bool, torch.int16])

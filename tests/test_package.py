@@ -33,6 +33,8 @@ LAYERS = [
     "pool",
     "threads",
     "handles",
+    "buffers",
+    "memory",
     "pickling",
     "permutation",
     "order",

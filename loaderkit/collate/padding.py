@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from loaderkit.collate.joining import pad, spreads_whole, valid, windows
-from loaderkit.collate.memory import new_empty
 from loaderkit.collate.rules import Pad, Side, difference, named
 from loaderkit.collate.sequences import (
     Array,
@@ -22,6 +21,7 @@ from loaderkit.collate.sequences import (
 )
 from loaderkit.collate.stack import CollateError
 from loaderkit.datasets.ragged import Ragged
+from loaderkit.memory import new_empty
 
 _DTYPE, _NDIM = attrgetter("dtype"), attrgetter("ndim")
 _TENSORS, _ARRAYS = {Tensor}, {np.ndarray}

@@ -7,8 +7,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from loaderkit.collate.buffers import LARGE, empty_array
-from loaderkit.collate.memory import new_empty
+from loaderkit.buffers import LARGE, empty_array
+from loaderkit.memory import new_empty
 from loaderkit.seeding import Int64Array
 
 # Before torch 2.9 there is no index_select for unsigned integers of more than 8 bits.

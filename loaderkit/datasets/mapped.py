@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from loaderkit.collate.buffers import empty_array
+from loaderkit.buffers import empty_array
 from loaderkit.datasets.gather import take
 from loaderkit.datasets.index import ShardError, ShardIndex
 from loaderkit.datasets.npyheader import NpyHeader, read_npy_header

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch.utils.data as torch_data
 
-from loaderkit.collate.buffers import BufferPool
+from loaderkit.buffers import BufferPool
 from loaderkit.config import LoaderConfig
 from loaderkit.datasets.hf import restores_its_place, state_of_start
 from loaderkit.engine.torch import Hidden

@@ -16,7 +16,7 @@ import torch
 import torch.utils.data as torch_data
 
 from loaderkit.bad_samples import Reported
-from loaderkit.collate.buffers import BufferPool, lends
+from loaderkit.buffers import BufferPool, lends
 from loaderkit.collate.stack import stack
 from loaderkit.config import LoaderConfig
 from loaderkit.engine.torch import Batches, Hidden, StartWorker

@@ -11,7 +11,7 @@ import torch
 import torch.utils.data as torch_data
 from torch import Tensor
 
-from loaderkit.collate.buffers import LARGE, current, empty_array
+from loaderkit.buffers import LARGE, current, empty_array
 
 Array = npt.NDArray[Any]
 

@@ -1,0 +1,76 @@
+"""The rows of the table of results for data on disk."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from measured import Line, number, pick, read
+
+
+def both_epochs(row: dict[str, str]) -> str:
+    first, later = (number(row[f"{epoch}_epoch_over_bare_loop"]) for epoch in ("first", "later"))
+    return f"{first} x ({later} x)"
+
+
+def of_index(folder: Path) -> Iterator[Line]:
+    rows = read("index", folder)
+    for shards in ("tar, below 512 B", "tar, 1 B to 10 KB", "tar, 100 KB and a class"):
+        ours, floor, peer = (
+            pick(rows, shards=shards, contender=name)
+            for name in ("loaderkit index", "its reads alone (the floor)", "tarfile")
+        )
+        both = floor["wall_s_two_processes"]
+        yield (
+            f"Index of a million samples ({shards}): wall time of two processes (CPU of one)",
+            f"**{number(ours['wall_s_two_processes'], ' s')}** ({number(ours['cpu_s_per_million'], ' s')})",
+            f"its reads alone ({number(both, ' s') if both else 'not measured'}; CPU {number(floor['cpu_s_per_million'], ' s')}: "
+            f"ours takes {number(ours['times_floor'])} x that); `tarfile` ({number(peer['cpu_s_per_million'], ' s')})",
+            "index",
+        )
+
+
+def of_resumes(folder: Path) -> Iterator[Line]:
+    resumes = read("peers_resume", folder)
+    names = [name for name in resumes[0] if name != "case"]
+    elastic = [row for row in resumes if " then " in row["case"] or row["case"].startswith(("same", "resumed"))]
+    exact = {name.rpartition(" ")[0]: sum(row[name] == "exact" for row in elastic) for name in names}
+    ours_exact = exact.pop("loaderkit")
+    yield (
+        "Stopped in the middle of an epoch and resumed, also with other workers, ranks and batch size: cases of "
+        f"{len(elastic)} in which each sample comes exactly once ([the table](benchmarks/results/peers_resume.md))",
+        f"**{ours_exact}**",
+        ", ".join(f"{name} {count}" for name, count in sorted(exact.items(), key=lambda item: -item[1])),
+        "peers/peers_resume",
+    )
+
+
+def of_tar(folder: Path) -> Iterator[Line]:
+    rows = read("tar", folder)
+    tar = [pick(rows, contender="lk.Loader", order=order) for order in ("in order", "shuffled")]
+    yield (
+        "5,000 small JPEGs in tar, in order and shuffled, one thread: speed over a bare loop that reads, decodes and stacks them "
+        f"(CPU time, {tar[0]['repeats']} rounds in turn)",
+        f"**{' and '.join(number(row['speed_over_limit']) for row in tar)}**",
+        "",
+        "tar",
+    )
+
+
+def of_speeds(folder: Path) -> Iterator[Line]:
+    speeds = read("peers_throughput", folder)
+    for workload, name, what, loop in (
+        ("tokens", "loaderkit, documents", "200,000 token sequences of 16 to 512", "that reads and joins them"),
+        ("pictures", "loaderkit, tar, one thread", "5,000 small JPEGs in tar", "that decodes them, both in one thread"),
+    ):
+        for order in ("in order", "shuffled"):
+            setting = {"workload": workload, "order": order, "workers": "0"}
+            ours = pick(speeds, contender=name, **setting)
+            others = [row for row in speeds if setting.items() <= row.items() and "loaderkit" not in row["contender"]]
+            others = [row for row in others if row["contender"] != "bare loop" and "DataLoader" not in row["contender"]]
+            best = max(others, key=lambda row: float(row["first_epoch_samples_per_s"]))
+            yield (
+                f"{what}, {order}, batch 64, 0 workers: speed over a bare loop {loop}, in a process's first epoch "
+                f"(and in a later one; {ours['repeats']} rounds)",
+                f"**{both_epochs(ours)}**",
+                f"{best['contender']} {both_epochs(best)}, the best of the peers",
+                "peers/peers_throughput",
+            )
