@@ -7,6 +7,7 @@ to fill it: a batch of 38 MB 11 ms.
 import contextlib
 import math
 import mmap
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
@@ -80,9 +81,10 @@ class _Lent(np.ndarray[Any, np.dtype[np.uint8]]):
 
     pool: BufferPool | None = None
     memory: _Memory
+    is_finalizing = staticmethod(sys.is_finalizing)  # at the very end this module has no `sys` any more
 
     def __del__(self) -> None:
-        if self.pool is not None:
+        if self.pool is not None and not self.is_finalizing():
             self.pool.take_back(self.memory)
 
 
@@ -108,8 +110,8 @@ class _Here(threading.local):
     lends: BufferPool | Lending | None = None
 
 
+# What lends memory to the batch that this thread makes: set to a pool when it begins, and at its end to what was there.
 here = _Here()
-"""What `lends` memory to the batch that this thread makes: set to a pool when it begins, and to what was there at its end."""
 
 
 @contextlib.contextmanager

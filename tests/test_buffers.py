@@ -6,6 +6,8 @@ import io
 import itertools
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -382,3 +384,26 @@ def test_a_fork_does_not_write_to_its_parent_s_batches() -> None:
     assert status[1] == 0
     assert torch.equal(batch, before)
     assert batch.data_ptr() == place
+
+
+KEEPS = """
+import sys, torch, loaderkit as lk
+
+class Data:
+    def __len__(self): return 64
+    def __getitem__(self, index): return torch.full((3, 300, 300), float(index))  # 17 MB a batch
+
+class Holder: pass
+
+kept = list(lk.Loader(Data(), 16, **eval(sys.argv[1])))
+part, holder = kept[1][2:], Holder()
+holder.itself, holder.batch = holder, kept[0]
+"""
+
+
+@pytest.mark.parametrize("settings_", [{}, {"num_workers": 1, "engine": "ring"}], ids=str)
+def test_batches_that_are_kept_to_the_end_say_nothing_there(settings_: Any) -> None:
+    command = [sys.executable, "-X", "dev", "-c", KEEPS, repr(settings_)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "_Lent" not in ended.stderr
+    assert "Exception ignored" not in ended.stderr

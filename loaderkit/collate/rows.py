@@ -37,9 +37,9 @@ def stack_rows(values: Sequence[Tensor]) -> Tensor:
 
 def keep_rows(samples: list[Any], count: int) -> Callable[[Any], None]:
     """Return what takes the next samples of a batch into a list of the first: with rows of the batch for large tensors and arrays."""
-    lending = current()
-    large = {key: value for key, value in _parts_of(samples[0]) if _is_large(value, count)} if lending else None
-    if lending is None or not large:
+    large = {key: value for key, value in _parts_of(samples[0]) if _is_large(value, count)}
+    lending = current() if large else None
+    if lending is None:
         return samples.append
     wholes = {key: _new_whole(value, count) for key, value in large.items()}
     lending.filled |= {whole.data_ptr(): whole for whole in wholes.values()}
