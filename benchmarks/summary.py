@@ -15,7 +15,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 from harness import RESULTS
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
-from workloads import LOADERS, Workload, workloads
+from summary_workloads import LOADERS, Workload, workloads
 
 LABELS = tuple(
     name.replace(" ", "\n", 1).replace("DataLoader", "\nDataLoader").replace(".", "\n.").replace("-", "\n-").strip()

@@ -25,7 +25,7 @@ from torch import Tensor
 import loaderkit as lk
 from loaderkit import buffers, memory
 from loaderkit.buffers import BufferPool, empty_array, lends
-from loaderkit.collate import rows, stack
+from loaderkit.collate import padding, rows, stack
 from loaderkit.datasets import MapDataset, gather
 
 ENGINES = [("inline", {}), ("threads", {"num_workers": 2}), ("ring", {"num_workers": 2}), ("torch", {"num_workers": 2})]
@@ -35,7 +35,7 @@ SIZE, SHAPE, BATCH = 60, (64, 256), 4  # of float32: 64 KB a sample, 256 KB a ba
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take small batches for large ones, in forked workers too."""
-    for module in (buffers, memory, rows, gather):
+    for module in (buffers, memory, padding, rows, gather):
         monkeypatch.setattr(module, "LARGE", 1 << 14)
     monkeypatch.setattr(rows, "_LARGE_ROW", 1 << 12)
 
@@ -126,6 +126,39 @@ def test_memory_is_used_again() -> None:
     loader = lk.Loader(DATA["tuple"], BATCH, shuffle=True)
     places = [{part.data_ptr() for part in views_of(batch) if isinstance(part, Tensor)} for batch in loader]
     assert len(set.union(*places)) < len(places)
+
+
+class Sequences:
+    """Sequences of several lengths, those of a batch large together."""
+
+    draws_nothing = True
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.arange(index, index + 2000 + index * 371 % 997)
+
+
+COLLATES = {
+    "pad": lk.PadCollate(),
+    "pad with a value": lk.PadCollate(lk.Pad(value=7)),
+    "pad long rows": lk.PadCollate(lk.Pad(multiple_of=1 << 15)),
+    "join": lk.RaggedCollate(nested=False),
+}
+
+
+@pytest.mark.parametrize("collate", COLLATES)
+def test_padded_and_joined_batches_stay_too(collate: str) -> None:
+    made, data = COLLATES[collate], Sequences()
+    kept, places = [], set()
+    for number, batch in enumerate(lk.Loader(data, BATCH, collate_fn=made, shuffle=False)):
+        wanted = made([data[index] for index in range(number * BATCH, (number + 1) * BATCH)])
+        assert equal(batch, wanted)
+        kept = [*kept[-2:], (batch, wanted)]
+        assert all(equal(one, other) for one, other in kept)
+        places |= {batch.data_ptr()} if isinstance(batch, Tensor) else {batch.values.data_ptr()}
+    assert len(places) < number or collate == "join"  # which joins as torch.cat does
 
 
 class Stream(torch_data.IterableDataset[Any]):

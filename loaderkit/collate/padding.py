@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from loaderkit.buffers import LARGE, empty_array
 from loaderkit.collate.joining import pad, spreads_whole, valid, windows
 from loaderkit.collate.rules import Pad, Side, difference, named
 from loaderkit.collate.sequences import (
@@ -84,10 +85,11 @@ def _pad_plain(values: Any, path: str, rule: Pad) -> tuple[Tensor, Array, Tensor
         return None
     sizes = np.array(lengths)
     there = windows(steps, rule.side)[sizes]
-    rows = (np.empty if rule.value else np.zeros)(shape, joined.dtype)
+    filled = bool(rule.value) or shape[0] * steps * joined.itemsize >= LARGE  # else the C library clears faster
+    rows = empty_array(shape, joined.dtype) if filled else np.zeros(shape, joined.dtype)
     padded = torch.from_numpy(rows)
     check_value(rule.value, padded.dtype, path)
-    if rule.value:
+    if filled:
         rows.fill(rule.value)
     rows[there] = joined
     return padded, sizes, torch.from_numpy(there)
