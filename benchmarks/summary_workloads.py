@@ -14,7 +14,6 @@ LOADERS = (
     "mosaicml-streaming",
     "Hugging Face datasets",
 )
-PAIRED = "throughput_ratio_to_reference"  # within the same rounds, and so less noisy than times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,36 +48,32 @@ def workloads() -> list[Workload]:
         end = f", {workers} workers"
         ours = "lk.Loader(ArrayDataset)" + (end if workers == "2" else "")
         found += [
-            Workload(name=f"rows in memory{end}", file="rows", column="ratio_to_reference", where=where, ours=ours),
+            Workload(name=f"rows in memory{end}", file="rows", column="epoch_ms", where=where, ours=ours),
             Workload(
                 name=f"100 us a sample{end}",
                 file="per_sample",
-                column=PAIRED,
-                more=True,
+                column="us_per_sample",
                 where=where | {"sample_us": "100"},
             ),
             Workload(
                 name=f"100 us a sample that draws nothing{end}",
                 file="per_sample",
-                column=PAIRED,
-                more=True,
+                column="us_per_sample",
                 where=where | {"sample_us": "100"},
                 ours="lk.Loader, draws_nothing",
             ),
-            Workload(name=f"JPEGs in memory, augmented{end}", file="pictures", column=PAIRED, more=True, where=where),
+            Workload(name=f"JPEGs in memory, augmented{end}", file="pictures", column="us_per_sample", where=where),
             Workload(
                 name=f"JPEGs in memory, augmented by lk.sample_rng(){end}",
                 file="pictures",
-                column=PAIRED,
-                more=True,
+                column="us_per_sample",
                 where=where,
                 ours="lk.Loader, sample_rng",
             ),
             Workload(
                 name=f"JPEGs in memory, augmented, seeded by hand{end}",
                 file="pictures",
-                column=PAIRED,
-                more=True,
+                column="us_per_sample",
                 where=where,
                 names={loader: f"{loader}, seeded by hand" for loader in LOADERS},
             ),
@@ -86,8 +81,7 @@ def workloads() -> list[Workload]:
                 Workload(
                     name=f"{text}{end}",
                     file="large",
-                    column=PAIRED,
-                    more=True,
+                    column="us_per_sample",
                     where=where | {"job": job},
                 )
                 for job, text in (
@@ -95,7 +89,7 @@ def workloads() -> list[Workload]:
                     ("uint8 rows", "38 MB of rows in memory a batch"),
                 )
             ),
-            Workload(name=f"windows of tokens{end}", file="tokens", column=PAIRED, more=True, where=where),
+            Workload(name=f"windows of tokens{end}", file="tokens", column="us_per_sample", where=where),
         ]
     for work in ("computing", "waiting"):
         for size in ("1", "8"):

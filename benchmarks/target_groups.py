@@ -122,10 +122,10 @@ def on_the_host(results: Results) -> Iterator[Target]:
         found = []
         for workers in workers_of:
             ours, theirs = (
-                value(script, "throughput_ratio_to_reference", contender=name, workers=workers, **where)
+                value(script, "us_per_sample", contender=name, workers=workers, **where)
                 for name in (LOADER, f"{loader}, seeded by hand")
             )
-            found.append(ours / theirs)
+            found.append(theirs / ours)
         return found
 
     for text, script, loader, workers_of, where in (
