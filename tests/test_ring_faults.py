@@ -480,6 +480,32 @@ def test_batches_outlive_their_loader() -> None:
     assert firsts(held) == [0, 4]
 
 
+LEFT_AT_THE_END = """
+import gc, sys
+import numpy as np
+import loaderkit as lk
+gc.freeze()  # what is frozen goes last of all, when modules are empty
+loader = lk.Loader(np.arange(1000), 10, num_workers=2, engine="ring", persistent_workers=bool({persistent}))
+batches = iter(loader)
+first = next(batches)
+if {held}:
+    import builtins
+    builtins.batches, builtins.first = batches, first
+print(*[process.pid for process in loader._walk._engine._team._own.processes])
+"""
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_iterator_that_is_left_at_the_end_of_the_process_says_nothing(persistent: bool, held: bool) -> None:
+    script = LEFT_AT_THE_END.format(persistent=persistent, held=held)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    workers = done.stdout.split()
+    assert len(workers) == 2
+    assert not [worker for worker in workers if Path(f"/proc/{worker}").exists()]
+
+
 @either_way
 def test_an_engine_gives_a_second_run_all_that_it_has() -> None:
     loader = make_loader(persistent_workers=True)

@@ -1,5 +1,6 @@
 """The engine on workers of our own, which write batches into leased slots of shared memory."""
 
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -114,6 +115,8 @@ class RingEngine:
 
 class _Run:
     """A run's batches, in order."""
+
+    _is_finalizing = staticmethod(sys.is_finalizing)  # at the very end of a process this module has no `sys` any more
 
     def __init__(self, engine: RingEngine, team: Team, keys: Iterator[BatchKey]) -> None:
         self._engine, self._team, self._keys = engine, team, keys
@@ -243,5 +246,5 @@ class _Run:
                 self._engine._team = None
 
     def __del__(self) -> None:
-        if not self._over:
+        if not self._over and not self._is_finalizing():  # by then the workers are gone
             self.end()

@@ -167,9 +167,10 @@ class _Leased:
     memory: mmap.mmap  # mapped as long as this lives
     slot = -1
     free: Callable[[int], Any]
+    is_finalizing = staticmethod(sys.is_finalizing)  # at the very end of a process this module has no `sys` any more
 
     def __del__(self) -> None:
-        if self.slot >= 0 and not sys.is_finalizing():
+        if self.slot >= 0 and not self.is_finalizing():
             self.free(self.slot)
 
 
