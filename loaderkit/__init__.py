@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from loaderkit.device_loader import DeviceLoader as DeviceLoader
     from loaderkit.device_transforms import Normalize as Normalize
     from loaderkit.device_transforms import PadRagged as PadRagged
+    from loaderkit.global_seeds import seed_worker as seed_worker
     from loaderkit.handles import Handle as Handle
     from loaderkit.length_plans import LengthBuckets as LengthBuckets
     from loaderkit.length_plans import TokenBudget as TokenBudget
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
     from loaderkit.sampling import Weighted as Weighted
     from loaderkit.seeding import derive_seed as derive_seed
     from loaderkit.seeding import sample_rng as sample_rng
-    from loaderkit.seeding import seed_worker as seed_worker
     from loaderkit.shard_order import ShardOrder as ShardOrder
     from loaderkit.splits import Split as Split
     from loaderkit.splits import split as split
@@ -159,7 +159,7 @@ _LAZY = {
     "interleave": "loaderkit.stream",
     "measure_lengths": "loaderkit.lengths",
     "sample_rng": "loaderkit.seeding",
-    "seed_worker": "loaderkit.seeding",
+    "seed_worker": "loaderkit.global_seeds",
     "share": "loaderkit.datasets",
     "split": "loaderkit.splits",
     "testing": "loaderkit.testing",

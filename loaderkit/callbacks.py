@@ -1,14 +1,13 @@
 """Lightning callbacks."""
 
 import math
-import random
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
 from typing_extensions import override
 
+from loaderkit.global_seeds import seed_all
 from loaderkit.monitor import DataWaitMonitor
 from loaderkit.seeding import derive_seed
 
@@ -54,13 +53,7 @@ class SeedSteps(pl.Callback):
             self._seed(trainer, "fetch", batches_done(trainer)[0])
 
     def _seed(self, trainer: pl.Trainer, what: str, batch: int) -> None:
-        seed = derive_seed(what, self.seed, trainer.global_rank, trainer.current_epoch, batch)
-        if torch.accelerator.is_available():
-            torch.manual_seed(seed)
-        else:  # does the same without formatting the stack for each kind of device that may yet appear: 0.5 ms under a Trainer
-            torch.default_generator.manual_seed(seed)
-        np.random.seed(seed & 0xFFFFFFFF)
-        random.seed(seed)
+        seed_all(derive_seed(what, self.seed, trainer.global_rank, trainer.current_epoch, batch))
 
 
 def _begun(trainer: pl.Trainer) -> int:

@@ -274,27 +274,3 @@ def part_of_batch(number: int, rows: Sequence[int] | None = None) -> Iterator[No
         return
     with seeds.part(number, rows):
         yield
-
-
-def seed_worker(worker_id: int, *, rank: int | None = None) -> None:
-    """Seed torch, numpy and `random` differently in each worker, epoch and rank.
-
-    A `worker_init_fn` for a bare `torch.utils.data.DataLoader`. Workers start
-    anew each epoch unless they persist, and torch draws their base seed from
-    the main process's generator: seed that, and the run is reproducible.
-
-    Args:
-        worker_id: As the DataLoader gives it.
-        rank: This process's rank; found in torch.distributed or the RANK
-            variable by default. Where neither is set in a spawned worker, give
-            it: `functools.partial(seed_worker, rank=rank)`.
-    """
-    if rank is None:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            rank = torch.distributed.get_rank()
-        else:
-            rank = int(os.environ.get("RANK", 0))
-    seed = derive_seed("worker", torch.initial_seed(), worker_id, rank)
-    torch.default_generator.manual_seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-    random.seed(seed)

@@ -25,6 +25,7 @@ LAYERS = [
     "rng",
     "per_thread",
     "seeding",
+    "global_seeds",
     "draws",
     "world",
     "cpus",

@@ -5,7 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections import namedtuple
+from collections import OrderedDict, defaultdict, namedtuple
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,53 @@ def test_types_are_kept_and_each_read_is_new() -> None:
     assert type(data[1]) is Pair
     data[0]["id"] = 9
     check_reads(data, records)
+
+
+class Name(str):
+    __slots__ = ()
+
+
+DICTS: list[Any] = [
+    {"b": 1, "a": 2},
+    {"a": 2, "b": 1},
+    {},
+    {Name("a"): 2, "b": 1},
+    {1: "a"},
+    {"a": 2, 1: "a"},
+    OrderedDict(a=2, b=1),
+    defaultdict(list, a=2),
+    {"a": {"a": {"b": [{"b": 1}]}}},
+    [{"a": 2, "b": 1}],
+    None,
+]
+
+
+@given(st.lists(st.integers(0, len(DICTS) - 1), min_size=1, max_size=30))
+def test_dicts_of_any_kind_come_back_beside_each_other(which: list[int]) -> None:
+    data = lk.RecordDataset(DICTS)
+    for found, number in zip(data.__getitems__(which), which, strict=True):
+        wanted = DICTS[number]
+        assert type(found) is type(wanted)
+        assert found == wanted
+        if isinstance(wanted, dict):
+            assert [(type(key), key) for key in found] == [(type(key), key) for key in wanted]  # in their order
+
+
+def test_dicts_of_more_kinds_than_have_numbers_come_back() -> None:
+    records = [{f"key {number % 300}": number, "other": str(number)} for number in range(900)]
+    data = lk.RecordDataset(records)
+    check_reads(data, records)
+    assert data.__getitems__(list(range(900))) == records
+
+
+def test_dicts_with_the_same_keys_share_them() -> None:
+    """Each unpickled key were a string of its own: of short records half of the memory."""
+    records = [{"a key of some length": number, "another": None} for number in range(1000)]
+    data = lk.RecordDataset(records)
+    found = data.__getitems__([1, 999, 500])
+    assert len({id(key) for record in found for key in record}) == 2
+    alone = sum(len(pickle.dumps(tuple(record.values()), pickle.HIGHEST_PROTOCOL)) for record in records)
+    assert data._records.size_bytes == alone + 1000 + 8 * 1001
 
 
 @pytest.mark.parametrize("size", [1, 2, 10, 25])
@@ -118,11 +165,11 @@ def no_collector(worker: int) -> None:
 def test_memory_does_not_grow_with_the_workers(method: str) -> None:
     """Reading all of 40 MB adds less than a third of it to a worker (its own heap, which grows as it works), however it was started."""
     size = 80_000
-    data = lk.RecordDataset({"id": number, "text": "x" * 440} for number in range(size))
+    data = lk.RecordDataset({"id": number, "text": "x" * 460} for number in range(size))
     content = data._records.size_bytes
     assert content > 38e6
     changes: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": method, "worker_init_fn": no_collector}
     numbers = torch.cat(list(lk.Loader(Private(data), 1000, **changes))).tolist()
     before, after = numbers[0], numbers[-1]
     assert after - before < content / 3
-    assert equal(data[size - 1], {"id": size - 1, "text": "x" * 440})  # moved, and still there
+    assert equal(data[size - 1], {"id": size - 1, "text": "x" * 460})  # moved, and still there

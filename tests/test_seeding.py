@@ -17,6 +17,7 @@ from drawing import Drawing, drawing_collate, draws, equal, generator_states
 
 import loaderkit as lk
 from loaderkit import rng as rngs
+from loaderkit.global_seeds import seed_all
 from loaderkit.seeding import SampleSeeds, hash_positions, part_of_batch, per_sample
 
 
@@ -287,3 +288,19 @@ def test_children_of_a_samples_generator_are_the_samples_own() -> None:
     found = [draws(word) for word in (3, 4)]
     assert found == [draws(word) for word in (3, 4)]
     assert len({number for some in found for number in some}) == 12
+
+
+@pytest.mark.parametrize("accelerator", [False, True])
+def test_seed_all_does_what_torch_does(accelerator: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: accelerator)
+    on_devices: list[int] = []
+    whole = torch.manual_seed
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: on_devices.append(seed) or whole(seed))
+    seed_all(2**40 + 3)
+    found = torch.rand(2), np.random.rand(), random.random()
+    assert on_devices == ([2**40 + 3] if accelerator else [])
+    whole(2**40 + 3)
+    np.random.seed(3)
+    random.seed(2**40 + 3)
+    assert torch.equal(found[0], torch.rand(2))
+    assert found[1:] == (np.random.rand(), random.random())

@@ -1,5 +1,6 @@
 """Workers have one thread each, whatever the engine."""
 
+import importlib
 import os
 from typing import Any
 
@@ -28,15 +29,18 @@ def test_a_worker_has_one_thread(engine: Any, monkeypatch: pytest.MonkeyPatch) -
     assert "OMP_NUM_THREADS" not in os.environ
 
 
-def test_blas_has_one_thread_where_it_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    control = pytest.importorskip("threadpoolctl")
+class Blas(Threads):
+    def __getitem__(self, index: int) -> Any:
+        return [each["num_threads"] for each in importlib.import_module("threadpoolctl").threadpool_info()]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_blas_has_one_thread_where_it_can_be_told(method: str) -> None:
+    pytest.importorskip("threadpoolctl")
+    pytest.importorskip("scipy.linalg")  # has a BLAS of its own, loaded behind loaderkit
     np.ones((2, 2)) @ np.ones((2, 2))
-
-    class Blas(Threads):
-        def __getitem__(self, index: int) -> Any:
-            return [each["num_threads"] for each in control.threadpool_info()]
-
-    counts = next(iter(lk.Loader(Blas(), 1, num_workers=1, collate_fn=list)))[0]
+    settings: dict[str, Any] = {"num_workers": 1, "collate_fn": list, "multiprocessing_context": method}
+    counts = next(iter(lk.Loader(Blas(), 1, **settings)))[0]
     assert counts
     assert set(counts) == {1}
 

@@ -3,16 +3,22 @@
 import pickle
 from array import array
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 import torch
 
+_AS_IS = 0  # the first byte of an object that is pickled whole; in others it is the number of a dict's keys
+_MOST_KEYS = 255
+_STRINGS = {str}
+
 
 class Packed:
     """Objects, each pickled, end to end.
 
-    Forked workers share the two tensors, and spawned ones are handed them in shared memory.
+    Forked workers share the two tensors, and spawned ones are handed them in shared memory. Of dicts the values alone are pickled:
+    all that have the same keys share these, packed and as they are read, where else each has strings of its own.
 
     Args:
         objects: Any iterable; read once.
@@ -24,15 +30,24 @@ class Packed:
 
     def __init__(self, objects: Iterable[Any], what: str) -> None:
         packed, ends = bytearray(), array("q", [0])
+        kinds: dict[tuple[str, ...], int] = {}
         for number, value in enumerate(objects):
+            kind = _AS_IS
+            if type(value) is dict and {*map(type, value)} == _STRINGS:
+                keys = tuple(value)
+                kind = kinds.get(keys, _AS_IS)
+                if kind == _AS_IS and len(kinds) < _MOST_KEYS:
+                    kind = kinds[keys] = len(kinds) + 1
+            packed.append(kind)
             try:
-                packed += pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+                packed += pickle.dumps(value if kind == _AS_IS else (*value.values(),), pickle.HIGHEST_PROTOCOL)
             except (pickle.PicklingError, TypeError, AttributeError) as error:
                 raise TypeError(f"{what} {number} can't be packed: {error}.") from error
             ends.append(len(packed))
         # Tensors, not arrays: torch moves them to shared memory when a worker is spawned.
         self._bytes = torch.frombuffer(packed, dtype=torch.uint8) if packed else torch.empty(0, dtype=torch.uint8)
         self._ends = torch.frombuffer(ends, dtype=torch.int64)
+        self._keys = list(kinds)
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -46,6 +61,16 @@ class Packed:
         """Return the objects at these places, from 0 to the last; new ones each time."""
         places = np.asarray(rows, dtype=np.int64)
         # Views are made anew each time: moving to shared memory gives the tensors other addresses.
-        ends, content = self._ends.numpy(), self._bytes.numpy().data
-        starts, stops = ends[places].tolist(), ends[places + 1].tolist()
-        return [pickle.loads(content[start:stop]) for start, stop in zip(starts, stops, strict=True)]
+        ends, content = self._ends.numpy(), self._bytes.numpy()
+        firsts, memory = ends[places], content.data
+        starts, stops = (firsts + 1).tolist(), ends[places + 1].tolist()
+        found = [pickle.loads(memory[start:stop]) for start, stop in zip(starts, stops, strict=True)]
+        kinds = content[firsts]
+        if not kinds.any():
+            return found
+        if (kinds == kinds[0]).all():
+            return list(map(dict, map(zip, repeat(self._keys[kinds[0] - 1]), found)))
+        return [
+            value if kind == _AS_IS else dict(zip(self._keys[kind - 1], value, strict=True))
+            for value, kind in zip(found, kinds.tolist(), strict=True)
+        ]

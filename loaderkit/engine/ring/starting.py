@@ -14,6 +14,7 @@ from loaderkit.engine.ring.slots import Slots
 from loaderkit.engine.ring.worker import PipeEnd, Worker
 from loaderkit.feed import Feed
 from loaderkit.pickling import explained
+from loaderkit.threads import thread_pools
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,8 @@ class Workers:
         context, method = self._context()
         if method == "forkserver":
             _preload()
+        forks = method == "fork"
+        pools = thread_pools() if forks else None
         for number in range(self.count):
             mine = queues[number % len(queues)]
             answers, theirs = own.pipe()
@@ -62,7 +65,8 @@ class Workers:
                 number=number,
                 workers=self.count,
                 init=self.init,
-                inherited=[fd for fd in own.fds if fd not in (mine, theirs)] if method == "fork" else [],
+                inherited=[fd for fd in own.fds if fd not in (mine, theirs)] if forks else [],
+                pools=pools,
             )
             own.start(context.Process(target=work, daemon=True, name=f"loader worker {number}"))
             own.close_fd(theirs)

@@ -4,7 +4,6 @@ import contextlib
 import multiprocessing
 import os
 import pickle
-import random
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -12,8 +11,6 @@ from dataclasses import dataclass
 from multiprocessing import connection, reduction
 from typing import Any
 
-import numpy as np
-import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 
@@ -22,6 +19,7 @@ from loaderkit.engine.ring.messages import ANSWER, FAILED, IN_PIPE, IN_SLOT, LEF
 from loaderkit.engine.ring.slots import STOP, Slots
 from loaderkit.engine.timed import Timed
 from loaderkit.feed import Feed
+from loaderkit.global_seeds import seed_all
 from loaderkit.seeding import derive_seed
 from loaderkit.threads import limit_threads
 
@@ -45,6 +43,7 @@ class Worker:
 
     Args:
         inherited: Open files of the loader's process that a forked worker has, and must not keep open.
+        pools: As `limit_threads` takes them, for a forked worker.
     """
 
     feed: Feed
@@ -55,6 +54,7 @@ class Worker:
     workers: int
     init: Callable[[int], None] | None
     inherited: Sequence[int] = ()
+    pools: Any = None
 
     def __call__(self) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the loader's process gets it too, and stops this one
@@ -82,11 +82,9 @@ class Worker:
                 slots.doing[me] = -1
 
     def _prepare(self) -> None:
-        limit_threads()
+        limit_threads(self.pools)
         seed = derive_seed("ring", self.feed.seed, self.number)
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed & 0xFFFFFFFF)
+        seed_all(seed)
         about: dict[str, Any] = {
             "id": self.number,
             "num_workers": self.workers,
