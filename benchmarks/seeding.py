@@ -1,0 +1,78 @@
+"""What it costs that samples have seeds of their own, over the JPEGs of `pictures.py` without workers, where little else differs.
+
+An epoch of `pictures.py` takes 5 % to 10 % more or less in each process, by where memory lies in its heap, and seeding takes 2 %. So here
+are 256 pictures an epoch, few contenders and many rounds, each turn in a new process with another heap. Ratios are geometric means of
+those within the rounds, beside their standard errors. *Not seeding* is lk.Loader told that the data draws nothing, which is not so: all
+that is left is the loader itself. *Seeded by hand* are peers over a dataset that seeds the three generators for each sample.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from apart import Make, interleave_apart
+from contenders import LOADER, NODES, REFERENCE, Job, by_nodes, by_torch, colour_of, import_peers, installed, ours
+from harness import OVER_LINES, Row, parse_options, report
+from pictures import BATCH, BY_HAND, Augmented, ByHand, make_jpegs
+from torch.utils.data import DataLoader
+
+NOT_SEEDING = f"{LOADER}, not seeding"
+COUNT = 8 * BATCH
+
+
+class SaidToDrawNothing(Augmented):
+    draws_nothing = True
+
+
+def main() -> None:
+    options = parse_options(__doc__)
+    files = make_jpegs(COUNT)
+    plain, by_hand, quiet = (
+        Job(dataset=kind(files), batch_size=BATCH) for kind in (Augmented, ByHand, SaidToDrawNothing)
+    )
+    import_peers()
+    makes: dict[str, Make] = {
+        LOADER: partial(ours, plain, 0, "auto"),
+        NOT_SEEDING: partial(ours, quiet, 0, "auto"),
+        REFERENCE: partial(by_torch, plain, 0, DataLoader),
+        f"{REFERENCE}{BY_HAND}": partial(by_torch, by_hand, 0, DataLoader),
+    }
+    if installed(NODES):
+        makes |= {
+            f"{NODES}{end}": partial(by_nodes, job, 0, "thread") for end, job in (("", plain), (BY_HAND, by_hand))
+        }
+    found = interleave_apart(makes, rounds=2 if options.quick else 350, limit_s=1000, label="seeding", anew=True)
+    rows: list[Row] = []
+    for name, taken in found.items():
+        row: Row = {"contender": name, "us_per_sample": statistics.median(taken.values()) / COUNT * 1e6}
+        for column, other in (("time_over_dataloader", REFERENCE), ("time_over_loader", LOADER)):
+            row[column], row[f"{column}_standard_error"] = mean_ratio(taken, found[other])
+        rows.append(row | {"rounds": len(taken)})
+    report("seeding", rows, options, partial(draw, rows=rows), height=3.2)
+
+
+def mean_ratio(taken: Mapping[int, float], reference: Mapping[int, float]) -> tuple[float, float]:
+    """Return the geometric mean over the rounds of taken / reference, and its standard error."""
+    logs = [math.log(taken[number] / reference[number]) for number in taken.keys() & reference.keys()]
+    mean = math.exp(statistics.fmean(logs))
+    return mean, mean * statistics.stdev(logs) / math.sqrt(len(logs))
+
+
+def draw(figure: Any, rows: list[Row]) -> None:
+    axes = figure.subplots()
+    names, values = [row["contender"] for row in rows], [row["time_over_dataloader"] for row in rows]
+    errors = [2 * row["time_over_dataloader_standard_error"] for row in rows]
+    bars = axes.barh(names, values, xerr=errors, color=[colour_of(name) for name in names], ecolor="#24292f")
+    labels = [f"  {value:.3f} ± {error:.3f}" for value, error in zip(values, errors, strict=True)]
+    axes.bar_label(bars, labels, bbox=OVER_LINES)
+    axes.axvline(1, color="#24292f", linewidth=0.8, linestyle=":", zorder=0)
+    axes.set_xlim(0.9, 1.02 * max(map(sum, zip(values, errors, strict=True))) + 0.02)
+    axes.invert_yaxis()
+    axes.set_xlabel("time over DataLoader's (less is better; two standard errors)")
+    axes.set_title("JPEGs decoded and augmented without workers: what seeds of their own cost", loc="left")
+
+
+if __name__ == "__main__":
+    main()
