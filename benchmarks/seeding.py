@@ -62,16 +62,20 @@ def mean_ratio(taken: Mapping[int, float], reference: Mapping[int, float]) -> tu
 
 def draw(figure: Any, rows: list[Row]) -> None:
     axes = figure.subplots()
-    names, values = [row["contender"] for row in rows], [row["time_over_dataloader"] for row in rows]
-    errors = [2 * row["time_over_dataloader_standard_error"] for row in rows]
-    bars = axes.barh(names, values, xerr=errors, color=[colour_of(name) for name in names], ecolor="#24292f")
-    labels = [f"  {value:.3f} ± {error:.3f}" for value, error in zip(values, errors, strict=True)]
-    axes.bar_label(bars, labels, bbox=OVER_LINES)
+    for row in rows:
+        name, value, error = (
+            row["contender"],
+            row["time_over_dataloader"],
+            2 * row["time_over_dataloader_standard_error"],
+        )
+        axes.errorbar(value, name, xerr=error, fmt="o", color=colour_of(name), capsize=3)
+        label = f"{value:.3f} ± {error:.3f}" if error else f"{value:g}"
+        axes.annotate(label, (value + error, name), (8, 0), textcoords="offset points", va="center", bbox=OVER_LINES)
     axes.axvline(1, color="#24292f", linewidth=0.8, linestyle=":", zorder=0)
-    axes.set_xlim(0.9, 1.02 * max(map(sum, zip(values, errors, strict=True))) + 0.02)
+    axes.margins(x=0.2, y=0.12)
     axes.invert_yaxis()
     axes.set_xlabel("time over DataLoader's (less is better; two standard errors)")
-    axes.set_title("JPEGs decoded and augmented without workers: what seeds of their own cost", loc="left")
+    figure.suptitle("JPEGs decoded and augmented without workers: what seeds of their own cost", x=0.01, ha="left")
 
 
 if __name__ == "__main__":

@@ -156,6 +156,19 @@ class Private:
         return [memory] * len(indices)
 
 
+def test_records_that_were_read_are_read_where_they_lie_after_they_moved() -> None:
+    data = lk.RecordDataset([{"id": 1}, {"id": 2}])
+    assert data[0] == {"id": 1}
+    packed = data._records
+    packed._bytes.share_memory_()
+    packed._ends.share_memory_()
+    assert [data[0], data[1]] == [{"id": 1}, {"id": 2}]
+    first, second = packed._bytes.chunk(2)
+    first.copy_(second)
+    assert [data[0], data[np.int64(-1)]] == [{"id": 2}, {"id": 2}]
+    assert pickle.loads(pickle.dumps(data))[0] == {"id": 2}
+
+
 def no_collector(worker: int) -> None:
     """It writes to every object's header, and would copy the parent's whole heap."""
     gc.disable()

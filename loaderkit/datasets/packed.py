@@ -48,6 +48,10 @@ class Packed:
         self._bytes = torch.frombuffer(packed, dtype=torch.uint8) if packed else torch.empty(0, dtype=torch.uint8)
         self._ends = torch.frombuffer(ends, dtype=torch.int64)
         self._keys = list(kinds)
+        self._seen: tuple[tuple[int, int], memoryview, memoryview] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_seen": None}
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -56,6 +60,17 @@ class Packed:
     def size_bytes(self) -> int:
         """Bytes of memory, the offsets included."""
         return self._bytes.nbytes + self._ends.nbytes
+
+    def read_one(self, row: int) -> Any:
+        """Return the object at a place, from 0 to the last; a new one each time."""
+        places = self._ends.data_ptr(), self._bytes.data_ptr()
+        seen = self._seen
+        if seen is None or seen[0] != places:  # moving to shared memory gives the tensors other addresses
+            seen = self._seen = places, self._ends.numpy().data, self._bytes.numpy().data
+        _, ends, content = seen
+        start = ends[row]
+        kind, value = content[start], pickle.loads(content[start + 1 : ends[row + 1]])
+        return value if kind == _AS_IS else dict(zip(self._keys[kind - 1], value, strict=True))
 
     def read(self, rows: Sequence[int]) -> list[Any]:
         """Return the objects at these places, from 0 to the last; new ones each time."""

@@ -37,7 +37,7 @@ class RecordDataset(SaysDraws):
 
     def __getitem__(self, index: int) -> Any:
         check_index(self, index)
-        record = self._read([index % len(self)])[0]
+        record = self._records.read_one(index % len(self))
         return record if self.transform is None else self.transform(record)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:

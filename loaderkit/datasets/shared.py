@@ -61,7 +61,7 @@ class SharedList(Sequence[V]):
             return self._records.read(range(size)[index])
         if not -size <= index < size:
             raise IndexError(f"SharedList: index {index} in a list of {size:,}.")
-        return self._records.read([index % size])[0]
+        return self._records.read_one(index % size)
 
     def __iter__(self) -> Iterator[V]:
         for start in range(0, len(self), 256):
@@ -76,34 +76,33 @@ class SharedDict(Mapping[K, V]):
 
     def __init__(self, records: Mapping[K, V]) -> None:
         hashes = np.array([_hash(key) for key in records], dtype=np.int64)
-        self._items = Packed(records.items(), "share: entry")
+        self._keys, self._values = Packed(records.keys(), "share: key"), Packed(records.values(), "share: entry")
         self._rows = torch.from_numpy(np.argsort(hashes, kind="stable"))
         self._hashes = torch.from_numpy(hashes)[self._rows]
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._keys)
 
     def __getitem__(self, key: K) -> V:
         try:
             wanted = _hash(key)
         except TypeError:
             raise KeyError(key) from None
-        hashes = self._hashes.numpy()
+        hashes, rows = self._hashes.numpy(), self._rows.numpy()
         place = int(np.searchsorted(hashes, wanted))
         while place < len(hashes) and hashes[place] == wanted:
-            found, value = self._items.read([int(self._rows[place])])[0]
-            if found == key:
-                return value  # type: ignore[no-any-return]
+            row = int(rows[place])
+            if self._keys.read_one(row) == key:
+                return self._values.read_one(row)  # type: ignore[no-any-return]
             place += 1
         raise KeyError(key)
 
     def __iter__(self) -> Iterator[K]:
         for start in range(0, len(self), 256):
-            for key, _ in self._items.read(range(start, min(start + 256, len(self)))):
-                yield key
+            yield from self._keys.read(range(start, min(start + 256, len(self))))
 
     def __repr__(self) -> str:
-        return f"SharedDict({len(self):,} records, {self._items.size_bytes:,} bytes)"
+        return f"SharedDict({len(self):,} records, {self._keys.size_bytes + self._values.size_bytes:,} bytes)"
 
 
 def _hash(key: Any) -> int:
