@@ -130,9 +130,13 @@ class _Run:
         self._waiting: dict[int, BatchKey] = {}  # under way, for errors
 
     def start(self) -> None:
-        """Hand out tasks, and start the workers: the first is at work while the next ones are started."""
+        """Hand out a task, and start the workers: the first is at work while the next ones are started.
+
+        No more than one: whose second key is wanted may have a thread make what the next epochs need, and each worker forked
+        meanwhile would keep a copy of what that writes.
+        """
         try:
-            self._submit()
+            self._submit(1)
             self._team.start()
         except BaseException:
             self.end(failed=True)
@@ -164,13 +168,14 @@ class _Run:
             raise
         return Timed(batch, answer.making_s, answer.asked) if self._timed else batch
 
-    def _submit(self) -> None:
-        """Have as many tasks under way as there are places for."""
+    def _submit(self, most: int | None = None) -> None:
+        """Have as many tasks under way as there are places for, or so many."""
         engine, team = self._engine, self._team
         if self._submitted - self._next > engine.low:
             return
-        self._short = False
-        while self._submitted - self._next < engine.prefetch and not self._all_out:
+        self._short = most is not None
+        most = engine.prefetch if most is None else most
+        while self._submitted - self._next < most and not self._all_out:
             key = self._pending = self._pending or next(self._keys, None)
             if key is None:
                 self._all_out = True
