@@ -293,6 +293,22 @@ def test_workers_get_other_batches_as_they_become_free() -> None:
     assert (found != found[0]).sum() > 10  # as many as are made ahead
 
 
+def test_workers_are_forked_before_a_second_batch_is_asked_for() -> None:
+    """From then on a thread may make what the next epochs need; a worker forked meanwhile keeps copies of it."""
+    loader = lk.Loader(np.arange(60), 4)
+    engine = RingEngine(Feed(np.arange(60), None, 0), num_workers=3)
+    before, started = len(psutil.Process().children()), []
+
+    def asked() -> Iterator[Any]:
+        for key in loader._walk._bound_plan().keys(lk.Cursor()):
+            started.append(len(psutil.Process().children()) - before)
+            yield key
+
+    assert len(list(engine.run(asked()))) == 15
+    engine.close()
+    assert started == [0] + [3] * 14
+
+
 def sleep_in_the_first(samples: list[Any]) -> torch.Tensor:
     if samples[0] is not None:
         samples[0](0.5)

@@ -47,6 +47,7 @@ class Packed:
         # Tensors, not arrays: torch moves them to shared memory when a worker is spawned.
         self._bytes = torch.frombuffer(packed, dtype=torch.uint8) if packed else torch.empty(0, dtype=torch.uint8)
         self._ends = torch.frombuffer(ends, dtype=torch.int64)
+        self._count = len(ends) - 1  # to ask a tensor takes 0.5 us
         self._keys = list(kinds)
         self._seen: tuple[tuple[int, int], memoryview, memoryview] | None = None
 
@@ -54,7 +55,7 @@ class Packed:
         return self.__dict__ | {"_seen": None}
 
     def __len__(self) -> int:
-        return len(self._ends) - 1
+        return self._count
 
     @property
     def size_bytes(self) -> int:
