@@ -3,7 +3,7 @@
 A record is a dict of a text, a tag and three numbers. Each contender runs in a fork of its own, which makes the records and the loader;
 workers are forked (or four threads, which have no memory of their own), the pass is shuffled, in batches of 1,024, and a batch keeps the
 records' ids alone. `growth` is what the workers' unique set sizes (Private_Clean and Private_Dirty of smaps_rollup) add up to at the end of
-the pass, over what they were after the first batch (a worker that has made none by then counts with all that its first one takes, 2.5 MB:
+the pass, over what they were after the first batch (a worker that has made none by then counts with all that its first one takes, 1.5 MB:
 the ring hands over whichever is ready). `total_growth` is that of the proportional set sizes of all processes, the main one and shared
 memory included; `later_total_growth` the same from a twentieth of the pass on, by when each worker has made a batch; `whole` what they are
 at the end of the pass, over what the one process had before it made the records. `records` is what the list of dicts itself takes. Medians

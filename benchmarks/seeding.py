@@ -1,9 +1,10 @@
 """What it costs that samples have seeds of their own, over the JPEGs of `pictures.py` without workers, where little else differs.
 
-An epoch of `pictures.py` takes 5 % to 10 % more or less in each process, by where memory lies in its heap, and seeding takes 2 %. So here
-are 256 pictures an epoch, few contenders and many rounds, each turn in a new process with another heap. Ratios are geometric means of
-those within the rounds, beside their standard errors. *Not seeding* is lk.Loader told that the data draws nothing, which is not so: all
-that is left is the loader itself. *Seeded by hand* are peers over a dataset that seeds the three generators for each sample.
+An epoch of `pictures.py` takes 5 % to 10 % more or less in each process, by where memory lies in its heap, and seeding takes 2 % or 3 %.
+So here are 256 pictures an epoch, few contenders and many rounds, each turn in a new process with another heap. Ratios are geometric
+means of those within the rounds, beside their standard errors. *Not seeding* is lk.Loader told that the data draws nothing, which is not
+so: all that is left is the loader itself. *sample_rng* draws from `lk.sample_rng()` alone, and seeds none of the three generators.
+*Seeded by hand* are peers over a dataset that seeds the three for each sample.
 """
 
 import math
@@ -13,10 +14,23 @@ from functools import partial
 from typing import Any
 
 from apart import Make, interleave_apart
-from contenders import LOADER, NODES, REFERENCE, Job, by_nodes, by_torch, colour_of, import_peers, installed, ours
+from contenders import (
+    LOADER,
+    NODES,
+    REFERENCE,
+    STATEFUL,
+    Job,
+    by_nodes,
+    by_torch,
+    colour_of,
+    import_peers,
+    installed,
+    ours,
+)
 from harness import OVER_LINES, Row, parse_options, report
-from pictures import BATCH, BY_HAND, Augmented, ByHand, make_jpegs
+from pictures import BATCH, BY_HAND, OWN, Augmented, ByHand, Own, make_jpegs
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 NOT_SEEDING = f"{LOADER}, not seeding"
 COUNT = 8 * BATCH
@@ -36,14 +50,16 @@ def main() -> None:
     makes: dict[str, Make] = {
         LOADER: partial(ours, plain, 0, "auto"),
         NOT_SEEDING: partial(ours, quiet, 0, "auto"),
+        OWN: partial(ours, Job(dataset=Own(files), batch_size=BATCH), 0, "auto"),
         REFERENCE: partial(by_torch, plain, 0, DataLoader),
+        STATEFUL: partial(by_torch, plain, 0, StatefulDataLoader),
         f"{REFERENCE}{BY_HAND}": partial(by_torch, by_hand, 0, DataLoader),
     }
     if installed(NODES):
         makes |= {
             f"{NODES}{end}": partial(by_nodes, job, 0, "thread") for end, job in (("", plain), (BY_HAND, by_hand))
         }
-    found = interleave_apart(makes, rounds=2 if options.quick else 350, limit_s=1000, label="seeding", anew=True)
+    found = interleave_apart(makes, rounds=2 if options.quick else 270, limit_s=870, label="seeding", anew=True)
     rows: list[Row] = []
     for name, taken in found.items():
         row: Row = {"contender": name, "us_per_sample": statistics.median(taken.values()) / COUNT * 1e6}
