@@ -59,6 +59,8 @@ DICTS: list[Any] = [
     OrderedDict(a=2, b=1),
     defaultdict(list, a=2),
     {"a": {"a": {"b": [{"b": 1}]}}},
+    {"a": [1, 2, "c"], "b": (1.5, None)},
+    {"a": [1, [2]], "b": ()},
     [{"a": 2, "b": 1}],
     None,
 ]
@@ -74,6 +76,17 @@ def test_dicts_of_any_kind_come_back_beside_each_other(which: list[int]) -> None
         assert found == wanted
         if isinstance(wanted, dict):
             assert [(type(key), key) for key in found] == [(type(key), key) for key in wanted]  # in their order
+
+
+def test_dicts_that_are_part_of_themselves_come_back_so() -> None:
+    itself: dict[str, Any] = {"name": "a"}
+    itself["itself"] = itself
+    tree: dict[str, Any] = {"name": "root"}
+    tree["children"] = [{"name": "leaf", "parent": tree}]
+    data = lk.RecordDataset([itself, tree, {"name": "b", "itself": None}])
+    for one, other in (data.__getitems__([0, 1]), (data[0], data[1])):
+        assert one["itself"] is one
+        assert other["children"][0]["parent"] is other
 
 
 def test_dicts_of_more_kinds_than_have_numbers_come_back() -> None:

@@ -12,13 +12,15 @@ import torch
 _AS_IS = 0  # the first byte of an object that is pickled whole; in others it is the number of a dict's keys
 _MOST_KEYS = 255
 _STRINGS = {str}
+_PLAIN = {str, bytes, int, float, complex, bool, type(None)}
 
 
 class Packed:
     """Objects, each pickled, end to end.
 
-    Forked workers share the two tensors, and spawned ones are handed them in shared memory. Of dicts the values alone are pickled:
-    all that have the same keys share these, packed and as they are read, where else each has strings of its own.
+    Forked workers share the two tensors, and spawned ones are handed them in shared memory. Of dicts of plain values, and of
+    lists of these, the values alone are pickled: all that have the same keys share these, packed and as they are read, where else
+    each has strings of its own.
 
     Args:
         objects: Any iterable; read once.
@@ -33,7 +35,7 @@ class Packed:
         kinds: dict[tuple[str, ...], int] = {}
         for number, value in enumerate(objects):
             kind = _AS_IS
-            if type(value) is dict and {*map(type, value)} == _STRINGS:
+            if type(value) is dict and {*map(type, value)} == _STRINGS and _is_flat(value):
                 keys = tuple(value)
                 kind = kinds.get(keys, _AS_IS)
                 if kind == _AS_IS and len(kinds) < _MOST_KEYS:
@@ -90,3 +92,11 @@ class Packed:
             value if kind == _AS_IS else dict(zip(self._keys[kind - 1], value, strict=True))
             for value, kind in zip(found, kinds.tolist(), strict=True)
         ]
+
+
+def _is_flat(record: dict[str, Any]) -> bool:
+    """Say whether nothing in a dict may refer to it: then it can be put together again from its values."""
+    values = record.values()
+    return {*map(type, values)} <= _PLAIN or all(
+        type(value) in _PLAIN or (type(value) in (list, tuple) and {*map(type, value)} <= _PLAIN) for value in values
+    )
