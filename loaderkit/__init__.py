@@ -256,4 +256,6 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'loaderkit' has no attribute {name!r}")
     module = importlib.import_module(_LAZY[name])
-    return module if name == "testing" else getattr(module, name)
+    found = module if name == "testing" else getattr(module, name)
+    globals()[name] = found  # not asked again: `lk.sample_rng` is looked up for each sample
+    return found

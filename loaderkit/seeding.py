@@ -15,7 +15,7 @@ import numpy.random.mtrand as np_random
 import numpy.typing as npt
 import torch
 
-from loaderkit.rng import generator
+from loaderkit.rng import Generators
 
 UInt64Array = npt.NDArray[np.uint64]
 Int64Array = npt.NDArray[np.int64]
@@ -120,6 +120,7 @@ class SampleSeeds:
         self._restore = restore
         self._word = 0
         self._rng: np.random.Generator | None = None
+        self._generators = Generators()
         self._rows: Sequence[int] = range(len(self._words))  # of the samples being read, in the batch
         self._stream = 0  # differs between the parts of a sample that draw apart
         self.row: int | None = None  # the sample entered last; None where many are read at once
@@ -197,7 +198,7 @@ class SampleSeeds:
     def rng(self) -> np.random.Generator:
         """Return the current sample's own generator, the same object until the next `enter`."""
         if self._rng is None:
-            self._rng = generator(self._word)
+            self._rng = self._generators.of(self._word)
         return self._rng
 
 

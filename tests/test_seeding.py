@@ -1,7 +1,6 @@
 """Randomness belongs to the sample, and the caller's own generators are left as they were."""
 
 import concurrent.futures
-import pickle
 import random
 import subprocess
 import sys
@@ -16,7 +15,6 @@ import torch.utils.data as torch_data
 from drawing import Drawing, drawing_collate, draws, equal, generator_states
 
 import loaderkit as lk
-from loaderkit import rng as rngs
 from loaderkit.global_seeds import seed_all
 from loaderkit.seeding import SampleSeeds, hash_positions, part_of_batch, per_sample
 
@@ -266,28 +264,6 @@ def test_threads_that_read_at_once_have_their_own_draws() -> None:
     finally:
         sys.setswitchinterval(before)
     assert together == [draws(thread) for thread in range(4)]
-
-
-@pytest.mark.parametrize("word", [0, 1, 2**32, 2**63 + 5, 2**64 - 1])
-def test_a_samples_generator_is_philox_with_the_word_as_its_key(word: int) -> None:
-    expected, found = np.random.Generator(np.random.Philox(key=word)), rngs.generator(word)
-    assert np.array_equal(found.integers(2**63, size=1000), expected.integers(2**63, size=1000))
-    copy = pickle.loads(pickle.dumps(found))
-    assert np.array_equal(copy.normal(size=9), expected.normal(size=9))
-
-
-def test_children_of_a_samples_generator_are_the_samples_own() -> None:
-    """And so is whatever else numpy makes of its seed; numpy can't spawn from a key."""
-
-    def draws(word: int) -> list[float]:
-        rng = rngs.generator(word)
-        children = [*rng.spawn(2), *rng.spawn(1), *pickle.loads(pickle.dumps(rng)).spawn(1)]
-        others = [np.random.PCG64(rng.bit_generator.seed_seq), np.random.MT19937(rng.bit_generator.seed_seq)]
-        return [child.random() for child in (*children, *map(np.random.Generator, others))]
-
-    found = [draws(word) for word in (3, 4)]
-    assert found == [draws(word) for word in (3, 4)]
-    assert len({number for some in found for number in some}) == 12
 
 
 @pytest.mark.parametrize("accelerator", [False, True])
