@@ -54,6 +54,10 @@ class Augmented:
         top, left = torch.randint(SIDE - CROP + 1, (2,)).tolist()
         return self._cut(index, top, left, bool(torch.rand(()) < 0.5))
 
+    def _draw(self, index: int, rng: np.random.Generator) -> tuple[Tensor, int]:
+        top, left = rng.integers(SIDE - CROP + 1, size=2).tolist()
+        return self._cut(index, top, left, rng.random() < 0.5)
+
     def _cut(self, index: int, top: int, left: int, mirrored: bool) -> tuple[Tensor, int]:
         picture = torch.from_numpy(np.array(Image.open(io.BytesIO(self._files[index]))))
         picture = picture[top : top + CROP, left : left + CROP].permute(2, 0, 1)
@@ -76,9 +80,7 @@ class Own(Augmented):
     draws_only_sample_rng = True
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        rng = lk.sample_rng()
-        top, left = rng.integers(SIDE - CROP + 1, size=2).tolist()
-        return self._cut(index, top, left, rng.random() < 0.5)
+        return self._draw(index, lk.sample_rng())
 
 
 def main() -> None:

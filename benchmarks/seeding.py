@@ -4,7 +4,8 @@ An epoch of `pictures.py` takes 5 % to 10 % more or less in each process, by whe
 So here are 256 pictures an epoch, few contenders and many rounds, each turn in a new process with another heap. Ratios are geometric
 means of those within the rounds, beside their standard errors. *Not seeding* is lk.Loader told that the data draws nothing, which is not
 so: all that is left is the loader itself. *sample_rng* draws from `lk.sample_rng()` alone, and seeds none of the three generators.
-*Seeded by hand* are peers over a dataset that seeds the three for each sample.
+*Seeded by hand* are peers over a dataset that seeds the three for each sample, *Philox by hand* one whose dataset makes a generator of
+the same kind for each and draws as *sample_rng* does.
 """
 
 import math
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 from apart import Make, interleave_apart
 from contenders import (
     LOADER,
@@ -29,6 +31,7 @@ from contenders import (
 )
 from harness import OVER_LINES, Row, parse_options, report
 from pictures import BATCH, BY_HAND, OWN, Augmented, ByHand, Own, make_jpegs
+from torch import Tensor
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -40,33 +43,41 @@ class SaidToDrawNothing(Augmented):
     draws_nothing = True
 
 
+class PhiloxByHand(Augmented):
+    """Draws from a generator made for the sample."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self._draw(index, np.random.Generator(np.random.Philox(key=index)))
+
+
 def main() -> None:
     options = parse_options(__doc__)
     files = make_jpegs(COUNT)
-    plain, by_hand, quiet = (
-        Job(dataset=kind(files), batch_size=BATCH) for kind in (Augmented, ByHand, SaidToDrawNothing)
+    plain, by_hand, quiet, own, philox = (
+        Job(dataset=kind(files), batch_size=BATCH) for kind in (Augmented, ByHand, SaidToDrawNothing, Own, PhiloxByHand)
     )
     import_peers()
     makes: dict[str, Make] = {
         LOADER: partial(ours, plain, 0, "auto"),
         NOT_SEEDING: partial(ours, quiet, 0, "auto"),
-        OWN: partial(ours, Job(dataset=Own(files), batch_size=BATCH), 0, "auto"),
+        OWN: partial(ours, own, 0, "auto"),
         REFERENCE: partial(by_torch, plain, 0, DataLoader),
         STATEFUL: partial(by_torch, plain, 0, StatefulDataLoader),
         f"{REFERENCE}{BY_HAND}": partial(by_torch, by_hand, 0, DataLoader),
     }
     if installed(NODES):
         makes |= {
-            f"{NODES}{end}": partial(by_nodes, job, 0, "thread") for end, job in (("", plain), (BY_HAND, by_hand))
+            f"{NODES}{end}": partial(by_nodes, job, 0, "thread")
+            for end, job in (("", plain), (BY_HAND, by_hand), (", Philox by hand", philox))
         }
-    found = interleave_apart(makes, rounds=2 if options.quick else 270, limit_s=870, label="seeding", anew=True)
+    found = interleave_apart(makes, rounds=2 if options.quick else 270, limit_s=1000, label="seeding", anew=True)
     rows: list[Row] = []
     for name, taken in found.items():
         row: Row = {"contender": name, "us_per_sample": statistics.median(taken.values()) / COUNT * 1e6}
         for column, other in (("time_over_dataloader", REFERENCE), ("time_over_loader", LOADER)):
             row[column], row[f"{column}_standard_error"] = mean_ratio(taken, found[other])
         rows.append(row | {"rounds": len(taken)})
-    report("seeding", rows, options, partial(draw, rows=rows), height=3.2)
+    report("seeding", rows, options, partial(draw, rows=rows), height=3.5)
 
 
 def mean_ratio(taken: Mapping[int, float], reference: Mapping[int, float]) -> tuple[float, float]:
