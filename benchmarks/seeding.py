@@ -36,6 +36,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 NOT_SEEDING = f"{LOADER}, not seeding"
+OVER = {"time_over_dataloader": REFERENCE, "time_over_loader": LOADER, "time_over_nodes": NODES}
 COUNT = 8 * BATCH
 
 
@@ -74,8 +75,9 @@ def main() -> None:
     rows: list[Row] = []
     for name, taken in found.items():
         row: Row = {"contender": name, "us_per_sample": statistics.median(taken.values()) / COUNT * 1e6}
-        for column, other in (("time_over_dataloader", REFERENCE), ("time_over_loader", LOADER)):
-            row[column], row[f"{column}_standard_error"] = mean_ratio(taken, found[other])
+        for column, other in OVER.items():
+            if other in found:
+                row[column], row[f"{column}_standard_error"] = mean_ratio(taken, found[other])
         rows.append(row | {"rounds": len(taken)})
     report("seeding", rows, options, partial(draw, rows=rows), height=3.5)
 
