@@ -34,7 +34,7 @@ SCRIPTS = (
     Script("rows", 3),
     Script("per_sample", 4.5),
     Script("pictures", 11),
-    Script("seeding", 18),
+    Script("seeding", 17),
     Script("large", 5),
     Script("tokens", 2),
     Script("stragglers", 6),
