@@ -3,12 +3,14 @@
 import contextlib
 import gc
 import importlib
+import math
 import os
 import random
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from multiprocessing import Pipe
+from multiprocessing import Pipe, get_context
 from typing import Any, NoReturn
 
 import torch
@@ -101,12 +103,45 @@ def once(function: Callable[[], Any], *, limit_s: float = 60) -> Any:
 
 
 def interleave_apart(
-    makes: Mapping[str, Make], *, turn_s: float = 60, anew: bool = False, **settings: Any
+    makes: Mapping[str, Make],
+    *,
+    rounds: int,
+    limit_s: float = math.inf,
+    turn_s: float = 60,
+    anew: bool = False,
+    programs: int = 1,
+    prepare: Callable[[], object] = gc.collect,
+    **settings: Any,
 ) -> dict[str, dict[int, float]]:
-    """Time contenders as `interleave` does, each in a process of its own, or `anew` in one for each turn; see `Anew`.
+    """Time contenders as `interleave` does, each in a process of its own.
 
-    Who takes longer than `turn_s` is left out.
+    Args:
+        makes: What makes them, by name.
+        rounds: As `interleave` takes them, as `limit_s` and the other settings.
+        limit_s: Seconds for all rounds.
+        turn_s: Who takes longer for a turn is left out.
+        anew: In a process for each turn; see `Anew`.
+        programs: Where it is more than one, so many are started, one after the other, each for as many of the rounds, which it counts on:
+            forks of one have its addresses. Then contenders have to pickle.
+        prepare: Called by each of them before it forks.
+        settings: See `interleave`.
     """
+    each = -(-rounds // programs)
+    settings |= {"turn_s": turn_s, "anew": anew, "prepare": prepare, "rounds": each, "limit_s": limit_s / programs}
+    if programs == 1:
+        return _interleave(makes, first=0, **settings)
+    found: dict[str, dict[int, float]] = {name: {} for name in makes}
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
+        for number in range(programs):
+            part = pool.submit(_interleave, makes, first=number * each, **settings).result()
+            found = {name: found[name] | taken for name, taken in part.items() if name in found}
+    return found
+
+
+def _interleave(
+    makes: Mapping[str, Make], *, turn_s: float, anew: bool, prepare: Callable[[], object], **settings: Any
+) -> dict[str, dict[int, float]]:
+    prepare()
     kind = Anew if anew else Apart
     with ExitStack() as stack:
         turns = {name: kind(make, limit_s=turn_s) for name, make in makes.items()}

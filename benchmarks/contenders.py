@@ -244,7 +244,7 @@ def compare(
     columns: Row | None = None,
     more: Mapping[str, Make] | None = None,
     alone: bool = False,
-    anew: bool = False,
+    programs: int = 0,
 ) -> list[Row]:
     """Measure an epoch of each loader: ours, torch's, and unless `alone` the other peers.
 
@@ -258,18 +258,17 @@ def compare(
         columns: That come before the others.
         more: Contenders beside these.
         alone: Without the other peers.
-        anew: Each turn in a process of its own, whose heap is another one.
+        programs: Where there are any, so many share the rounds, and each turn is a process of its own, whose heap is another one.
     """
-    if anew:
-        import_peers()
-    makes: dict[str, Make] = {BARE: lambda _: bare, LOADER: partial(ours, job, workers, "auto")}
+    makes: dict[str, Make] = {BARE: partial(_as_it_is, bare), LOADER: partial(ours, job, workers, "auto")}
     makes |= {RING: partial(ours, job, workers, "ring")} if workers else {}
     makes |= more or {}
     makes[REFERENCE] = partial(by_torch, job, workers, DataLoader)
     if not alone:
         makes |= {STATEFUL: partial(by_torch, job, workers, StatefulDataLoader)} | others(job, workers)
     label = ", ".join([*(f"{key} {value}" for key, value in (columns or {}).items()), f"{workers} workers"])
-    found = interleave_apart(makes, rounds=rounds, limit_s=limit_s, label=label, anew=anew)
+    anew: dict[str, Any] = {"anew": True, "programs": programs, "prepare": import_peers} if programs else {}
+    found = interleave_apart(makes, rounds=rounds, limit_s=limit_s, label=label, **anew)
     share = 1 if job.gather else max(1, workers)
     found[BARE] = {number: taken / share for number, taken in found[BARE].items()}
     size = len(job.dataset)
@@ -288,6 +287,10 @@ def compare(
         for name, taken in found.items()
         for low, middle, high in [spread(taken.values())]
     ]
+
+
+def _as_it_is(run: Epoch, _: ExitStack) -> Epoch:
+    return run
 
 
 def draw_bars(figure: Any, rows: list[Row], title: str, column: str = "throughput_ratio_to_limit") -> None:

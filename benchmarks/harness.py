@@ -94,6 +94,7 @@ def interleave(
     contenders: Mapping[str, Callable[[], object]],
     *,
     rounds: int,
+    first: int = 0,
     limit_s: float = math.inf,
     seldom: Mapping[str, int] | None = None,
     clock: Callable[[], float] = time.perf_counter,
@@ -104,6 +105,7 @@ def interleave(
     Args:
         contenders: What to call, by name.
         rounds: How many times.
+        first: The first round's number, where others come before.
         limit_s: No round is begun later than this once there are three, nor later than three times this.
         seldom: The contenders that take part in every so many rounds only.
         clock: What seconds are counted by: `time.process_time` for what runs on one thread and never waits.
@@ -122,7 +124,7 @@ def interleave(
             break
         names = [name for name in found if max(number, 0) % (seldom or {}).get(name, 1) == 0]
         if number >= 0:  # the first time in the order given: forks before threads
-            names = [names[place] for place in turns(len(names), number)]
+            names = [names[place] for place in turns(len(names), first + number)]
         for name in names:
             gc.collect()
             try:
@@ -132,7 +134,7 @@ def interleave(
                 tell(f"{label}: {name}: left out: {error}.")
                 continue
             if number >= 0:
-                found[name][number] = taken
+                found[name][first + number] = taken
         if time.monotonic() - told > 1:
             told = time.monotonic()
             tell(f"{label}: round {number + 1} of {rounds}, {told - begun:.0f} s")

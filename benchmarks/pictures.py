@@ -3,7 +3,7 @@
 512 crops of scikit-learn's two sample pictures, 256 x 256, in memory. A sample is decoded by PIL, cropped at random to
 224 x 224 and mirrored by chance, and stays uint8; batches of 32 (4.8 MB). The limit is a loop over the dataset that stacks, in one
 process (with 2 workers: half of it). Each turn is a new process with another heap, as where memory lies makes decoding up to
-1.4 times as long. Augmentations draw from torch's generator, which lk.Loader seeds for each sample with numpy's and random's; no peer does.
+1.4 times as long, and without workers four programs share the turns. Augmentations draw from torch's generator, which lk.Loader seeds for each sample with numpy's and random's; no peer does.
 Beside it are torch's and, without workers, torchdata's loaders over a dataset that seeds the three itself, which is the same work, and lk.Loader over the same augmentations drawn from `lk.sample_rng()` alone
 and said to be, by processes and by threads: there the three are left alone.
 """
@@ -89,8 +89,8 @@ def main() -> None:
     data = Augmented(files)
     job, own, by_hand = (Job(dataset=one, batch_size=BATCH) for one in (data, Own(files), ByHand(files)))
     rows: list[Row] = []
-    for workers, rounds in ((0, 48), (2, 10)):
-        rounds = 2 if options.quick else rounds
+    for workers, rounds, programs in ((0, 44, 4), (2, 10, 1)):
+        rounds, programs = (2, min(programs, 2)) if options.quick else (rounds, programs)
         more: dict[str, Any] = {
             f"{REFERENCE}{BY_HAND}": partial(by_torch, by_hand, workers, DataLoader),
             f"{STATEFUL}{BY_HAND}": partial(by_torch, by_hand, workers, StatefulDataLoader),
@@ -99,7 +99,8 @@ def main() -> None:
         if not workers and installed(NODES):  # its processes hang here, where they are forked beside threads
             more[f"{NODES}{BY_HAND}"] = partial(by_nodes, by_hand, 0, "thread")
         more |= {THREADS: partial(ours, own, workers, "threads")} if workers else {}
-        rows += compare(job, workers, rounds=rounds, limit_s=480, bare=lambda: run(data), more=more, anew=True)
+        bare = partial(run, data)
+        rows += compare(job, workers, rounds=rounds, limit_s=480, bare=bare, more=more, programs=programs)
     title = f"JPEGs of {SIDE} x {SIDE}, decoded and augmented: throughput over the bare loop's (more is better)"
     report("pictures", rows, options, lambda figure: draw_bars(figure, rows, title))
 

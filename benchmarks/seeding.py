@@ -12,11 +12,9 @@ sample, *Philox by hand* one whose dataset makes a generator of the same kind fo
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
-from multiprocessing import get_context
 from typing import Any, cast
 
 import numpy as np
@@ -42,7 +40,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 NOT_SEEDING = f"{LOADER}, not seeding"
 OVER = {"time_over_dataloader": REFERENCE, "time_over_loader": LOADER, "time_over_nodes": NODES}
-COUNT, PROGRAMS = 8 * BATCH, 12
+COUNT = 8 * BATCH
 Turns = Mapping[int, "Beside"]
 
 
@@ -85,91 +83,97 @@ class Beside(float):
 
 def main() -> None:
     options = parse_options(__doc__)
-    samples, times, programs = (BATCH, 1, 2) if options.quick else (COUNT, 2, PROGRAMS)
-    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
-        found = list(pool.map(measure, [samples] * programs, [times] * programs))
-    names = [name for name in found[0] if all(name in one for one in found)]
+    samples, programs = (BATCH, 2) if options.quick else (COUNT, 12)
+    makes = make_contenders(samples)
+    each = (
+        1 if options.quick else 2 * len(makes)
+    )  # rounds of a program: each loader comes behind each other one as often
+    taken = interleave_apart(
+        makes,
+        rounds=each * programs,
+        programs=programs,
+        limit_s=100 * programs,
+        anew=True,
+        prepare=import_peers,
+        label="seeding",
+    )
+    found = cast("dict[str, Turns]", taken)
     rows: list[Row] = []
-    for name in names:
-        taken = [one[name][number] for one in found for number in one[name]]
+    for name, turns in found.items():
         row: Row = {
             "contender": name,
-            "us_per_sample": statistics.median(each.whole for each in taken) / samples * 1e6,
-            "us_beside_decoding": statistics.fmean(taken) / samples * 1e6,
+            "us_per_sample": statistics.median(turn.whole for turn in turns.values()) / samples * 1e6,
+            "us_beside_decoding": statistics.fmean(turns.values()) / samples * 1e6,
         }
         for column, other in OVER.items():
-            if other in names:
-                pairs = [(one[name], one[other]) for one in found]
-                row[column], row[f"{column}_standard_error"] = mean_ratio(pairs)
-                row[f"whole_{column}"], row[f"whole_{column}_standard_error"] = mean_whole_ratio(pairs)
-        rows.append(row | {"rounds": len(taken), "programs": programs})
+            if other in found:
+                row[column], row[f"{column}_standard_error"] = mean_ratio(turns, found[other], each)
+                row[f"whole_{column}"], row[f"whole_{column}_standard_error"] = mean_whole_ratio(
+                    turns, found[other], each
+                )
+        rows.append(row | {"rounds": len(turns), "programs": programs})
     report("seeding", rows, options, partial(draw, rows=rows), height=3.5)
 
 
-def measure(samples: int, times: int) -> dict[str, Turns]:
-    """Return what loaders take in so many times the rounds in which each comes behind each other one."""
+def make_contenders(samples: int) -> dict[str, Make]:
     files = make_jpegs(samples)
     plain, by_hand, quiet, own, philox = (
         Job(dataset=kind(files), batch_size=BATCH)
         for kind in (Counted, CountedByHand, SaidToDrawNothing, CountedOwn, PhiloxByHand)
     )
-    import_peers()
     makes: dict[str, Make] = {
-        LOADER: counted(ours, plain, "auto"),
-        NOT_SEEDING: counted(ours, quiet, "auto"),
-        OWN: counted(ours, own, "auto"),
-        REFERENCE: counted(by_torch, plain, DataLoader),
-        STATEFUL: counted(by_torch, plain, StatefulDataLoader),
-        f"{REFERENCE}{BY_HAND}": counted(by_torch, by_hand, DataLoader),
+        LOADER: partial(counted, ours, plain, "auto"),
+        NOT_SEEDING: partial(counted, ours, quiet, "auto"),
+        OWN: partial(counted, ours, own, "auto"),
+        REFERENCE: partial(counted, by_torch, plain, DataLoader),
+        STATEFUL: partial(counted, by_torch, plain, StatefulDataLoader),
+        f"{REFERENCE}{BY_HAND}": partial(counted, by_torch, by_hand, DataLoader),
     }
     if installed(NODES):
         makes |= {
-            f"{NODES}{end}": counted(by_nodes, job, "thread")
+            f"{NODES}{end}": partial(counted, by_nodes, job, "thread")
             for end, job in (("", plain), (BY_HAND, by_hand), (", Philox by hand", philox))
         }
-    return cast(
-        "dict[str, Turns]", interleave_apart(makes, rounds=times * len(makes), limit_s=100, label="seeding", anew=True)
-    )
+    return makes
 
 
-def counted(contender: Callable[..., Callable[[], object]], job: Job, kind: Any) -> Make:
+def counted(
+    contender: Callable[..., Callable[[], object]], job: Job, kind: Any, stack: ExitStack
+) -> Callable[[], Beside]:
     """Make a contender whose epochs return `Beside`."""
+    run = contender(job, 0, kind, stack)
 
-    def make(stack: ExitStack) -> Callable[[], Beside]:
-        run = contender(job, 0, kind, stack)
+    def epoch() -> Beside:
+        job.dataset.spent, start = 0.0, time.perf_counter()
+        run()
+        whole = time.perf_counter() - start
+        beside = Beside(whole - job.dataset.spent)
+        beside.whole = whole
+        return beside
 
-        def epoch() -> Beside:
-            job.dataset.spent, start = 0.0, time.perf_counter()
-            run()
-            whole = time.perf_counter() - start
-            beside = Beside(whole - job.dataset.spent)
-            beside.whole = whole
-            return beside
-
-        return epoch
-
-    return make
+    return epoch
 
 
-def mean_ratio(pairs: Sequence[tuple[Turns, Turns]]) -> tuple[float, float]:
-    """Return 1 and the mean difference over the other's whole time, of each program's rounds and then of the programs."""
-    whole = statistics.fmean(other[number].whole for _, other in pairs for number in other)
-    means = [statistics.fmean(taken[number] - other[number] for number in other) for taken, other in pairs]
-    return 1 + statistics.fmean(means) / whole, standard_error(means) / whole
+def mean_ratio(turns: Turns, others: Turns, each: int) -> tuple[float, float]:
+    """Return 1 and the mean difference over the other's mean whole time, and the standard error by programs of so many rounds."""
+    whole = statistics.fmean(turn.whole for turn in others.values())
+    mean, error = mean_by_programs({number: turns[number] - others[number] for number in turns}, each)
+    return 1 + mean / whole, error / whole
 
 
-def mean_whole_ratio(pairs: Sequence[tuple[Turns, Turns]]) -> tuple[float, float]:
-    """Return the geometric mean of the whole times' ratios, of each program's rounds and then of the programs."""
-    means = [
-        statistics.fmean(math.log(taken[number].whole / other[number].whole) for number in other)
-        for taken, other in pairs
-    ]
-    mean = math.exp(statistics.fmean(means))
-    return mean, mean * standard_error(means)
+def mean_whole_ratio(turns: Turns, others: Turns, each: int) -> tuple[float, float]:
+    """Return the geometric mean of the whole times' ratios, and its standard error by programs of so many rounds."""
+    logs = {number: math.log(turns[number].whole / others[number].whole) for number in turns}
+    mean, error = mean_by_programs(logs, each)
+    return math.exp(mean), math.exp(mean) * error
 
 
-def standard_error(values: Sequence[float]) -> float:
-    return statistics.stdev(values) / math.sqrt(len(values))
+def mean_by_programs(values: Mapping[int, float], each: int) -> tuple[float, float]:
+    by_program: dict[int, list[float]] = {}
+    for number, value in values.items():
+        by_program.setdefault(number // each, []).append(value)
+    means = [statistics.fmean(some) for some in by_program.values()]
+    return statistics.fmean(means), statistics.stdev(means) / math.sqrt(len(means))
 
 
 def draw(figure: Any, rows: list[Row]) -> None:
