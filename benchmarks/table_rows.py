@@ -142,6 +142,28 @@ def of_large(folder: Path) -> Iterator[Line]:
         )
 
 
+def of_seeding(folder: Path) -> Iterator[Line]:
+    rows = read("seeding", folder)
+    seeded, own, none, *theirs = (
+        f"{float(pick(rows, contender=name)['time_over_dataloader']):.3f}"
+        for name in (
+            "lk.Loader",
+            "lk.Loader, sample_rng",
+            "lk.Loader, not seeding",
+            "DataLoader, seeded by hand",
+            "torchdata.nodes",
+            "torchdata.nodes, seeded by hand",
+            "torchdata.nodes, Philox by hand",
+        )
+    )
+    yield (
+        "JPEGs decoded and augmented, 0 workers: time over that of `DataLoader`, which seeds nothing, where they differ",
+        f"**{seeded}; by `lk.sample_rng()` {own}; told that the data draws nothing {none}**",
+        "seeded by hand {}, torchdata.nodes {}, seeded by hand {}, with a generator for each sample {}".format(*theirs),
+        "seeding",
+    )
+
+
 def of_resume(folder: Path) -> Iterator[Line]:
     rows = read("resume", folder)
     ours, theirs = pick(rows, contender="lk.Loader, resumed"), pick(rows, contender="StatefulDataLoader, resumed")
@@ -245,6 +267,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Path], Iterator[Line]]]] = {
     "Start-up and epoch gaps": ("startup", of_startup),
     "Memory of workers": ("memory", of_memory),
     "Samples that cost something": ("per_sample", of_samples),
+    "Seeds of samples": ("seeding", of_seeding),
     "Large batches": ("large", of_large),
     "Resume": ("resume", of_resume),
     "Shuffling 10^12 samples": ("order", of_order),

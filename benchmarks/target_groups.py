@@ -140,6 +140,22 @@ def on_the_host(results: Results) -> Iterator[Target]:
             least=0.98,  # the same work: equal, but for noise
         )
 
+    def where_they_differ() -> list[float]:
+        pairs = (
+            (LOADER, "DataLoader, seeded by hand"),
+            (LOADER, "torchdata.nodes, seeded by hand"),
+            (f"{LOADER}, sample_rng", "torchdata.nodes, Philox by hand"),
+        )
+        over = partial(value, "seeding", "time_over_dataloader")
+        return [over(contender=theirs) / over(contender=ours) for ours, theirs in pairs]
+
+    yield Target(
+        "The same JPEGs, 0 workers, where loaders differ: throughput over `DataLoader`, torchdata.nodes, both seeding by hand, and "
+        "torchdata.nodes that makes a generator for each sample (by `lk.sample_rng()`)",
+        where_they_differ,
+        least=0.98,
+    )
+
 
 def on_disk(results: Results) -> Iterator[Target]:
     tokens, pictures = "loaderkit, documents", "loaderkit, tar"

@@ -14,7 +14,9 @@ import pytest
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 CONTENDERS = """
 import os, subprocess, sys, time
+from functools import partial
 from apart import interleave_apart
+from contenders import _as_it_is
 from collections import Counter
 from itertools import pairwise
 from harness import descendants, turns
@@ -44,6 +46,9 @@ def in_new_memory(stack):
 anew = interleave_apart({"new": in_new_memory, "dies": dies}, rounds=4, anew=True)
 assert len(anew.pop("new").values()) == 4 and not anew, anew
 
+on = interleave_apart({"timed": partial(_as_it_is, time.time)}, rounds=3, programs=2, prepare=partial(os.system, "echo $PPID"))
+assert list(on["timed"]) == [0, 1, 2, 3], on
+
 for count in range(1, 16):
     rounds = [turns(count, number) for number in range(2 * count)]
     assert all(sorted(order) == list(range(count)) for order in rounds)
@@ -55,6 +60,7 @@ for count in range(1, 16):
 def test_a_contender_that_hangs_fails_or_dies_is_left_out_and_said() -> None:
     done = python("-c", CONTENDERS)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert len(set(done.stdout.split())) == 2  # programs that say their process
     for said in (
         "test: hangs: left out: gave nothing for 1 seconds.",
         "test: fails: left out: RuntimeError: no such file.",
