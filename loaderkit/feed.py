@@ -19,6 +19,7 @@ from loaderkit.order import Order
 from loaderkit.overrides import passes_over
 from loaderkit.plan import BatchKey
 from loaderkit.seeding import Int64Array, SampleSeeds, hash_positions
+from loaderkit.threads import while_wanted
 
 if TYPE_CHECKING:
     from loaderkit.repair import Repair
@@ -188,7 +189,7 @@ class Feed:
         indices = key.indices.tolist()
         samples: list[Any] = []
         repair: Repair | None = None
-        dataset, enter, left, keep = self.dataset, seeds.enter, enumerate(indices), samples.append
+        dataset, enter, left, keep = self.dataset, seeds.enter, enumerate(while_wanted(indices)), samples.append
         stacks = self.collate_fn is None and self.batched and key.rows is None
         while len(samples) < len(indices):
             try:

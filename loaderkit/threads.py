@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -18,14 +19,35 @@ _VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUM
 
 class _Here(threading.local):
     is_reader = False
+    wanted: Callable[[], bool] | None = None
 
 
 _here = _Here()
 
 
-def is_reader() -> None:
-    """Take note that this thread is one of several that read for a loader."""
-    _here.is_reader = True
+class NotWanted(BaseException):
+    """Nobody wants the batch any more that is being made. No `except Exception` of a dataset keeps it from ending."""
+
+
+def is_reader(wanted: Callable[[], bool]) -> None:
+    """Take note that this thread is one of several that read for a loader, and of how to find out whether its batch is still wanted."""
+    _here.is_reader, _here.wanted = True, wanted
+
+
+def while_wanted(samples: list[int]) -> Iterable[int]:
+    """Return samples that are read one by one: in a reader, behind each it is asked whether they are still wanted.
+
+    Raises:
+        NotWanted: Where they are not.
+    """
+    return samples if _here.wanted is None else _while(_here.wanted, samples)
+
+
+def _while(wanted: Callable[[], bool], samples: list[int]) -> Iterator[int]:
+    for sample in samples:
+        if not wanted():
+            raise NotWanted("the loader was closed")
+        yield sample
 
 
 def threads_of_a_read() -> int:

@@ -463,15 +463,15 @@ class Slow:
         time.sleep({sleep})
         return torch.ones(200, 200) @ torch.ones(200, 200)
 
-batches = iter(lk.Loader(Slow(), 4, num_workers=4, engine="threads"))
+batches = iter(lk.Loader(Slow(), {batch}, num_workers=4, engine="threads"))
 next(batches)
 print("ready", flush=True)
 {then}
 """
 
 
-def started(then: str, sleep: float = 0.01) -> "subprocess.Popen[str]":
-    script = SCRIPT.format(then=then, sleep=sleep)
+def started(then: str, sleep: float | str = 0.01, batch: int = 4) -> "subprocess.Popen[str]":
+    script = SCRIPT.format(then=then, sleep=sleep, batch=batch)
     return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -482,6 +482,58 @@ def test_a_process_ends_cleanly_with_threads_at_work(then: str) -> None:
     _, complaints = process.communicate(timeout=60)
     assert (process.returncode, complaints) == (0, "")
     assert time.monotonic() - start < 30
+
+
+def test_a_process_ends_behind_the_samples_that_are_being_read() -> None:
+    """And not behind their batches, of which one takes longer than threads are waited for."""
+    start = time.monotonic()
+    process = started("", sleep="0.5 * (index >= 40)", batch=40)
+    _, complaints = process.communicate(timeout=60)
+    assert (process.returncode, complaints) == (0, "")
+    assert time.monotonic() - start < 30
+
+
+class Noted:
+    draws_nothing = True
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> int:
+        self.read.append(index)
+        time.sleep(0.02)
+        return index
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_abandoned_batch_is_not_read_to_its_end(persistent: bool) -> None:
+    data = Noted()
+    loader = lk.Loader(data, 100, num_workers=2, engine="threads", persistent_workers=persistent)
+    batches = iter(loader)
+    next(batches)
+    del batches
+    gc.collect()
+    before = len(data.read)
+    time.sleep(0.3)
+    assert 0 < len(data.read) <= before + 2
+    loader.seek(epoch=0, samples=990)
+    assert [batch.tolist() for batch in loader] == [list(range(990, 1000))]
+    loader.close()
+    assert not workers_alive()
+
+
+def test_a_batch_that_is_waited_for_is_made_when_the_loader_is_closed() -> None:
+    data = Noted()
+    loader = lk.Loader(data, 50, num_workers=2, engine="threads")
+    batches = iter(loader)
+    threading.Timer(0.3, loader.close).start()
+    assert next(batches).tolist() == list(range(50))
+    with pytest.raises(RuntimeError, match="this iterator is over|ended 19 batches too early"):
+        next(batches)
+    assert len(data.read) < 200
 
 
 def test_an_uncaught_error_of_the_trainer_ends_the_process() -> None:

@@ -7,7 +7,7 @@ from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 from torch import Tensor
@@ -17,7 +17,7 @@ from loaderkit.engine.depth import AHEAD, batches_ahead
 from loaderkit.feed import Feed
 from loaderkit.plan import BatchKey
 from loaderkit.process import process_id, refuse_in_fork
-from loaderkit.threads import is_reader
+from loaderkit.threads import NotWanted, is_reader
 from loaderkit.transfer import map_leaves, pin
 
 _PATIENCE_S = 5.0  # for threads that are to end, and read a last batch
@@ -97,34 +97,42 @@ class ThreadsEngine:
 class _Task:
     """A batch to be made."""
 
-    __slots__ = ("batch", "done", "error", "key")
+    __slots__ = ("awaited", "batch", "done", "error", "key")
 
     def __init__(self, key: BatchKey) -> None:
         self.key: BatchKey | None = key  # None where nobody wants it any more
+        self.awaited = False
         self.batch: Any = None
         self.error: BaseException | None = None
         self.done = allocate_lock()  # held until it is
         self.done.acquire()
 
 
-def _work(read: Callable[[BatchKey], Any], tasks: "SimpleQueue[_Task | None]") -> None:
-    is_reader()
+def _work(read: Callable[[BatchKey], Any], tasks: "SimpleQueue[_Task | None]", over: Event) -> None:
+    task: _Task | None = None
+
+    def wanted() -> bool:
+        return task is not None and task.key is not None and (task.awaited or not over.is_set())
+
+    is_reader(wanted)
     while (task := tasks.get()) is not None:
         key = task.key
         if key is not None:
             try:
+                if not wanted():
+                    raise NotWanted("the loader was closed")
                 task.batch = read(key)
             except BaseException as error:
                 task.error = error
             task.done.release()
-        del task  # it would keep its batch until the next one comes
+        task = None  # it would keep its batch until the next one comes
 
 
 class _Crew:
     """Threads that take tasks from a queue, until this is freed."""
 
     def __init__(self, read: Callable[[BatchKey], Any]) -> None:
-        self._owner, self._over = process_id(), False
+        self._owner, self._over = process_id(), Event()  # the threads hold that, and not this
         self._read = read
         self.tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._threads: list[Thread] = []
@@ -133,21 +141,23 @@ class _Crew:
     @property
     def is_here(self) -> bool:
         """Whether its threads are this process's, which a fork lacks, and may be given tasks."""
-        return not self._over and self._owner == process_id()
+        return not self._over.is_set() and self._owner == process_id()
 
     def start(self, count: int) -> None:
         """Have so many threads."""
         for number in range(len(self._threads), count):
             # Daemons: a read that hangs must not keep the process from ending.
-            thread = Thread(target=_work, args=(self._read, self.tasks), name=f"loaderkit worker {number}", daemon=True)
+            thread = Thread(
+                target=_work, args=(self._read, self.tasks, self._over), name=f"loaderkit worker {number}", daemon=True
+            )
             thread.start()
             self._threads.append(thread)
             _threads.add(thread)
 
     def end(self) -> None:
-        """Let the threads go, without waiting for batches that they are making."""
+        """Let the threads go, each behind the sample that it is reading."""
         if self.is_here:
-            self._over = True
+            self._over.set()
             for _ in self._threads:
                 self.tasks.put(None)
 
@@ -211,6 +221,7 @@ class _Run:
 
     def _take(self, task: _Task) -> Any:
         timeout_s = self._engine.timeout_s
+        task.awaited = True
         if not task.done.acquire(timeout=-1 if timeout_s is None else timeout_s):
             self.crew.end()  # a thread hangs: the next run has others
             which = task.key.indices[:8].tolist() if task.key is not None else []
