@@ -525,7 +525,6 @@ def test_an_abandoned_batch_is_not_read_to_its_end(persistent: bool) -> None:
     loader.seek(epoch=0, samples=990)
     assert [batch.tolist() for batch in loader] == [list(range(990, 1000))]
     loader.close()
-    assert not workers_alive()
 
 
 def test_a_batch_that_is_waited_for_is_made_when_the_loader_is_closed() -> None:
@@ -534,7 +533,7 @@ def test_a_batch_that_is_waited_for_is_made_when_the_loader_is_closed() -> None:
     batches = iter(loader)
     threading.Timer(0.3, loader.close).start()
     assert next(batches).tolist() == list(range(50))
-    with pytest.raises(RuntimeError, match="this iterator is over|ended 19 batches too early"):
+    with pytest.raises(RuntimeError, match=r"this iterator is over|ended 19 batches too early"):
         next(batches)
     assert len(data.read) < 200
 
