@@ -64,7 +64,7 @@ def goes_on(kept: Any) -> Any:
     if kept is None:
         return None
     if isinstance(kept, np.random.Generator):
-        return [*kept.random(2), int(kept.integers(9, dtype=np.int32)), kept.spawn(1)[0].random()]
+        return [*kept.random(2), int(kept.integers(9, dtype=np.int32))]  # numpy 1.26 pickles no seed to spawn from
     if isinstance(kept, np.random.BitGenerator):
         return kept.random_raw(2).tolist()
     return kept() if callable(kept) else kept.generate_state(4).tolist()
