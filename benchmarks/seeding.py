@@ -85,14 +85,13 @@ def main() -> None:
     options = parse_options(__doc__)
     samples, programs = (BATCH, 2) if options.quick else (COUNT, 12)
     makes = make_contenders(samples)
-    each = (
-        1 if options.quick else 2 * len(makes)
-    )  # rounds of a program: each loader comes behind each other one as often
+    # Rounds of a program: each loader comes behind each other one as often.
+    each = 1 if options.quick else 2 * len(makes)
     taken = interleave_apart(
         makes,
         rounds=each * programs,
         programs=programs,
-        limit_s=100 * programs,
+        limit_s=75 * programs,
         anew=True,
         prepare=import_peers,
         label="seeding",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import loaderkit as lk
 from loaderkit import rng
-from loaderkit.rng import Generators, generator
+from loaderkit.rng import Generators, Key, generator
 from loaderkit.seeding import SampleSeeds, hash_positions
 
 
@@ -64,7 +64,8 @@ def goes_on(kept: Any) -> Any:
     if kept is None:
         return None
     if isinstance(kept, np.random.Generator):
-        return [*kept.random(2), int(kept.integers(9, dtype=np.int32))]  # numpy 1.26 pickles no seed to spawn from
+        children = kept.spawn(1) if isinstance(kept.bit_generator.seed_seq, Key) else []  # numpy 1.26 pickles no seed
+        return [*kept.random(2), int(kept.integers(9, dtype=np.int32)), *(child.random() for child in children)]
     if isinstance(kept, np.random.BitGenerator):
         return kept.random_raw(2).tolist()
     return kept() if callable(kept) else kept.generate_state(4).tolist()
