@@ -15,7 +15,7 @@ from harness import LIMIT, OURS, TORCH, Row, parse_options, report
 from torch import Tensor
 
 import loaderkit as lk
-from loaderkit.prefetch import prefetch
+from loaderkit.device.prefetch import prefetch
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")

@@ -31,8 +31,8 @@ from harness import DATA, LIMIT, OURS, TORCH, Row, interleave, parse_options, re
 from index_shards import SHARD, TARS, write_lines, write_rows, write_tar
 
 from loaderkit.cli.command import main as loaderkit
-from loaderkit.datasets.tartable import group
-from loaderkit.datasets.tarwalk import walk
+from loaderkit.datasets.tar.index import group
+from loaderkit.datasets.tar.walk import walk
 
 OURS_NAME, FLOOR, BARE, PEER = "loaderkit index", "its reads alone (the floor)", "bare loop", "tarfile"
 COLOURS = {OURS_NAME: OURS, FLOOR: LIMIT, BARE: DATA, PEER: TORCH}

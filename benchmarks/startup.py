@@ -111,7 +111,12 @@ def gaps(loader: Loader, batches: Iterator[Any]) -> Iterator[float]:
 
 def import_all() -> None:
     """Import what the contenders would import when they are first used."""
-    wanted = ["loaderkit.loader", "loaderkit.engine.auto", "loaderkit.engine.ring.engine", "loaderkit.engine.torch"]
+    wanted = [
+        "loaderkit.loader.loader",
+        "loaderkit.engine.auto",
+        "loaderkit.engine.ring.engine",
+        "loaderkit.engine.torch",
+    ]
     wanted += [name for name, peer in (("torchdata.nodes", NODES), ("grain", GRAIN)) if installed(peer)]
     for name in wanted:
         importlib.import_module(name)

@@ -24,9 +24,9 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor
 
 import loaderkit as lk
-from loaderkit.datasets.pictures import decode_picture
-from loaderkit.datasets.tartable import group
-from loaderkit.datasets.tarwalk import walk
+from loaderkit.datasets.images.pictures import decode_picture
+from loaderkit.datasets.tar.index import group
+from loaderkit.datasets.tar.walk import walk
 
 BATCH = 64
 SHARDS = 10

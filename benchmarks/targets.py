@@ -12,9 +12,9 @@ from summary import ahead
 from target_groups import GROUPS
 
 TESTS = {
-    "No shared memory or descriptors grow over 200 epochs": "`tests/test_ring.py`",
-    "Faults: each ends in an error or a clean stop, nothing is left behind": "`tests/test_ring_faults.py`",
-    "Copies to CUDA: poisoned memory never shows": "`tests/test_device_gpu.py`, on CUDA alone",
+    "No shared memory or descriptors grow over 200 epochs": "`tests/engine/test_ring.py`",
+    "Faults: each ends in an error or a clean stop, nothing is left behind": "`tests/engine/test_ring_faults.py`",
+    "Copies to CUDA: poisoned memory never shows": "`tests/device/test_device_gpu.py`, on CUDA alone",
 }
 
 

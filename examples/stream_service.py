@@ -100,7 +100,7 @@ def train(url: str, folder: Path, workers: int, kill_after: int | None) -> None:
 
 def run(*arguments: Any) -> int | None:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "loaderkit.stream"])  # imported once for all three
+    context.set_forkserver_preload(["torch", "loaderkit.datasets.streams"])  # imported once for all three
     process = context.Process(target=train, args=arguments)
     process.start()
     process.join(120)

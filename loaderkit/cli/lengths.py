@@ -11,14 +11,14 @@ import numpy as np
 from loaderkit.cli.arguments import count, named, number
 from loaderkit.cli.report import complain, say
 from loaderkit.cli.source import add_source, given_source
-from loaderkit.length_plans import LengthBuckets, TokenBudget
-from loaderkit.lengths import measure_lengths
-from loaderkit.order import Shuffled
-from loaderkit.packing import PackPlan
-from loaderkit.plan_summary import Batches, PlanSummary, longest_times_count, summarise
-from loaderkit.pool import usable_cpus
-from loaderkit.seeding import Int64Array
-from loaderkit.world import World
+from loaderkit.loader.measure_lengths import measure_lengths
+from loaderkit.sampling.by_length.packing import PackPlan
+from loaderkit.sampling.by_length.plans import LengthBuckets, TokenBudget
+from loaderkit.sampling.by_length.summary import Batches, PlanSummary, longest_times_count, summarise
+from loaderkit.sampling.order import Shuffled
+from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.process_pool import usable_cpus
+from loaderkit.system.world import World
 
 _BINS, _BAR = 16, 40
 

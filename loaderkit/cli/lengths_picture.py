@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from loaderkit.plan_summary import PlanSummary
+from loaderkit.sampling.by_length.summary import PlanSummary
 
 if TYPE_CHECKING:
     from loaderkit.cli.lengths import Histogram

@@ -3,7 +3,7 @@
 import sys
 import traceback
 
-from loaderkit.datasets.progress import with_progress
+from loaderkit.system.progress import with_progress
 
 __all__ = ["complain", "complain_of", "say", "with_progress"]
 

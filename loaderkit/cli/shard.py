@@ -4,11 +4,11 @@ import argparse
 import contextlib
 from typing import Any
 
-from loaderkit.checks import check_indexed
 from loaderkit.cli.arguments import count, named, size
 from loaderkit.cli.report import complain, complain_of, say, with_progress
 from loaderkit.cli.source import add_source, given_source
-from loaderkit.pool import usable_cpus
+from loaderkit.loader.checks import check_indexed
+from loaderkit.system.process_pool import usable_cpus
 from loaderkit.writing.format import Format
 from loaderkit.writing.manifest import read_records
 from loaderkit.writing.parquet import ParquetFormat

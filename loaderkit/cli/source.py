@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from loaderkit.cli.arguments import add_settings, named
 from loaderkit.datasets.formats import format_named, formats_of, known_suffixes
-from loaderkit.datasets.images import ImageFolder
-from loaderkit.datasets.pictures import decode_picture
-from loaderkit.datasets.tar import TarDataset
-from loaderkit.datasets.urls import expand, is_remote
+from loaderkit.datasets.images.images import ImageFolder
+from loaderkit.datasets.images.pictures import decode_picture
+from loaderkit.datasets.remote.urls import expand, is_remote
+from loaderkit.datasets.tar.dataset import TarDataset
 
 _NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _SAME = {"jpeg": "jpg", "tiff": "tif"}

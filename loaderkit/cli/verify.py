@@ -6,7 +6,7 @@ from typing import Any
 
 from loaderkit.cli.arguments import count
 from loaderkit.cli.report import complain, say, with_progress
-from loaderkit.pool import map_in_processes, usable_cpus
+from loaderkit.system.process_pool import map_in_processes, usable_cpus
 from loaderkit.writing.check import Claim, check_shard, claims_of
 from loaderkit.writing.format import WriteError
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from loaderkit.collate.rules import Side
 from loaderkit.collate.sequences import Array, Pieces, as_tensor, check_shapes, split
 from loaderkit.datasets.ragged import Ragged
-from loaderkit.memory import as_array, is_shared, new_empty, new_full
+from loaderkit.system.memory import as_array, is_shared, new_empty, new_full
 
 # Where torch has several threads it joins groups of fewer elements than this in one of them, piece by piece; a larger
 # group takes twenty times as long for each piece.

@@ -12,7 +12,7 @@ from loaderkit.collate.rules import Jagged, Pad
 from loaderkit.collate.sequences import pieces_of, split
 from loaderkit.collate.stack import CollateError
 from loaderkit.datasets.ragged import Ragged
-from loaderkit.draws import draws_nothing
+from loaderkit.seeding.draws import draws_nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loaderkit.buffers import LARGE, empty_array
 from loaderkit.collate.joining import pad, spreads_whole, valid, windows
 from loaderkit.collate.rules import Pad, Side, difference, named
 from loaderkit.collate.sequences import (
@@ -22,7 +21,8 @@ from loaderkit.collate.sequences import (
 )
 from loaderkit.collate.stack import CollateError
 from loaderkit.datasets.ragged import Ragged
-from loaderkit.memory import new_empty
+from loaderkit.system.batch_memory import LARGE, empty_array
+from loaderkit.system.memory import new_empty
 
 _DTYPE, _NDIM = attrgetter("dtype"), attrgetter("ndim")
 _TENSORS, _ARRAYS = {Tensor}, {np.ndarray}

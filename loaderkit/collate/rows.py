@@ -10,8 +10,8 @@ import torch.utils.data as torch_data
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from loaderkit.buffers import LARGE, current
-from loaderkit.memory import new_empty
+from loaderkit.system.batch_memory import LARGE, current
+from loaderkit.system.memory import new_empty
 
 _LARGE_ROW = 1 << 17  # bytes; the caches hold a large batch of smaller ones, too, but each costs 5 us
 _NUMPY = frozenset(np.dtype(name) for name in ("?", *"bBhHiIqQlLefdFD"))  # in the machine's byte order

@@ -5,8 +5,8 @@ from typing import Any, Protocol
 
 import torch.utils.data as torch_data
 
-from loaderkit.overrides import passes_over
-from loaderkit.seeding import per_sample
+from loaderkit.seeding.samples import per_sample
+from loaderkit.system.overrides import passes_over
 
 _ALONE = frozenset({"__getitem__"})
 _ALL = frozenset({"__getitem__", "__getitems__", "read"})
@@ -30,7 +30,7 @@ def check_index(dataset: MapStyle, index: int) -> None:
     if isinstance(index, slice):
         raise TypeError(
             f"{type(dataset).__name__}: index is {index}, wanted an integer. Some of the samples: "
-            "loaderkit.datasets.SubsetDataset(dataset, range(...))."
+            "loaderkit.SubsetDataset(dataset, range(...))."
         )
     if not -len(dataset) <= index < len(dataset):
         raise IndexError(f"{type(dataset).__name__}: index {index} in a dataset of {len(dataset):,} samples.")
@@ -91,3 +91,8 @@ def read_many(dataset: Any, indices: Sequence[int]) -> list[Any]:
 def _has_own(dataset: Any, quick: str) -> bool:
     """Say whether a dataset has such a method, that passes over no other."""
     return not passes_over(dataset, quick, _ALL) and callable(getattr(dataset, quick, None))
+
+
+def is_frame(value: Any) -> bool:
+    """Say whether a value is a data frame, which has columns by name and is easily taken for samples by number."""
+    return hasattr(value, "iloc") and hasattr(value, "columns")

@@ -15,9 +15,9 @@ from loaderkit.datasets.base import (
     reads_columns,
     reads_many,
 )
-from loaderkit.draws import Draws, SaysDraws, draws
-from loaderkit.order import digest
-from loaderkit.seeding import Int64Array, part_of_batch, per_sample
+from loaderkit.sampling.order import digest
+from loaderkit.seeding.draws import Draws, SaysDraws, draws
+from loaderkit.seeding.samples import Int64Array, part_of_batch, per_sample
 
 
 def _fingerprint(dataset: Any) -> str:

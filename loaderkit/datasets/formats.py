@@ -1,15 +1,20 @@
-"""Which dataset reads which files: the adapters of this package, found when they are asked for."""
+"""Which dataset reads which files."""
 
 import functools
 import importlib
-import inspect
-import pkgutil
 from collections.abc import Mapping
-from types import ModuleType
 
-import loaderkit.datasets as package
-from loaderkit.datasets.sharded import ShardedDataset
+from loaderkit.datasets.shards.sharded import ShardedDataset
 
+_ADAPTERS = {
+    "csv": ("loaderkit.datasets.shards.csv", "CsvDataset"),
+    "document": ("loaderkit.datasets.shards.documents", "DocumentDataset"),
+    "jsonl": ("loaderkit.datasets.shards.jsonl", "JsonlDataset"),
+    "npy": ("loaderkit.datasets.shards.npy", "NpyDataset"),
+    "parquet": ("loaderkit.datasets.arrow.parquet", "ParquetDataset"),
+    "tar": ("loaderkit.datasets.tar.dataset", "TarDataset"),
+    "token": ("loaderkit.datasets.shards.tokens", "TokenDataset"),
+}
 _ALSO = {"tokens": "token", "arrow": "parquet", "feather": "parquet"}
 
 
@@ -73,31 +78,15 @@ def known_suffixes() -> list[str]:
 
 @functools.cache
 def find_formats() -> tuple[Mapping[str, type[ShardedDataset]], Mapping[str, str]]:
-    """Return the adapters by name, and the modules that can't be imported with the reason (a package is missing)."""
+    """Return the adapters by name, and for each one that cannot be imported the reason (a package is missing)."""
     formats: dict[str, type[ShardedDataset]] = {}
     missing: dict[str, str] = {}
-    for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        if found.name == __name__:
-            continue
+    for name, (module, attribute) in _ADAPTERS.items():
         try:
-            module = importlib.import_module(found.name)
+            formats[name] = getattr(importlib.import_module(module), attribute)
         except ImportError as error:
-            missing[found.name] = str(error)
-        else:
-            formats |= _adapters(module)
+            missing[module] = str(error)
     return formats, missing
-
-
-def _adapters(module: ModuleType) -> dict[str, type[ShardedDataset]]:
-    return {
-        name.removesuffix("Dataset").lower(): value
-        for name, value in vars(module).items()
-        if isinstance(value, type)
-        and issubclass(value, ShardedDataset)
-        and not inspect.isabstract(value)
-        and value.__module__ == module.__name__
-        and not name.startswith("_")
-    }
 
 
 def _own(name: str) -> type[ShardedDataset]:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from loaderkit.datasets.base import check_index
-from loaderkit.draws import Draws, SaysDraws
-from loaderkit.seeding import per_sample
+from loaderkit.seeding.draws import Draws, SaysDraws
+from loaderkit.seeding.samples import per_sample
 
 
 class HFDataset(SaysDraws):

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from loaderkit.datasets.index import ShardError
-from loaderkit.seeding import Int64Array
+from loaderkit.datasets.shards.index import ShardError
+from loaderkit.seeding.samples import Int64Array
 
 Array = npt.NDArray[Any]
 

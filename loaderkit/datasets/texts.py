@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 
 from loaderkit.datasets.ragged import Ragged
-from loaderkit.order import digest
-from loaderkit.seeding import Int64Array
+from loaderkit.sampling.order import digest
+from loaderkit.seeding.samples import Int64Array
 
 Tokens = npt.NDArray[Any]
 

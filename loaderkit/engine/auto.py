@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from loaderkit.datasets.array import in_memory
+from loaderkit.datasets.memory.array import in_memory
+from loaderkit.engine.batch_reader import Feed
 from loaderkit.engine.inline import InlineEngine
 from loaderkit.engine.timed import Timed
-from loaderkit.feed import Feed
-from loaderkit.plan import BatchKey
-from loaderkit.transfer import pin
+from loaderkit.sampling.plan import BatchKey
+from loaderkit.system.nested import pin
 
 MEASURED = 16  # batches, before it is decided
 _AGAIN = 4096  # batches of workers, up to which it is decided anew each time that their number has doubled

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from loaderkit.feed import Feed
-from loaderkit.plan import BatchKey
-from loaderkit.transfer import pin
+from loaderkit.engine.batch_reader import Feed
+from loaderkit.sampling.plan import BatchKey
+from loaderkit.system.nested import pin
 
 
 class InlineEngine:

@@ -12,13 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
-from loaderkit.draws import Draws, draws
+from loaderkit.engine.batch_reader import Feed
 from loaderkit.engine.depth import AHEAD, batches_ahead
-from loaderkit.feed import Feed
-from loaderkit.plan import BatchKey
-from loaderkit.process import process_id, refuse_in_fork
-from loaderkit.threads import NotWanted, is_reader
-from loaderkit.transfer import map_leaves, pin
+from loaderkit.sampling.plan import BatchKey
+from loaderkit.seeding.draws import Draws, draws
+from loaderkit.system.nested import map_leaves, pin
+from loaderkit.system.process import process_id, refuse_in_fork
+from loaderkit.system.threads import NotWanted, is_reader
 
 _PATIENCE_S = 5.0  # for threads that are to end, and read a last batch
 

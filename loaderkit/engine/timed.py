@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch.utils.data as torch_data
 from torch.utils.data._utils import worker as torch_worker
 
-from loaderkit.feed import Feed
-from loaderkit.plan import BatchKey
+from loaderkit.engine.batch_reader import Feed
+from loaderkit.sampling.plan import BatchKey
 
 
 class Timed(NamedTuple):

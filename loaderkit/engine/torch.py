@@ -13,14 +13,14 @@ from typing import Any
 import torch
 import torch.utils.data as torch_data
 
+from loaderkit.engine.batch_reader import Feed
 from loaderkit.engine.message import dump
-from loaderkit.feed import Feed
-from loaderkit.pickling import explained
-from loaderkit.plan import BatchKey
-from loaderkit.process import check_children, process_id, refuse_in_fork
-from loaderkit.seeding import derive_seed
-from loaderkit.threads import limit_threads
-from loaderkit.transfer import pin
+from loaderkit.sampling.plan import BatchKey
+from loaderkit.seeding.samples import derive_seed
+from loaderkit.system.nested import pin
+from loaderkit.system.pickling import explained
+from loaderkit.system.process import check_children, process_id, refuse_in_fork
+from loaderkit.system.threads import limit_threads
 
 
 class _Keys(torch_data.Sampler[Any]):

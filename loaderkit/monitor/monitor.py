@@ -12,7 +12,7 @@ from loaderkit.monitor.clock import StepClock
 from loaderkit.monitor.device import stream_of
 from loaderkit.monitor.remedy import remedy
 from loaderkit.monitor.waits import Sums, Waits, WaitSummary
-from loaderkit.world import World
+from loaderkit.system.world import World
 
 T = TypeVar("T")
 

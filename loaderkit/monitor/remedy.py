@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from loaderkit.monitor.waits import WaitSummary
-from loaderkit.pool import usable_cpus
+from loaderkit.system.process_pool import usable_cpus
 
 _MANY = 1000
 

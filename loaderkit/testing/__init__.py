@@ -6,7 +6,7 @@ A law takes a `make_loader` that returns a new loader: ours, a `DataLoader`, a
 keyword (`world=`, `num_workers=`, ...), and with nothing else.
 """
 
-from loaderkit.pickling import find_unpicklable
+from loaderkit.system.pickling import find_unpicklable
 from loaderkit.testing.compare import LawError, find_difference, sample_ids
 from loaderkit.testing.cost import assert_cost_independent_of_size
 from loaderkit.testing.delivery import assert_elastic, assert_exactly_once

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 import torch.utils.data as torch_data
 
+from loaderkit.system.world import World
 from loaderkit.testing.compare import LawError, raised
-from loaderkit.world import World
 
 MakeLoader = Callable[..., Iterable[Any]]
 OnEpoch = Callable[[Any, int], None]

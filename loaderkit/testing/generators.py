@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from loaderkit.pickling import parts_of
+from loaderkit.system.pickling import parts_of
 from loaderkit.testing.compare import LawError, find_difference
 from loaderkit.testing.consume import MakeLoader, failing_as, generator_states, has_state, make, process
 

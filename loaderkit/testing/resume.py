@@ -6,6 +6,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from loaderkit.system.world import World
 from loaderkit.testing.compare import Ids, LawError, describe_batch, find_difference, ids_or_none, sample_ids, tally
 from loaderkit.testing.consume import (
     Consumer,
@@ -20,7 +21,6 @@ from loaderkit.testing.consume import (
     run_epoch,
     through_file,
 )
-from loaderkit.world import World
 
 _STYLES = {"trainer": "as a Trainer draws", "loop": "in a for loop"}
 

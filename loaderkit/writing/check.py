@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from loaderkit.datasets.documents import DocumentDataset
-from loaderkit.datasets.index import ShardError, ShardIndex, content_checksum, load_index
-from loaderkit.datasets.parquet import ParquetDataset
-from loaderkit.datasets.sharded import ShardedDataset
-from loaderkit.datasets.tar import TarDataset
+from loaderkit.datasets.arrow.parquet import ParquetDataset
+from loaderkit.datasets.shards.documents import DocumentDataset
+from loaderkit.datasets.shards.index import ShardError, ShardIndex, content_checksum, load_index
+from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.datasets.tar.dataset import TarDataset
 from loaderkit.writing.format import WriteError
 from loaderkit.writing.manifest import MANIFEST, Piece, Plan, Record, is_ours, read_plan, read_records
 

@@ -7,7 +7,7 @@ from typing import Any, BinaryIO, ClassVar, Protocol
 
 import torch
 
-from loaderkit.datasets.index import ShardIndex
+from loaderkit.datasets.shards.index import ShardIndex
 
 Sample = tuple[int, Any]  # its index in the source, and the sample
 

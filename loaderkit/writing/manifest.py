@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from loaderkit.datasets.urls import INDEX_SUFFIX, write_atomically
+from loaderkit.datasets.remote.urls import INDEX_SUFFIX, write_atomically
 from loaderkit.writing.format import WriteError
 
 VERSION = 1

@@ -10,8 +10,8 @@ from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
-from loaderkit.datasets.index import ShardIndex
-from loaderkit.datasets.parquet import ParquetDataset
+from loaderkit.datasets.arrow.parquet import ParquetDataset
+from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.writing.format import Sample, WriteError, Written, check_fields, to_array, to_fields
 
 _WAY_OUT = "Give the types of all columns: ParquetFormat(schema=...)."

@@ -10,11 +10,11 @@ from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
-from loaderkit.datasets.index import ShardError, ShardIndex
-from loaderkit.datasets.pictures import encode_picture, is_picture
-from loaderkit.datasets.tar import TarDataset
-from loaderkit.datasets.tartable import group
-from loaderkit.datasets.tarwalk import walk
+from loaderkit.datasets.images.pictures import encode_picture, is_picture
+from loaderkit.datasets.shards.index import ShardError, ShardIndex
+from loaderkit.datasets.tar.dataset import TarDataset
+from loaderkit.datasets.tar.index import group
+from loaderkit.datasets.tar.walk import walk
 from loaderkit.writing.format import Sample, WriteError, Written, check_fields, to_array, to_fields
 
 _TEXT, _NUMBER, _JSON = ("txt", "text", "transcript"), ("cls", "cls2", "index", "inx", "id", "count"), ("json", "jsn")

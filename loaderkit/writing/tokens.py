@@ -7,8 +7,8 @@ from typing import Any, BinaryIO, ClassVar, Literal
 
 import numpy as np
 
-from loaderkit.datasets.documents import ENDS_SUFFIX
-from loaderkit.datasets.index import ShardIndex
+from loaderkit.datasets.shards.documents import ENDS_SUFFIX
+from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.writing.format import Sample, WriteError, Written, to_array
 
 

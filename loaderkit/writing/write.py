@@ -13,13 +13,13 @@ from typing import Any, BinaryIO, Literal, cast
 
 import numpy as np
 
-from loaderkit.cursor import fingerprint
 from loaderkit.datasets.base import MapStyle, read_many
-from loaderkit.datasets.index import save_index
-from loaderkit.datasets.urls import is_remote
-from loaderkit.order import Order, Sequential, Shuffled
-from loaderkit.pool import map_in_processes
-from loaderkit.seeding import SampleSeeds, hash_positions
+from loaderkit.datasets.remote.urls import is_remote
+from loaderkit.datasets.shards.index import save_index
+from loaderkit.sampling.cursor import fingerprint
+from loaderkit.sampling.order import Order, Sequential, Shuffled
+from loaderkit.seeding.samples import SampleSeeds, hash_positions
+from loaderkit.system.process_pool import map_in_processes
 from loaderkit.writing.format import Format, Sample, WriteError
 from loaderkit.writing.manifest import Folder, Piece, Plan, Record, sync_folder
 from loaderkit.writing.parquet import ParquetFormat

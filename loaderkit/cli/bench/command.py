@@ -11,7 +11,7 @@ from loaderkit.cli.bench.report import Report, write_csv
 from loaderkit.cli.bench.subject import Subject, add_subject, given_subject
 from loaderkit.cli.bench.throughput import settings_of, turns
 from loaderkit.cli.report import complain_of, say, with_progress
-from loaderkit.pool import usable_cpus
+from loaderkit.system.process_pool import usable_cpus
 
 _ENGINES = ("inline", "torch", "ring", "threads", "auto")
 _DEFAULT = ("inline", "torch", "ring") if sys.platform == "linux" else ("inline", "torch")

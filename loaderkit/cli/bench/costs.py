@@ -13,9 +13,9 @@ import torch
 from loaderkit.cli.bench.subject import Setting, Subject
 from loaderkit.collate.stack import stack
 from loaderkit.datasets.base import reads_batches, reads_many
-from loaderkit.feed import takes_batches
-from loaderkit.loader import Loader
-from loaderkit.transfer import pin, to_device
+from loaderkit.engine.batch_reader import takes_batches
+from loaderkit.loader.loader import Loader
+from loaderkit.system.nested import pin, to_device
 
 INLINE = Setting(0, "inline")
 _ENOUGH = 200  # batches, or calls

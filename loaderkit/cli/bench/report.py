@@ -10,7 +10,7 @@ from typing import Any
 from loaderkit.cli.bench.costs import Costs, short
 from loaderkit.cli.bench.subject import Setting
 from loaderkit.cli.bench.throughput import Advice, Measured, advise
-from loaderkit.pool import usable_cpus
+from loaderkit.system.process_pool import usable_cpus
 
 _NOISY = 0.2
 

@@ -9,8 +9,8 @@ import torch.utils.data as torch_data
 
 from loaderkit.cli.arguments import count
 from loaderkit.cli.source import add_source, given_source
-from loaderkit.config import LoaderConfig
-from loaderkit.loader import Loader
+from loaderkit.loader.config import LoaderConfig
+from loaderkit.loader.loader import Loader
 
 _BATCH_SIZE = 32
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from loaderkit.cli.bench.subject import Setting, Subject
-from loaderkit.loader import Loader
+from loaderkit.loader.loader import Loader
 
 _LEAST_NOISE, _MOST_NOISE = 0.05, 0.25
 

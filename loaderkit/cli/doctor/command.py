@@ -11,7 +11,7 @@ from loaderkit.cli.doctor.data import check_data
 from loaderkit.cli.doctor.finding import Finding
 from loaderkit.cli.doctor.host import Host, check_host
 from loaderkit.cli.report import complain_of, say
-from loaderkit.cpus import ranks_on_host
+from loaderkit.system.cpus import ranks_on_host
 
 
 def add_to(commands: Any) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from loaderkit.cli.doctor.finding import GIB, Finding, in_units
-from loaderkit.cpus import Cpus
+from loaderkit.system.cpus import Cpus
 
 _FILES = 4096  # enough for some tens of workers that pass tensors by descriptors
 

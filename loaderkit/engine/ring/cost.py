@@ -10,7 +10,7 @@ from typing import Any
 from loaderkit.engine.ring.layout import read, write
 from loaderkit.engine.ring.messages import ANSWER, pack_key
 from loaderkit.engine.ring.slots import Slots
-from loaderkit.plan import BatchKey
+from loaderkit.sampling.plan import BatchKey
 
 _ROUNDS = 2  # the first finds fresh memory
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
+from loaderkit.engine.batch_reader import Feed
 from loaderkit.engine.depth import AHEAD, batches_ahead
 from loaderkit.engine.ring.messages import Answer, pack_key
 from loaderkit.engine.ring.pins import cuda_runtime
 from loaderkit.engine.ring.starting import Workers
 from loaderkit.engine.ring.team import Team, WorkerDied
 from loaderkit.engine.timed import Timed, TimedFeed
-from loaderkit.feed import Feed
-from loaderkit.plan import BatchKey
-from loaderkit.process import process_id, refuse_in_fork
-from loaderkit.transfer import pin
+from loaderkit.sampling.plan import BatchKey
+from loaderkit.system.nested import pin
+from loaderkit.system.process import process_id, refuse_in_fork
 
 _HELD = 4  # batches that a user may keep without their being copied
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loaderkit.plan import BatchKey
+from loaderkit.sampling.plan import BatchKey
 
 TASK = struct.Struct("<qqq")  # number of the batch, slot, size of its key there; a pipe hands it over whole
 # Number of the batch, slot, kind; bytes in the slot, of the structure, of the image; of a timed batch what the feed says of it.

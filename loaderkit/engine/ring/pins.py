@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from loaderkit.engine.ring.slots import Slots
-from loaderkit.process import process_id
+from loaderkit.system.process import process_id
 
 
 class Pins:

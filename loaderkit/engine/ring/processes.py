@@ -13,7 +13,7 @@ from typing import Any
 from loaderkit.engine.ring.messages import TASK
 from loaderkit.engine.ring.pins import Pins
 from loaderkit.engine.ring.slots import STOP, Slots
-from loaderkit.process import process_id
+from loaderkit.system.process import process_id
 
 _GRACE_S = 1.0  # for a worker to end by itself
 _TERM_S = 0.5  # to end when it is told to

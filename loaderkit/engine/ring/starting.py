@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from multiprocessing import forkserver
 from typing import Any
 
+from loaderkit.engine.batch_reader import Feed
 from loaderkit.engine.ring.processes import Processes
 from loaderkit.engine.ring.slots import Slots
 from loaderkit.engine.ring.worker import PipeEnd, Worker
-from loaderkit.feed import Feed
-from loaderkit.pickling import explained
-from loaderkit.threads import thread_pools
+from loaderkit.system.pickling import explained
+from loaderkit.system.threads import thread_pools
 
 
 @dataclass(frozen=True, kw_only=True)

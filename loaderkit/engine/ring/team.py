@@ -17,7 +17,7 @@ from loaderkit.engine.ring.processes import Processes
 from loaderkit.engine.ring.slots import Slots
 from loaderkit.engine.ring.starting import Workers
 from loaderkit.engine.ring.worker import raise_again
-from loaderkit.process import check_children
+from loaderkit.system.process import check_children
 
 _PATIENCE = 16  # batches that need a quarter of a slot at most, before it gives the rest back
 _IDLE = 64  # tasks without it, after which a slot gives its memory back

@@ -14,14 +14,14 @@ from typing import Any
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 
+from loaderkit.engine.batch_reader import Feed
 from loaderkit.engine.ring.layout import write
 from loaderkit.engine.ring.messages import ANSWER, FAILED, IN_PIPE, IN_SLOT, LEFT, TASK, unpack_key
 from loaderkit.engine.ring.slots import STOP, Slots
 from loaderkit.engine.timed import Timed
-from loaderkit.feed import Feed
-from loaderkit.global_seeds import seed_all
-from loaderkit.seeding import derive_seed
-from loaderkit.threads import limit_threads
+from loaderkit.seeding.global_seeds import seed_all
+from loaderkit.seeding.samples import derive_seed
+from loaderkit.system.threads import limit_threads
 
 
 class PipeEnd:

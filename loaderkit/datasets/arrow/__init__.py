@@ -1,0 +1,1 @@
+"""Columnar files, read through pyarrow."""

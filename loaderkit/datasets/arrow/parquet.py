@@ -1,0 +1,133 @@
+"""Tables on disk: Parquet, Arrow IPC and Feather, read a row group at a time."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from loaderkit.datasets.arrow.columns import Column, layout_of, make_batch
+from loaderkit.datasets.arrow.rowgroups import GroupedTable, Groups
+from loaderkit.datasets.remote.storage import Storage
+from loaderkit.datasets.remote.urls import Urls
+from loaderkit.datasets.shards.index import ShardError, ShardIndex
+from loaderkit.datasets.shards.sharded import ShardedDataset, by_number
+from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.per_thread import PerThread
+
+
+class ParquetDataset(ShardedDataset):
+    """The rows of Parquet files (also Arrow IPC files and streams, and Feather) as dicts.
+
+    A list of numbers without nulls comes as a numpy array, a copy; everything else as
+    pyarrow's `to_pylist` gives it. A row group is read and decoded once for as
+    long as it is among the last `cached_groups`: shuffle with `lk.ShardOrder`, and
+    write row groups that fit into memory many times.
+
+    Default batches are gathered column by column where the types allow it (numbers,
+    text, bytes, lists of one length), which is many times faster than by rows.
+
+    Args:
+        urls: A path, folder, glob or URL, or a list of them.
+        columns: Which to read; all of the first shard's by default.
+        transform: From a row to a sample; its random numbers are the sample's own.
+        ragged: In a default batch a list of numbers is a `Ragged`, whatever the lists'
+            lengths; otherwise they have to be equal, and are stacked.
+        index_dir: Where index files lie; None means beside local shards, and
+            in ~/.cache/loaderkit/index for remote ones.
+        max_open: Files kept open by each thread that reads.
+        storage: How remote files are reached, and where copies of them are kept.
+        cached_groups: Decoded row groups kept by each thread that reads, of all files together. A ShardOrder
+            reads lanes x (1 + window / rows in a group) of them in turn.
+
+    Raises:
+        FileNotFoundError: If there are no shards.
+        ShardError: If a file is cut or broken, or lacks a column.
+    """
+
+    kind = "parquet-1"
+    suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
+
+    def __init__(
+        self,
+        urls: Urls,
+        columns: Sequence[str] | None = None,
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        ragged: bool = False,
+        index_dir: str | os.PathLike[str] | None = None,
+        max_open: int = 128,
+        storage: Storage | None = None,
+        cached_groups: int = 64,
+    ) -> None:
+        if cached_groups < 1 or isinstance(columns, str):
+            raise ValueError(
+                f"ParquetDataset: cached_groups is {cached_groups}, columns {columns!r}; wanted at least 1, and a list."
+            )
+        super().__init__(urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage)
+        self._groups = PerThread(Groups, cached_groups)
+        first = GroupedTable(self.shards[0], self.open_file(self.shards[0]), None, Groups(1))
+        self.columns = first.columns if columns is None else list(columns)
+        self._layouts = {name: layout_of(first.type_of(name)) for name in self.columns if name in first.columns}
+        first.close()
+        kinds = {layout.kind if layout else "" for layout in self._layouts.values()}
+        if "" in kinds or ("lists" in kinds and not ragged):
+            self.read_batch = None  # type: ignore[assignment, method-assign]  # the feed looks for it
+
+    def scan(self, shard: str) -> tuple[int, Int64Array | None]:
+        table = GroupedTable(shard, self.open_file(shard), None, Groups(1))
+        sizes = table.group_sizes()
+        table.close()
+        return sum(sizes), np.cumsum(sizes, dtype=np.int64)
+
+    def open(self, shard: str, index: ShardIndex) -> GroupedTable:
+        table = GroupedTable(shard, self.open_file(shard), self.columns, self._groups.own)
+        if index.offsets is None or np.cumsum(table.group_sizes()).tolist() != index.offsets.tolist():
+            table.close()
+            raise ShardError(f"{shard}: its row groups changed while it was in use: make the dataset anew.")
+        return table
+
+    def read(self, handle: GroupedTable, rows: Int64Array, index: ShardIndex) -> list[Any]:
+        samples: list[Any] = [None] * len(rows)
+        for group, places, inside in _by_group(rows, index):
+            for place, sample in zip(places.tolist(), handle.read(group, inside), strict=True):
+                samples[place] = sample
+        return samples
+
+    def read_batch(self, indices: Int64Array) -> dict[str, Any]:
+        """Return a batch of each column: a tensor (B, *), a list for text and bytes, or a Ragged.
+
+        Raises:
+            ShardError: If a shard is broken, or its column has another type.
+            ValueError: If a row is null.
+        """
+        parts: list[tuple[dict[str, Column], Int64Array, Int64Array]] = []
+        for part, places, rows in self.by_shard(indices):
+            handle = self.handle(part)
+            for group, inner, inside in _by_group(rows, self._indexes[part]):
+                parts.append((handle.columns_of(group), places[inner], inside))
+        return {
+            name: make_batch(
+                name, layout, [(columns[name], places, rows) for columns, places, rows in parts], len(indices)
+            )
+            for name, layout in self._layouts.items()
+            if layout is not None
+        }
+
+    def fingerprint(self) -> str:
+        """Name the shards, their sizes and the columns."""
+        return f"{self.columns} {super().fingerprint()}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_groups": PerThread(Groups, self._groups.own.most)}
+
+
+def _by_group(rows: Int64Array, index: ShardIndex) -> Iterator[tuple[int, Int64Array, Int64Array]]:
+    """Sort a shard's rows (B,) by row group: yield its number, places in the rows, and rows in the group."""
+    ends = np.empty(0, dtype=np.int64) if index.offsets is None else index.offsets
+    first, last = np.searchsorted(ends, [rows.min(), rows.max()], side="right").tolist()
+    if first == last:
+        yield first, np.arange(len(rows)), rows - (int(ends[first - 1]) if first else 0)
+        return
+    for group, places in by_number(np.searchsorted(ends, rows, side="right"), first, last):
+        yield group, places, rows[places] - (int(ends[group - 1]) if group else 0)

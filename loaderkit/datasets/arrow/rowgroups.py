@@ -1,0 +1,234 @@
+"""A file of row groups, decoded a group at a time by pyarrow; a thread keeps some groups for all its files."""
+
+import io
+import mmap
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from loaderkit.datasets.arrow.columns import Column
+from loaderkit.datasets.remote.urls import is_remote
+from loaderkit.datasets.shards.index import ShardError
+from loaderkit.seeding.samples import Int64Array
+
+_PARQUET, _ARROW, _STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
+
+
+class Groups:
+    """The row groups that a thread decoded last, of all its files: table, and its columns once they were asked for."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._kept: OrderedDict[tuple[int, int], Any] = OrderedDict()
+
+    def get(self, file: "GroupedTable", group: int) -> Any:
+        key = (id(file), group)
+        found = self._kept.pop(key, None)
+        if found is None:
+            while len(self._kept) >= self.most:
+                self._kept.popitem(last=False)
+            found = file.decode(group)
+        self._kept[key] = found
+        return found
+
+    def drop(self, file: "GroupedTable") -> None:
+        for key in [key for key in self._kept if key[0] == id(file)]:
+            del self._kept[key]
+
+
+class _Group:
+    """A decoded row group."""
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+        self._columns: dict[str, Column] | None = None
+
+    def columns(self) -> dict[str, Column]:
+        if self._columns is None:
+            self._columns = {
+                name: Column(_whole(column))
+                for name, column in zip(self.table.column_names, self.table.columns, strict=True)
+            }
+        return self._columns
+
+
+class GroupedTable:
+    """An open file, and its row groups (Arrow's record batches)."""
+
+    def __init__(self, shard: str, file: BinaryIO, columns: list[str] | None, groups: Groups) -> None:
+        self.shard = shard
+        self._groups = groups
+        self._source: Any = None
+        self._file: Any = None
+        try:
+            with _errors_named(shard, "not a whole Parquet or Arrow file"):
+                self._source, self._file = _open(shard, file)
+                found = list(self._schema().names)
+            self.columns = found if columns is None else columns
+            missing = [name for name in self.columns if name not in found]
+            if missing or len(set(found)) < len(found):
+                raise ShardError(f"{shard}: has the columns {found}, wanted {self.columns}, each once.")
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._groups.drop(self)
+        self._file = None
+        if self._source is not None:
+            self._source.close()
+
+    def group_sizes(self) -> list[int]:
+        if hasattr(self._file, "metadata") and hasattr(self._file, "num_row_groups"):
+            return [self._file.metadata.row_group(group).num_rows for group in range(self._file.num_row_groups)]
+        with _errors_named(self.shard, "not a whole Arrow file"):
+            return [self._file.get_batch(batch).num_rows for batch in range(self._file.num_record_batches)]
+
+    def type_of(self, column: str) -> Any:
+        return self._schema().field(column).type
+
+    def read(self, group: int, rows: Int64Array) -> list[dict[str, Any]]:
+        table = self._groups.get(self, group).table
+        with _errors_named(self.shard, f"row group {group} has broken values"):
+            values = [_to_python(column) for column in _take(table, rows).columns]
+        return [dict(zip(self.columns, row, strict=True)) for row in zip(*values, strict=True)] or [{} for _ in rows]
+
+    def columns_of(self, group: int) -> dict[str, Column]:
+        found: _Group = self._groups.get(self, group)
+        with _errors_named(self.shard, f"row group {group} has broken values"):
+            return found.columns()
+
+    def decode(self, group: int) -> _Group:
+        with _errors_named(self.shard, f"row group {group} can't be read"):
+            return _Group(self._decode(group))
+
+    def _schema(self) -> Any:
+        return self._file.schema_arrow if hasattr(self._file, "schema_arrow") else self._file.schema
+
+    def _decode(self, group: int) -> Any:
+        import pyarrow as pa
+
+        if hasattr(self._file, "read_row_group"):
+            table = self._file.read_row_group(group, columns=self.columns, use_threads=False)
+        else:
+            table = pa.Table.from_batches([self._file.get_batch(group)])
+        table = table.select(self.columns).combine_chunks()
+        table.validate(full=True)  # else a damaged offset is read as an address
+        return table
+
+
+class _Batches:
+    """An Arrow stream, read whole: it has no footer that says where its batches lie."""
+
+    def __init__(self, reader: Any) -> None:
+        self.schema = reader.schema
+        self._batches = list(reader)
+        self.num_record_batches = len(self._batches)
+
+    def get_batch(self, number: int) -> Any:
+        return self._batches[number]
+
+
+def _open(shard: str, file: BinaryIO) -> tuple[Any, Any]:
+    """Return what reads the bytes, and the table in them."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise ImportError(f"{shard!r} needs pyarrow: pip install 'loaderkit[arrow]'.") from error
+
+    start = file.read(8)
+    parquet = start.startswith(_PARQUET)
+    if not parquet and not start.startswith((_ARROW, _STREAM)):
+        file.close()
+        raise ShardError(f"{shard}: begins with {start!r}, wanted a Parquet file, an Arrow file or an Arrow stream.")
+    source = _source(shard, file, mapped=not parquet)
+    try:
+        # Threads of its own, in every worker, would only stand in each other's way.
+        if parquet:
+            return source, pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
+        options = pa.ipc.IpcReadOptions(use_threads=False)
+        if start.startswith(_ARROW):
+            return source, pa.ipc.open_file(source, options=options)
+        return source, _Batches(pa.ipc.open_stream(source, options=options))
+    except BaseException:
+        source.close()
+        raise
+
+
+def _source(shard: str, file: BinaryIO, *, mapped: bool) -> Any:
+    """Return what pyarrow reads a file from; Arrow's own are laid out as its memory is, and are mapped."""
+    import pyarrow as pa
+
+    file.seek(0)
+    if is_remote(shard) and not isinstance(getattr(file, "raw", None), io.FileIO):
+        return file  # read by ranges
+    with file:
+        if is_remote(shard):  # its copy may be gone from the cache, but is still open; and it never changes
+            return pa.BufferReader(pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+        return pa.memory_map(shard) if mapped else pa.OSFile(shard)
+
+
+@contextmanager
+def _errors_named(shard: str, what: str) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except ShardError:
+        raise
+    except (pa.ArrowException, OSError, EOFError, ValueError) as error:
+        raise ShardError(f"{shard}: {what}: {error}") from error
+
+
+def _take(table: Any, rows: Int64Array) -> Any:
+    import pyarrow as pa
+
+    try:
+        return table.take(rows)
+    except pa.ArrowNotImplementedError:  # such as string views, which Polars writes
+        return pa.concat_tables([table.slice(row, 1) for row in rows.tolist()])
+
+
+def _whole(column: Any) -> Any:
+    """Return a chunked column as one array."""
+    import pyarrow as pa
+
+    return pa.chunked_array(column.chunks, type=column.type).combine_chunks()
+
+
+def _to_python(column: Any) -> list[Any]:
+    """Return a column's values; a list of numbers, or of fixed-size lists of them, without nulls is an array."""
+    import pyarrow.types as kinds
+
+    array = _whole(column)
+    kind = array.type
+    of_lists = kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind)
+    element, shape = kind.value_type if of_lists else kind, []
+    while of_lists and kinds.is_fixed_size_list(element) and element.list_size:
+        shape.append(element.list_size)
+        element = element.value_type
+    if not of_lists or not (kinds.is_integer(element) or kinds.is_floating(element)):
+        values: list[Any] = array.to_pylist()
+        return values
+    flat, nulls = array.flatten(), array.null_count
+    for _ in shape:
+        nulls += flat.null_count
+        flat = flat.flatten()
+    if nulls or flat.null_count:
+        values = array.to_pylist()
+        if shape:
+            return values
+        return [None if value is None else value if None in value else _as_array(value, kind) for value in values]
+    numbers = np.array(flat).reshape(-1, *shape)
+    if kinds.is_fixed_size_list(kind):
+        return list(numbers.reshape(len(array), kind.list_size, *shape))
+    ends = np.cumsum(array.value_lengths()).tolist()
+    return [numbers[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _as_array(value: list[Any], kind: Any) -> Any:
+    return np.array(value, dtype=kind.value_type.to_pandas_dtype())

@@ -1,0 +1,1 @@
+"""Pictures: folders of images, decoding, torchvision's datasets."""

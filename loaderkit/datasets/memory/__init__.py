@@ -1,0 +1,1 @@
+"""Samples held in memory: arrays, records, shared memory."""

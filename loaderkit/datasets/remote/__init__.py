@@ -1,0 +1,1 @@
+"""Files behind URLs, and the local cache of them."""

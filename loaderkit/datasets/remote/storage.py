@@ -1,0 +1,303 @@
+"""Remote shards through fsspec: what they are, and their bytes, from a local cache or by ranges."""
+
+import asyncio
+import email.utils
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, NoReturn, TypeVar
+
+from loaderkit.system.process import process_id
+from loaderkit.system.retry import Retry, TransientError, http_status
+
+T = TypeVar("T")
+
+_BLOCK = 1 << 23  # bytes of one request
+_BUFFER = 1 << 18  # bytes read at least where there is no cache
+_REQUESTS = 16  # at the same time
+# A forked process keeps its parent's: their finalizers would reach into the parent's event loop and sockets.
+_KEPT: dict[Any, Any] = {}
+
+
+def is_hidden(path: str) -> bool:
+    """Say whether a path goes through a hidden folder, or is hidden."""
+    return any(part.startswith(".") for part in path.split("/"))
+
+
+class Stat(NamedTuple):
+    """What tells a file from its other versions.
+
+    Args:
+        size_bytes: Its size.
+        changed_ns: Its time of change in ns; 0 where unknown.
+        etag: What the server calls this content; empty where it has no name.
+    """
+
+    size_bytes: int
+    changed_ns: int
+    etag: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """How remote shards are reached, and where copies of them are kept.
+
+    Shards are downloaded whole, once for all processes of a host that share the folder, and the least
+    recently opened ones are removed. Requests are tried again where the error may pass.
+
+    Args:
+        options: Of the file system, as fsspec takes them: `{"key": ..., "secret": ..., "endpoint_url": ...}` for S3,
+            `{"headers": {...}}` for HTTP.
+        cache_dir: The folder of copies; None reads ranges of bytes without keeping any.
+        cache_bytes: What the copies take at most; a copy that is removed while it is open takes space until it is closed.
+        retry: How often, and how long, is tried again.
+        timeout_s: For one request, of at most 8 MiB.
+
+    Raises:
+        ValueError: If cache_bytes is less than 1, or timeout_s is not positive.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # it may hold secrets
+    _: KW_ONLY
+    cache_dir: str | os.PathLike[str] | None = "~/.cache/loaderkit/shards"
+    cache_bytes: int = 1 << 36
+    retry: Retry = field(default_factory=Retry)
+    timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.cache_bytes < 1 or self.timeout_s <= 0:
+            raise ValueError(
+                f"Storage: cache_bytes is {self.cache_bytes}, timeout_s {self.timeout_s}; wanted at least 1, and more than 0."
+            )
+
+    def stat(self, url: str) -> Stat:
+        """Ask what a file is now.
+
+        Raises:
+            FileNotFoundError: If there is none.
+            PermissionError: If the server refuses to tell.
+            OSError: If the server can't be reached, or does not know the size.
+        """
+        info = self._ask(url, lambda files, path: self._run(files, "info", path))
+        if info.get("size") is None or info.get("type") == "directory":
+            raise OSError(
+                f"{url}: the server tells no size, so that it can't be a shard. Give a file's URL, or copy it."
+            )
+        changed = next((info[key] for key in _CHANGED if info.get(key)), 0)
+        etag = next((info[key] for key in _ETAGS if info.get(key)), "")
+        return Stat(int(info["size"]), _nanoseconds(changed), str(etag))
+
+    def stat_many(self, urls: Sequence[str]) -> list[Stat]:
+        """Ask what files are, many at the same time."""
+        first = [self.stat(url) for url in urls[:1]]  # makes the session that the others use
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            return first + list(pool.map(self.stat, urls[1:]))
+
+    def check(self, url: str, size_bytes: int) -> None:
+        """Refuse a shard that the cache can never hold.
+
+        Raises:
+            ValueError: If it is larger.
+        """
+        if self.cache_dir is not None and size_bytes > self.cache_bytes:
+            raise ValueError(
+                f"{url}: has {size_bytes:,} bytes, the cache holds {self.cache_bytes:,}. "
+                "Give Storage a larger cache_bytes, or read without a cache: cache_dir=None."
+            )
+
+    def open(self, url: str, found: Stat | None = None) -> BinaryIO:
+        """Open a file to read bytes: a local one where there is a cache, else one that asks for ranges.
+
+        Args:
+            url: Where it is.
+            found: What it was when it was found; must be so still.
+
+        Raises:
+            ValueError: If it has changed, or is larger than the cache.
+            OSError: If it can't be read, or the disk is full.
+        """
+        if self.cache_dir is None:
+            now = self.stat(url)
+            _refuse_change(url, now, found)
+            return io.BufferedReader(_Ranges(self, url, now.size_bytes), _BUFFER)
+        from loaderkit.datasets.remote.cache import Cache  # needs fcntl, which not every system has
+
+        wanted = found or self.stat(url)
+        self.check(url, wanted.size_bytes)
+
+        def download(file: BinaryIO) -> None:
+            self._download(url, wanted.size_bytes, file)
+            _refuse_change(url, self.stat(url), wanted)  # also of what changed meanwhile
+
+        cache = Cache(Path(self.cache_dir).expanduser(), self.cache_bytes)
+        try:
+            return cache.open(self._key(url, wanted), wanted.size_bytes, download)
+        except OSError as error:
+            if url not in str(error):
+                error.add_note(f"loaderkit: raised while downloading {url}.")
+            raise
+
+    def read(self, url: str, start: int, stop: int, size_bytes: int) -> bytes:
+        """Return a range of a file's bytes; all of them where a server knows no ranges and start is 0.
+
+        Raises:
+            OSError: If they can't be read; with `is_transient` where a later attempt may succeed.
+        """
+        wanted = stop - start
+
+        def get(files: Any, path: str) -> bytes:
+            content: bytes = self._run(files, "cat_file", path, start=start, end=stop)
+            if len(content) == size_bytes > wanted:  # the server knows no ranges
+                return content if start == 0 else content[start:stop]
+            if len(content) != wanted:
+                raise TransientError(f"got {len(content):,} bytes, wanted {wanted:,}")
+            return content
+
+        return self._ask(url, get, f"bytes {start:,} to {stop:,} of {size_bytes:,}")
+
+    def find(self, url: str, suffixes: Sequence[str]) -> list[str]:
+        """List the files that a URL means: one, those of a glob, or those of a folder with one of the suffixes."""
+        web = url.startswith(("http://", "https://"))
+        rest = url.partition("://")[2]
+        if any(sign in (rest.partition("/")[2] if web else rest) for sign in ("*[" if web else "*?[")):
+            return self._ask(url, lambda files, path: [str(files.unstrip_protocol(p)) for p in files.glob(path)])
+        return self._ask(url, lambda files, path: self._find(files, url, path, suffixes))
+
+    def _find(self, files: Any, url: str, path: str, suffixes: Sequence[str]) -> list[str]:
+        try:
+            info = self._run(files, "info", path)
+        except FileNotFoundError as error:
+            if error.__cause__ is not None:  # fsspec says so of every answer of a web server
+                raise
+            info = {"type": "none"}
+        # A web server's folder is a page, at an address that ends so.
+        if info["type"] == "file" and not str(info.get("url", "")).endswith("/"):
+            return [url]
+        root = path.rstrip("/") + "/"
+        inside = [found for found in files.find(root) if found.endswith(tuple(suffixes))]
+        shown = [found for found in inside if not is_hidden(found.removeprefix(root))]
+        return [str(files.unstrip_protocol(found)) for found in shown]
+
+    def _download(self, url: str, size_bytes: int, file: BinaryIO) -> None:
+        at = 0
+        while at < size_bytes:
+            content = self.read(url, at, min(at + _BLOCK, size_bytes), size_bytes)
+            file.write(content)
+            at += len(content)
+
+    def _key(self, url: str, found: Stat) -> str:
+        client = self.options.get("client_kwargs") or {}
+        endpoint = self.options.get("endpoint_url") or client.get("endpoint_url") or ""
+        return hashlib.blake2b(json.dumps([url, str(endpoint), *found]).encode(), digest_size=16).hexdigest()
+
+    def _filesystem(self, url: str) -> tuple[Any, str]:
+        try:
+            import fsspec
+        except ImportError as error:
+            raise ImportError(f"{url!r} is remote, which needs fsspec: pip install 'loaderkit[remote]'.") from error
+        options = {"use_listings_cache": False, **self.options}  # a listing that is kept hides what has changed
+        if url.startswith(("http://", "https://")):
+            # A body that is packed on its way has no ranges.
+            options["headers"] = {"Accept-Encoding": "identity", **options.get("headers", {})}
+        files, path = fsspec.core.url_to_fs(url, **options)
+        if not getattr(files, "async_impl", False):
+            return _KEPT.setdefault(id(files), files), path
+        # One for all threads: they ask the same event loop, and fsspec 2024.6 would make sessions for each.
+        key = process_id(), type(files), fsspec.utils.tokenize(files.storage_options)
+        return _KEPT.setdefault(key, files), path
+
+    def _ask(self, url: str, call: Callable[[Any, str], T], what: str = "") -> T:
+        try:
+            return self.retry.call(lambda: call(*self._filesystem(url)), what=url)
+        except (ImportError, NotImplementedError):
+            raise
+        except Exception as error:
+            _raise_named(error, f"{url}: {what}: " if what else f"{url}: ")
+
+    def _run(self, files: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
+        if not getattr(files, "async_impl", False):
+            return getattr(files, name)(*arguments, **keywords)
+        from fsspec.asyn import sync
+
+        async def within() -> Any:
+            try:
+                return await asyncio.wait_for(getattr(files, f"_{name}")(*arguments, **keywords), self.timeout_s)
+            except TimeoutError as error:
+                raise TransientError(f"no answer within {self.timeout_s:g} s") from error
+
+        return sync(files.loop, within)
+
+
+_CHANGED = ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")
+_ETAGS = ("ETag", "etag", "md5Hash", "Content-MD5")
+
+
+class _Ranges(io.RawIOBase):
+    """A remote file, read by ranges; holds no connection, so that it outlives a fork."""
+
+    def __init__(self, storage: Storage, url: str, size_bytes: int) -> None:
+        self._storage, self._url, self._size_bytes = storage, url, size_bytes
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        count = min(len(buffer), self._size_bytes - self._at, _BLOCK)
+        if count <= 0:
+            return 0
+        content = self._storage.read(self._url, self._at, self._at + count, self._size_bytes)
+        buffer[:count] = content[:count]
+        self._at += count
+        return count
+
+
+def _refuse_change(url: str, now: Stat, wanted: Stat | None) -> None:
+    if wanted is not None and now != wanted:
+        raise ValueError(
+            f"{url}: changed while it was in use: is {_shown(now)}, was {_shown(wanted)}. Make the dataset anew."
+        )
+
+
+def _shown(found: Stat) -> str:
+    return f"{found.size_bytes:,} bytes, ETag {found.etag or 'unknown'}, time {found.changed_ns / 1e9:.0f}"
+
+
+def _raise_named(error: Exception, place: str) -> NoReturn:
+    """Raise an error again that names the URL, and what its cause says rather than what a library made of it."""
+    notes = " ".join(note.removeprefix("loaderkit: ") for note in getattr(error, "__notes__", ()))
+    cause: BaseException = error
+    while cause.__cause__ is not None and http_status(cause) is None and not isinstance(cause, TransientError):
+        cause = cause.__cause__
+    status = http_status(cause)
+    text = " ".join(f"{type(cause).__name__}: {cause} {notes}".split())
+    refused = status in (401, 403) if status else isinstance(error, PermissionError)
+    if refused or type(cause).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
+        raise PermissionError(f"{place}access is refused: {text}. Credentials go into Storage(options).") from error
+    if status in (404, 410) or (cause is error and isinstance(error, FileNotFoundError)):
+        raise FileNotFoundError(f"{place}is not there: {text}.") from error
+    raise OSError(f"{place}can't be read: {text}") from error
+
+
+def _nanoseconds(changed: Any) -> int:
+    if isinstance(changed, str):
+        try:
+            changed = email.utils.parsedate_to_datetime(changed)  # as HTTP writes it
+        except ValueError:
+            changed = datetime.fromisoformat(changed)
+    seconds = changed.timestamp() if isinstance(changed, datetime) else float(changed)
+    return int(seconds * 1e9)

@@ -1,0 +1,120 @@
+"""Where shards lie: paths, globs and URLs, listed in one order on every machine and opened alike."""
+
+import glob
+import os
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import urlsplit
+
+from loaderkit.datasets.remote.storage import Stat, Storage, is_hidden
+
+# Lists first: a command line takes the first type that fits, and makes a string of anything.
+Urls = Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
+
+INDEX_SUFFIX = ".lkindex"  # of the files beside the shards that are none
+
+
+def expand(urls: Urls, suffixes: Sequence[str], storage: Storage | None = None) -> list[str]:
+    """List shards.
+
+    Hidden files and folders, and index files, are none.
+
+    Args:
+        urls: A file, a folder (its files with one of the suffixes, at any
+            depth), a glob, or a URL of those, or several of them.
+        suffixes: What the files of a folder end in, with the dot.
+        storage: How remote ones are reached.
+
+    Returns:
+        The shards, sorted within each of the urls.
+
+    Raises:
+        FileNotFoundError: If a url matches nothing.
+        ValueError: If no url is given, or a shard is listed twice.
+    """
+    given = [urls] if isinstance(urls, str | os.PathLike) else list(urls)
+    if not given:
+        raise ValueError("no urls given, wanted a path, folder, glob or URL, or a list of them.")
+    shards: list[str] = []
+    for url in [_without_scheme(os.fspath(item)) for item in given]:
+        found = (storage or Storage()).find(url, suffixes) if is_remote(url) else _expand_local(url, suffixes)
+        found = [path for path in found if not path.endswith(INDEX_SUFFIX)]
+        if not found:
+            gone = (
+                ""
+                if is_remote(url) or glob.has_magic(url) or Path(url).exists()
+                else " (there is nothing of that name)"
+            )
+            braces = " Braces are not expanded: give a glob, or a list." if "{" in url else ""
+            raise FileNotFoundError(
+                f"no shards at {url!r}{gone}, wanted files that end in {', '.join(suffixes)}.{braces}"
+            )
+        shards += sorted(found)
+    names = Counter(shard if is_remote(shard) else str(Path(shard).resolve()) for shard in shards)
+    twice = [name for name, count in names.items() if count > 1]
+    if twice:
+        raise ValueError(
+            f"{len(twice)} of {len(names)} shards are listed more than once, the first is {twice[0]}; wanted each once. "
+            "To read data several times use lk.Mixture or ConcatDataset."
+        )
+    return shards
+
+
+def is_remote(url: str) -> bool:
+    """Say whether a url goes through fsspec."""
+    return "://" in url
+
+
+def shard_name(url: str) -> str:
+    """Return a shard's name without its folder, and without what a web address adds."""
+    return Path(urlsplit(url).path if url.startswith(("http://", "https://")) else url).name
+
+
+def open_file(url: str, storage: Storage | None = None, found: Stat | None = None) -> BinaryIO:
+    """Open a shard to read bytes; seekable.
+
+    Args:
+        url: Where it is.
+        storage: How it is reached if it is remote.
+        found: What it was when it was found, so that a remote one must be so still.
+    """
+    return (storage or Storage()).open(url, found) if is_remote(url) else Path(url).open("rb")
+
+
+def stat(url: str, storage: Storage | None = None) -> Stat:
+    """Return what tells a shard from its other versions."""
+    if is_remote(url):
+        return (storage or Storage()).stat(url)
+    found = os.stat(url)  # noqa: PTH116 - a path is made in more time than this takes
+    return Stat(found.st_size, found.st_mtime_ns)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that it is there whole or not at all, also after a crash and with other writers."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{uuid.uuid4().hex}.part")  # not longer than the name may be
+    try:
+        with part.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def _expand_local(url: str, suffixes: Sequence[str]) -> list[str]:
+    if Path(url).is_dir():
+        files = (path for path in Path(url).rglob("*") if path.name.endswith(tuple(suffixes)) and path.is_file())
+        return [str(path) for path in files if not is_hidden(path.relative_to(url).as_posix())]
+    if Path(url).is_file():
+        return [url]
+    return [path for path in glob.glob(url, recursive=True) if Path(path).is_file()]  # noqa: PTH207 - of any root
+
+
+def _without_scheme(url: str) -> str:
+    return url.removeprefix("file://") if url.startswith("file:///") else url

@@ -1,0 +1,1 @@
+"""Shards with an index: lines, CSV, NumPy arrays, tokens."""

@@ -1,0 +1,126 @@
+"""The index of a shard: how many samples it has and where each lies, in a small file that is made once."""
+
+import hashlib
+import json
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from loaderkit.datasets.remote.storage import Stat, Storage
+from loaderkit.datasets.remote.urls import INDEX_SUFFIX, is_remote, open_file, shard_name, write_atomically
+from loaderkit.seeding.samples import Int64Array, derive_seed
+
+VERSION = 1
+_MAGIC = b"LKINDEX\n"
+
+
+class ShardError(ValueError):
+    """A shard that can't be read as what it should be; names the shard, and the offset where there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardIndex:
+    """What is known of one shard.
+
+    Args:
+        kind: The adapter that made it, with its version: another one's index is not used.
+        count: Number of samples.
+        size_bytes: Of the shard when it was indexed.
+        changed_ns: The shard's time of change then; 0 where unknown.
+        etag: What the server called its content then, if it was remote.
+        offsets: What the format needs to find samples, (count, *) int64; None where it needs nothing.
+        content: Checksum of the shard (see `content_checksum`), where one was asked for.
+    """
+
+    kind: str
+    count: int
+    size_bytes: int
+    changed_ns: int
+    offsets: Int64Array | None = None
+    content: str = ""
+    etag: str = ""
+
+    def fits(self, found: Stat) -> bool:
+        """Say whether the shard has the size, the time of change and the name of content that it had when it was indexed."""
+        return (self.size_bytes, self.changed_ns, self.etag) == found
+
+    def to_bytes(self) -> bytes:
+        """Return the content of the index file: a line of JSON, the offsets, a checksum of both."""
+        shape = None if self.offsets is None else list(self.offsets.shape)
+        header = {"version": VERSION, "kind": self.kind, "count": self.count, "shape": shape}
+        header |= {"size_bytes": self.size_bytes, "changed_ns": self.changed_ns, "content": self.content}
+        header |= {"etag": self.etag} if self.etag else {}
+        line = _MAGIC + json.dumps(header).encode() + b"\n"
+        body = b"" if self.offsets is None else np.ascontiguousarray(self.offsets, dtype="<i8").reshape(-1).data
+        return b"".join((line, body, zlib.crc32(body, zlib.crc32(line)).to_bytes(4, "little")))
+
+    @classmethod
+    def from_bytes(cls, content: bytes, path: Path) -> "ShardIndex":
+        """Read an index file.
+
+        Raises:
+            ShardError: If it is cut, damaged, or of another version.
+        """
+        checksum = int.from_bytes(content[-4:], "little")
+        if not content.startswith(_MAGIC) or zlib.crc32(memoryview(content)[:-4]) != checksum:
+            raise ShardError(f"{path}: not a whole index file. Delete it, or make it again: loaderkit index.")
+        end = content.index(b"\n", len(_MAGIC))
+        header, body = json.loads(content[len(_MAGIC) : end]), memoryview(content)[end + 1 : -4]
+        if header["version"] != VERSION:
+            raise ShardError(
+                f"{path}: an index of version {header['version']}, this loaderkit reads {VERSION}. "
+                "Make it again: loaderkit index."
+            )
+        shape = header["shape"]
+        offsets = None if shape is None else np.frombuffer(body, dtype="<i8").reshape(shape).astype(np.int64)
+        fields = {name: header[name] for name in ("kind", "count", "size_bytes", "changed_ns")}
+        return cls(**fields, offsets=offsets, content=header.get("content", ""), etag=header.get("etag", ""))
+
+
+def content_checksum(shard: str, storage: Storage | None = None) -> str:
+    """Read a shard through and name its content (BLAKE2b, 32 hexadecimal digits)."""
+    found = hashlib.blake2b(digest_size=16)
+    with open_file(shard, storage) as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
+
+
+def index_path(shard: str, folder: str | None) -> Path:
+    """Return where a shard's index lies: beside it, or in a folder (always, for remote shards)."""
+    if folder is None and not is_remote(shard):
+        return Path(shard + INDEX_SUFFIX)
+    place = Path(folder) if folder else Path.home() / ".cache" / "loaderkit" / "index"
+    name = shard if is_remote(shard) else str(Path(shard).resolve())
+    return place / f"{derive_seed(name):016x}-{shard_name(shard)[-200:]}{INDEX_SUFFIX}"
+
+
+def load_index(shard: str, kind: str, folder: str | None) -> ShardIndex | None:
+    """Return the index that a shard has, of this kind; the shard may have changed since (see `fits`).
+
+    Raises:
+        ShardError: If the index file is damaged or of another version.
+    """
+    path = index_path(shard, folder)
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    index = ShardIndex.from_bytes(content, path)
+    return index if index.kind == kind else None
+
+
+def save_index(shard: str, index: ShardIndex, folder: str | None) -> None:
+    """Write a shard's index, whole or not at all.
+
+    Raises:
+        OSError: If its folder can't be written to.
+    """
+    path = index_path(shard, folder)
+    try:
+        write_atomically(path, index.to_bytes())
+    except OSError as error:
+        error.add_note(f"loaderkit: raised while writing the index {path}. Another folder for it: index_dir=...")
+        raise

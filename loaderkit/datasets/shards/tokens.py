@@ -1,0 +1,164 @@
+"""Windows of a length over flat files of tokens."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, BinaryIO, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
+
+from loaderkit.datasets.memory.gather import take
+from loaderkit.datasets.remote.storage import Storage
+from loaderkit.datasets.remote.urls import Urls, shard_name
+from loaderkit.datasets.shards.index import ShardError, ShardIndex
+from loaderkit.datasets.shards.mapped import Array, MappedDataset, local_size, map_npy, npy_layout
+from loaderkit.seeding.samples import Int64Array
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    flat: Array
+    windows: Array  # (T - length + 1, length), a view; (0, length) where the shard is shorter
+    tiles: Array | None  # (T // length, length), where windows lie side by side, in the machine's byte order
+
+
+class TokenDataset(MappedDataset):
+    """Windows over memory-mapped tokens: `.npy` files (T,), or the bare numbers one after another.
+
+    Window i of a shard begins at token i * stride. It does not reach into the
+    next shard. Tokens keep their dtype, which is the smallest to copy to a
+    device: widen them there (`batch.long()`). For inputs and targets that are
+    shifted by one take windows of T + 1 with a stride of T.
+
+    Args:
+        urls: A path, folder, glob or URL, or a list of them; remote ones need a cache.
+        length: Tokens in a window.
+        dtype: Of the bare files, such as "uint16"; `.npy` files say theirs.
+        stride: Tokens from one window to the next; the length by default.
+        remainder: What happens to tokens behind a shard's last full window:
+            "drop" leaves them out (`left_out` counts them), "keep" makes a shorter
+            window of them, so that batches need a collate that pads.
+        transform: From a window to a sample; its random numbers are the sample's own.
+        max_open: Files kept mapped by each thread that reads.
+        storage: How remote files are reached, and where copies of them are kept.
+
+    Raises:
+        FileNotFoundError: If there are no shards.
+        ValueError: If length or stride is less than 1, or a dtype is missing.
+        ShardError: If a file is cut, or of another dtype.
+    """
+
+    kind = "tokens-1"
+    suffixes: ClassVar[tuple[str, ...]] = (".bin", ".npy", ".tokens")
+
+    def __init__(
+        self,
+        urls: Urls,
+        *,
+        length: int,
+        dtype: npt.DTypeLike | None = None,
+        stride: int | None = None,
+        remainder: Literal["drop", "keep"] = "drop",
+        transform: Callable[[Any], Any] | None = None,
+        max_open: int = 1024,
+        storage: Storage | None = None,
+    ) -> None:
+        self.length, self.stride, self.remainder = length, length if stride is None else stride, remainder
+        if self.length < 1 or self.stride < 1:
+            raise ValueError(f"TokenDataset: length is {length}, stride {self.stride}; wanted at least 1.")
+        if remainder not in ("drop", "keep"):
+            raise ValueError(f"TokenDataset: remainder is {remainder!r}, wanted 'drop' or 'keep'.")
+        self.dtype: np.dtype[Any] | None = None if dtype is None else np.dtype(dtype)
+        if self.dtype is not None and self.dtype.kind not in "iu":
+            raise ValueError(f"TokenDataset: dtype is {self.dtype}, wanted integers such as uint16.")
+        self._tokens: dict[str, int] = {}
+        super().__init__(urls, transform=transform, max_open=max_open, storage=storage)
+        alike = self.dtype is not None and all(
+            (count - 1) * self.stride + length <= self._tokens[shard]
+            for shard, count in zip(self.shards, self.shard_sizes.tolist(), strict=True)
+            if count
+        )
+        self.row_layout = (self.dtype.newbyteorder("="), (length,)) if alike and self.dtype else None
+        short = [shard for shard, tokens in self._tokens.items() if 0 < tokens < length and remainder == "drop"]
+        if short:
+            warnings.warn(
+                f"TokenDataset: {len(short)} of {len(self.shards)} shards have fewer tokens than one window of {length} "
+                f"and are never read, the first is {short[0]} with {self._tokens[short[0]]}. "
+                "remainder='keep' makes shorter windows of them.",
+                stacklevel=2,
+            )
+
+    @property
+    def left_out(self) -> int:
+        """Number of tokens behind the last window of each shard, all together; 0 with remainder="keep"."""
+        return sum(
+            max(0, self._tokens[shard] - ((count - 1) * self.stride + self.length if count else 0))
+            for shard, count in zip(self.shards, self.shard_sizes.tolist(), strict=True)
+        )
+
+    def scan(self, shard: str) -> tuple[int, Int64Array | None]:
+        with self.open_file(shard) as file:
+            tokens = self._tokens[shard] = self._count_tokens(shard, file)
+        full = max(0, (tokens - self.length) // self.stride + 1)
+        covered = (full - 1) * self.stride + self.length if full else 0
+        more = self.remainder == "keep" and covered < tokens and full * self.stride < tokens
+        return full + more, None
+
+    def open(self, shard: str, index: ShardIndex) -> _Tokens:
+        with self.open_file(shard) as file:
+            tokens, flat = self._count_tokens(shard, file), self._map(shard, file)
+        if tokens != self._tokens[shard]:
+            raise ShardError(
+                f"{shard}: has {tokens:,} tokens, had {self._tokens[shard]:,}. It changed while it was in use: "
+                "make the dataset anew."
+            )
+        windows = flat[:0].reshape(0, self.length) if tokens < self.length else sliding_window_view(flat, self.length)
+        tiles = None
+        if self.stride == self.length and flat.dtype.isnative:
+            tiles = flat[: tokens // self.length * self.length].reshape(-1, self.length)
+        return _Tokens(flat, windows, tiles)
+
+    def _map(self, shard: str, file: BinaryIO) -> Array:
+        if shard_name(shard).endswith(".npy"):
+            return map_npy(shard, file)
+        return np.asarray(np.memmap(file, dtype=self.dtype, mode="r"))  # type: ignore[call-overload]
+
+    def gather(self, handle: _Tokens, rows: Int64Array) -> Array:
+        if handle.tiles is not None:
+            return take(handle.tiles, rows)
+        # Indexing the view of all windows copies each as one piece; np.take would first write all of them out.
+        found = handle.windows[rows * self.stride]
+        return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))
+
+    def read(self, handle: _Tokens, rows: Int64Array, index: ShardIndex) -> list[Any]:
+        starts = rows * self.stride
+        full = starts < len(handle.windows)
+        windows = list(self.gather(handle, rows[full]))
+        if len(windows) == len(rows):
+            return windows
+        native, whole = handle.flat.dtype.newbyteorder("="), iter(windows)
+        return [
+            next(whole) if is_full else handle.flat[start:].astype(native)
+            for start, is_full in zip(starts.tolist(), full.tolist(), strict=True)
+        ]
+
+    def fingerprint(self) -> str:
+        """Name the files, and how they are cut into windows."""
+        cut = f"length={self.length} stride={self.stride} {self.remainder} {self.dtype}"
+        return f"{cut} {sum(self._tokens.values())} tokens {super().fingerprint()}"
+
+    def _count_tokens(self, shard: str, file: BinaryIO) -> int:
+        size = local_size(shard, file)
+        if shard_name(shard).endswith(".npy"):
+            dtype, shape, _, _ = npy_layout(shard, file)
+            self.dtype = self.dtype or dtype
+            if dtype.kind not in "iu" or len(shape) != 1 or dtype != self.dtype:
+                raise ShardError(f"{shard}: holds {dtype} of shape {shape}, wanted tokens (T,) of {self.dtype}.")
+            return shape[0]
+        if self.dtype is None:
+            raise ValueError(f"TokenDataset: {shard_name(shard)} does not say its dtype. Give it: dtype='uint16'.")
+        if size % self.dtype.itemsize:
+            raise ShardError(f"{shard}: cut, {size:,} bytes are no whole number of {self.dtype} tokens.")
+        return size // self.dtype.itemsize

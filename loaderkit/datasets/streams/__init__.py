@@ -1,0 +1,1 @@
+"""Data without an index: named shards, each read from a sample on."""

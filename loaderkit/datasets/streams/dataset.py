@@ -1,0 +1,252 @@
+"""Data without an index: named shards that can only be read from some sample on."""
+
+import copy
+import hashlib
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+import torch.utils.data as torch_data
+
+from loaderkit.datasets.bad_samples import RAISE, BadSamples
+from loaderkit.datasets.streams.filter import FilteredLane
+from loaderkit.datasets.streams.lane import Lane, LaneReader, Part, Place
+from loaderkit.datasets.streams.samples import Step, prepared
+from loaderkit.seeding.samples import hash_positions
+from loaderkit.system.world import World
+
+Read = Callable[[str, int], Iterable[Any]]
+
+
+class StreamDataset(torch_data.IterableDataset[Any]):
+    """Samples of named shards whose lengths nobody knows.
+
+    Each epoch deals the shards to lanes, and lanes to ranks and workers. A lane's
+    samples come in the shards' order, or shuffled within windows of so many
+    samples, which are read again when a run resumes within one. The shards must
+    give the same samples whenever they are read in an epoch.
+
+    `Loader` makes batches of it that resume exactly. In a bare
+    `torch.utils.data.DataLoader` it gives single samples, each once over ranks
+    and workers; call `set_epoch` before each epoch there.
+
+    Args:
+        shards: Their names: paths, URLs, page numbers, dates.
+        read: Called with a shard's name and a number `start`; returns an iterable
+            of its samples from sample `start` on. `from_start` makes one of a
+            function that can't skip. What it draws belongs to the sample that is
+            read next.
+        transform: Called with each sample, under the sample's own seed: the first `map`.
+        lanes: How many shards are read side by side, over all ranks and workers;
+            of use if at least ranks x workers. It shapes the order.
+        window: How many samples of a lane are shuffled together, and held in memory.
+        shuffle: Shuffle the shards, and the samples within windows.
+        seed: Of the order and of what transforms draw.
+        share: How many lanes read a shard side by side, each every share-th of its
+            blocks: of use where there are fewer shards than lanes, or a huge one.
+            `read` is called for each block, has to skip to it without reading what lies before, and must
+            give nothing from beyond a shard's end. It shapes the order.
+        block: Samples in such a block.
+
+    Raises:
+        ValueError: If there are no shards, two have the same name, a number is
+            out of range, the reader can't skip and shards are to be shared, or it
+            reads what grows and samples are to be shuffled.
+    """
+
+    def __init__(
+        self,
+        shards: Iterable[str],
+        read: Read,
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        lanes: int = 16,
+        window: int = 1024,
+        shuffle: bool = False,
+        seed: int = 0,
+        share: int = 1,
+        block: int = 256,
+    ) -> None:
+        if isinstance(shards, str):
+            raise ValueError(
+                f"stream: shards is the string {shards!r}, wanted a list of names. Of a glob: sorted(glob.glob(...))."
+            )
+        if not isinstance(shards, Iterable) or not callable(read):
+            raise TypeError(
+                f"stream: shards is of type {type(shards).__name__}, read of type {type(read).__name__}; wanted a list of names, "
+                "and a function read(shard, start)."
+            )
+        _check_read(read)
+        self.shards = [str(shard) for shard in shards]
+        self.read = read
+        self.lanes, self.window, self.shuffle, self.seed = lanes, window, shuffle, seed
+        self.share, self.block = share, block
+        if not self.shards:
+            raise ValueError("stream: there are no shards, wanted at least one name. Check the pattern they come from.")
+        if len(set(self.shards)) < len(self.shards):
+            twice = next(name for number, name in enumerate(self.shards) if name in self.shards[:number])
+            raise ValueError(f"stream: shard {twice!r} is there twice. Give each shard once, or a name of its own.")
+        for name, value in (("lanes", lanes), ("window", window), ("share", share), ("block", block)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"stream: {name} is {value!r}, wanted an integer of at least 1.")
+        if not isinstance(seed, int) or isinstance(seed, bool):
+            raise ValueError(f"stream: seed is {seed!r}, wanted an integer.")
+        if share > lanes:
+            raise ValueError(f"stream: share={share} of {lanes} lanes, wanted at most as many lanes as there are.")
+        if share > 1 and not getattr(read, "skips", True):
+            raise ValueError(
+                f"stream: share={share}, and the reader {read!r} can't skip: for each block it would read all that lies "
+                "before. Leave share out, write more shards, or give a reader that skips: read(shard, start)."
+            )
+        if shuffle and getattr(read, "grows", False):
+            raise ValueError(
+                f"stream: shuffle=True, and the reader {read!r} reads what grows: a window that was cut off at the end "
+                "would have other samples when it is read again. Leave shuffle out."
+            )
+        self._start(() if transform is None else (Step(transform),))
+
+    def _start(self, steps: tuple[Step, ...]) -> None:
+        self._steps = steps
+        epoch: Any = torch.zeros((), dtype=torch.int64)
+        self._epoch = epoch.share_memory_()  # so that a set_epoch reaches workers that persist
+        self._world: World | None = None
+        self._order: tuple[tuple[int, tuple[int, ...]], Sequence[int]] | None = None
+
+    @property
+    def parts(self) -> int:
+        """How many lanes have something to read, if there are enough."""
+        return len(self.shards) * self.share
+
+    def map(self, function: Callable[[Any], Any]) -> Self:
+        """Return this stream with a function applied to each sample, under the sample's own seed."""
+        return self._with(Step(function))
+
+    def filter(self, predicate: Callable[[Any], Any]) -> Self:
+        """Return this stream without the samples for which a predicate is false, as they are after the maps before it.
+
+        Those are consumed: a resume goes on behind them. The predicate may draw, under the sample's own seed.
+        """
+        return self._with(Step(predicate, is_filter=True))
+
+    def _with(self, step: Step) -> Self:
+        stream = copy.copy(self)
+        stream._start((*self._steps, step))  # with an epoch of its own
+        return stream
+
+    def open(self, lane: int, place: Place, path: Sequence[int] = (), policy: BadSamples = RAISE) -> Lane:
+        """Read a lane from a place on.
+
+        Args:
+            lane: Its number.
+            place: Where it stands.
+            path: Tells apart the streams that another is made of: they draw apart.
+            policy: What is done where reading, or a step before the last filter, fails.
+        """
+        filters = [number for number, step in enumerate(self._steps, 1) if step.is_filter]
+        cut = filters[-1] if filters else 0
+        if not cut:
+            return self._lane(lane, place, path, self._steps, policy)
+        return FilteredLane(self._lane(lane, place, path, self._steps[:cut], policy), self._steps[cut:], policy)
+
+    def _lane(self, lane: int, place: Place, path: Sequence[int], steps: Sequence[Step], policy: BadSamples) -> Lane:
+        return LaneReader(self, lane, place, steps, path, policy)
+
+    def fingerprint(self) -> str:
+        """Describe the shards, so that a resume can tell others from them."""
+        text = "\x1f".join(self.shards)
+        return f"{len(self.shards):,} shards ({hashlib.blake2b(text.encode(), digest_size=8).hexdigest()})"
+
+    def order(self) -> str:
+        """Name the order of the samples, with its version and all that shapes it."""
+        shuffled = f"shuffled by {self.window}" if self.shuffle else "as they are"
+        shared = f", shards shared by {self.share} in blocks of {self.block}" if self.share > 1 else ""
+        return f"stream-1 in {self.lanes} lanes, {shuffled}{shared}"
+
+    def deal(self, cycle: int, lane: int, path: Sequence[int] = ()) -> list[Part]:
+        """Return a lane's shards, or parts of them, in the order in which they are read."""
+        key = cycle, tuple(path)
+        if self._order is None or self._order[0] != key:
+            numbers = np.arange(len(self.shards), dtype=np.int64)
+            if self.shuffle:
+                numbers = np.argsort(hash_positions(numbers, "shards", self.seed, cycle, *path), kind="stable")
+            self._order = key, numbers.tolist()
+        order, share = self._order[1], self.share
+        return [
+            Part(self.shards[order[number // share]], number % share, share)
+            for number in range(lane, len(order) * share, self.lanes)
+        ]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch the next `iter()` in a bare DataLoader gives; a Loader counts by itself."""
+        self._epoch.fill_(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        info = torch_data.get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        world = self._world or World.detect()
+        numbers = range(world.rank, self.lanes, world.size)[worker::workers]
+        start = Place(cycle=int(self._epoch))
+        lanes = [self.open(lane, start) for lane in numbers]
+        while lanes:
+            lanes = [lane for lane in lanes if lane.fill(1)]
+            for lane in lanes:
+                yield from prepared(lane.take(1))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker that is not forked knows no torch.distributed.
+        return self.__dict__ | {"_world": self._world or World.detect(), "_order": None}
+
+
+def _check_read(read: Callable[..., Any]) -> None:
+    """Refuse a function that does not take a shard and a start."""
+    try:
+        signature = inspect.signature(read)
+    except (TypeError, ValueError):
+        return  # of those in C nobody knows
+    try:
+        signature.bind("shard", 0)
+    except TypeError as error:
+        raise TypeError(
+            f"stream: the reader takes {signature}, wanted read(shard, start), which begins at sample number `start`. "
+            "Of a function of the shard alone: loaderkit.from_start(read)."
+        ) from error
+
+
+def from_start(read: Callable[[str], Iterable[Any]]) -> Read:
+    """Make a reader that starts anywhere of one that starts at the first sample: it drops those before.
+
+    Args:
+        read: Called with a shard's name; returns an iterable of all its samples.
+    """
+    return FromStart(read)
+
+
+@dataclass(frozen=True)
+class FromStart:
+    """A reader that drops the samples before the wanted one."""
+
+    skips: ClassVar[bool] = False
+
+    read: Callable[[str], Iterable[Any]]
+
+    def __call__(self, shard: str, start: int) -> Iterator[Any]:
+        samples = iter(self.read(shard))
+        check_skipped(shard, sum(1 for _ in itertools.islice(samples, start)), start)
+        return samples
+
+
+def check_skipped(shard: str, found: int, start: int) -> None:
+    """Refuse to go on in a shard that has fewer samples than were read of it.
+
+    Raises:
+        ValueError: If so.
+    """
+    if found < start:
+        raise ValueError(
+            f"cannot resume: shard {shard!r} has {found:,} samples, {start:,} of it were read before. "
+            "It has changed: restore it, or start a new epoch with loader.seek(epoch=...)."
+        )

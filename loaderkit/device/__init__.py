@@ -1,0 +1,1 @@
+"""From the host to the device, ahead of use."""

@@ -1,0 +1,116 @@
+"""The few calls of CUDA's streams and events that copies beside the computation need, and host memory that they read."""
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loaderkit.system.nested import pin_tensor, to_device
+
+# Host batches that wait for their copies before the host waits too. It is some steps ahead of the device then, which has
+# enough to do; without a limit a host that does nothing but queue work would fill the memory with them.
+_MOST_HELD = 8
+
+
+class Cuda:
+    """A CUDA device's streams, events and memory. Tests put another class in its place."""
+
+    def __init__(self, device: torch.device) -> None:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        self.device = torch.device("cuda", index)
+
+    def new_stream(self) -> Any:
+        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+
+    def current_stream(self) -> Any:
+        return torch.cuda.current_stream(self.device)
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """Within, work is queued on a stream and memory belongs to it."""
+        return torch.cuda.stream(stream)
+
+    def record(self, stream: Any) -> Any:
+        """Return an event that happens when all work that is queued on a stream is done."""
+        return stream.record_event()
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """Let a stream wait for an event; the host goes on."""
+        stream.wait_event(event)
+
+    def is_done(self, event: Any) -> bool:
+        return bool(event.query())
+
+    def synchronize(self, event: Any) -> None:
+        """Let the host wait for an event."""
+        event.synchronize()
+
+    def pinned(self, tensor: Tensor) -> Tensor:
+        """Return a tensor in page-locked memory; torch keeps what it has allocated there until its copies are done."""
+        return pin_tensor(tensor)
+
+    def empty_like(self, tensor: Tensor) -> Tensor:
+        return torch.empty_like(tensor, device=self.device)
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """Queue a copy on the current stream."""
+        target.copy_(source, non_blocking=True)
+
+    def generator(self) -> torch.Generator:
+        """Return the device's global generator."""
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        return torch.cuda.default_generators[self.device.index]
+
+
+BACKENDS: dict[str, Callable[[torch.device], Any]] = {"cuda": Cuda}
+
+
+def make_backend(device: torch.device) -> Any:
+    """Return the `Cuda` of a device, or None where copies can't run beside the computation."""
+    kind = BACKENDS.get(device.type)
+    return None if kind is None else kind(device)
+
+
+class HostBatches:
+    """Holds host batches until their copies are done.
+
+    A batch may be a view of memory that a worker writes to again as soon as its last tensor is gone. A copy that
+    is still queued would then read another batch.
+    """
+
+    def __init__(self) -> None:
+        self._held: deque[tuple[Any, Any, Any]] = deque()  # backend, event, batch
+        self._backends: dict[torch.device, Any] = {}
+
+    def copy(self, batch: Any, device: torch.device) -> Any:
+        """Copy a batch to a device, on the current stream."""
+        if device not in self._backends:
+            self._backends[device] = make_backend(device)
+        backend = self._backends[device]
+        moved = to_device(batch, device)
+        if backend is not None:
+            self.hold(batch, backend, backend.record(backend.current_stream()))
+        return moved
+
+    def hold(self, batch: Any, backend: Any, event: Any) -> None:
+        """Hold a batch until an event; let those go whose events have happened."""
+        held = self._held
+        held.append((backend, event, batch))
+        while held and held[0][0].is_done(held[0][1]):
+            held.popleft()
+        if len(held) > _MOST_HELD:
+            self._wait(len(held) - _MOST_HELD)
+
+    def _wait(self, count: int) -> None:
+        for _ in range(count):
+            backend, event, _batch = self._held[0]
+            backend.synchronize(event)
+            self._held.popleft()
+
+    def __del__(self) -> None:
+        self._wait(len(self._held))
+
+    def __reduce__(self) -> Any:
+        return HostBatches, ()

@@ -1,0 +1,180 @@
+"""Lightning callbacks."""
+
+import math
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from typing_extensions import override
+
+from loaderkit.monitor import DataWaitMonitor
+from loaderkit.seeding.global_seeds import seed_all
+from loaderkit.seeding.samples import derive_seed
+
+
+class SeedSteps(pl.Callback):
+    """Make the training step's own randomness, as in dropout, a function of (seed, rank, epoch, batch).
+
+    Lightning's checkpoints hold no generator's state, so that a resumed run draws
+    other numbers than the uninterrupted one. With this callback both draw the
+    same, also in what happens to a batch on its way to the device.
+
+    Args:
+        seed: Of the steps; independent of the loader's.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        done, over = batches_done(trainer)
+        self._seed(trainer, "fetch", 0 if over else done)
+
+    @override
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._seed(trainer, "fetch", 0)
+
+    @override
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._seed(trainer, "step", _begun(trainer) - 1)
+
+    @override
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._seed(trainer, "fetch", _begun(trainer))
+
+    @override
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._seed(trainer, "fetch", batches_done(trainer)[0])
+
+    def _seed(self, trainer: pl.Trainer, what: str, batch: int) -> None:
+        seed_all(derive_seed(what, self.seed, trainer.global_rank, trainer.current_epoch, batch))
+
+
+def _begun(trainer: pl.Trainer) -> int:
+    """Return how many of the epoch's batches have begun: the hooks' own numbers begin anew where a step takes a dataloader_iter."""
+    batches: int = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+    return batches
+
+
+def batches_done(trainer: pl.Trainer) -> tuple[int, bool]:
+    """Return how many of the epoch's batches went through the training step, and whether that was all of them."""
+    progress: Any = trainer.fit_loop.epoch_loop.batch_progress
+    done = progress.current.processed
+    over = done == progress.current.ready and (progress.is_last_batch or done >= trainer.num_training_batches)
+    return done, over
+
+
+class DataWaitCallback(pl.Callback):
+    """Measures the share of each training step that is spent waiting for data, and logs it.
+
+    `DataWaitMonitor` says what is measured. A step is one batch, also where gradients accumulate; validation within an epoch
+    does not count. The share of the moving window stands in the progress bar, in `trainer.callback_metrics` and
+    in the loggers. Nothing is synchronised: each rank measures its own waits, and rank 0 shows its.
+
+    Args:
+        name: Of the metric.
+        window: Steps of the moving window.
+        warmup: First steps that are left out.
+        warn_above: The share from which on a warning, given once, names the remedy; None gives none.
+        log_every: Batches between two updates of the progress bar. Loggers are told as often as the Trainer tells them.
+    """
+
+    def __init__(
+        self,
+        name: str = "data_wait",
+        *,
+        window: int = 100,
+        warmup: int = 10,
+        warn_above: float | None = 0.1,
+        log_every: int = 20,
+    ) -> None:
+        if log_every < 1:
+            raise ValueError(f"DataWaitCallback: log_every is {log_every}, wanted at least 1 batch.")
+        self.name, self.log_every = name, log_every
+        self.monitor = DataWaitMonitor(window=window, warmup=warmup, warn_above=warn_above)
+        self._trained = False  # a batch was trained on since the step began
+        self._logged_step = -1
+        self._loop: Any = None
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        monitor = self.monitor
+        monitor.device = trainer.strategy.root_device
+        fit_loop: Any = trainer.fit_loop
+        loaders = fit_loop._combined_loader.flattened
+        monitor.begin(loaders[0] if len(loaders) == 1 else None)
+        self._unhook()
+        # The loop gives these two to its fetcher, which calls them around each next(): there is no hook for that.
+        loop = self._loop = fit_loop.epoch_loop
+        before, after = loop._on_before_fetch, loop._on_after_fetch
+
+        def on_before_fetch() -> None:
+            before()
+            monitor.clock.begin_wait(same_step=not self._trained)
+            self._trained = False
+
+        def on_after_fetch() -> None:
+            monitor.clock.end_wait()
+            after()
+
+        loop._on_before_fetch, loop._on_after_fetch = on_before_fetch, on_after_fetch
+
+    @override
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._trained = True
+
+    @override
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step, every = self._loop._batches_that_stepped, trainer.log_every_n_steps  # type: ignore[attr-defined]
+        to_loggers = every and (step + 1) % every == 0 and step != self._logged_step  # once in an accumulation
+        if not to_loggers and batch_idx % self.log_every:
+            return
+        share = self.monitor.share
+        if math.isnan(share):
+            return
+        # `self.log` would take some 0.4 ms, and copy to a GPU and back.
+        trainer.progress_bar_metrics[self.name] = share
+        trainer.callback_metrics[self.name] = torch.tensor(share)
+        if to_loggers:
+            self._logged_step = step
+            for logger in trainer.loggers:
+                logger.log_metrics({self.name: share}, step=step)
+
+    @override
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.monitor.clock.suspend()
+
+    @override
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.monitor.clock.resume()
+
+    @override
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.monitor.clock.end_step()
+        self._trained = False
+
+    @override
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._unhook()
+        self.monitor.clock.finish()
+
+    @override
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self._unhook()
+        self.monitor.clock.drop_step()
+
+    def _unhook(self) -> None:
+        if self._loop is not None:
+            for name in ("_on_before_fetch", "_on_after_fetch"):
+                self._loop.__dict__.pop(name, None)
+            self._loop = None

@@ -1,0 +1,302 @@
+"""A DataModule for pictures with boxes: COCO's annotation files, or a list of dicts."""
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from loaderkit.collate.detection import DetectionCollate
+from loaderkit.collate.rules import Pad
+from loaderkit.datasets.combine import SubsetDataset
+from loaderkit.datasets.images.pictures import decode_picture
+from loaderkit.datasets.splits import split
+from loaderkit.lightning.base import DataModule
+from loaderkit.lightning.parts import Part, factories, given_stages, parts_of
+from loaderkit.loader.config import LoaderConfig
+
+DetectionData = str | os.PathLike[str] | Sequence[Mapping[str, Any]]
+Transform = Callable[[Any, Any], Any]
+
+
+class DetectionDataModule(DataModule):
+    """Trains detectors: a batch is (pictures, targets), as `DetectionCollate` makes it.
+
+    Labels begin with 1, as torchvision's detectors want them: 0 is the background. Pictures stay uint8 until they are on
+    the device; there `on_after_batch_transfer` scales them to [0, 1].
+
+    Args:
+        train: A JSON file as COCO's; or a list of dicts with `image` (a path, or uint8 (3, H, W)), `boxes` (N, 4), `labels`
+            (N,), each a name of `classes`, and what else belongs to the target.
+        val: The same; or a dict of these by name: several sets, one after another, and `dataloader_idx` counts them.
+        test: The same as val.
+        predict: The same; dicts need neither boxes nor labels there.
+        root: The folder that pictures' paths begin in; by default that of the JSON file.
+        classes: Their names; by default COCO's categories by their ids, or those in the training data, sorted.
+        box_format: Of boxes in dicts, in pixels: "XYXY", "XYWH" or "CXCYWH".
+        masks: Whether to draw COCO's segmentations.
+        images: How pictures are batched: see `DetectionCollate`.
+        train_transform: From a picture and its target to others, such as torchvision's v2 transforms: boxes and masks are
+            tv_tensors, and go along. One that drops boxes has to drop their `area` and `iscrowd` too. Its random numbers are the sample's own.
+        eval_transform: The same for val, test and predict.
+        splits: Shares of the training data, such as {"train": 0.9, "val": 0.1}, chosen by the pictures' paths (or numbers).
+        loader: The loaders' settings.
+        eval_loader: Those for val, test and predict.
+
+    Raises:
+        FileNotFoundError: When the data is read, if a file is missing.
+        ValueError: If settings contradict each other, or the data is not what it should be.
+    """
+
+    def __init__(
+        self,
+        train: DetectionData | None = None,
+        val: DetectionData | Mapping[str, DetectionData] | None = None,
+        test: DetectionData | Mapping[str, DetectionData] | None = None,
+        predict: DetectionData | Mapping[str, DetectionData] | None = None,
+        *,
+        root: str | os.PathLike[str] | None = None,
+        classes: Sequence[str] | None = None,
+        box_format: Literal["XYXY", "XYWH", "CXCYWH"] = "XYXY",
+        masks: bool = False,
+        images: Literal["list", "stack"] | Pad = "list",
+        train_transform: Transform | None = None,
+        eval_transform: Transform | None = None,
+        splits: Mapping[str, float] | None = None,
+        loader: LoaderConfig | None = None,
+        eval_loader: LoaderConfig | None = None,
+    ) -> None:
+        given = given_stages(train=train, val=val, test=test, predict=predict)
+        self._splits = dict(splits or {})
+        self._parts = parts_of("DetectionDataModule", given, splits)
+        super().__init__(**factories(self._parts, self._open), loader=loader, eval_loader=eval_loader)
+        collate = DetectionCollate(images=images)
+        if self.loader_config.collate_fn is None:
+            self.loader_config = _with(self.loader_config, collate)
+        if eval_loader is not None and eval_loader.collate_fn is None:
+            self._eval_config = _with(eval_loader, collate)
+        self._root = None if root is None else Path(root)
+        self._classes = None if classes is None else list(classes)
+        self._box_format, self._masks = box_format, masks
+        self._transforms = (train_transform, eval_transform)
+        self._read: dict[str, _Source] = {}
+
+    @property
+    def classes(self) -> list[str]:
+        """The classes' names; that of label 1 is the first.
+
+        Raises:
+            ValueError: If neither the data nor the caller names them.
+        """
+        if self._classes is None:
+            if not self._parts:
+                raise ValueError("DetectionDataModule: no classes: there is no data. Name them: classes=[...].")
+            self._classes = self._source(self._parts[0]).names()
+        return self._classes
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, the background included."""
+        return len(self.classes) + 1
+
+    @override
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        pictures = batch[0]
+        made = [self.to_input(one) for one in pictures] if isinstance(pictures, list) else self.to_input(pictures)
+        return (made, *batch[1:])
+
+    def to_input(self, pictures: Tensor) -> Tensor:
+        """Turn pictures on the device (C, H, W) or (B, C, H, W) into the model's input, float32 in [0, 1]."""
+        return pictures.float().div_(255) if pictures.dtype == torch.uint8 else pictures
+
+    def _open(self, part: Part) -> Any:
+        source = self._source(part)
+        dataset = BoxedPictures(
+            source.samples,
+            self.classes,
+            category_ids=source.category_ids(self.classes),
+            reads=DetectionCollate(box_format=self._box_format, masks=self._masks),
+            transform=self._transforms[part.stage != "train"],
+        )
+        if not part.is_share:
+            return dataset
+        sides = split(list(range(len(dataset))), self._splits, seed=self.loader_config.seed, group_by=source.pictures)
+        return SubsetDataset(dataset, sides.indices(part.stage))
+
+    def _source(self, part: Part) -> "_Source":
+        name, data = part.source, part.data
+        if name not in self._read:
+            self._read[name] = (
+                _read_coco(Path(data), self._root)
+                if isinstance(data, str | os.PathLike)
+                else _read_dicts(data, self._root, part.is_share or part.stage != "predict")
+            )
+        return self._read[name]
+
+
+class BoxedPictures:
+    """Pictures with their targets: a sample is (picture, target), with boxes and masks as tv_tensors.
+
+    Args:
+        samples: Dicts with `image`, and `annotations` or the target's fields.
+        classes: Names of the labels 1, 2, ...
+        category_ids: The label of each of COCO's categories.
+        reads: Says what boxes look like.
+        transform: From a picture and its target to others.
+    """
+
+    def __init__(
+        self,
+        samples: Sequence[Mapping[str, Any]],
+        classes: Sequence[str],
+        *,
+        category_ids: Mapping[int, int] | None,
+        reads: DetectionCollate,
+        transform: Transform | None,
+    ) -> None:
+        self.samples, self.transform = samples, transform
+        self._labels = {name: label for label, name in enumerate(classes, 1)}
+        self._reads = DetectionCollate(
+            box_format=reads.box_format, masks=reads.masks and category_ids is not None, classes=category_ids
+        )
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        target = dict(self.samples[index])
+        picture = target.pop("image")
+        if isinstance(picture, str | os.PathLike):
+            picture = _decode(Path(picture))
+        elif not hasattr(picture, "shape") or len(picture.shape) != 3 or picture.shape[0] > 4:
+            found = tuple(picture.shape) if hasattr(picture, "shape") else type(picture).__name__
+            raise ValueError(
+                f"DetectionDataModule: sample {index} has an image {found}, wanted a path or uint8 (3, H, W)."
+            )
+        if "labels" in target:
+            target["labels"] = [self._label(label, index) for label in _names_of(target["labels"])]
+        elif "annotations" not in target:
+            target |= {"boxes": torch.zeros(0, 4), "labels": []}  # to predict
+        (picture,), (target,) = self._reads([(torch.as_tensor(picture), target)])
+        return (picture, target) if self.transform is None else self.transform(picture, target)
+
+    def fingerprint(self) -> str:
+        """Digest the pictures' file names and the targets."""
+        digest = hashlib.blake2b(digest_size=8)
+        for name, sample in zip(_picture_names(self.samples), self.samples, strict=True):
+            target = {field: _plain(value) for field, value in sample.items() if field != "image"}
+            digest.update(json.dumps([Path(name).name, target], default=str, sort_keys=True).encode())
+        return digest.hexdigest()
+
+    def _label(self, label: Any, index: int) -> int:
+        if label not in self._labels:
+            raise ValueError(
+                f"DetectionDataModule: sample {index} has the label {label!r}, wanted one of {list(self._labels)[:10]} (classes=)."
+            )
+        return self._labels[label]
+
+
+class _Source:
+    """Samples, what tells their pictures apart wherever the folder is, and COCO's categories (id to name) where there are some."""
+
+    def __init__(
+        self, samples: list[Mapping[str, Any]], pictures: list[str], categories: dict[int, str] | None
+    ) -> None:
+        self.samples, self.pictures, self._categories = samples, pictures, categories
+
+    def names(self) -> list[str]:
+        if self._categories is not None:
+            return [self._categories[number] for number in sorted(self._categories)]
+        found = {label for sample in self.samples for label in _names_of(sample.get("labels", ()))}
+        if numbers := [label for label in found if not isinstance(label, str)]:
+            raise ValueError(
+                f"DetectionDataModule: labels are {type(numbers[0]).__name__}s such as {numbers[0]!r}, wanted names; or say which "
+                "labels become 1, 2, ...: classes=[...]."
+            )
+        return sorted(found)
+
+    def category_ids(self, classes: Sequence[str]) -> dict[int, int] | None:
+        """Return the label of each category."""
+        if self._categories is None:
+            return None
+        unknown = sorted(set(self._categories.values()) - set(classes))
+        if unknown:
+            raise ValueError(f"DetectionDataModule: categories {unknown} are not among the classes {list(classes)}.")
+        return {number: classes.index(name) + 1 for number, name in self._categories.items()}
+
+
+def _with(config: LoaderConfig, collate: DetectionCollate) -> LoaderConfig:
+    return dataclasses.replace(config, collate_fn=collate)
+
+
+def _names_of(labels: Any) -> list[Any]:
+    """Return labels as Python's own values, whatever they are in."""
+    return [label.item() if hasattr(label, "item") else label for label in labels]
+
+
+def _plain(value: Any) -> Any:
+    """Return numbers as lists, whatever they are in."""
+    try:
+        return np.asarray(value).tolist()
+    except ValueError:  # parts of unequal sizes, as polygons have
+        return [_plain(part) for part in value]
+
+
+def _decode(path: Path) -> Tensor:
+    try:
+        return decode_picture(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _picture_names(samples: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return each picture's path as it was given, or its number."""
+    return [
+        str(sample["image"]) if isinstance(sample["image"], str | os.PathLike) else str(number)
+        for number, sample in enumerate(samples)
+    ]
+
+
+def _read_dicts(data: Sequence[Mapping[str, Any]], root: Path | None, labelled: bool) -> _Source:
+    wanted = ("image", "boxes", "labels") if labelled else ("image",)
+    for index, sample in enumerate(data):
+        if not isinstance(sample, Mapping) or not sample.keys() >= set(wanted):
+            found = f"has {list(sample)}" if isinstance(sample, Mapping) else f"is {type(sample).__name__}"
+            raise ValueError(f"DetectionDataModule: sample {index} {found}, wanted a dict with {', '.join(wanted)}.")
+    samples = [
+        {**sample, "image": root / sample["image"]}
+        if root and isinstance(sample["image"], str | os.PathLike)
+        else sample
+        for sample in data
+    ]
+    return _Source(samples, _picture_names(data), None)
+
+
+def _read_coco(path: Path, root: Path | None) -> _Source:
+    try:
+        content = json.loads(path.read_bytes())
+        by_picture: dict[int, list[Any]] = {int(picture["id"]): [] for picture in content["images"]}
+        for annotation in content.get("annotations", []):
+            by_picture[int(annotation["image_id"])].append(annotation)
+        categories = {int(category["id"]): str(category["name"]) for category in content["categories"]}
+        samples: list[Mapping[str, Any]] = [
+            {
+                "image": (root or path.parent) / picture["file_name"],
+                "annotations": by_picture[int(picture["id"])],
+                "image_id": int(picture["id"]),
+            }
+            for picture in content["images"]
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path}: can't be read as COCO's annotations ({type(error).__name__}: {error}); wanted images, annotations with the "
+            "ids of these, and categories."
+        ) from error
+    return _Source(samples, [str(picture["file_name"]) for picture in content["images"]], categories)

@@ -1,0 +1,1 @@
+"""The preprocessing of tables, fitted on the training rows."""

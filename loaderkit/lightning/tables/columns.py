@@ -1,0 +1,184 @@
+"""A table's columns as numbers: statistics are fitted to the training data once, then applied to any data."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderkit.lightning.tables.values import (
+    Column,
+    Table,
+    Value,
+    as_categories,
+    as_numbers,
+    recode,
+    refuse_missing,
+    refuse_unknown,
+)
+from loaderkit.seeding.samples import Int64Array
+
+Task = Literal["classification", "regression"]
+Missing = Literal["raise", "mean", "median"]
+Unknown = Literal["code", "raise"]
+
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableColumns:
+    """What a table's columns are for, and how they become numbers.
+
+    Columns that are not named are features: numbers are numeric, text and booleans categorical.
+
+    Args:
+        target: The column to predict.
+        task: By default classification for text, booleans and integers, regression for floats.
+        numeric: Columns of numbers; standardised to mean 0 and standard deviation 1.
+        categorical: Columns of categories, also where these are written as numbers.
+        ignore: Columns that are left out.
+        missing: What happens to missing numbers: an error, or the training data's mean or median is
+            filled in. Missing categories are errors with "raise", else unknown ones.
+        unknown: What happens to a category that the training data does not have: it gets
+            code 0, or is an error.
+        max_categories: Of a column. The most frequent ones are kept, the others are unknown, with a warning.
+
+    Raises:
+        ValueError: If a column is named twice, or a setting is out of range.
+    """
+
+    target: str | None = None
+    task: Task | None = None
+    numeric: Sequence[str] = ()
+    categorical: Sequence[str] = ()
+    ignore: Sequence[str] = ()
+    missing: Missing = "raise"
+    unknown: Unknown = "code"
+    max_categories: int = 10_000
+
+    def __post_init__(self) -> None:
+        named = [*self.numeric, *self.categorical, *self.ignore, *([] if self.target is None else [self.target])]
+        if any(isinstance(names, str) for names in (self.numeric, self.categorical, self.ignore)):
+            raise ValueError("TableColumns: numeric, categorical and ignore are lists of names, found a string.")
+        if twice := sorted({name for name in named if named.count(name) > 1}):
+            raise ValueError(f"TableColumns: {twice} are named more than once, wanted each column in one role.")
+        for name, kinds in (("task", Task), ("missing", Missing), ("unknown", Unknown)):
+            found = getattr(self, name)
+            if found not in get_args(kinds) and not (name == "task" and found is None):
+                wanted = " or ".join(map(repr, get_args(kinds)))
+                raise ValueError(f"TableColumns: {name} is {found!r}, wanted {wanted}.")
+        if self.max_categories < 1:
+            raise ValueError(f"TableColumns: max_categories is {self.max_categories}, wanted at least 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableStatistics:
+    """What training data says of its columns: plain values, small enough for a checkpoint.
+
+    Args:
+        numeric: For each numeric column its mean, its standard deviation (of the
+            population; 1 for a constant column), and what takes a missing value's place.
+        categorical: For each categorical column its categories, sorted; their codes are 1, 2, ...
+        target: Name of the column to predict.
+        classes: Of a classification, sorted; their codes are 0, 1, ...
+        missing: See TableColumns.
+        unknown: See TableColumns.
+    """
+
+    numeric: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    categorical: Mapping[str, list[Value]] = field(default_factory=dict)
+    target: str | None = None
+    classes: list[Value] | None = None
+    missing: Missing = "raise"
+    unknown: Unknown = "code"
+
+    @property
+    def cardinalities(self) -> list[int]:
+        """For each categorical column the number of its codes: its categories, and one for unknown ones."""
+        return [1 + len(values) for values in self.categorical.values()]
+
+    def to_state(self) -> dict[str, Any]:
+        """Return plain values that JSON and `torch.load(weights_only=True)` take."""
+        return {
+            "version": VERSION,
+            "numeric": [[name, *numbers] for name, numbers in self.numeric.items()],
+            "categorical": [[name, list(values)] for name, values in self.categorical.items()],
+            "target": self.target,
+            "classes": self.classes,
+            "missing": self.missing,
+            "unknown": self.unknown,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> "TableStatistics":
+        """Read what `to_state` returned.
+
+        Raises:
+            ValueError: If it is of another version.
+        """
+        if state.get("version") != VERSION:
+            raise ValueError(
+                f"cannot resume: the table's statistics are of version {state.get('version')}, this loaderkit reads "
+                f"{VERSION}. Use the loaderkit that wrote the checkpoint, or train anew."
+            )
+        return cls(
+            numeric={name: (mean, std, fill) for name, mean, std, fill in state["numeric"]},
+            categorical={name: list(values) for name, values in state["categorical"]},
+            **{name: state[name] for name in ("target", "classes", "missing", "unknown")},
+        )
+
+    def encode(self, table: Table, where: str, *, with_target: bool) -> dict[str, npt.NDArray[Any]]:
+        """Turn a table of N rows into arrays.
+
+        Args:
+            table: Its columns; those that were not fitted are passed over.
+            where: What the table is, for messages.
+            with_target: Whether it has to have the target.
+
+        Returns:
+            "numeric" (N, columns) float32; "categorical" (N, columns) int64;
+            "target" (N,), int64 classes or float32; each where there is such a column.
+
+        Raises:
+            ValueError: If a column is not there, holds other values than it was fitted to, or lacks some.
+        """
+        needed = [*self.numeric, *self.categorical, *([self.target] if with_target and self.target else [])]
+        if lost := [name for name in needed if name not in table]:
+            raise ValueError(f"{where}: lacks the columns {lost}, has {list(table)}.")
+        size = len(next(iter(table.values()), ()))
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        if self.numeric:
+            arrays["numeric"] = np.empty((size, len(self.numeric)), dtype=np.float32)
+            for place, (name, (mean, std, fill)) in enumerate(self.numeric.items()):
+                column = as_numbers(table[name], f"{where}, column {name!r}")
+                if self.missing == "raise":
+                    refuse_missing(np.isnan(column), f"{where}, column {name!r}")
+                arrays["numeric"][:, place] = (np.where(np.isnan(column), fill, column) - mean) / std
+        if self.categorical:
+            arrays["categorical"] = np.empty((size, len(self.categorical)), dtype=np.int64)
+            for place, (name, values) in enumerate(self.categorical.items()):
+                arrays["categorical"][:, place] = self._codes(table[name], values, f"{where}, column {name!r}")
+        if self.target is not None and with_target:
+            arrays["target"] = self._encode_target(table[self.target], f"{where}, target {self.target!r}")
+        return arrays
+
+    def _codes(self, column: Column, values: list[Value], where: str) -> Int64Array:
+        found = as_categories(column)
+        if self.missing == "raise":
+            refuse_missing(found.codes < 0, where)
+        codes = recode(found, values, where) + 1
+        if self.unknown == "raise":
+            refuse_unknown(found, (codes == 0) & (found.codes >= 0), values, where)
+        return codes
+
+    def _encode_target(self, column: Column, where: str) -> npt.NDArray[Any]:
+        if self.classes is None:
+            numbers = as_numbers(column, where)
+            refuse_missing(np.isnan(numbers), where)
+            return numbers.astype(np.float32)
+        found = as_categories(column)
+        refuse_missing(found.codes < 0, where)
+        codes = recode(found, self.classes, where)
+        refuse_unknown(found, codes < 0, self.classes, where)
+        return codes

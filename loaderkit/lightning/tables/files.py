@@ -1,0 +1,123 @@
+"""Whole tables in memory, from CSV, Parquet or Arrow files, or from arrays."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from loaderkit.datasets.remote.storage import Storage
+from loaderkit.datasets.remote.urls import Urls, expand, open_file
+from loaderkit.datasets.shards.index import ShardError
+from loaderkit.lightning.tables.values import Categories, Column, Table, as_column
+
+_TEXT, _BINARY = (".csv", ".tsv"), (".parquet", ".pq", ".arrow", ".feather", ".ipc")
+
+
+def read_table(
+    data: Urls | Mapping[str, Any],
+    where: str,
+    *,
+    text: Collection[str] = (),
+    ignore: Collection[str] = (),
+    missing_values: Sequence[str] = ("",),
+    delimiter: str = ",",
+    storage: Storage | None = None,
+) -> Table:
+    """Read a table.
+
+    Args:
+        data: Columns of one length by name, or where files lie that have the same columns.
+        where: What the table is, for messages.
+        ignore: Columns that are not read, if they are there.
+        text: Columns of a CSV file that stay text though all their values are numbers.
+        missing_values: What stands for a missing value in a CSV file.
+        delimiter: Between the fields of a CSV file.
+        storage: How remote files are reached, and where copies of them are kept.
+
+    Raises:
+        FileNotFoundError: If there are no files.
+        OSError: If a remote file can't be fetched.
+        ValueError: If the columns differ in length, or hold what can't be a column.
+        ShardError: If a file can't be read, or has other columns than the first.
+    """
+    if isinstance(data, Mapping) or hasattr(data, "items"):
+        columns = {
+            str(name): as_column(values, f"{where}, column {name!r}")
+            for name, values in data.items()
+            if name not in ignore
+        }
+        lengths = {name: len(column) for name, column in columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"{where}: its columns have the lengths {lengths}, wanted one length.")
+        return columns
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise ImportError(f"{where}: to read files needs pyarrow: pip install 'loaderkit[arrow]'.") from error
+    tables: list[Any] = []
+    for shard in expand(data, _TEXT + _BINARY, storage):
+        with open_file(shard, storage) as file:
+            try:
+                found = _read_file(file, shard, missing_values, delimiter)
+            except (pa.ArrowException, OSError, ValueError) as error:
+                raise ShardError(f"{shard}: not a whole table: {error}") from error
+        names = found.column_names
+        if len(set(names)) < len(names) or (tables and sorted(names) != sorted(tables[0].column_names)):
+            wanted = tables[0].column_names if tables else "each name once"
+            raise ShardError(f"{shard}: has the columns {names}, wanted {wanted}.")
+        tables.append(found.select(tables[0].column_names) if tables else found)
+    try:
+        whole = pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise ShardError(f"{where}: its files have columns of different types: {error}") from error
+    return {
+        name: _to_column(whole.column(name), f"{where}, column {name!r}", parse=name not in text)
+        for name in whole.column_names
+        if name not in ignore
+    }
+
+
+def _read_file(file: Any, shard: str, missing_values: Sequence[str], delimiter: str) -> Any:
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    if shard.endswith(_BINARY):
+        if shard.endswith((".parquet", ".pq")):
+            return pa.parquet.read_table(file)
+        return pa.ipc.open_file(file).read_all()
+    parse = pa.csv.ParseOptions(delimiter="\t" if shard.endswith(".tsv") else delimiter, newlines_in_values=True)
+    names = pa.csv.open_csv(file, parse_options=parse).schema.names
+    file.seek(0)
+    # As text: what Arrow would make of a column depends on its first megabyte.
+    kinds = pa.csv.ConvertOptions(
+        column_types=dict.fromkeys(names, pa.string()), null_values=list(missing_values), strings_can_be_null=True
+    )
+    return pa.csv.read_csv(file, parse_options=parse, convert_options=kinds)
+
+
+def _to_column(values: Any, where: str, *, parse: bool) -> Column:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.types as kinds
+
+    kind = values.type
+    if kinds.is_dictionary(kind):
+        values = values.cast(kind.value_type)
+        kind = values.type
+    if kinds.is_string(kind) or kinds.is_large_string(kind):
+        for wanted in (pa.int64(), pa.float64()) if parse else ():
+            try:
+                return _to_column(pc.cast(pc.utf8_trim_whitespace(values), wanted), where, parse=False)
+            except pa.ArrowInvalid:
+                continue
+    elif kinds.is_decimal(kind):
+        values = values.cast(pa.float64())
+    elif not (kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind) or kinds.is_null(kind)):
+        raise ValueError(f"{where}: holds {kind}, wanted numbers, booleans or text. Leave it out: ignore=.")
+    if kinds.is_integer(values.type) or kinds.is_floating(values.type):
+        return np.asarray(values.to_numpy())
+    coded = values.combine_chunks().dictionary_encode()
+    if isinstance(coded, pa.ChunkedArray):
+        coded = coded.combine_chunks()
+    return Categories(coded.dictionary.to_pylist(), coded.indices.fill_null(-1).to_numpy().astype(np.int64))

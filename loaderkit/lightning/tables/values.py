@@ -1,0 +1,148 @@
+"""A table's columns: numbers, or few different values with codes; and what they refuse."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderkit.seeding.samples import Int64Array
+
+Value = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class Categories:
+    """A column (N,) of few different values, each `values[code]`; code -1 is a missing value."""
+
+    values: list[Value]
+    codes: Int64Array
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+
+Column = npt.NDArray[Any] | Categories  # numbers, with NaN for missing ones; or categories
+Table = Mapping[str, Column]
+
+
+def as_column(values: Any, where: str) -> Column:
+    """Take a sequence, array or tensor (N,) for a column."""
+    array = np.asarray(values)
+    if array.dtype.kind == "U" and not hasattr(values, "dtype"):
+        array = np.asarray(values, dtype=object)  # else numbers among text would be text
+    if array.ndim != 1:
+        raise ValueError(f"{where}: has the shape {array.shape}, wanted one axis, of rows.")
+    if array.dtype.kind in "iuf":
+        return array
+    if array.dtype.kind not in "bUO":
+        raise ValueError(f"{where}: holds {array.dtype}, wanted numbers, booleans or text. Leave it out: ignore=.")
+    if array.dtype.kind != "O":
+        found, codes = np.unique(array, return_inverse=True)
+        return Categories(found.tolist(), codes.astype(np.int64))
+    table: dict[tuple[type, Any], int] = {}
+    plain = [value.item() if isinstance(value, np.generic) else value for value in array.tolist()]
+    codes = np.fromiter(
+        (-1 if _is_missing(v) else table.setdefault((type(v), v), len(table)) for v in plain), np.int64, len(plain)
+    )
+    kept = Categories([value for _, value in table], codes)
+    kinds = {type(value) for value in kept.values}
+    if kinds and kinds <= {int, float}:
+        return as_numbers(kept, where)
+    kind_of(kept.values, where)
+    return kept
+
+
+def as_numbers(column: Column, where: str) -> npt.NDArray[np.float64]:
+    """Return a column's numbers (N,), NaN where one is missing.
+
+    Raises:
+        ValueError: If it holds something else, or infinities.
+    """
+    if isinstance(column, Categories):
+        text = [value for value in column.values if isinstance(value, str)]
+        if text:
+            worst = next((value for value in text if not is_number(value)), text[0])
+            row = int(np.flatnonzero(column.codes == column.values.index(worst))[0])
+            raise ValueError(
+                f"{where}: holds text, {worst!r} in row {row:,}; wanted numbers. Mend it, name what stands for a "
+                "missing value (missing_values=), or make the column categorical."
+            )
+        numbers = np.array([*column.values, math.nan], dtype=np.float64)[column.codes]
+    else:
+        numbers = column.astype(np.float64)
+    infinite = np.isinf(numbers)
+    if infinite.any():
+        raise ValueError(
+            f"{where}: has {int(infinite.sum()):,} infinite values, the first in row {int(infinite.argmax()):,}; "
+            "wanted finite ones. Replace them."
+        )
+    return numbers
+
+
+def as_categories(column: Column) -> Categories:
+    """Return a column's different values and their codes; whole numbers are integers."""
+    if isinstance(column, Categories):
+        return column
+    missing = np.isnan(column) if column.dtype.kind == "f" else np.zeros(len(column), dtype=bool)
+    found, codes = np.unique(column[~missing], return_inverse=True)
+    if found.dtype.kind == "f" and np.all(found == np.floor(found)) and np.all(np.abs(found) < 2**53):
+        found = found.astype(np.int64)  # integers with gaps are read as floats
+    whole = np.full(len(column), -1, dtype=np.int64)
+    whole[~missing] = codes
+    return Categories(found.tolist(), whole)
+
+
+def recode(column: Categories, values: list[Value], where: str) -> Int64Array:
+    """Return each row's place in other values, -1 where it has none."""
+    if values and column.values and kind_of(column.values, where) != kind_of(values, where):
+        raise ValueError(
+            f"{where}: holds {kind_of(column.values, where)} such as {column.values[0]!r}, was fitted to "
+            f"{kind_of(values, where)} such as {values[0]!r}. Give it the type of the training data."
+        )
+    place = {value: code for code, value in enumerate(values)}
+    # Missing values have code -1: the last entry.
+    return np.array([*(place.get(value, -1) for value in column.values), -1], dtype=np.int64)[column.codes]
+
+
+def kind_of(values: Iterable[Value], where: str) -> str:
+    """Say what values are, or raise ValueError unless they are of one kind."""
+    names = {str: "text", bool: "booleans", int: "numbers", float: "numbers"}
+    kinds = sorted({names.get(type(value), type(value).__name__) for value in values})
+    if len(kinds) > 1 or not set(kinds) <= set(names.values()):
+        raise ValueError(f"{where}: holds {' and '.join(kinds)}, wanted numbers, booleans or text, one of them.")
+    return kinds[0] if kinds else "nothing"
+
+
+def is_number(text: Value) -> bool:
+    """Say whether a number is written there."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def refuse_missing(missing: npt.NDArray[np.bool_], where: str) -> None:
+    """Raise ValueError if a value is missing."""
+    if missing.any():
+        raise ValueError(
+            f"{where}: {int(missing.sum()):,} of {len(missing):,} values are missing, the first in row "
+            f"{int(missing.argmax()):,}. Fill them in, or say how for features: missing='mean' or 'median'."
+        )
+
+
+def refuse_unknown(column: Categories, unknown: npt.NDArray[np.bool_], values: list[Value], where: str) -> None:
+    """Raise ValueError if a category is not among those fitted to."""
+    if unknown.any():
+        row = int(unknown.argmax())
+        raise ValueError(
+            f"{where}: {column.values[column.codes[row]]!r} in row {row:,} was not in the training data, which has "
+            f"{values[:5]}{' ...' if len(values) > 5 else ''}. Mend it, or train with it."
+        )
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))

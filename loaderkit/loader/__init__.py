@@ -1,0 +1,1 @@
+"""The Loader: settings, the position in the data, state in and out."""

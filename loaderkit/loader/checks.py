@@ -1,0 +1,120 @@
+"""What a Loader asks of data with an index, and of the plan that is given with it."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from loaderkit.datasets.base import is_frame
+from loaderkit.loader.config import LoaderConfig
+from loaderkit.sampling.order import Order
+from loaderkit.sampling.plan import Plan
+from loaderkit.sampling.samplers import Weighted
+
+_OF_DATA_LOADER = {
+    "sampler": "give it as order=",
+    "batch_sampler": "give its sampler as order=, with batch_size=, or a loaderkit.Plan as plan=",
+    "generator": "give a number as seed=",
+    "in_order": "leave it out, batches come in order, whichever worker is free",
+    "pin_memory_device": "leave it out, pin_memory and device= say it",
+}
+
+
+def check_names(unknown: Mapping[str, Any]) -> None:
+    """Refuse settings that a Loader does not have, with the way to those that `DataLoader` calls otherwise.
+
+    Raises:
+        TypeError: If there are any.
+    """
+    for name in unknown:
+        hint = f": {_OF_DATA_LOADER[name]}" if name in _OF_DATA_LOADER else ""
+        raise TypeError(f"Loader.__init__() got an unexpected keyword argument {name!r}{hint}")
+
+
+def check_indexed(dataset: Any) -> None:
+    """Refuse what has no samples by number, or is easily taken for what it is not.
+
+    Raises:
+        TypeError: If it is such.
+    """
+    name = type(dataset).__name__
+    if isinstance(dataset, str | bytes | os.PathLike):
+        raise TypeError(
+            f"loader: the dataset is {dataset!r}, wanted the data itself. For files: loaderkit.ImageFolder, TarDataset, "
+            "ParquetDataset, JsonlDataset, CsvDataset and others, such as loaderkit.CsvDataset(path)."
+        )
+    if is_frame(dataset) or (isinstance(dataset, Mapping) and 0 not in dataset):
+        raise TypeError(
+            f"loader: the dataset is a {name} of {list(dataset)[:5]}, wanted samples by number. Columns by name: "
+            "loaderkit.ArrayDataset({name: array, ...}). Of datasets by name: one of them."
+        )
+    if isinstance(dataset, tuple) and len(dataset) > 1 and _are_columns(dataset):
+        raise TypeError(
+            f"loader: the dataset is a tuple of {len(dataset)} arrays of length {len(dataset[0]):,}: columns, or samples? "
+            "Columns: loaderkit.ArrayDataset(columns); samples: a list of them."
+        )
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise TypeError(
+            f"loader: {name} has no __len__ or no __getitem__, wanted a dataset with both (not a loader of one). Data without "
+            "an index: loaderkit.StreamDataset, or a torch.utils.data.IterableDataset."
+        )
+
+
+def check_plan(config: LoaderConfig, size: int) -> None:
+    """Refuse a plan for other data, and settings that are the plan's own.
+
+    Raises:
+        ValueError: If there are such.
+    """
+    from loaderkit.sampling.by_length.packing import PackPlan  # few have a plan, and its import takes time
+
+    lengths, name = getattr(config.plan, "lengths", None), type(config.plan).__name__
+    if lengths is not None and len(lengths) != size:
+        raise ValueError(
+            f"loader: {name} has the lengths of {len(lengths):,} samples, the dataset has {size:,}. Give it the length of each "
+            "of them; its order=Subset(...) leaves some out."
+        )
+    if config.batch_size not in (1, None) or config.tail_policy != "keep":
+        raise ValueError(
+            f"loader: batch_size={config.batch_size}, tail={config.tail_policy!r} and plan= are given, and the plan alone makes "
+            f"the batches. Give {name} these settings."
+        )
+    collate = config.collate_fn
+    if isinstance(config.plan, PackPlan) and (collate is None or not getattr(collate, "takes_rows", True)):
+        name = "the default collate" if collate is None else type(collate).__name__
+        raise ValueError(
+            f"loader: PackPlan makes rows of several samples, which {name} can't join. Wanted a collate_fn that takes a list of "
+            "rows, such as loaderkit.PackCollate(row_length=...)."
+        )
+
+
+def check_order(order: Order, size: int) -> None:
+    """Refuse an order that was made for other data.
+
+    Raises:
+        ValueError: If it was.
+    """
+    if order.reach > size:
+        raise ValueError(
+            f"loader: the order has indices up to {order.reach - 1:,}, the dataset {size:,} samples. Make the order for this dataset."
+        )
+    if isinstance(order, Weighted) and order.reach < size:
+        raise ValueError(
+            f"loader: Weighted has {order.reach:,} weights, the dataset {size:,} samples. Give each its weight; 0 leaves it out."
+        )
+
+
+def no_batches(config: LoaderConfig, plan: Plan, epoch: int, size: int) -> str:
+    """Say why an epoch is empty."""
+    how = f"batch size {config.batch_size}" if config.plan is None else type(plan).__name__
+    settings = "".join(
+        f", {name}={getattr(plan, name)!r}" for name in ("tail", "too_long") if getattr(plan, name, "error") != "error"
+    )
+    return f"Loader: no batches in epoch {epoch}: {size:,} samples, {how}, {plan.world.size} ranks{settings}."
+
+
+def _are_columns(parts: tuple[Any, ...]) -> bool:
+    arrays = all(isinstance(part, torch.Tensor | np.ndarray) and part.ndim > 0 for part in parts)
+    return arrays and len({len(part) for part in parts}) == 1

@@ -1,0 +1,83 @@
+"""One pass of a walk: takes its batches, and counts each before it hands it on."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from loaderkit.datasets.bad_samples import Reported
+from loaderkit.device.cuda import HostBatches
+from loaderkit.loader.position import Walk
+
+
+class Epoch:
+    """One pass of a walk, on a device."""
+
+    def __init__(self, walk: Walk, device: torch.device | None, copied: HostBatches) -> None:
+        self.walk = walk
+        self._device, self._copied = device, copied
+        self._batches: Iterator[Any] | None = None
+        self.over = False
+        self._turn = 0
+
+    def __iter__(self) -> "Epoch":
+        return self
+
+    def begin(self) -> None:
+        """Start the pass, which is done by the first `next()` otherwise."""
+        walk = self.walk
+        walk.settle()
+        try:
+            self._batches = walk.begin()
+        except BaseException:
+            self._fail()
+            raise
+        self._turn = walk.turn
+
+    def check_turn(self, turn: int) -> None:
+        """Say that the walk was moved by others since a turn, if so.
+
+        Raises:
+            RuntimeError: If it was.
+        """
+        if self.walk.turn != turn:
+            raise RuntimeError(
+                "loader: this iterator is over: the loader was moved, iterated anew, or failed since. Call iter(loader)."
+            )
+
+    def __next__(self) -> Any:
+        walk = self.walk
+        if self.over:
+            raise StopIteration
+        if self._batches is None:
+            self.begin()
+        elif walk.turn != self._turn:
+            self.check_turn(self._turn)
+        try:
+            batch = next(self._batches, _END)  # type: ignore[arg-type]  # begun
+            if batch is _END:
+                walk.check_end()
+                self.over = True
+            else:
+                report = None
+                if type(batch) is Reported:
+                    report, batch = batch, batch.batch
+                if self._device is not None:
+                    batch = self._copied.copy(batch, self._device)
+                # Counted before the batch is handed on: a consumer may never come back.
+                self.over = walk.count(report)
+        except BaseException:
+            self._fail()
+            raise
+        if self.over:
+            self._batches = iter(())  # lets workers go that don't persist
+        if batch is _END:
+            raise StopIteration
+        return batch
+
+    def _fail(self) -> None:
+        self.walk.fail()
+        self._batches = iter(())  # its workers would wait for the garbage collector
+
+
+_END = object()

@@ -1,0 +1,219 @@
+"""The lengths of a dataset's samples: known to it, read in a parallel pass, or kept in a file by an earlier one."""
+
+import functools
+import io
+import json
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from loaderkit.collate.stack import CollateError
+from loaderkit.datasets.base import MapStyle, knows_lengths
+from loaderkit.datasets.remote.urls import write_atomically
+from loaderkit.engine.batch_reader import Feed
+from loaderkit.sampling.cursor import fingerprint
+from loaderkit.sampling.plan import BatchKey
+from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.process_pool import map_in_processes
+from loaderkit.system.progress import with_progress
+
+Length = Callable[[Any], int] | str | int
+VERSION = "loaderkit lengths 1"
+_READ = 64  # samples held at once
+_CHECKED = 16  # samples by which a cache is compared with the data
+
+
+def measure_lengths(
+    dataset: MapStyle,
+    length: Length | None = None,
+    *,
+    num_workers: int = 0,
+    cache: str | os.PathLike[str] | None = None,
+    multiprocessing_context: Literal["fork", "spawn"] = "fork",
+) -> Int64Array:
+    """Return the length of each sample (N,), for `LengthBuckets`, `TokenBudget` and `PackPlan`.
+
+    Where the dataset has `lengths()` and no transform, as DocumentDataset, nothing is read. Otherwise each sample is
+    read once; its random numbers are its own, as under a Loader.
+
+    A cache is used if it was made of this data: as many samples, the same fingerprint, the same function by its name,
+    and the same lengths of 16 samples, which are read again. Otherwise a warning says what differs, and it is made anew.
+    It appears when it is whole.
+
+    Args:
+        dataset: Anything with a length and an index.
+        length: From a sample to its length; or the field (key or place) whose length it is, by default the sample itself:
+            an integer is the length, of anything else `len` is.
+        num_workers: Processes that read; 0 reads in this one.
+        cache: A file that keeps the lengths.
+        multiprocessing_context: How processes are started: "spawn" for datasets that don't survive a fork.
+
+    Raises:
+        ValueError: If a setting is out of range, a sample has no length, or the cache is a file of something else.
+        RuntimeError: If a sample can't be read; the message names it.
+    """
+    if not isinstance(num_workers, int) or num_workers < 0 or multiprocessing_context not in ("fork", "spawn"):
+        raise ValueError(
+            f"measure_lengths: num_workers is {num_workers!r} and multiprocessing_context {multiprocessing_context!r}, wanted an "
+            "integer of at least 0, and 'fork' or 'spawn'."
+        )
+    if length is None and knows_lengths(dataset):
+        return np.asarray(dataset.lengths(), dtype=np.int64)  # type: ignore[attr-defined]
+    measure = functools.partial(_measure, Feed(dataset, LengthOf(length), seed=0))
+    if cache is None:
+        return _read_all(measure, len(dataset), num_workers, multiprocessing_context)
+    path, made_of = Path(cache), _describe(dataset, length)
+    found = _load(path)
+    if found is not None:
+        change = _changed(found, made_of, measure)
+        if change is None:
+            return found[1]
+        warnings.warn(f"{path}: kept lengths of other data: {change}. They are measured anew.", stacklevel=2)
+    lengths = _read_all(measure, len(dataset), num_workers, multiprocessing_context)
+    _save(path, made_of, lengths)
+    return lengths
+
+
+@dataclass(frozen=True, slots=True)
+class LengthOf:
+    """From samples to their lengths (B,); a collate function.
+
+    Args:
+        length: As `measure_lengths` takes it.
+    """
+
+    length: Length | None = None
+
+    def __call__(self, samples: list[Any]) -> Int64Array:
+        lengths = []
+        for row, sample in enumerate(samples):
+            try:
+                lengths.append(self.of(sample))
+            except Exception as error:
+                said = f"lengths: {type(error).__name__}: {error}" if type(error) is not ValueError else str(error)
+                raise CollateError(said.removesuffix("."), [row]) from error
+        return np.array(lengths, dtype=np.int64)
+
+    def of(self, sample: Any) -> int:
+        """Return one sample's length."""
+        how = self.length
+        if callable(how):
+            found = how(sample)
+        elif how is None and isinstance(sample, Mapping | tuple):
+            raise ValueError(
+                f"lengths: a sample is a {type(sample).__name__}, whose own length is its number of fields. Say which counts: "
+                "length= a field's key or place, or a function of a sample."
+            )
+        else:
+            found = sample if how is None else self._field(sample, how)
+            if hasattr(found, "__len__") and getattr(found, "ndim", None) != 0:
+                found = len(found)
+        try:
+            size = found.__index__()  # also numpy's integers, and tensors of one
+        except (AttributeError, TypeError) as error:
+            raise ValueError(
+                f"lengths: {self.name} gave {_short(found)} for a sample of type {type(sample).__name__}, wanted an integer. "
+                "Say what counts: length= a field's name, or a function of a sample."
+            ) from error
+        return int(size)
+
+    @staticmethod
+    def _field(sample: Any, name: str | int) -> Any:
+        try:
+            return sample[name]
+        except (KeyError, IndexError, TypeError) as error:
+            found = f"a dict of {list(sample)}" if isinstance(sample, Mapping) else type(sample).__name__
+            raise ValueError(f"lengths: a sample is {found}, wanted one with {name!r} (length=).") from error
+
+    @property
+    def name(self) -> str:
+        """What a cache and a message call it."""
+        how = self.length
+        if isinstance(how, functools.partial):
+            return f"partial({LengthOf(how.func).name}, {how.args}, {how.keywords})"
+        if callable(how):
+            return f"{getattr(how, '__module__', '')}.{getattr(how, '__qualname__', type(how).__qualname__)}"
+        return "len" if how is None else f"len of {how!r}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _describe(dataset: MapStyle, length: Length | None) -> dict[str, str]:
+    size = len(dataset)
+    return {"samples": f"{size:,}", "data": fingerprint(dataset, size), "length": LengthOf(length).name}
+
+
+def _measure(feed: Feed, span: tuple[int, int]) -> Int64Array:
+    indices = np.arange(*span, dtype=np.int64)
+    return np.concatenate(
+        [_lengths_at(feed, indices[start : start + _READ]) for start in range(0, len(indices), _READ)]
+    )
+
+
+def _lengths_at(feed: Feed, indices: Int64Array) -> Int64Array:
+    lengths: Int64Array = feed.read(BatchKey(0, indices, indices))
+    if lengths.size and lengths.min() < 0:
+        wrong = int(lengths.argmin())
+        raise ValueError(f"lengths: sample {indices[wrong]:,} has length {lengths[wrong]}, wanted at least 0.")
+    return lengths
+
+
+Measure = functools.partial[Int64Array]
+
+
+def _read_all(measure: Measure, size: int, num_workers: int, method: str) -> Int64Array:
+    each = min(max(size // (64 * max(1, num_workers)), _READ), 1 << 16)
+    spans = [(start, min(start + each, size)) for start in range(0, size, each)]
+    lengths = np.empty(size, dtype=np.int64)
+    done = map_in_processes(measure, spans, jobs=max(1, num_workers), fork=method == "fork")
+    for (start, stop), result in with_progress(done, len(spans), "measuring lengths"):
+        if isinstance(result, Exception):
+            raise result
+        lengths[start:stop] = result
+    return lengths
+
+
+def _changed(found: tuple[dict[str, str], Int64Array], made_of: dict[str, str], measure: Measure) -> str | None:
+    """Say how a cache differs from the data, if it does."""
+    before, lengths = found
+    for name, now in made_of.items():
+        if before.get(name) != now:
+            return f"{name} is {now}, was {before.get(name)}"
+    picked = np.unique(np.linspace(0, max(0, len(lengths) - 1), _CHECKED).astype(np.int64))[: len(lengths)]
+    again = _lengths_at(measure.args[0], picked)
+    other = np.flatnonzero(again != lengths[picked])
+    if other.size:
+        return f"sample {picked[other[0]]:,} has length {again[other[0]]}, had {lengths[picked[other[0]]]}"
+    return None
+
+
+def _load(path: Path) -> tuple[dict[str, str], Int64Array] | None:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        with np.load(io.BytesIO(content)) as file:
+            about, lengths = json.loads(str(file["about"])), file["lengths"]
+        size = about["samples"].replace(",", "")
+        if about.pop("version") != VERSION or lengths.dtype != np.int64 or lengths.shape != (int(size),):
+            raise ValueError("version, or number of lengths")
+        return about, lengths
+    except Exception as error:  # a damaged file fails in many ways, also in those of zlib and of Python's tokenizer
+        raise ValueError(
+            f"{path}: not a file of lengths that this version of loaderkit wrote. Give another path, or delete it."
+        ) from error
+
+
+def _save(path: Path, made_of: dict[str, str], lengths: Int64Array) -> None:
+    content = io.BytesIO()
+    np.savez_compressed(content, about=np.array(json.dumps({"version": VERSION, **made_of})), lengths=lengths)
+    write_atomically(path, content.getvalue())

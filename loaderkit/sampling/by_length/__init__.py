@@ -1,0 +1,1 @@
+"""Plans that look at the lengths of samples: buckets, token budgets, packing."""

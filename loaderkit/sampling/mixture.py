@@ -1,0 +1,161 @@
+"""An order over several sources, mixed by weights."""
+
+import hashlib
+from collections.abc import Sequence, Sized
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderkit.sampling.order import Order, Shuffled, check_size
+from loaderkit.sampling.shard_order import ShardOrder
+from loaderkit.seeding.samples import Int64Array
+
+
+class Mixture(Order):
+    """Several sources mixed by weights, for a dataset that is their concatenation.
+
+    Each `window` positions of an epoch give each source its share, exact to one
+    sample, and the shares are spread evenly: any stretch of positions within
+    whole windows has its part of them, to within 2 - 1 / (S - 1) samples for S
+    sources; for two that is one sample. A source that is used up begins again
+    with its next pass, and an epoch goes on where the one before it left the
+    source.
+
+    Args:
+        sources: The datasets, or their sizes, which are then shuffled: by a ShardOrder where a dataset has
+            shards. Or an order for each.
+        weights: One for each source, above 0; need not sum to 1.
+        seed: Of sources that are not given as orders.
+        size: Positions in an epoch; the sum of the sources' sizes by default.
+        window: Positions over which the shares are exact.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Order | int | Sized],
+        weights: Sequence[float],
+        *,
+        seed: int = 0,
+        size: int | None = None,
+        window: int = 1000,
+    ) -> None:
+        self._orders = [_shuffled(source, seed + row) for row, source in enumerate(sources)]
+        self._sizes = [order.size(0) for order in self._orders]
+        found = np.asarray(weights, dtype=np.float64)
+        if found.shape != (len(self._orders),) or not found.size or not np.isfinite(found).all() or found.min() <= 0:
+            raise ValueError(
+                f"Mixture: {len(self._orders)} sources and weights {weights!r}, wanted one weight above 0 for each."
+            )
+        if not all(self._sizes):
+            raise ValueError(f"Mixture: the sources have sizes {self._sizes}, wanted at least one sample in each.")
+        self._weights = found / found.sum()
+        self._size = sum(self._sizes) if size is None else size
+        check_size(self._size, "Mixture")
+        if window < 1 or _shares(self._weights, window).min() < 1:
+            raise ValueError(
+                f"Mixture: in a window of {window} positions a source with weight {found.min():g} of {found.sum():g} "
+                "gets no sample. Use a larger window."
+            )
+        self._window = window
+        self._epochs: dict[int, Any] = {}
+
+    def size(self, epoch: int) -> int:
+        return self._size
+
+    def at(self, epoch: int, positions: Int64Array) -> Int64Array:
+        result = np.empty_like(positions)
+        source, count = self._deal(epoch, positions)
+        start = 0
+        for row, order in enumerate(self._orders):
+            mine = np.flatnonzero(source == row)
+            passes, inside = np.divmod(count[mine], self._sizes[row])
+            for number in np.unique(passes).tolist():
+                now = passes == number
+                result[mine[now]] = start + order.at(number, inside[now])
+            start += self._sizes[row]
+        return result
+
+    @property
+    def reach(self) -> int:
+        return sum(self._sizes)
+
+    def key(self, epoch: int) -> str:
+        text = ", ".join(f"{w:.9g} of {o.key(0)}" for w, o in zip(self._weights, self._orders, strict=True))
+        if len(text) > 200:
+            text = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return f"mixture-2({text}, size={self._size}, window={self._window})"
+
+    def source_epochs(self, epoch: int, samples: int) -> npt.NDArray[np.float64]:
+        """Return how often each source (S,) was read through when so many samples of an epoch are consumed: 2.5 is in its third pass."""
+        number, rest = divmod(samples, self._window)
+        whole, _ = divmod(self._size, self._window)
+        source, _ = self._pattern(self._window if number < whole else self._size % self._window)
+        counts = epoch * self._in_epoch() + number * _shares(self._weights, self._window)
+        counts += np.bincount(source[:rest], minlength=len(self._sizes)).astype(np.int64)
+        passes: npt.NDArray[np.float64] = counts / np.array(self._sizes, dtype=np.float64)
+        return passes
+
+    def _in_epoch(self) -> Int64Array:
+        """Return how many samples of each source (S,) an epoch has."""
+        whole, rest = divmod(self._size, self._window)
+        return whole * _shares(self._weights, self._window) + _shares(self._weights, rest)
+
+    def _deal(self, epoch: int, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return each position's source (N,) and how many samples of that source came before it (N,)."""
+        whole, rest = divmod(self._size, self._window)
+        windows: Int64Array = positions // self._window
+        slots = positions - windows * self._window
+        pattern, before = self._pattern(self._window)
+        source, count = pattern[slots], before[slots]
+        late = np.flatnonzero(windows >= whole)
+        if late.size:
+            pattern, before = self._pattern(rest)
+            source[late], count[late] = pattern[slots[late]], before[slots[late]]
+        count += epoch * self._in_epoch()[source] + windows * _shares(self._weights, self._window)[source]
+        return source, count
+
+    def _pattern(self, window: int) -> tuple[Int64Array, Int64Array]:
+        """Return the source (W,) of each place in a window, and how many of that source come before it there (W,)."""
+        if window not in self._epochs:
+            self._epochs[window] = _spread(_shares(self._weights, window))
+        pattern: tuple[Int64Array, Int64Array] = self._epochs[window]
+        return pattern
+
+
+def _shuffled(source: Order | int | Sized, seed: int) -> Order:
+    if isinstance(source, Order):
+        return source
+    if isinstance(source, Sized):
+        sizes = getattr(source, "shard_sizes", None)
+        return Shuffled(len(source), seed=seed) if sizes is None else ShardOrder(sizes, seed=seed)
+    return Shuffled(source, seed=seed)
+
+
+def _spread(shares: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Spread sources over a window as evenly as can be: as Tijdeman deals (The chairman assignment problem, 1980).
+
+    After n places each of S sources has had its part of n, to within 1 - 1 / (2 S - 2).
+    """
+    window = int(shares.sum())
+    sources = np.flatnonzero(shares)
+    rates = shares[sources] / max(1, window)
+    slack = 1 / (2 * len(sources) - 2) if len(sources) > 1 else 0.0
+    had = np.zeros(len(sources), dtype=np.int64)
+    pattern, before = np.empty(window, dtype=np.int64), np.empty(window, dtype=np.int64)
+    for place in range(window):
+        owed = rates * (place + 1) - had
+        due = np.where((owed >= slack - 1e-9) & (had < shares[sources]), (1 - slack - owed) / rates, np.inf)
+        chosen = int(due.argmin())
+        pattern[place], before[place] = sources[chosen], had[chosen]
+        had[chosen] += 1
+    return pattern, before
+
+
+def _shares(weights: npt.NDArray[np.float64], window: int) -> Int64Array:
+    """Split `window` positions in proportion to weights, by largest remainder."""
+    exact = weights * window
+    shares = np.floor(exact).astype(np.int64)
+    order = np.argsort(shares - exact, kind="stable")
+    shares[order[: window - int(shares.sum())]] += 1
+    return shares

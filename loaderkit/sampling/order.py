@@ -1,0 +1,198 @@
+"""In what order: pure functions from (seed, epoch, position) to index, evaluated anywhere at no start-up cost."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderkit.sampling.permutation import SMALL, permute, permute_stretch, prepare
+from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.overrides import passes_over
+
+_AT = frozenset({"at"})  # in a class of one's own it counts, and need not be right in several threads
+
+
+class Order(ABC):
+    """An epoch's sequence of dataset indices, with random access.
+
+    A subclass gives `size`, `at`, `key` and `reach`. All have to be pure: the same
+    in every process, whatever was asked before. Where look-ups take long, it may let
+    threads make them ahead: `is_dear`, `prepare`.
+    """
+
+    @abstractmethod
+    def size(self, epoch: int) -> int:
+        """Return the number of positions in an epoch."""
+
+    @abstractmethod
+    def at(self, epoch: int, positions: Int64Array) -> Int64Array:
+        """Return the indices (N,) at positions (N,), each in [0, size)."""
+
+    @abstractmethod
+    def key(self, epoch: int) -> str:
+        """Name this order, with its version and all that shapes it but the dataset's size."""
+
+    @property
+    @abstractmethod
+    def reach(self) -> int:
+        """Return one more than the largest index: the least size of a dataset for this order."""
+
+    @property
+    def is_dear(self) -> bool:
+        """Whether a thread is to look up positions ahead: look-ups take long, and may be made from several threads at a time."""
+        return False
+
+    def prepare(self, epoch: int) -> None:  # noqa: B027 - few need it
+        """Begin to make what look-ups in an epoch need."""
+
+    def indices(self, epoch: int, start: int, stop: int) -> Int64Array:
+        """Return the indices (stop - start,) of a stretch of positions."""
+        size = self.size(epoch)
+        if not 0 <= start <= stop <= size:
+            raise IndexError(f"order: positions {start} to {stop} asked for, wanted 0 <= start <= stop <= {size}.")
+        if passes_over(self, "_stretch", _AT):
+            return self.at(epoch, np.arange(start, stop, dtype=np.int64))
+        return self._stretch(epoch, start, stop)
+
+    def _stretch(self, epoch: int, start: int, stop: int) -> Int64Array:
+        return self.at(epoch, np.arange(start, stop, dtype=np.int64))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # An epoch's cached arrays are cheap to make again and dear to send.
+        return {name: {} if name == "_epochs" else value for name, value in self.__dict__.items()}
+
+
+def cached(order: Any, epoch: int, make: Callable[[], Any]) -> Any:
+    """Keep what an epoch needs, for one epoch at a time; another thread may ask for another one meanwhile."""
+    epochs: dict[int, Any] = order._epochs
+    value = epochs.get(epoch)
+    if value is None:
+        value = make()
+        epochs.clear()
+        epochs[epoch] = value
+    return value
+
+
+def check_size(size: int, name: str) -> None:
+    """Raise ValueError unless the size is an integer of at least 0."""
+    if not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 0:
+        raise ValueError(f"{name}: size is {size!r}, wanted an integer of at least 0.")
+
+
+def digest(*arrays: npt.NDArray[Any]) -> str:
+    """Name the content of arrays in 16 characters."""
+    return hashlib.blake2b(b"".join(array.tobytes() for array in arrays), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True)
+class Sequential(Order):
+    """The dataset's own order."""
+
+    length: int
+
+    def __post_init__(self) -> None:
+        check_size(self.length, "Sequential")
+
+    def size(self, epoch: int) -> int:
+        return self.length
+
+    def at(self, epoch: int, positions: Int64Array) -> Int64Array:
+        return positions
+
+    @property
+    def reach(self) -> int:
+        return self.length
+
+    def key(self, epoch: int) -> str:
+        return "sequential-1"
+
+
+@dataclass(frozen=True)
+class Shuffled(Order):
+    """A new permutation each epoch, a function of (seed, epoch) alone.
+
+    Below 2**20 samples every permutation is as likely as any other. Above, it
+    is a keyed permutation that needs no list: see `loaderkit.sampling.permutation`.
+    """
+
+    length: int
+    seed: int = field(default=0, kw_only=True)
+    _epochs: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_size(self.length, "Shuffled")
+
+    def size(self, epoch: int) -> int:
+        return self.length
+
+    def at(self, epoch: int, positions: Int64Array) -> Int64Array:
+        return permute(positions, self.length, self.seed, epoch, self._epochs)
+
+    def _stretch(self, epoch: int, start: int, stop: int) -> Int64Array:
+        return permute_stretch(start, stop, self.length, self.seed, epoch, self._epochs)
+
+    @property
+    def is_dear(self) -> bool:
+        return self.length >= SMALL and not passes_over(self, "is_dear", _AT)
+
+    def prepare(self, epoch: int) -> None:
+        prepare(self.length, self.seed, epoch, self._epochs)
+
+    @property
+    def reach(self) -> int:
+        return self.length
+
+    def key(self, epoch: int) -> str:
+        return f"shuffled-3(seed={self.seed})"
+
+
+class Subset(Order):
+    """Some of the dataset's indices, as they are given or shuffled anew each epoch.
+
+    Args:
+        indices: Indices (N,), integers.
+        shuffle: Whether to shuffle them.
+        seed: Of the shuffling.
+    """
+
+    def __init__(self, indices: Sequence[int] | Int64Array, *, shuffle: bool = False, seed: int = 0) -> None:
+        chosen = np.asarray(indices)
+        if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iu"):
+            raise ValueError(
+                f"Subset: indices have shape {chosen.shape} and dtype {chosen.dtype}, wanted one axis of integers. "
+                "From a boolean mask: np.flatnonzero(mask)."
+            )
+        if chosen.size and chosen.min() < 0:
+            raise ValueError(f"Subset: found index {chosen.min()}, wanted indices of at least 0.")
+        self._chosen = chosen.astype(np.int64)
+        self._shuffle = shuffle
+        self._seed = seed
+        self._epochs: dict[int, Any] = {}
+
+    def size(self, epoch: int) -> int:
+        return len(self._chosen)
+
+    def at(self, epoch: int, positions: Int64Array) -> Int64Array:
+        if self._shuffle:
+            positions = permute(positions, len(self._chosen), self._seed, epoch, self._epochs)
+        return np.take(self._chosen, positions)
+
+    @property
+    def is_dear(self) -> bool:
+        return self._shuffle and len(self._chosen) >= SMALL and not passes_over(self, "is_dear", _AT)
+
+    def prepare(self, epoch: int) -> None:
+        if self._shuffle:
+            prepare(len(self._chosen), self._seed, epoch, self._epochs)
+
+    @property
+    def reach(self) -> int:
+        return int(self._chosen.max()) + 1 if self._chosen.size else 0
+
+    def key(self, epoch: int) -> str:
+        how = f"seed={self._seed}" if self._shuffle else "in order"
+        return f"subset-3({digest(self._chosen)}, {how})"

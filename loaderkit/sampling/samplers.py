@@ -1,0 +1,169 @@
+"""Orders that draw: by weight, or as a user's own sampler does."""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+import torch.utils.data as torch_data
+
+from loaderkit.sampling.order import Order, cached, check_size, digest
+from loaderkit.seeding.samples import Int64Array, SampleSeeds, hash_positions
+
+
+class Weighted(Order):
+    """Indices drawn in proportion to weights.
+
+    With replacement each position draws by itself. Without, heavy samples come
+    early (Efraimidis and Spirakis, Information Processing Letters 2006).
+
+    Args:
+        weights: (N,), at least 0, finite, not all 0.
+        seed: Of the draw.
+        size: Positions in an epoch; N by default (without replacement, those
+            with a weight above 0).
+        replacement: Whether an index may come more than once an epoch.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[float] | npt.NDArray[Any],
+        *,
+        seed: int = 0,
+        size: int | None = None,
+        replacement: bool = True,
+    ) -> None:
+        self._weights = np.asarray(weights, dtype=np.float64)
+        found = self._weights
+        if found.ndim != 1 or not found.size or not np.isfinite(found).all() or found.min() < 0:
+            raise ValueError(
+                f"Weighted: weights have shape {found.shape} and values from {found.min(initial=np.inf)} to "
+                f"{found.max(initial=-np.inf)}, wanted one axis of finite numbers of at least 0, one for each sample."
+            )
+        usable = int(np.count_nonzero(found))
+        if not usable:
+            raise ValueError("Weighted: all weights are 0, wanted at least one above 0.")
+        with np.errstate(over="ignore"):
+            total = found.sum()
+        if not np.finfo(np.float64).tiny <= total < np.inf:
+            raise ValueError(
+                f"Weighted: the weights have the sum {total:g}, beyond what can be drawn by. Scale them, such as by their largest."
+            )
+        if size is None:
+            size = found.size if replacement else usable
+        check_size(size, "Weighted")
+        if not replacement and size > usable:
+            raise ValueError(
+                f"Weighted: {size} samples without replacement wanted, {usable} have a weight above 0. "
+                "Ask for fewer, or use replacement=True."
+            )
+        self._size = size
+        self._seed = seed
+        self._replacement = replacement
+        self._epochs: dict[int, Any] = {}
+
+    def size(self, epoch: int) -> int:
+        return self._size
+
+    def at(self, epoch: int, positions: Int64Array) -> Int64Array:
+        if not self._replacement:
+            drawn: Int64Array = cached(self, epoch, lambda: self._draw_all(epoch))
+            return np.take(drawn, positions)
+        cumulative: npt.NDArray[np.float64] = cached(self, 0, lambda: np.cumsum(self._weights))
+        points = _uniform(positions, "weighted", self._seed, epoch) * cumulative[-1]
+        # side="right" skips weights of 0, also at the start and in runs.
+        found: Int64Array = np.searchsorted(cumulative, points, side="right").astype(np.int64)
+        return found
+
+    @property
+    def reach(self) -> int:
+        return len(self._weights)
+
+    def key(self, epoch: int) -> str:
+        shape = f"seed={self._seed}, size={self._size}, replacement={self._replacement}"
+        return f"weighted-1({digest(self._weights)}, {shape})"
+
+    def _draw_all(self, epoch: int) -> Int64Array:
+        usable = np.flatnonzero(self._weights)
+        waits = -np.log(_uniform(usable, "weighted", self._seed, epoch)) / self._weights[usable]
+        drawn: Int64Array = usable[np.argsort(waits, kind="stable")]
+        return drawn
+
+
+def _uniform(positions: Int64Array, *keys: int | str) -> npt.NDArray[np.float64]:
+    """Return numbers in the open interval (0, 1), one for each position."""
+    return ((hash_positions(positions, *keys) >> np.uint64(12)).astype(np.float64) + 0.5) / 2.0**52
+
+
+class SamplerOrder(Order):
+    """A user's own sampler: any iterable of indices.
+
+    It is drawn whole at each epoch's start, after `set_epoch` where it has that,
+    with the global generators seeded from (seed, epoch). It is as resumable as it
+    is a function of those: the state holds a digest of the epoch's indices, so
+    that a resume into another order is refused rather than wrong.
+
+    Raises:
+        ValueError: If the sampler deals to ranks itself; the Loader does that.
+    """
+
+    def __init__(self, sampler: Iterable[int], *, seed: int = 0) -> None:
+        if isinstance(sampler, torch_data.DistributedSampler) and sampler.num_replicas > 1:
+            raise ValueError(
+                f"order: {type(sampler).__name__} deals to {sampler.num_replicas} ranks, and the Loader does so too. "
+                "Leave it out: shuffle=True does its work, and world= names the ranks."
+            )
+        self._sampler = sampler
+        self._seed = seed
+        self._epochs: dict[int, Any] = {}
+
+    def size(self, epoch: int) -> int:
+        return len(self._drawn(epoch))
+
+    def at(self, epoch: int, positions: Int64Array) -> Int64Array:
+        return np.take(self._drawn(epoch), positions)
+
+    def key(self, epoch: int) -> str:
+        return f"sampler-1({type(self._sampler).__name__}, {digest(self._drawn(epoch))})"
+
+    def is_repeatable(self, epoch: int) -> bool:
+        """Draw the epoch again and say whether it came out the same."""
+        return bool(np.array_equal(self._drawn(epoch), self._draw(epoch)))
+
+    @property
+    def reach(self) -> int:
+        drawn = self._drawn(0)
+        return int(drawn.max()) + 1 if drawn.size else 0
+
+    def _drawn(self, epoch: int) -> Int64Array:
+        drawn: Int64Array = cached(self, epoch, lambda: self._draw(epoch))
+        return drawn
+
+    def _draw(self, epoch: int) -> Int64Array:
+        set_epoch = getattr(self._sampler, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+        with SampleSeeds(hash_positions(np.zeros(1, dtype=np.int64), "sampler", self._seed, epoch)) as seeds:
+            seeds.enter(0)
+            indices = iter(self._sampler)
+            first = next(indices, None)
+            if first is not None and not isinstance(first, SupportsIndex):
+                raise TypeError(
+                    f"loader: the order gives {first!r}, wanted whole numbers, the samples' indices. Of a batch sampler give the "
+                    "sampler, with batch_size=; of a plan of your own, plan=."
+                )
+            return np.fromiter(indices if first is None else itertools.chain([first], indices), dtype=np.int64)
+
+
+def as_order(order: Any, *, seed: int) -> Order:
+    """Accept an Order, or a user's sampler as one.
+
+    Raises:
+        TypeError: If it is neither.
+    """
+    if isinstance(order, Order):
+        return order
+    if hasattr(order, "__iter__"):
+        return SamplerOrder(order, seed=seed)
+    raise TypeError(f"loader: order is {type(order).__name__}, wanted a loaderkit order or a sampler (an iterable).")

@@ -1,0 +1,1 @@
+"""Which random numbers belong to which sample."""

@@ -1,0 +1,1 @@
+"""What the machine, its processes, threads and memory allow; knows nothing of data."""

@@ -1,0 +1,243 @@
+"""The `loaderkit` command: what it makes, says and leaves behind."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from command_line import COMMAND, ENVIRONMENT, loaderkit
+from tasks import failing
+
+from loaderkit.cli import main
+from loaderkit.datasets.formats import find_formats, format_named, format_of
+from loaderkit.datasets.remote.urls import INDEX_SUFFIX as SUFFIX
+from loaderkit.datasets.shards.index import ShardIndex
+from loaderkit.datasets.shards.jsonl import JsonlDataset
+from loaderkit.system.process_pool import map_in_processes
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """A folder of five shards of 10 to 14 bytes."""
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for number in range(5):
+        (folder / f"{number}.bytes").write_bytes(b"x" * (10 + number))
+    return folder
+
+
+def indexes(folder: Path) -> dict[str, int]:
+    """The shards that have an index, whole, with the number of samples."""
+    found = sorted(folder.glob(f"*{SUFFIX}"))
+    return {path.name.removesuffix(SUFFIX): ShardIndex.from_bytes(path.read_bytes(), path).count for path in found}
+
+
+WHOLE = {f"{number}.bytes": 10 + number for number in range(5)}
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_index_makes_what_is_missing_and_leaves_what_is_fresh(shards: Path, jobs: int) -> None:
+    command = ("index", shards, "--format", "index_formats:Bytes", "--jobs", jobs)
+    missing = loaderkit(*command, "--check")
+    assert missing.returncode == 1
+    assert "5 shards: 5 missing; 0 samples" in missing.stdout
+    assert indexes(shards) == {}  # a check writes nothing
+
+    made = loaderkit(*command)
+    assert (made.returncode, made.stderr) == (0, "")
+    assert f"made    {shards}/3.bytes  13 samples" in made.stdout
+    assert made.stdout.endswith("5 shards: 5 made; 60 samples\n")
+    assert indexes(shards) == WHOLE
+
+    (shards / "1.bytes").write_bytes(b"x" * 40)
+    stale = loaderkit(*command, "--check", "--quiet")
+    assert stale.returncode == 1
+    assert f"stale   {shards}/1.bytes: has 40 bytes, had 11 when it was indexed" in stale.stderr
+    again = loaderkit(*command)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert again.stdout.endswith("5 shards: 4 fresh, 1 made; 89 samples\n")
+    assert loaderkit(*command, "--check").returncode == 0
+
+
+def test_a_shard_that_fails_is_named_and_the_others_are_made(shards: Path) -> None:
+    (shards / "2.bytes").write_bytes(b"ab!c")
+    done = loaderkit("index", shards, "--format", "index_formats:Bytes", "--quiet")
+    assert done.returncode == 1
+    assert done.stderr == f"failed  {shards}/2.bytes: a '!' at byte 2.\n"
+    assert done.stdout == "5 shards: 1 failed, 4 made; 48 samples\n"
+    assert indexes(shards) == {name: count for name, count in WHOLE.items() if name != "2.bytes"}
+
+
+def test_a_damaged_index_is_made_again(shards: Path) -> None:
+    command = ("index", shards, "--format", "index_formats:Bytes")
+    loaderkit(*command)
+    index = shards / f"4.bytes{SUFFIX}"
+    index.write_bytes(index.read_bytes()[:-9])
+    damaged = loaderkit(*command, "--check")
+    assert damaged.returncode == 1
+    assert "4 fresh, 1 damaged" in damaged.stdout or "1 damaged, 4 fresh" in damaged.stdout
+    assert loaderkit(*command).stdout.endswith("5 shards: 4 fresh, 1 made; 60 samples\n")
+    assert indexes(shards) == WHOLE
+
+
+def test_a_checksum_finds_what_size_and_time_hide(shards: Path) -> None:
+    command = ("index", shards, "--format", "index_formats:Bytes")
+    loaderkit(*command)
+    assert "its index has no checksum" in loaderkit(*command, "--check", "--checksum").stderr
+    assert loaderkit(*command, "--checksum").stdout.endswith("5 shards: 5 made; 60 samples\n")
+    assert loaderkit(*command, "--check", "--checksum").returncode == 0
+    shard = shards / "2.bytes"
+    time_ns = shard.stat().st_mtime_ns
+    shard.write_bytes(b"y" * 12)
+    os.utime(shard, ns=(time_ns, time_ns))
+    assert loaderkit(*command, "--check").returncode == 0
+    changed = loaderkit(*command, "--check", "--checksum")
+    assert changed.returncode == 1
+    assert (
+        changed.stderr == f"stale   {shard}: has other content, of the same size and time, than when it was indexed\n"
+    )
+    assert loaderkit(*command, "--checksum").stdout.endswith("5 shards: 4 fresh, 1 made; 60 samples\n")
+    assert loaderkit(*command, "--check", "--checksum").returncode == 0
+
+
+def test_indexes_lie_in_a_folder_on_request(shards: Path, tmp_path: Path) -> None:
+    command = ("index", shards, "--format", "index_formats:Bytes", "--index-dir", tmp_path / "indexes")
+    assert loaderkit(*command).returncode == 0
+    assert indexes(shards) == {}
+    assert sorted(indexes(tmp_path / "indexes").values()) == sorted(WHOLE.values())
+    assert loaderkit(*command, "--check").returncode == 0
+
+
+def test_the_format_is_known_by_the_suffix(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
+    (tmp_path / "b.ndjson").write_text("3\n")
+    done = loaderkit("index", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("2 shards: 2 made; 3 samples\n")
+    assert len(JsonlDataset(tmp_path)) == 3
+    np.save(tmp_path / "d.npy", np.arange(5))  # of two formats, neither of which has an index
+    assert "2 fresh, 1 without" in loaderkit("index", tmp_path).stdout
+    (tmp_path / "c.what").write_text("")
+    unknown = loaderkit("index", tmp_path / "c.what")
+    assert unknown.returncode == 1
+    assert "no format has this suffix" in unknown.stderr
+
+
+def test_settings_of_a_format_and_formats_without_an_index(shards: Path) -> None:
+    command = ("index", shards, "--format")
+    stepped = loaderkit(*command, "index_formats:Bytes", "--option", "step=10")
+    assert stepped.stdout.endswith("5 shards: 5 made; 9 samples\n")
+    without = loaderkit(*command, "index_formats:NoIndex")
+    assert without.returncode == 0
+    assert "5 shards: 5 without; 0 samples" in without.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["index", "nowhere"], 1, "no shards at 'nowhere'"),
+        (["index", ".", "--format", "what"], 1, "format 'what' is not known, wanted one of"),
+        (["index", ".", "--format", "no_module:Class"], 1, "can't be loaded: No module named 'no_module'"),
+        (["index", ".", "--format", "index_formats:os"], 1, "wanted a subclass of ShardedDataset"),
+        (["index", ".", "--jobs", "0"], 2, "--jobs: 0, wanted at least 1"),
+        (["index", ".", "--option", "step"], 2, "'step', wanted NAME=VALUE"),
+        (["what"], 2, "invalid choice: 'what'"),
+        ([], 2, "required: COMMAND"),
+    ],
+)
+def test_mistakes_are_named(arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        found = main(arguments)
+    except SystemExit as end:  # as argparse ends
+        found = end.code  # type: ignore[assignment]
+    shown = capsys.readouterr()
+    assert (found, shown.out) == (code, "")
+    assert message in shown.err
+
+
+def test_a_worker_that_dies_is_a_failure_not_a_hang(shards: Path) -> None:
+    command = ("index", shards, "--jobs", 2, "--format")
+    done = loaderkit(*command, "index_formats:Dying")
+    assert done.returncode == 1
+    assert "a worker process was killed" in done.stderr
+    assert loaderkit(*command, "index_formats:Bytes").returncode == 0
+    assert indexes(shards) == WHOLE
+
+
+@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_run_leaves_nothing_half_and_a_rerun_finishes(shards: Path, kill: signal.Signals) -> None:
+    command = [COMMAND, "index", shards, "--jobs", "2", "--format", "index_formats:Slow"]
+    process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not indexes(shards) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    assert len(workers) == 2
+    process.send_signal(kill)
+    _, errors = process.communicate(timeout=30)  # the workers hold the pipes: they end, too
+    assert process.returncode == (130 if kill == signal.SIGINT else -kill)
+    assert b"Traceback" not in errors
+    psutil.wait_procs(workers, timeout=10)
+    assert not [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE]
+
+    before = indexes(shards)  # each is whole
+    assert 0 < len(before) < 5
+    assert {name: WHOLE[name] for name in before} == before
+    done = loaderkit(*command[1:])
+    assert done.returncode == 0
+    assert done.stdout.endswith(f"5 shards: {len(before)} fresh, {5 - len(before)} made; 60 samples\n")
+    assert indexes(shards) == WHOLE
+
+
+def test_parts_that_a_kill_left_are_removed_when_they_are_old(shards: Path) -> None:
+    old, new, other = (shards / name for name in (f".{'0' * 32}.part", f".{'1' * 32}.part", ".mine.part"))
+    for path in (old, new, other):
+        path.write_bytes(b"LKIND")
+    for path in (old, other):
+        os.utime(path, (1, 1))
+    assert loaderkit("index", shards, "--format", "index_formats:Bytes").returncode == 0
+    assert [path.exists() for path in (old, new, other)] == [False, True, True]
+
+
+@pytest.mark.parametrize(("rank", "seen"), [("0", True), ("1", False)])
+def test_progress_is_shown_on_a_terminal_by_rank_0(shards: Path, rank: str, seen: bool) -> None:
+    reader, writer = pty.openpty()
+    environment = ENVIRONMENT | {"RANK": rank, "WORLD_SIZE": "2"}
+    command = [COMMAND, "index", shards, "--format", "index_formats:Bytes"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=writer) as process:
+        os.close(writer)
+        shown = b""
+        try:
+            while block := os.read(reader, 4096):
+                shown += block
+        except OSError:  # so does a terminal end
+            pass
+        os.close(reader)
+        assert process.stdout is not None
+        lines = process.stdout.read().decode()
+    assert process.returncode == 0
+    assert lines.endswith("5 shards: 5 made; 60 samples\n")  # no bar where the output is piped to
+    assert (b"indexing" in shown) == seen
+
+
+def test_formats_are_found_by_name_and_suffix() -> None:
+    formats, _ = find_formats()
+    assert formats["jsonl"] is JsonlDataset
+    assert format_named("jsonl") is format_of("s3://bucket/part-1.jsonl") is JsonlDataset
+    for name, kind in formats.items():
+        assert kind.suffixes, name
+        assert json.dumps(kind.suffixes)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_each_task_has_its_result_or_its_error(jobs: int) -> None:
+    results = dict(map_in_processes(failing, range(4), jobs=jobs, fork=False))
+    assert {task: result for task, result in results.items() if task != 2} == {0: 0, 1: 10, 3: 30}
+    assert "UnicodeDecodeError: 'utf-8' codec can't decode" in str(results[2])
+    assert "(in the third)" in str(results[2])

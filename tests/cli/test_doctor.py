@@ -1,0 +1,181 @@
+"""`loaderkit doctor` names what stands in the way, where it is kept, and what to do."""
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data as torch_data
+
+import loaderkit as lk
+from loaderkit.cli import main
+from loaderkit.cli.bench.subject import subject_of
+from loaderkit.cli.doctor.data import check_data, measure
+from loaderkit.cli.doctor.finding import in_units
+from loaderkit.cli.doctor.host import Host, available_memory, check_host
+from loaderkit.system.cpus import Cpus
+
+ROOMY = Host(
+    cpus=Cpus(8),
+    cpus_there=8,
+    memory=64 << 30,
+    shared_memory=(8 << 30, 8 << 30),
+    open_files=(65_536, 65_536),
+    start_method="fork",
+    cuda_devices=(),
+)
+
+
+class Data:
+    """Four samples, and whatever a test puts in."""
+
+    def __init__(self, **kept: Any) -> None:
+        self.__dict__.update(kept)
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.zeros(1000)
+
+
+def said(findings: Iterator[Any], *levels: str) -> list[str]:
+    return [str(finding) for finding in findings if finding.level in (levels or ("note", "wrong"))]
+
+
+def about(data: Any, host: Host = ROOMY, *, workers: int = 2, ranks: int = 1) -> list[str]:
+    return said(check_data(subject_of(data, batch_size=None, spawn=False), host, workers=workers, ranks=ranks))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[Any]:
+    with (tmp_path / "a").open("w") as opened:
+        yield opened
+
+
+def test_a_good_machine_and_dataset_are_fine() -> None:
+    assert said(check_host(ROOMY, 2)) == []
+    assert about(Data()) == []
+    assert about(lk.Loader(Data(), 4, num_workers=2)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "message"),
+    [
+        (
+            {"cpus": Cpus(8, 1.5)},
+            2,
+            "wrong  8 CPUs, a control group's quota of 1.5 may be used, 8 are there, for 2 ranks",
+        ),
+        ({"cpus": Cpus(2), "cpus_there": 64}, 1, "note   2 CPUs may be used, 64 are there"),
+        ({"memory": 100 << 20}, 1, "wrong  memory: 100 MiB can be had"),
+        ({"shared_memory": (1 << 20, 64 << 20)}, 1, "note   /dev/shm: 1 MiB of 64 MiB free"),
+        ({"open_files": (1024, 4096)}, 1, "note   open files: at most 1,024 (may be raised to 4,096)"),
+    ],
+)
+def test_what_a_machine_lacks_is_said(changes: Any, ranks: int, message: str) -> None:
+    found = said(check_host(dataclasses.replace(ROOMY, **changes), ranks))
+    assert len(found) == 1
+    assert found[0].startswith(message)
+    assert "\n       -> " in found[0]
+
+
+def test_what_does_not_pickle_is_named_by_its_path(file: Any) -> None:
+    data = Data(parts=[{"name": "a", "file": file}], lock=threading.Lock(), size=3)
+    paths = lk.testing.find_unpicklable(data)
+    assert list(paths) == ["dataset.parts[0]['file']", "dataset.lock"]
+    assert "cannot pickle" in paths["dataset.lock"]
+    found = about(data)
+    assert len(found) == 2
+    assert found[0].startswith("note   dataset.parts[0]['file'] does not pickle")
+    spawned = about(data, dataclasses.replace(ROOMY, start_method="spawn"))
+    assert spawned[1].startswith("wrong  dataset.lock does not pickle")
+
+
+def test_functions_and_objects_are_blamed_themselves() -> None:
+    lock = threading.Lock()
+
+    def local() -> Any:
+        return lock
+
+    class Local:
+        pass
+
+    assert list(lk.testing.find_unpicklable(Data(function=local, value=Local()))) == [
+        "dataset.function",
+        "dataset.value",
+    ]
+    around: list[Any] = [lock]
+    around.append(around)
+    assert list(lk.testing.find_unpicklable({"around": around})) == ["dataset['around'][0]"]
+    assert lk.testing.find_unpicklable(Data(handle=lk.Handle(open, "a"))) == {}
+
+
+def test_generators_and_many_objects_are_found() -> None:
+    records = [{"id": number} for number in range(100_000)]
+    found = about(Data(rng=np.random.default_rng(0), records=records, numbers=list(range(100_000))))
+    assert [text.split("\n")[0] for text in found] == [
+        "wrong  random generators of the dataset's own: dataset.rng",
+        "note   dataset.records: 100,000 Python objects, of which each worker gets a copy as it reads them",
+        "note   dataset.numbers: 100,000 Python objects, of which each worker gets a copy as it reads them",
+    ]
+    assert "loaderkit.share" in found[1]
+    assert "array" in found[2]
+    assert about(Data(records=lk.share(records))) == []
+
+
+def test_batches_that_do_not_fit_are_said() -> None:
+    assert measure(({"a": torch.zeros(3), "b": [np.zeros(2, np.uint8), "text"]}, 1)) == (14, 2)
+    data, batch = Data(), 32 * 4000
+    loader = lk.Loader(data, 32, engine="torch", num_workers=1)
+    small = dataclasses.replace(ROOMY, memory=2 * (2 * 4 + 4) * batch)
+    for source, ahead in (
+        (data, 8 * 4),
+        (loader, 2 * 4),
+        (lk.Loader(data, 32, num_workers=1, prefetch_factor=3), 3 * 4),
+    ):
+        [found] = about(source, small, workers=4, ranks=3)
+        under_way = in_units((ahead + 4) * 3 * batch)
+        assert found.startswith(
+            f"wrong  a batch has 125 KiB in 1 tensors; {under_way} are under way at most: {ahead} ahead"
+        )
+    for source, level in ((loader, "wrong"), (data, "note"), (torch_data.DataLoader(data, 32), "wrong")):  # type: ignore[arg-type]
+        [found] = about(source, dataclasses.replace(ROOMY, shared_memory=(1 << 20, 8 << 30)), workers=8)
+        assert found.startswith(f"{level:<5}  /dev/shm has 1 MiB free, torch's workers would need 1.95 MiB")
+    [found] = about(loader, dataclasses.replace(ROOMY, open_files=(20, 20)), workers=8)
+    assert found.startswith("note   1 tensors a batch, 16 batches ahead")
+
+
+def test_memory_is_the_hosts_or_the_containers(tmp_path: Path) -> None:
+    assert available_memory(tmp_path, tmp_path) is None
+    (tmp_path / "meminfo").write_text("MemTotal:  900 kB\nMemAvailable:  500 kB\n")
+    assert available_memory(tmp_path, tmp_path) == 500 << 10
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    assert available_memory(tmp_path, tmp_path) == 500 << 10
+    (tmp_path / "memory.max").write_text("5000\n")
+    assert available_memory(tmp_path, tmp_path) == 4000
+    assert available_memory() is not None
+
+
+def bad() -> Data:
+    return Data(rng=np.random.default_rng(0))
+
+
+def broken() -> Data:
+    raise RuntimeError("no data today")
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) in (0, 1)
+    assert "may be used" in capsys.readouterr().out
+    assert main(["doctor", f"{__name__}:Data", "--workers", "1", "--ranks", "1"]) in (0, 1)
+    assert "a batch has 125 KiB in 1 tensors" in capsys.readouterr().out
+    assert main(["doctor", f"{__name__}:bad"]) == 1
+    assert "dataset.rng" in capsys.readouterr().out
+    assert main(["doctor", f"{__name__}:broken"]) == 1
+    assert "RuntimeError: no data today" in capsys.readouterr().err

@@ -1,0 +1,128 @@
+"""Hugging Face datasets: their rows, in their format; transforms draw for their own row."""
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from drawing import add_draws, draws, equal
+from shards import as_list, check_laws, check_reads, with_draws
+
+import loaderkit as lk
+from loaderkit.sampling.cursor import fingerprint
+
+
+def rows(size: int) -> list[dict[str, Any]]:
+    return [{"id": number, "text": f"é{number}", "list": list(range(number % 3))} for number in range(size)]
+
+
+def make(size: int = 10) -> Any:
+    return datasets.Dataset.from_list(rows(size))
+
+
+@pytest.mark.parametrize("size", [1, 2, 10])
+def test_the_samples_are_the_rows(size: int) -> None:
+    check_reads(lk.HFDataset(make(size)), rows(size))
+
+
+@pytest.mark.parametrize("form", [None, "numpy", "torch"])
+def test_the_rows_are_in_the_datasets_format(form: str | None) -> None:
+    data = make().with_format(form).select(range(2, 9)).remove_columns("text")
+    ours = lk.HFDataset(data)
+    check_reads(ours, [data[index] for index in range(7)])
+    batch = next(iter(lk.Loader(lk.HFDataset(data.select_columns("id")), 7)))
+    assert equal(batch, {"id": torch.arange(2, 9)})
+
+
+@pytest.mark.parametrize("size", [1, 7, 10])
+def test_the_laws(size: int, tmp_path: Path) -> None:
+    make(size).save_to_disk(str(tmp_path / "data"))
+    pickled = "spawn" if size == 7 else None
+
+    def loaded() -> Any:
+        return lk.HFDataset(datasets.load_from_disk(str(tmp_path / "data")), transform=with_draws)
+
+    check_laws(loaded, lambda row: int(row["id"]), pickled=pickled)
+
+
+def drawing_batch(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    return {"id": batch["id"], "draws": [draws() for _ in batch["id"]]}
+
+
+def test_their_own_transform_draws_for_its_row() -> None:
+    """Whatever batch the row is in."""
+    data = lk.HFDataset(make().with_transform(drawing_batch), transform=add_draws)
+    runs = [[row for batch in lk.Loader(data, size, collate_fn=as_list) for row in batch] for size in (2, 5)]
+    assert len(runs[0]) == 10
+    assert equal(runs[0], runs[1])
+    assert len({tuple(row["draws"].tolist()) for row, _ in runs[0]}) == 10
+
+
+def test_the_fingerprint_is_the_librarys() -> None:
+    data = make()
+    assert lk.HFDataset(data).fingerprint() == data._fingerprint == make()._fingerprint
+    assert lk.HFDataset(data.select([1, 0])).fingerprint() != data._fingerprint
+    assert data._fingerprint in fingerprint(lk.HFDataset(data), 10)
+
+
+def doubled(row: dict[str, Any]) -> dict[str, Any]:
+    return {"id": 2 * row["id"]}
+
+
+def test_other_kinds_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"found the string 'imdb', wanted a datasets\.Dataset"):
+        lk.HFDataset("imdb")
+    with pytest.raises(TypeError, match=r"with the splits \['train'\], wanted one"):
+        lk.HFDataset(datasets.DatasetDict({"train": make()}))
+    with pytest.raises(TypeError, match=r"found a IterableDataset, wanted a datasets\.Dataset"):
+        lk.HFDataset(make().to_iterable_dataset())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_that_was_looked_at_before_is_read_from_its_start(workers: int) -> None:
+    """Its state_dict() tells where it was last read, and its iter() begins anew."""
+    stream = make(12).select_columns("id").to_iterable_dataset(num_shards=2)
+    next(iter(stream))
+    loaders = [lk.Loader(stream, 2, num_workers=workers) for _ in range(2)]
+    next(iter(loaders[0]))
+    state = loaders[0].state_dict()
+    for loader in (loaders[1], lk.Loader(stream, 2, num_workers=workers)):
+        for _ in range(2):
+            epoch = [batch["id"].tolist() for batch in loader]
+            assert sorted(index for batch in epoch for index in batch) == list(range(12))
+        loader.seek(epoch=0)
+        assert [batch["id"].tolist() for batch in loader] == epoch
+        loader.load_state_dict(state)
+        assert [batch["id"].tolist() for batch in loader] == epoch[1:]
+        loader.close()
+
+
+def streamed(how: str) -> Any:
+    """A stream that shares nothing with others: open iterators of one of the library's streams disturb each other."""
+    streams = [make(12).select_columns("id").to_iterable_dataset(num_shards=2) for _ in range(2)]
+    shuffled = streams[0].shuffle(seed=3, buffer_size=4)
+    return {
+        "shuffled": shuffled,
+        "shuffled and mapped": shuffled.map(doubled),
+        "beside another": datasets.interleave_datasets([shuffled, streams[1]]),
+        "as it is": streams[0],
+    }[how]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("how", ["shuffled", "shuffled and mapped", "beside another", "as it is"])
+def test_a_stream_resumes_exactly_although_its_state_lacks_the_shuffle_buffer(how: str, workers: int) -> None:
+    whole = [batch["id"].tolist() for batch in lk.Loader(streamed(how), 2, num_workers=workers)]
+    assert len(whole) >= 6
+    for stop in (1, 2, 4, 5):
+        loader = lk.Loader(streamed(how), 2, num_workers=workers)
+        batches = iter(loader)
+        assert [next(batches)["id"].tolist() for _ in range(stop)] == whole[:stop]
+        state = loader.state_dict()
+        loader.close()
+        assert (state["stream"]["resume"] == "by its own state") == (how == "as it is")
+        resumed = lk.Loader(streamed(how), 2, num_workers=workers)
+        resumed.load_state_dict(state)
+        assert [batch["id"].tolist() for batch in resumed] == whole[stop:]
+        resumed.close()

@@ -1,0 +1,153 @@
+"""An index file gives back what was written, whole or not at all."""
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import loaderkit as lk
+from loaderkit.datasets.remote.urls import stat, write_atomically
+from loaderkit.datasets.shards.index import ShardIndex, index_path, load_index, save_index
+
+INDEX = ShardIndex(
+    kind="toy-1", count=3, size_bytes=7, changed_ns=2**62, offsets=np.array([[0, 1], [1, 2**40], [5, 7]])
+)
+
+
+def same(a: ShardIndex, b: ShardIndex) -> bool:
+    plain = [(i.kind, i.count, i.size_bytes, i.changed_ns) for i in (a, b)]
+    if a.offsets is None or b.offsets is None:
+        return plain[0] == plain[1] and a.offsets is b.offsets
+    return plain[0] == plain[1] and a.offsets.dtype == b.offsets.dtype and np.array_equal(a.offsets, b.offsets)
+
+
+@pytest.mark.parametrize("shape", [None, (0,), (5,), (0, 2), (4, 3)])
+def test_an_index_comes_back(shape: tuple[int, ...] | None) -> None:
+    offsets = None if shape is None else np.arange(int(np.prod(shape))).reshape(shape)
+    index = ShardIndex(kind="toy-1", count=9, size_bytes=0, changed_ns=0, offsets=offsets)
+    assert same(ShardIndex.from_bytes(index.to_bytes(), Path("x")), index)
+
+
+@given(st.data())
+def test_no_damage_goes_unnoticed(data: st.DataObject) -> None:
+    content = INDEX.to_bytes()
+    place = data.draw(st.integers(0, len(content) - 1))
+    cut = content[:place]
+    flipped = content[:place] + bytes([content[place] ^ data.draw(st.integers(1, 255))]) + content[place + 1 :]
+    for broken in (cut, flipped):
+        with pytest.raises(lk.ShardError, match="x: not a whole index file"):
+            ShardIndex.from_bytes(broken, Path("x"))
+
+
+def test_another_version_is_named() -> None:
+    magic, line, body = INDEX.to_bytes()[:-4].split(b"\n", 2)
+    content = b"\n".join([magic, json.dumps(json.loads(line) | {"version": 7}).encode(), body])
+    content += zlib.crc32(content).to_bytes(4, "little")
+    with pytest.raises(lk.ShardError, match="x: an index of version 7, this loaderkit reads 1"):
+        ShardIndex.from_bytes(content, Path("x"))
+
+
+def test_an_index_fits_the_shard_it_was_made_of(tmp_path: Path) -> None:
+    shard = tmp_path / "a.toy"
+    shard.write_bytes(b"0123456")
+    assert load_index(str(shard), "toy-1", None) is None
+    index = ShardIndex(kind="toy-1", count=1, size_bytes=7, changed_ns=shard.stat().st_mtime_ns)
+    save_index(str(shard), index, None)
+    found = load_index(str(shard), "toy-1", None)
+    assert found is not None
+    assert same(found, index)
+    assert found.fits(stat(str(shard)))
+    assert load_index(str(shard), "toy-2", None) is None
+    shard.write_bytes(b"01234567")
+    assert not found.fits(stat(str(shard)))
+    shard.unlink()
+    with pytest.raises(FileNotFoundError, match=r"a\.toy"):
+        found.fits(stat(str(shard)))
+
+
+def test_shards_of_one_name_have_their_own_place(tmp_path: Path) -> None:
+    places = {index_path(f"{folder}/a.toy", str(tmp_path)) for folder in ("x", "y", "s3://x", "http://x")}
+    assert len(places) == 4
+    assert all(place.parent == tmp_path for place in places)
+    assert index_path("s3://x/a.toy", None).is_relative_to(Path.home())
+    assert len(index_path("y/" + "a" * 255, str(tmp_path)).name) < 255
+
+
+def _write_for_ever(path: Path) -> None:
+    number = 0
+    while True:
+        write_atomically(path, bytes([number % 251]) * 100_000)
+        number += 1
+
+
+def test_a_file_is_whole_at_any_moment_also_after_a_kill(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "a.lkindex"
+    fork = multiprocessing.get_context("fork")
+    writers = [fork.Process(target=_write_for_ever, args=(path,)) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    try:
+        seen = set()
+        end = time.monotonic() + 20
+        while len(seen) < 20 and time.monotonic() < end:
+            if path.exists():
+                content = path.read_bytes()
+                assert len(content) == 100_000
+                assert len(set(content)) == 1
+                seen.add(content[0])
+        assert len(seen) >= 20
+    finally:
+        for writer in writers:
+            assert writer.pid is not None
+            os.kill(writer.pid, signal.SIGKILL)
+            writer.join()
+    content = path.read_bytes()
+    assert len(content) == 100_000
+    assert len(set(content)) == 1
+    write_atomically(path, b"again")
+    assert path.read_bytes() == b"again"
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.lkindex"
+    write_atomically(path, b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_threads_may_write_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.lkindex"
+    errors: list[Any] = []
+
+    def write(number: int) -> None:
+        try:
+            for _ in range(20):
+                write_atomically(path, bytes([number]) * 1000)
+        except OSError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert len(set(path.read_bytes())) == 1
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,338 @@
+"""Tables in files: the rows that pyarrow's own to_pylist gives, whatever the file's kind and its row groups."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+import pytest
+from drawing import equal
+from shards import SIZES, check_laws, with_draws
+
+import loaderkit as lk
+from loaderkit.collate.stack import stack
+from loaderkit.datasets.arrow import rowgroups
+from loaderkit.datasets.base import reads_batches
+
+KINDS = ["parquet", "arrow", "stream", "feather"]
+
+
+def table(start: int, size: int) -> pa.Table:
+    ids = list(range(start, start + size))
+    return pa.table(
+        {
+            "id": pa.array(ids, pa.int64()),
+            "text": [None if i % 5 == 1 else f"é {i}" for i in ids],
+            "tokens": pa.array([list(range(i % 4)) for i in ids], pa.list_(pa.uint16())),
+            "holes": pa.array([None if i % 3 == 0 else [None] * (i % 2) + [i] for i in ids], pa.list_(pa.int32())),
+            "fixed": pa.array([[i, i + 0.5] for i in ids], pa.list_(pa.float32(), 2)),
+            "nested": [[{"a": [i]}] for i in ids],
+            "words": pa.array([["a", "b"][: i % 3] for i in ids], pa.list_(pa.string())),
+            "kind": pa.array([f"k{i % 2}" for i in ids], pa.string()).dictionary_encode(),
+        }
+    )
+
+
+def write_table(path: Path, data: pa.Table, kind: str, group: int = 3) -> None:
+    if kind == "parquet":
+        pq.write_table(data, path, row_group_size=group, write_page_checksum=True)
+    elif kind == "feather":
+        feather.write_feather(data, str(path), compression="lz4", chunksize=group)
+    else:
+        new = pa.ipc.new_file if kind == "arrow" else pa.ipc.new_stream
+        with new(str(path), data.schema) as writer:
+            writer.write_table(data, max_chunksize=group)
+
+
+def write(folder: Path, sizes: list[int], kind: str = "parquet", group: int = 3) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for shard, size in enumerate(sizes):
+        data = table(len(rows), size)
+        write_table(folder / f"{shard:03}.{'arrow' if kind == 'stream' else kind}", data, kind, group)
+        rows += data.to_pylist()
+    return rows
+
+
+def plain(value: Any) -> Any:
+    """Arrays as lists, to compare with to_pylist."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return (
+        [plain(row) for row in value]
+        if isinstance(value, list)
+        else {name: plain(v) for name, v in value.items()}
+        if isinstance(value, dict)
+        else value
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("group", [1, 4, 100])
+def test_the_samples_are_the_rows(sizes: list[int], kind: str, group: int, tmp_path: Path) -> None:
+    wanted = write(tmp_path, sizes, kind, group)
+    data = lk.ParquetDataset(tmp_path, max_open=2)
+    assert len(data) == len(wanted) > 0
+    assert data.shard_sizes.tolist() == sizes
+    assert plain([data[index] for index in range(len(wanted))]) == wanted
+    many = [*reversed(range(len(wanted))), 0, len(wanted) - 1, 0]
+    assert plain(data.__getitems__(many)) == [wanted[index] for index in many]
+    assert data.__getitems__([]) == []
+    some = lk.ParquetDataset(tmp_path, ["text", "id"])
+    assert some.__getitems__([0]) == [{"text": wanted[0]["text"], "id": 0}]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_the_laws(sizes: list[int], tmp_path: Path) -> None:
+    write(tmp_path, sizes)
+    pickled = "spawn" if sizes == SIZES[1] else None
+    check_laws(lambda: lk.ParquetDataset(tmp_path, transform=with_draws), lambda row: int(row["id"]), pickled=pickled)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_views_are_read(kind: str, tmp_path: Path) -> None:
+    """Arrow files that Polars writes have them, and Arrow takes no rows of them."""
+    text = pa.array([None if i == 2 else f"text {i} of more than twelve bytes" for i in range(7)], pa.string_view())
+    nested = pa.array([[{"a": row}] for row in text.to_pylist()], pa.list_(pa.struct({"a": pa.string_view()})))
+    data = pa.table({"text": text, "data": text.cast(pa.binary_view()), "nested": nested})
+    data = data if kind == "arrow" else data.drop_columns("nested")  # which Parquet does not take
+    write_table(tmp_path / f"a.{kind}", data, kind)
+    read = lk.ParquetDataset(tmp_path / f"a.{kind}")
+    rows = [6, 0, 2, 2, 1]
+    assert read.__getitems__(rows) == [data.to_pylist()[row] for row in rows]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_has_the_same_types_in_any_batch(kind: str, tmp_path: Path) -> None:
+    """A list is an array by what it holds itself, not by what its neighbours hold."""
+    write(tmp_path, [12], kind)
+    data = lk.ParquetDataset(tmp_path)
+    for alone, among in zip([data[index] for index in range(12)], data.__getitems__(range(12)), strict=True):
+        assert {name: type(value) for name, value in alone.items()} == {name: type(v) for name, v in among.items()}
+    assert data[3]["tokens"].dtype == np.uint16
+    assert data[4]["fixed"].dtype == np.float32
+    assert [type(data[index]["holes"]) for index in (0, 1, 2)] == [type(None), list, np.ndarray]
+    assert data[2]["holes"].dtype == np.int32
+    data[3]["tokens"][:] = 9  # a copy, and writable
+    assert data[3]["tokens"].tolist() == [0, 1, 2]
+
+
+def test_a_row_group_is_decoded_once_in_consecutive_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+
+    write(tmp_path, [12], group=3)
+    decoded: list[int] = []
+    decode = rowgroups.GroupedTable._decode
+    monkeypatch.setattr(
+        rowgroups.GroupedTable, "_decode", lambda self, group: decoded.append(group) or decode(self, group)
+    )
+    data = lk.ParquetDataset(tmp_path, ["id"], cached_groups=2)
+    assert [sample["id"] for batch in lk.Loader(data, 2, collate_fn=list) for sample in batch] == list(range(12))
+    assert decoded == [0, 1, 2, 3]
+    decoded.clear()
+    for index in (0, 3, 1, 4, 6, 5, 0):  # groups 0 1 0 1 2 1 0
+        assert data[index]["id"] == index
+    assert decoded == [0, 1, 2, 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cut_file_is_named_wherever_it_is_cut(kind: str, tmp_path: Path) -> None:
+    """Also when its index is there."""
+    path = tmp_path / "a.arrow"
+    write_table(path, table(0, 9), kind)
+    lk.ParquetDataset(path)
+    content = path.read_bytes()
+    cuts = [
+        0,
+        1,
+        4,
+        8,
+        100,
+        len(content) // 3,
+        len(content) // 2,
+        len(content) - 20,
+        len(content) - 9,
+        len(content) - 1,
+    ]
+    for cut in cuts:
+        path.write_bytes(content[:cut])
+        path.with_name("a.arrow.lkindex").unlink(missing_ok=True)
+        if kind == "stream" and cut >= len(content) - 9:
+            continue  # a stream's end mark may be missing
+        with pytest.raises(lk.ShardError, match=r"a\.arrow: "):
+            list(lk.ParquetDataset(path).__getitems__(range(9)))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"PAR1", b"PAR1" * 20, b"ARROW1\0\0" + b"\0" * 50, b"\xff" * 80, b"PK\3\4" + b"a" * 50, b"id,text\n"],
+)
+def test_what_is_no_table_is_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(content)
+    with pytest.raises(lk.ShardError, match=r"a\.parquet: "):
+        lk.ParquetDataset(tmp_path)
+
+
+def test_a_broken_page_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(
+        pa.table({"id": range(1000)}), path, write_page_checksum=True, compression="none", use_dictionary=False
+    )
+    content = bytearray(path.read_bytes())
+    content[2000] ^= 0xFF
+    path.write_bytes(bytes(content))
+    data = lk.ParquetDataset(path)
+    for workers in (0, 1):
+        with pytest.raises(lk.ShardError, match=r"a\.parquet: row group 0 can't be read"):
+            list(lk.Loader(data, 4, num_workers=workers))
+
+
+def test_a_missing_or_doubled_column_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1], "b": [2]}), tmp_path / "0.parquet")
+    pq.write_table(pa.table({"b": [3]}), tmp_path / "1.parquet")
+    data = lk.ParquetDataset(tmp_path)
+    assert data[0] == {"a": 1, "b": 2}
+    with pytest.raises(lk.ShardError, match=r"1\.parquet: has the columns \['b'\], wanted \['a', 'b'\]"):
+        data[1]
+    assert lk.ParquetDataset(tmp_path, ["b"]).__getitems__([1, 0]) == [{"b": 3}, {"b": 2}]
+    pq.write_table(pa.table([[1], [2]], names=["a", "a"]), tmp_path / "0.parquet")
+    with pytest.raises(lk.ShardError, match=r"0\.parquet: has the columns"):
+        lk.ParquetDataset(tmp_path / "0.parquet", ["a"])[0]
+
+
+def test_a_file_that_changes_in_use_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path, [9])
+    data = lk.ParquetDataset(tmp_path)
+    write(tmp_path, [10])
+    with pytest.raises(lk.ShardError, match="row groups changed while it was in use"):
+        data[0]
+
+
+def test_a_remote_file_is_read_alike(tmp_path: Path) -> None:
+    import fsspec
+
+    storage = lk.Storage(cache_dir=tmp_path / "cache")
+    files = fsspec.filesystem("memory")
+    for kind in KINDS:
+        write_table(tmp_path / "a", table(0, 9), kind)
+        files.pipe(f"/tables/{kind}.parquet", (tmp_path / "a").read_bytes())
+        data = lk.ParquetDataset(f"memory://tables/{kind}.parquet", index_dir=tmp_path / "index", storage=storage)
+        assert plain(data.__getitems__(range(9))) == table(0, 9).to_pylist()
+
+
+def test_the_fingerprint_knows_the_columns(tmp_path: Path) -> None:
+    write(tmp_path, [9])
+    assert lk.ParquetDataset(tmp_path).fingerprint() != lk.ParquetDataset(tmp_path, ["id"]).fingerprint()
+
+
+def test_settings_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="cached_groups is 0"):
+        lk.ParquetDataset("x", cached_groups=0)
+    with pytest.raises(ValueError, match="columns 'id'; wanted"):
+        lk.ParquetDataset("x", "id")
+
+
+PLAIN = ["id", "fixed", "kind", "number", "flag", "bytes"]
+
+
+def plain_table(start: int, size: int) -> pa.Table:
+    """Of what makes default batches."""
+    ids = list(range(start, start + size))
+    more = {
+        "number": pa.array([i / 3 for i in ids], pa.float32()),
+        "flag": pa.array([i % 3 == 0 for i in ids], pa.bool_()),
+        "bytes": pa.array([bytes([i % 256]) for i in ids], pa.binary()),
+        "small": pa.array([i % 100 for i in ids], pa.uint8()),
+        "tokens": pa.array([list(range(i, i + i % 4)) for i in ids], pa.large_list(pa.uint16())),
+    }
+    made = table(start, size).select(["id", "fixed", "kind"])
+    for name, column in more.items():
+        made = made.append_column(name, column)
+    return made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("group", [1, 4, 100])
+def test_a_batch_at_once_is_the_collated_samples(sizes: list[int], kind: str, group: int, tmp_path: Path) -> None:
+    for shard, size in enumerate(sizes):
+        path = tmp_path / f"{shard:03}.{'arrow' if kind == 'stream' else kind}"
+        write_table(path, plain_table(sum(sizes[:shard]), size), kind, group)
+    names = [*PLAIN, "small"]
+    data = lk.ParquetDataset(tmp_path, names, max_open=2, cached_groups=3)
+    ragged = lk.ParquetDataset(tmp_path, ["tokens", "id"], ragged=True)
+    size = sum(sizes)
+    for indices in (np.arange(size), np.arange(size)[::-1], np.array([0, size - 1, 0])):
+        samples = data.__getitems__(indices.tolist())
+        assert list(samples[0]) == names
+        assert equal(data.read_batch(indices), stack(samples))
+        batch = ragged.read_batch(indices)
+        lists = [sample["tokens"] for sample in ragged.__getitems__(indices.tolist())]
+        assert equal(
+            [row.numpy() for row in batch["tokens"].values.split(batch["tokens"].offsets.diff().tolist())], lists
+        )
+        assert batch["id"].tolist() == indices.tolist()
+
+
+def test_batches_at_once_where_types_allow_them(tmp_path: Path) -> None:
+    write(tmp_path, [12])
+    assert reads_batches(lk.ParquetDataset(tmp_path, ["id", "text", "kind", "fixed"]))
+    assert reads_batches(lk.ParquetDataset(tmp_path, ["tokens"], ragged=True))
+    for columns in (["id", "tokens"], ["nested"], ["words"]):
+        assert not reads_batches(lk.ParquetDataset(tmp_path, columns))
+    assert not reads_batches(lk.ParquetDataset(tmp_path, ["words"], ragged=True))
+    assert not reads_batches(lk.ParquetDataset(tmp_path, ["id"], transform=dict))
+
+
+def test_nulls_make_no_batch_and_others_near_them_do(tmp_path: Path) -> None:
+    columns = {
+        "number": pa.array([1, None, 3]),
+        "text": pa.array(["a", None, "c"]),
+        "list": pa.array([[1], None, [3, 4]], pa.list_(pa.int16())),
+        "inner": pa.array([[1, 2], [None], [3]], pa.list_(pa.int16())),
+        "fixed": pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int16(), 2)),
+        "holes": pa.array([[1, 2], [None, 5], [3, 4]], pa.list_(pa.int16(), 2)),
+    }
+    for name, column in columns.items():
+        path = tmp_path / f"{name}.parquet"
+        pq.write_table(pa.table({name: column}), path)
+        data = lk.ParquetDataset(path, ragged=True)
+        with pytest.raises(ValueError, match=f"column '{name}' has "):
+            data.read_batch(np.array([2, 1]))
+        found = data.read_batch(np.array([2, 0]))[name]
+        wanted = [column[2].as_py(), column[0].as_py()]
+        split = found.values.split(found.offsets.diff().tolist()) if isinstance(found, lk.Ragged) else found
+        assert [row.tolist() if hasattr(row, "tolist") else row for row in split] == wanted
+
+
+def test_a_shard_of_another_type_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "0.parquet")
+    pq.write_table(pa.table({"a": ["x"]}), tmp_path / "1.parquet")
+    data = lk.ParquetDataset(tmp_path)
+    with pytest.raises(ValueError, match=r"column 'a' makes .*objects.* here and .*numbers.* in the first shard"):
+        data.read_batch(np.array([0, 1]))
+
+
+def test_row_groups_are_kept_over_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no more than so many, whatever the number of files; none travels to a worker."""
+    import pickle
+
+    write(tmp_path, [4, 4, 4], group=2)
+    decoded: list[tuple[str, int]] = []
+    decode = rowgroups.GroupedTable._decode
+
+    def watched(self: Any, group: int) -> Any:
+        decoded.append((Path(self.shard).name[:3], group))
+        return decode(self, group)
+
+    monkeypatch.setattr(rowgroups.GroupedTable, "_decode", watched)
+    data = lk.ParquetDataset(tmp_path, ["id"], cached_groups=4)
+    for _ in range(3):
+        assert data.read_batch(np.array([0, 2, 4, 8]))["id"].tolist() == [0, 2, 4, 8]
+    assert decoded == [("000", 0), ("000", 1), ("001", 0), ("002", 0)]
+    assert data.read_batch(np.array([10]))["id"].tolist() == [10]
+    assert len(data._groups.own._kept) == 4
+    assert not pickle.loads(pickle.dumps(data))._groups.own._kept
+    data.close()
+    assert not data._groups.own._kept

@@ -1,0 +1,198 @@
+"""Records come back as they were given, from memory that workers share."""
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+from collections import OrderedDict, defaultdict, namedtuple
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from drawing import equal
+from hypothesis import example, given
+from hypothesis import strategies as st
+from record_made import RECORD
+from shards import check_laws, check_reads, with_draws
+
+import loaderkit as lk
+
+Pair = namedtuple("Pair", ["a", "b"])  # noqa: PYI024
+
+
+@given(st.lists(RECORD, min_size=1, max_size=9))
+def test_records_come_back(records: list[Any]) -> None:
+    data = lk.RecordDataset(records)
+    check_reads(data, records)
+    copy = pickle.loads(pickle.dumps(data))
+    check_reads(copy, records)
+    assert copy.fingerprint() == data.fingerprint()
+
+
+def test_types_are_kept_and_each_read_is_new() -> None:
+    records = [{"id": 0, "x": np.float32(1)}, Pair(1, "b"), (1, [2]), "text", b"bytes", np.arange(3)]
+    data = lk.RecordDataset(iter(records))
+    check_reads(data, records)
+    assert type(data[1]) is Pair
+    data[0]["id"] = 9
+    check_reads(data, records)
+
+
+class Name(str):
+    __slots__ = ()
+
+
+DICTS: list[Any] = [
+    {"b": 1, "a": 2},
+    {"a": 2, "b": 1},
+    {},
+    {Name("a"): 2, "b": 1},
+    {1: "a"},
+    {"a": 2, 1: "a"},
+    OrderedDict(a=2, b=1),
+    defaultdict(list, a=2),
+    {"a": {"a": {"b": [{"b": 1}]}}},
+    {"a": [1, 2, "c"], "b": (1.5, None)},
+    {"a": [1, [2]], "b": ()},
+    [{"a": 2, "b": 1}],
+    None,
+]
+
+
+@given(st.lists(st.integers(0, len(DICTS) - 1), min_size=1, max_size=30))
+@example([0, 1])  # no other kinds
+def test_dicts_of_any_kind_come_back_beside_each_other(which: list[int]) -> None:
+    data = lk.RecordDataset(DICTS)
+    for found, number in zip(data.__getitems__(which), which, strict=True):
+        wanted = DICTS[number]
+        assert type(found) is type(wanted)
+        assert found == wanted
+        if isinstance(wanted, dict):
+            assert [(type(key), key) for key in found] == [(type(key), key) for key in wanted]  # in their order
+
+
+def test_dicts_that_are_part_of_themselves_come_back_so() -> None:
+    itself: dict[str, Any] = {"name": "a"}
+    itself["itself"] = itself
+    tree: dict[str, Any] = {"name": "root"}
+    tree["children"] = [{"name": "leaf", "parent": tree}]
+    data = lk.RecordDataset([itself, tree, {"name": "b", "itself": None}])
+    for one, other in (data.__getitems__([0, 1]), (data[0], data[1])):
+        assert one["itself"] is one
+        assert other["children"][0]["parent"] is other
+
+
+def test_dicts_of_more_kinds_than_have_numbers_come_back() -> None:
+    records = [{f"key {number % 300}": number, "other": str(number)} for number in range(900)]
+    data = lk.RecordDataset(records)
+    check_reads(data, records)
+    assert data.__getitems__(list(range(900))) == records
+
+
+def test_dicts_with_the_same_keys_share_them() -> None:
+    """Each unpickled key were a string of its own: of short records half of the memory."""
+    records = [{"a key of some length": number, "another": None} for number in range(1000)]
+    data = lk.RecordDataset(records)
+    found = data.__getitems__([1, 999, 500])
+    assert len({id(key) for record in found for key in record}) == 2
+    alone = sum(len(pickle.dumps(tuple(record.values()), pickle.HIGHEST_PROTOCOL)) for record in records)
+    assert data._records.size_bytes == alone + 1000 + 8 * 1001
+
+
+@pytest.mark.parametrize("size", [1, 2, 10, 25])
+def test_the_laws(size: int) -> None:
+    pickled = "spawn" if size == 10 else None
+    check_laws(
+        lambda: lk.RecordDataset(({"id": number} for number in range(size)), transform=with_draws),
+        lambda record: int(record["id"]),
+        pickled=pickled,
+    )
+
+
+def test_no_records_are_an_empty_dataset() -> None:
+    data = lk.RecordDataset([])
+    assert len(data) == 0
+    assert data.__getitems__([]) == []
+    assert data.fingerprint() == lk.RecordDataset(()).fingerprint()
+    with pytest.raises(IndexError, match="index 0 in a dataset of 0 samples"):
+        data[0]
+
+
+def test_what_cannot_be_packed_is_named() -> None:
+    with pytest.raises(TypeError, match="record 1 can't be packed"):
+        lk.RecordDataset(["a", lambda: None])
+
+
+PRINT = "import loaderkit as lk; a = 'x' * 9; print(lk.RecordDataset([{'a': a, 'b': %s}, (1.5, None)]).fingerprint())"
+
+
+def test_the_fingerprint_is_that_of_the_values_in_any_process() -> None:
+    """A pickle would tell one string used twice from two equal ones."""
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", PRINT % second],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+        ).stdout
+        for seed, second in enumerate(["a", "'xxx' + a[:6]", "a + 'y'"])
+    ]
+    assert found[0] == found[1] != found[2]
+    prints = {
+        lk.RecordDataset(records).fingerprint() for records in ([1, 2], [2, 1], ["1", 2], [1], [[1], 2], [(1,), 2])
+    }
+    assert len(prints) == 6
+
+
+class Private:
+    """Says how much private memory its worker has, after records were read."""
+
+    def __init__(self, records: Any) -> None:
+        self.records = records
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.records[index]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        assert len(self.records.__getitems__(indices)) == len(indices)
+        memory = psutil.Process().memory_full_info().uss
+        return [memory] * len(indices)
+
+
+def test_records_that_were_read_are_read_where_they_lie_after_they_moved() -> None:
+    data = lk.RecordDataset([{"id": 1}, {"id": 2}])
+    assert data[0] == {"id": 1}
+    packed = data._records
+    packed._bytes.share_memory_()
+    packed._ends.share_memory_()
+    assert [data[0], data[1]] == [{"id": 1}, {"id": 2}]
+    first, second = packed._bytes.chunk(2)
+    first.copy_(second)
+    assert [data[0], data[np.int64(-1)]] == [{"id": 2}, {"id": 2}]
+    assert pickle.loads(pickle.dumps(data))[0] == {"id": 2}
+
+
+def no_collector(worker: int) -> None:
+    """It writes to every object's header, and would copy the parent's whole heap."""
+    gc.disable()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_memory_does_not_grow_with_the_workers(method: str) -> None:
+    """Reading all of 40 MB adds less than a third of it to a worker (its own heap, which grows as it works), however it was started."""
+    size = 80_000
+    data = lk.RecordDataset({"id": number, "text": "x" * 460} for number in range(size))
+    content = data._records.size_bytes
+    assert content > 38e6
+    changes: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": method, "worker_init_fn": no_collector}
+    numbers = torch.cat(list(lk.Loader(Private(data), 1000, **changes))).tolist()
+    before, after = numbers[0], numbers[-1]
+    assert after - before < content / 3
+    assert equal(data[size - 1], {"id": size - 1, "text": "x" * 460})  # moved, and still there

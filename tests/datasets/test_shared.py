@@ -1,0 +1,100 @@
+"""Shared lists and dicts read as what they were made of, and workers that read them all don't grow."""
+
+import pickle
+from typing import Any
+
+import psutil
+import pytest
+import torch.multiprocessing as multiprocessing
+from drawing import equal
+from hypothesis import given
+from hypothesis import strategies as st
+from record_made import RECORD
+
+import loaderkit as lk
+
+KEY = st.recursive(st.text() | st.integers() | st.binary(max_size=9), lambda inner: st.tuples(inner, inner))
+
+
+@given(st.lists(RECORD, max_size=9), st.integers(-12, 12), st.integers(-12, 12))
+def test_a_list_reads_as_it_was(records: list[Any], start: int, stop: int) -> None:
+    shared = lk.share(records)
+    for copy in (shared, pickle.loads(pickle.dumps(shared))):
+        assert len(copy) == len(records)
+        assert equal(list(copy), records)
+        assert equal(copy[start:stop], records[start:stop])
+        for index in range(-len(records), len(records)):
+            assert equal(copy[index], records[index])
+        with pytest.raises(IndexError, match=f"index {len(records)} in a list of {len(records)}"):
+            copy[len(records)]
+
+
+@given(st.dictionaries(KEY, RECORD, max_size=9), KEY)
+def test_a_dict_reads_as_it_was(records: dict[Any, Any], other: Any) -> None:
+    shared = lk.share(records)
+    for copy in (shared, pickle.loads(pickle.dumps(shared))):
+        assert list(copy) == list(records)
+        assert all(equal(copy[key], value) for key, value in records.items())
+        assert (other in copy) == (other in records)
+        assert 1.5 not in copy
+
+
+def test_long_ones_read_as_they_were() -> None:
+    records = [{"id": number} for number in range(1000)]
+    assert list(lk.share(records)) == records
+    assert dict(lk.share({f"key {number}": number for number in range(1000)})) == {
+        f"key {number}": number for number in range(1000)
+    }
+
+
+def test_keys_with_the_same_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loaderkit.datasets.memory.shared._hash", lambda key: len(str(key)) % 2)
+    records = {number: -number for number in range(50)}
+    shared = lk.share(records)
+    assert dict(shared) == records
+    assert 50 not in shared
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ("text", "share: got str, wanted a list or dict"),
+        (iter([]), "share: got list_iterator, wanted a list or dict"),
+        ({1.5: 0}, r"share: key 1.5 is of float, wanted str"),
+        ({("a", None): 0}, r"share: key None is of NoneType, wanted str"),
+        ([1, lambda: 0], "share: record 1 can't be packed"),
+        ({"a": 1, "b": lambda: 0}, "share: entry 1 can't be packed"),
+    ],
+)
+def test_what_cannot_be_shared_is_said(records: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        lk.share(records)
+
+
+def grow(records: Any, found: Any) -> None:
+    process = psutil.Process()
+    before = process.memory_full_info().uss
+    total = sum(len(record["text"]) for record in records)
+    found.put((total, process.memory_full_info().uss - before))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_that_reads_all_of_it_hardly_grows(method: str) -> None:
+    records = [{"id": number, "text": f"record {number} " * 4} for number in range(100_000)]
+    size = sum(len(pickle.dumps(record)) for record in records)
+    assert size > 8 << 20
+    context = multiprocessing.get_context(method)
+    growth = {}
+    for name, data in {"shared": lk.share(records), "list": records}.items():
+        found = context.SimpleQueue()
+        process = context.Process(target=grow, args=(data, found))
+        process.start()
+        try:
+            total, growth[name] = found.get()
+        finally:
+            process.join(60)
+            process.kill()
+        assert total == sum(len(record["text"]) for record in records)
+    assert growth["shared"] < 0.1 * size + (1 << 20)
+    if method == "fork":
+        assert growth["list"] > size  # else the measure shows nothing

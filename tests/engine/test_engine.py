@@ -1,0 +1,293 @@
+"""Workers don't matter: the same batches, bit for bit, whoever makes them, also over resumes."""
+
+import functools
+import itertools
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from drawing import Drawing, drawing_collate, equal, generator_states
+from leftovers import nothing_left
+
+import loaderkit as lk
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Loader. . workers for"),  # small data leaves some idle
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than cores
+]
+
+
+engine: Any = "torch"
+
+
+@pytest.fixture(params=["torch", "ring", "ring in turn"], autouse=True)
+def _engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test here is run with each engine that has workers, and with both ways in which the ring deals batches."""
+    monkeypatch.setattr(f"{__name__}.engine", request.param.split()[0])
+    monkeypatch.setattr("loaderkit.loader.indexed.keeps_shards", lambda _: request.param == "ring in turn")
+
+
+def make_loader(size: int, batch_size: int | None, workers: int = 0, **settings: Any) -> lk.Loader:
+    collate = drawing_collate if batch_size else None
+    settings = {"shuffle": True, "seed": 4, "collate_fn": collate, "engine": engine if workers else "auto"} | settings
+    return lk.Loader(Drawing(size), batch_size, num_workers=workers, **settings)
+
+
+def epochs(loader: lk.Loader, count: int = 2) -> list[list[Any]]:
+    return [list(loader) for _ in range(count)]
+
+
+def take(loader: lk.Loader, count: int) -> tuple[list[Any], dict[str, Any]]:
+    """The next batches, over epochs, and the state after them as a checkpoint holds it."""
+    taken: list[Any] = []
+    while len(taken) < count:
+        taken += itertools.islice(loader, count - len(taken))
+    return taken, json.loads(json.dumps(loader.state_dict()))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("batch_size", [1, 3, 8, None])
+def test_workers_do_not_change_a_batch(batch_size: int | None, workers: int, persistent: bool) -> None:
+    """Draws of torch, numpy, random and sample_rng() in dataset and collate included."""
+    for size in (1, 2, 5, 7, 12, 40):
+        alone = epochs(make_loader(size, batch_size))
+        assert [len(epoch) for epoch in alone] == [-(-size // (batch_size or 1))] * 2
+        found = epochs(make_loader(size, batch_size, workers, persistent_workers=persistent))
+        assert equal(found, alone)
+
+
+@pytest.mark.parametrize("seed", [-(2**70), 2**64])
+def test_any_integer_is_a_seed_with_workers_too(seed: int) -> None:
+    """Also those that torch's generators don't take."""
+    alone = list(make_loader(10, 3, seed=seed))
+    assert len(alone) == 4
+    assert equal(list(make_loader(10, 3, 1, seed=seed, multiprocessing_context="fork")), alone)
+
+
+def test_the_torch_engine_without_workers_gives_the_same() -> None:
+    alone = epochs(make_loader(12, 5))
+    assert equal(epochs(make_loader(12, 5, engine="torch")), alone)
+    assert len(alone[0]) == 3
+
+
+class Noted:
+    def __init__(self, transform: Any) -> None:
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(index)
+
+
+def first_of_two(batch: list[Any]) -> Any:
+    return batch[0]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "path"),
+    [
+        (Noted(lambda index: index), "dataset.transform"),
+        (Noted(functools.partial(first_of_two, lambda: None)), r"dataset.transform.args\[0\]"),
+        (lk.StreamDataset(["a"], lambda shard, start: iter(range(8))), "stream"),
+    ],
+    ids=["a lambda", "a lambda in a partial", "a stream"],
+)
+@pytest.mark.filterwarnings("ignore:Got pickle error")  # torch's own
+def test_what_cannot_be_sent_to_a_worker_is_named_by_its_path(dataset: Any, path: str) -> None:
+    chosen = {} if isinstance(dataset, lk.StreamDataset) else {"engine": engine}
+    loader = lk.Loader(dataset, 4, num_workers=1, multiprocessing_context="spawn", **chosen)
+    with pytest.raises(
+        (AttributeError, pickle.PicklingError), match=rf"(?s)pickle.*{path}.* not pickle, and what .*'spawn'"
+    ):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_the_way_of_starting_workers_does_not_change_a_batch(context: str) -> None:
+    alone = epochs(make_loader(12, 5))
+    assert [len(epoch) for epoch in alone] == [3, 3]
+    settings: dict[str, Any] = {"multiprocessing_context": context, "persistent_workers": True}
+    loader = make_loader(12, 5, 2, **settings)
+    first, state = take(loader, 2)
+    rest = list(itertools.islice(loader, 0))  # an iterator that is never asked starts nothing
+    resumed = make_loader(12, 5, 1, **settings)
+    resumed.load_state_dict(state)
+    rest += list(resumed) + list(resumed)
+    assert equal([first + rest[:1], rest[1:]], alone)
+
+
+@pytest.mark.parametrize("stop", range(1, 10))
+@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0), (2, 3), (4, 1)])
+def test_a_resume_with_other_workers_continues_bit_for_bit(before: int, after: int, stop: int) -> None:
+    """At every stop point of two epochs, their edge included."""
+    whole = [batch for epoch in epochs(make_loader(13, 3), 3) for batch in epoch]
+    assert len(whole) == 15
+    first, state = take(make_loader(13, 3, before), stop)
+    resumed = make_loader(13, 3, after)
+    resumed.load_state_dict(state)
+    rest, _ = take(resumed, 10 - stop)
+    assert equal(first + rest, whole[:10])
+
+
+def test_two_resumes_in_a_row_with_0_2_and_3_workers() -> None:
+    whole = [batch for epoch in epochs(make_loader(13, 2)) for batch in epoch]
+    assert len(whole) == 14
+    for stop in range(1, 6):
+        found, state = take(make_loader(13, 2, 0), stop)
+        for workers, count in ((2, 3), (3, 14 - stop - 3)):
+            loader = make_loader(13, 2, workers, persistent_workers=True)
+            loader.load_state_dict(state)
+            batches, state = take(loader, count)
+            found += batches
+        assert equal(found, whole)
+
+
+@pytest.mark.parametrize(("workers", "batch_size", "world"), [(0, 5, 1), (2, 2, 1), (0, 4, 3), (2, 1, 2)])
+def test_each_samples_augmentation_is_the_same_in_other_batches_and_ranks(
+    workers: int, batch_size: int, world: int
+) -> None:
+    def by_index(batches: list[Any]) -> dict[int, list[float]]:
+        return {int(i): row.tolist() for batch in batches for i, row in zip(batch[0], batch[1], strict=True)}
+
+    whole = by_index(list(make_loader(23, 3)))
+    assert sorted(whole) == list(range(23))
+    first, state = take(make_loader(23, 3), 3)
+    rest = []
+    for rank in range(world):
+        loader = make_loader(23, batch_size, workers, world=lk.World(rank, world))
+        loader.load_state_dict(state)
+        rest += list(loader)
+    assert sum(len(batch[0]) for batch in first + rest) == 23
+    assert by_index(first + rest) == whole
+
+
+def left_in_the_middle(loader: lk.Loader) -> Iterator[Any]:
+    for batch in loader:
+        yield batch
+        break
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_epoch_left_in_the_middle_leaves_no_batches_behind(persistent: bool) -> None:
+    alone = epochs(make_loader(12, 3), 3)
+    loader = make_loader(12, 3, 2, persistent_workers=persistent)
+    assert equal(list(left_in_the_middle(loader)), alone[0][:1])
+    assert equal(list(loader), alone[1])
+    assert equal(list(left_in_the_middle(loader)), alone[2][:1])
+    loader.seek(epoch=1)
+    assert equal(list(loader), alone[1])
+    loader.close()
+    assert equal(list(loader), alone[2])
+
+
+def in_child(function: Callable[[], bool]) -> bool:
+    """Run a function in a forked process; say whether it returned True there."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            signal.alarm(60)
+            code = 0 if function() else 2
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def count_up(shard: str, start: int) -> Iterator[int]:
+    return iter(range(start, 60))
+
+
+@pytest.mark.parametrize("kind", ["starts anew", "persists", "stream"])
+@nothing_left()
+def test_a_forked_process_disturbs_nobody(kind: str) -> None:
+    if kind == "stream":
+        stream = lk.StreamDataset(["a", "b", "c", "d"], count_up, lanes=4)
+        loader = lk.Loader(stream, 4, num_workers=2, timeout=60)
+    else:
+        loader = make_loader(200, 4, 2, persistent_workers=kind == "persists", timeout=60)
+    whole = list(loader)
+    assert len(whole) > 40
+    loader.seek(epoch=0)
+    batches = iter(loader)
+    held = [next(batches), next(batches)]
+    assert equal(held, whole[:2])
+
+    def drop_and_use() -> bool:
+        nonlocal held, batches
+        with pytest.raises(RuntimeError, match=r"belongs to process .* Call iter.loader. here"):
+            list(batches)
+        del held, batches
+        loader.seek(epoch=0)
+        return equal(list(loader), whole)
+
+    assert in_child(drop_and_use)
+    assert equal(held + list(batches), whole)
+    loader.close()
+
+
+def test_workers_end_with_the_epoch_or_with_its_breaking_off() -> None:
+    before = set(multiprocessing.active_children())
+    loader = make_loader(12, 3, 2)
+    assert len(list(loader)) == 4
+    assert set(multiprocessing.active_children()) <= before
+    assert len(list(left_in_the_middle(loader))) == 1
+    assert set(multiprocessing.active_children()) <= before
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_iterating_leaves_the_callers_generators_as_they_were(workers: int, persistent: bool) -> None:
+    torch.manual_seed(1)
+    loader = make_loader(12, 3, workers, persistent_workers=persistent and bool(workers))
+    before = generator_states()
+    batches = 0
+    for _ in range(2):
+        for _batch in loader:
+            assert generator_states() == before
+            batches += 1
+    assert batches == 8
+    assert generator_states() == before
+
+
+class Broken(Drawing):
+    def __getitem__(self, index: int) -> Any:
+        raise KeyError(index)
+
+
+def test_workers_end_with_an_error() -> None:
+    """Rather than when the garbage is collected, which then would wait for them."""
+    before = set(multiprocessing.active_children())
+    loader = lk.Loader(Broken(12), 3, num_workers=2, engine=engine)
+    with pytest.raises(KeyError):
+        next(iter(loader))
+    assert set(multiprocessing.active_children()) <= before
+
+
+def mark_worker(worker_id: int) -> None:
+    torch.set_num_threads(1 + worker_id)  # seen by the dataset, as worker_init_fn's work is
+
+
+class Threads:
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return torch.get_num_threads()
+
+
+def test_worker_settings_reach_the_workers() -> None:
+    settings: dict[str, Any] = {"worker_init_fn": mark_worker, "prefetch_factor": 3, "timeout": 60, "engine": engine}
+    found = torch.cat(list(lk.Loader(Threads(), 1, num_workers=2, **settings))).tolist()
+    assert len(found) == 4
+    assert set(found) <= {1, 2}
+    if engine == "torch":  # which deals batches in turn
+        assert found == [1, 2, 1, 2]

@@ -1,0 +1,261 @@
+"""Slots that are page-locked in place: registered once, unregistered before their memory goes, never under a batch in use."""
+
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from leftovers import nothing_left
+
+import loaderkit as lk
+from loaderkit.engine.batch_reader import Feed
+from loaderkit.engine.ring.engine import RingEngine
+from loaderkit.engine.ring.pins import Runtime, cuda_runtime
+from loaderkit.sampling.plan import BatchPlan
+
+
+class Cudart:
+    """CUDA's runtime as far as the ring uses it: checks each call against the memory that is mapped."""
+
+    def __init__(self, refuse_from: int = 1 << 60) -> None:
+        self.registered: dict[int, int] = {}
+        self.calls: list[str] = []
+        self.refuse_from = refuse_from
+
+    def register(self, address: int, size: int) -> int:
+        assert all(address + size <= start or start + length <= address for start, length in self.registered.items())
+        assert is_mapped(address, size)
+        if len(self.calls) >= self.refuse_from:
+            return 2  # no memory
+        self.calls.append("register")
+        self.registered[address] = size
+        return 0
+
+    def unregister(self, address: int) -> int:
+        assert is_mapped(address, self.registered.pop(address))
+        self.calls.append("unregister")
+        return 0
+
+    def covers(self, tensor: torch.Tensor) -> bool:
+        first = tensor.data_ptr()
+        return any(start <= first and first + tensor.nbytes <= start + size for start, size in self.registered.items())
+
+
+def is_mapped(address: int, size: int) -> bool:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, end = (int(part, 16) for part in line.split()[0].split("-"))
+        if start <= address and address + size <= end:
+            return "memfd:loaderkit" in line
+    return False
+
+
+class Rows:
+    """Rows of growing sizes, with an array beside them."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": torch.full((10 + 100 * index,), index), "beside": np.full(5, index)}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    list(lk.Loader([1, 2], 1, num_workers=1, engine="ring", multiprocessing_context="fork"))
+    with nothing_left():
+        yield
+
+
+def make_engine(cudart: Any, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[RingEngine, list[Any]]:
+    monkeypatch.setattr("loaderkit.engine.ring.engine.pin", copied)
+    monkeypatch.setattr("loaderkit.engine.ring.engine.cuda_runtime", lambda device: cudart)
+    feed = Feed(Rows(), None, 0, batched=False)
+    settings = {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True} | settings
+    engine = RingEngine(feed, pin_memory=True, pin_in_place=torch.device("cuda"), **settings)
+    return engine, list(BatchPlan(order=lk.Sequential(60), batch_size=None, tail="keep").keys(lk.Cursor()))
+
+
+def copied(batch: Any) -> Any:
+    return batch | {"copied": True}
+
+
+def test_slots_are_registered_once_each_time_they_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    cudart = Cudart()
+    engine, keys = make_engine(cudart, monkeypatch)
+    for epoch in range(3):
+        for number, batch in enumerate(engine.run(iter(keys))):
+            assert "copied" not in batch
+            assert cudart.covers(batch["x"])
+            assert (batch["x"] == number).all()
+        if epoch == 1:
+            settled = len(cudart.calls)
+    assert number == 59
+    assert len(cudart.calls) - settled <= 4  # few slots still meet the largest batch
+    assert 1 < len(cudart.registered) <= 2 * 8 + 4  # slots
+    assert engine.pinned_why == ""
+    engine.close()
+    del batch
+    gc.collect()
+    assert cudart.registered == {}
+    assert cudart.calls.count("register") == cudart.calls.count("unregister")
+
+
+@pytest.mark.parametrize("how", ["close", "drop"])
+def test_a_batch_in_use_stays_registered_after_its_workers(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cudart = Cudart()
+    engine, keys = make_engine(cudart, monkeypatch)
+    run = engine.run(iter(keys))
+    held = [next(run)["x"] for _ in range(3)]
+    if how == "close":
+        engine.close()
+    del run, engine
+    gc.collect()
+    assert len(cudart.registered) == 3
+    while held:
+        assert all(map(cudart.covers, held))
+        held.pop()
+    assert cudart.registered == {}
+
+
+def test_what_stays_on_the_host_does_not_lie_in_registered_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a copy that its owner queues from there could be overtaken by another batch."""
+    cudart = Cudart()
+    engine, keys = make_engine(cudart, monkeypatch)
+    beside = [batch["beside"] for batch in engine.run(iter(keys))]
+    assert [int(array[0]) for array in beside] == list(range(60))
+    assert all(cudart.covers(torch.from_numpy(array)) is False for array in beside)
+    engine.close()
+
+
+@pytest.mark.parametrize("refuse_from", [0, 5])
+def test_where_registering_fails_batches_are_pinned_by_copying(
+    refuse_from: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cudart = Cudart(refuse_from)
+    engine, keys = make_engine(cudart, monkeypatch)
+    ways = set()
+    for number, batch in enumerate(engine.run(iter(keys))):
+        assert (batch["x"] == number).all()
+        assert ("copied" in batch) is not cudart.covers(batch["x"])
+        ways.add("copied" in batch)
+    assert ways == ({True} if refuse_from == 0 else {True, False})
+    assert "cudaHostRegister of" in engine.pinned_why
+    assert "failed with code 2 (ulimit -l is " in engine.pinned_why
+    engine.close()
+    del batch
+    assert cudart.registered == {}
+
+
+def test_without_cuda_batches_are_pinned_by_copying(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, keys = make_engine(None, monkeypatch)
+    assert all("copied" in batch for batch in engine.run(iter(keys)))
+    assert "CUDA is not there" in engine.pinned_why
+    engine.close()
+
+
+def test_kept_batches_are_pinned_by_copying(monkeypatch: pytest.MonkeyPatch) -> None:
+    cudart = Cudart()
+    engine, keys = make_engine(cudart, monkeypatch)
+    held = list(engine.run(iter(keys)))
+    assert [("copied" in batch) for batch in held].count(False) == 4
+    assert all(int(batch["x"][-1]) == number for number, batch in enumerate(held))
+    engine.close()
+    del held
+    assert cudart.registered == {}
+
+
+def test_a_forked_process_leaves_the_registrations_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    cudart = Cudart()
+    engine, keys = make_engine(cudart, monkeypatch)
+    run = engine.run(iter(keys))
+    held = next(run)["x"]
+    pid = os.fork()
+    if pid == 0:
+        before = len(cudart.calls)
+        del held, run
+        engine.close()
+        os._exit(0 if len(cudart.calls) == before else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert cudart.covers(held)
+    engine.close()
+    del held, run
+    assert cudart.registered == {}
+
+
+def test_memory_is_page_locked_for_the_device_that_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for the one that happens to be the current one; and CUDA does not raise a failure again."""
+    calls: list[Any] = []
+
+    @contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        calls.append(device)
+        yield
+        calls.append("left")
+
+    class Raw:
+        def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+            calls.append((address, size, flags))
+            return 2 if size > 8192 else 0
+
+        def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+            calls.append(address)
+            return 0
+
+    def zeros(*_: Any, device: str) -> None:
+        calls.append(device)
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(torch.cuda, "cudart", Raw)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "zeros", zeros)
+    second = torch.device("cuda:1")
+    runtime = cuda_runtime(second)
+    assert runtime is not None
+    assert (runtime.register(4096, 8192), runtime.unregister(4096), runtime.register(0, 16384)) == (0, 0, 2)
+    assert calls[:6] == [second, (4096, 8192, 0), "left", second, 4096, "left"]
+    assert calls[6:] == [second, (0, 16384, 0), "cuda", "left"]
+
+
+class Watched(Runtime):
+    """CUDA's own runtime, and what it answered."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.registered: list[int] = []
+        self.unregistered: list[int] = []
+
+    def register(self, address: int, size: int) -> int:
+        self.registered.append(super().register(address, size))
+        return self.registered[-1]
+
+    def unregister(self, address: int) -> int:
+        self.unregistered.append(super().unregister(address))
+        return self.unregistered[-1]
+
+
+@pytest.mark.gpu
+def test_batches_in_slots_are_page_locked_and_copies_from_them_arrive_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device is kept busy, so that copies are queued when their batch is dropped and its slot is written anew."""
+    watched = Watched(torch.device("cuda"))
+    monkeypatch.setattr("loaderkit.engine.ring.engine.cuda_runtime", lambda device: watched)
+    data = [torch.full((1 << 20,), n) for n in range(64)]
+    loader = lk.Loader(data, None, num_workers=2, engine="ring", device="cuda")
+    arrived = []
+    busy = torch.randn(4096, 4096, device="cuda")
+    for batch in loader:
+        for _ in range(4):
+            busy = busy @ busy * 1e-3
+        arrived.append(batch)
+    assert len(arrived) == 64
+    assert all((batch == n).all() for n, batch in enumerate(arrived))
+    assert loader.describe().pinned_why == "for CUDA"
+    del loader
+    gc.collect()
+    assert len(watched.registered) == len(watched.unregistered) > 0
+    assert not any(watched.registered + watched.unregistered)

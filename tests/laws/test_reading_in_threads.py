@@ -1,0 +1,90 @@
+"""Threads that read one dataset object at once each get what one thread gets, and leave nothing behind."""
+
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets_made import KINDS
+from drawing import equal
+from is_dataset import is_dataset
+from leftovers import nothing_left
+
+import loaderkit as lk
+from loaderkit.datasets.base import reads_batches, reads_columns, reads_many
+from loaderkit.datasets.shards.sharded import ShardedDataset
+
+THREADS, READS = 8, 40
+SHORT, LONG = 3, 20  # indices of a read
+
+
+def test_every_public_dataset_is_read() -> None:
+    public = [
+        name for name in lk.__all__ if getattr(getattr(lk, name), "__module__", "").startswith("loaderkit.datasets")
+    ]
+    assert {name for name in public if is_dataset(getattr(lk, name))} <= set(KINDS)
+
+
+def ways(dataset: Any) -> list[Callable[[Sequence[int]], Any]]:
+    """All that a loader may ask of the dataset, each from indices to what it returns."""
+    found: list[Callable[[Sequence[int]], Any]] = [lambda indices: [dataset[index] for index in indices]]
+    if reads_many(dataset):
+        found.append(dataset.__getitems__)
+    if reads_batches(dataset):
+        found.append(lambda indices: dataset.read_batch(np.array(indices)))
+    if reads_columns(dataset):
+        found.append(dataset.read_columns)
+    return found
+
+
+@pytest.fixture
+def _often() -> Iterator[None]:
+    """Let threads take turns as often as the interpreter can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("_often")
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_read_what_one_reads(kind: str, tmp_path: Path) -> None:
+    dataset = KINDS[kind](tmp_path)
+    asked = ways(dataset)
+    draw = np.random.default_rng(0)
+    reads: list[list[tuple[int, list[int]]]] = [
+        [
+            (read % len(asked), draw.integers(len(dataset), size=LONG if read % 10 == 0 else SHORT).tolist())
+            for read in range(READS)
+        ]
+        for _ in range(THREADS)
+    ]
+    wanted = [[asked[way](indices) for way, indices in mine] for mine in reads]
+    assert not equal(wanted[0], wanted[1])
+    barrier = threading.Barrier(THREADS)
+
+    def read_all(thread: int) -> list[str]:
+        barrier.wait(60)
+        wrong = []
+        for (way, indices), whole in zip(reads[thread], wanted[thread], strict=True):
+            try:
+                found = asked[way](indices)
+            except Exception:
+                wrong.append(f"{indices}: {traceback.format_exc()}")
+            else:
+                wrong += [] if equal(found, whole) else [f"{indices}: read {found!r}, wanted {whole!r}"]
+        return wrong
+
+    if isinstance(dataset, ShardedDataset):
+        dataset.close()  # else a copy that this thread has open is another file when it is evicted
+    with nothing_left():
+        for _ in range(2):  # as for two epochs
+            with ThreadPoolExecutor(THREADS) as pool:
+                wrong = [each for mine in pool.map(read_all, range(THREADS)) for each in mine]
+            assert not wrong, f"{len(wrong)} of {THREADS * READS} reads, the first of {wrong[0]}"
+    assert equal(asked[0](reads[0][0][1]), wanted[0][0])

@@ -1,0 +1,126 @@
+"""Under Lightning with two ranks on gloo: exact on the same ranks, each sample once on others."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning_job as jobs
+import pytest
+import torch
+from lightning_ranks import TWO, ids_of
+from lightning_runs import run
+
+SCRIPT = Path(jobs.__file__)
+
+
+def launch_script(job: dict[str, Any], *, timeout_s: float = 180) -> int:
+    """Run a job as a script, as a user does, so that Lightning's own launcher starts the second rank."""
+    path = Path(job["dir"], f"job-{job['name']}.json")
+    path.write_text(json.dumps(job))
+    with Path(job["dir"], f"log-{job['name']}.txt").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(path)], stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            return process.wait(timeout_s)
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # all ranks have ended
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_ranks_share_each_epoch_and_resume_exactly(tmp_path: Path) -> None:
+    """Kill both ranks in the middle of an epoch: each goes on with its own batches, bit for bit."""
+    whole: dict[str, Any] = {"dir": str(tmp_path), "name": "whole", "trainer": TWO, "loader": {"num_workers": 1}}
+    run(whole)
+    steps = [jobs.steps_of(whole, rank) for rank in (0, 1)]
+    assert [len(part) for part in steps] == [21, 21]
+    for epoch in range(jobs.EPOCHS):
+        assert sorted(ids_of(steps[0], epoch) + ids_of(steps[1], epoch)) == list(range(jobs.SIZE))
+    stopped = {**whole, "name": "stopped", "save_every": 1}
+    stopped["stop"] = {"where": "in_step", "at": [1, 3], "by": "SIGKILL"}
+    assert jobs.launch(stopped) != 0
+    saved = max((tmp_path / "saved-stopped").glob("step-*"), key=lambda path: path.stat().st_mtime_ns)
+    resumed = {**whole, "name": "resumed", "ckpt": str(saved)}
+    run(resumed)
+    for rank in (0, 1):
+        assert jobs.steps_of(resumed, rank) == steps[rank][10:]
+    end, wanted = jobs.final_of(resumed), jobs.final_of(whole)
+    assert all(torch.equal(end["weights"][name], wanted["weights"][name]) for name in wanted["weights"])
+    assert end["counts"] == wanted["counts"]
+
+
+def test_ranks_started_as_scripts(tmp_path: Path) -> None:
+    whole: dict[str, Any] = {"dir": str(tmp_path), "name": "whole", "save_every": 4}
+    whole["trainer"] = {"strategy": "ddp", "devices": 2}
+    assert launch_script(whole) == 0, jobs.log_of(whole)
+    steps = [jobs.steps_of(whole, rank) for rank in (0, 1)]
+    assert [len(part) for part in steps] == [21, 21]
+    resumed = {**whole, "name": "resumed", "ckpt": str(tmp_path / "saved-whole" / "step-step=12.ckpt")}
+    resumed.pop("save_every")
+    assert launch_script(resumed) == 0, jobs.log_of(resumed)
+    for rank in (0, 1):
+        assert jobs.steps_of(resumed, rank) == steps[rank][12:]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "at"), [(2, 1, 3), (2, 1, 6), (2, 1, 7), (1, 2, 5), (1, 2, 11), (1, 2, 13), (1, 2, 18)]
+)
+def test_a_run_resumes_on_another_number_of_ranks(before: int, after: int, at: int, tmp_path: Path) -> None:
+    """Each epoch has each sample once, and the Trainer's counts are those of the new number of ranks."""
+    trainers: dict[int, dict[str, Any]] = {1: {}, 2: TWO}
+    first: dict[str, Any] = {"dir": str(tmp_path), "name": "first", "save_every": 1, "trainer": trainers[before]}
+    run(first)
+    second: dict[str, Any] = {"dir": str(tmp_path), "name": "second", "trainer": trainers[after]}
+    second["ckpt"] = str(tmp_path / "saved-first" / f"step-step={at}.ckpt")
+    run(second)
+    old = [jobs.steps_of(first, rank)[:at] for rank in range(before)]
+    new = [jobs.steps_of(second, rank) for rank in range(after)]
+    for epoch in range(jobs.EPOCHS):
+        seen = [index for steps in (*old, *new) for index in ids_of(steps, epoch)]
+        assert sorted(seen) == list(range(jobs.SIZE)), epoch
+    per_epoch = {1: 13, 2: 7}
+    for steps in new:
+        for epoch in range(jobs.EPOCHS):
+            numbers = [step["batch"] for step in steps if step["epoch"] == epoch]
+            assert numbers == list(range(per_epoch[after] - len(numbers), per_epoch[after]))
+    counts = jobs.final_of(second)["counts"]
+    assert counts["global_step"] == at + len(new[0])
+    assert counts["epoch"] == jobs.EPOCHS
+    assert counts["log_steps"] == counts["global_step"]
+
+
+@pytest.mark.parametrize("limit", [7, 0.5])
+def test_a_limit_that_is_reached_in_the_new_unit_ends_the_epoch(limit: float, tmp_path: Path) -> None:
+    """Steps of half the size: the batches done count twice, and the limit may lie behind them."""
+    first: dict[str, Any] = {"dir": str(tmp_path), "name": "first", "save_every": 1, "loader": {"batch_size": 8}}
+    first["trainer"] = {"limit_train_batches": limit}
+    run(first)
+    per_epoch = {7: (7, 7), 0.5: (3, 6)}[limit]
+    for at in (1, 2, 3):
+        second: dict[str, Any] = {"dir": str(tmp_path), "name": f"second-{at}", "trainer": first["trainer"]}
+        second["ckpt"] = str(tmp_path / "saved-first" / f"step-step={at}.ckpt")
+        run(second)
+        steps = [(step["epoch"], step["batch"]) for step in jobs.steps_of(second)]
+        done = 2 * at if at < per_epoch[0] else per_epoch[1]
+        assert steps[: per_epoch[1] - done] == [(0, batch) for batch in range(done, per_epoch[1])]
+        assert steps[per_epoch[1] - done :] == [(e, batch) for e in (1, 2) for batch in range(per_epoch[1])]
+
+
+def test_batches_beyond_the_limit_end_the_epoch(tmp_path: Path) -> None:
+    """5 batches of 8 are 10 of 4, and the limit is 7."""
+    first: dict[str, Any] = {"dir": str(tmp_path), "name": "first", "save_every": 1, "loader": {"batch_size": 8}}
+    first["trainer"] = {"limit_train_batches": 7}
+    run(first)
+    second: dict[str, Any] = {"dir": str(tmp_path), "name": "second", "trainer": first["trainer"]}
+    second["ckpt"] = str(tmp_path / "saved-first" / "step-step=5.ckpt")
+    run(second)
+    steps = [(step["epoch"], step["batch"]) for step in jobs.steps_of(second)]
+    assert steps == [(epoch, batch) for epoch in (1, 2) for batch in range(7)]
+    counts = jobs.final_of(second)["counts"]
+    assert counts["epoch"] == jobs.EPOCHS
+    assert counts["log_steps"] == counts["global_step"] == 5 + 14

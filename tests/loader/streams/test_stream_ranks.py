@@ -1,0 +1,377 @@
+"""Streams on several ranks: states that meet in a store, epochs that end together, what is missing said."""
+
+import json
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from drawing import drawing_collate, equal
+from stream_data import expected, ids, make_loader, make_stream
+from stream_ranks import on_ranks, values
+
+import loaderkit as lk
+from loaderkit.loader.streams.state import merge_states
+
+SIZES = [12, 3, 0, 9, 14, 7, 7, 5]
+
+
+def rank_loader(rank: int, ranks: int, store: Any, **settings: Any) -> Any:
+    return make_loader(SIZES, 3, world=lk.World(rank, ranks), store=store, transform=None, **settings)
+
+
+@pytest.mark.parametrize("stop", range(8))
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_each_rank_saves_the_state_of_all_and_resumes_exactly(ranks: int, stop: int) -> None:
+    def whole(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, ranks, store, steps=4, collate_fn=None)
+        return [values(list(loader)) for _ in range(4)]
+
+    def stopped(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, ranks, store, steps=4, collate_fn=None)
+        head = [value for _ in range(stop // 4) for value in values(list(loader))]
+        iterator = iter(loader)
+        head += values([next(iterator) for _ in range(stop % 4)])
+        return head, json.loads(json.dumps(loader.state_dict()))
+
+    def resumed(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, ranks, store, steps=4, collate_fn=None)
+        loader.load_state_dict(states[rank])
+        rest = [value for _ in range(4 - loader.cursor.epoch) for value in values(list(loader))]
+        return rest, loader.state_dict()
+
+    wanted = on_ranks(ranks, whole)
+    heads, states = zip(*on_ranks(ranks, stopped), strict=True)
+    assert all(state == states[0] for state in states)
+    assert states[0]["missing"] == []
+    rests, after = zip(*on_ranks(ranks, resumed), strict=True)
+    assert all(state == after[0] for state in after)
+    for rank in range(ranks):
+        assert heads[rank] + rests[rank] == [batch for epoch in wanted[rank] for batch in epoch]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_an_epoch_ends_on_all_ranks_at_the_shortest(ranks: int) -> None:
+    """At the last step that all have a batch for, and the next epoch begins together."""
+
+    def alone(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, ranks, store, stop="each", collate_fn=None)
+        return [values(list(loader)) for _ in range(3)]
+
+    def together(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, ranks, store, stop="shortest", collate_fn=None)
+        epochs = [values(list(loader)) for _ in range(3)]
+        return epochs, loader.state_dict()
+
+    all_of_it = on_ranks(ranks, alone)
+    epochs, states = zip(*on_ranks(ranks, together), strict=True)
+    for epoch in range(3):
+        steps = min(len(all_of_it[rank][epoch]) for rank in range(ranks))
+        assert steps > 1
+        assert [each[epoch] for each in epochs] == [each[epoch][:steps] for each in all_of_it]
+    assert all(state == states[0] for state in states)
+    assert states[0]["cursor"] == {"epoch": 3, "batches": 0}
+
+
+@pytest.mark.parametrize("stop", range(5))
+def test_a_shortest_epoch_resumes_exactly(stop: int) -> None:
+    def whole(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, 2, store, stop="shortest", collate_fn=None)
+        return values(list(loader)) + values(list(loader))
+
+    def halves(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, 2, store, stop="shortest", collate_fn=None)
+        iterator = iter(loader)
+        head = values([next(iterator) for _ in range(stop)])
+        other = rank_loader(rank, 2, store, stop="shortest", collate_fn=None)
+        other.load_state_dict(loader.state_dict())
+        return head + values(list(other)) + values(list(other))
+
+    wanted = on_ranks(2, whole)
+    assert len(wanted[0]) == len(wanted[1]) > 10
+    assert on_ranks(2, halves) == wanted
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_an_epoch_repeats_short_parts_until_all_ranks_have_read_theirs(ranks: int) -> None:
+    """Equal numbers of batches, nothing left out; what is repeated is the rank's next pass."""
+
+    def alone(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, ranks, store, stop="each", collate_fn=None)
+        return [values(list(loader)) for _ in range(3)]
+
+    def together(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, ranks, store, stop="repeat", collate_fn=None)
+        return [values(list(loader)) for _ in range(2)], loader.state_dict()
+
+    passes = on_ranks(ranks, alone)
+    epochs, states = zip(*on_ranks(ranks, together), strict=True)
+    for epoch in range(2):
+        lengths = [len(part[epoch]) for part in passes]
+        assert len(set(lengths)) > 1  # else nothing is repeated
+        for part, found in zip(passes, epochs, strict=True):
+            assert len(found[epoch]) == max(lengths)
+            wanted = (part[epoch] + part[epoch + 1])[: max(lengths)]
+            assert found[epoch][: len(wanted)] == wanted
+    assert all(state == states[0] for state in states)
+
+
+@pytest.mark.parametrize("stop", range(1, 12))
+def test_a_repeating_epoch_resumes_exactly(stop: int) -> None:
+    """Also where one rank repeats its data and the other does not yet."""
+
+    def whole(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, 2, store, stop="repeat", collate_fn=None)
+        return [batch for _ in range(2) for batch in values(list(loader))]
+
+    def stopped(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, 2, store, stop="repeat", collate_fn=None)
+        iterator = iter(loader)
+        for _ in range(stop):
+            iterator = iterator if next(iterator, None) is not None else iter(loader)
+        return loader.state_dict()
+
+    def resumed(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, 2, store, stop="repeat", collate_fn=None)
+        loader.load_state_dict(states[rank])
+        return [batch for _ in range(2 - loader.cursor.epoch) for batch in values(list(loader))]
+
+    wanted, states = on_ranks(2, whole), on_ranks(2, stopped)
+    assert len(wanted[0]) == len(wanted[1]) > 13
+    rests = on_ranks(2, resumed)
+    assert len(rests[0]) >= len(wanted[0]) - stop
+    assert rests == [part[-len(rests[0]) :] for part in wanted]
+
+
+def test_a_rank_without_data_ends_a_shortest_epoch_at_once() -> None:
+    def work(rank: int, store: Any) -> Any:
+        loader = make_loader([5], 2, world=lk.World(rank, 2), store=store, stop="shortest")
+        return len(list(loader)), loader.cursor.epoch
+
+    with pytest.warns(UserWarning, match="rank 1 of 2 found no samples in its part of 1 shards"):
+        assert on_ranks(2, work) == [(0, 1), (0, 1)]
+
+
+def test_a_state_that_misses_a_rank_says_so_and_is_refused() -> None:
+    loader = rank_loader(0, 3, dist.HashStore(), steps=4)
+    loader._walk._meeting._timeout_s = 0.1
+    with pytest.warns(UserWarning, match=r"rank 1, 2 did not give its state at batch 0 of epoch 0 in time"):
+        state = loader.state_dict()
+    assert state["missing"] == [1, 2]
+    with pytest.raises(ValueError, match=r"cannot resume: the state misses rank 1, 2 of 3"):
+        rank_loader(0, 3, None, steps=4).load_state_dict(state)
+
+
+def test_a_silent_rank_is_named() -> None:
+    loader = make_loader(SIZES, world=lk.World(0, 2), store=dist.HashStore(), stop="shortest")
+    loader._walk._meeting._timeout_s = 0.1
+    with pytest.raises(
+        RuntimeError, match="rank 1 did not say in time whether it has another batch after 0 of epoch 0"
+    ):
+        next(iter(loader))
+
+
+def test_without_a_store_ranks_states_can_be_merged() -> None:
+    loaders = [make_loader(SIZES, world=lk.World(rank, 2), steps=5) for rank in range(2)]
+    heads = []
+    for loader in loaders:
+        iterator = iter(loader)
+        heads.append([next(iterator) for _ in range(3)])
+    states = [loader.state_dict() for loader in loaders]
+    assert [state["missing"] for state in states] == [[1], [0]]
+    whole = merge_states(states)
+    for rank in range(2):
+        again = make_loader(SIZES, world=lk.World(rank, 2), steps=5)
+        again.load_state_dict(whole)
+        uninterrupted = list(make_loader(SIZES, world=lk.World(rank, 2), steps=5))
+        assert equal(heads[rank] + list(again), uninterrupted)
+    with pytest.raises(ValueError, match="no states to merge"):
+        merge_states([])
+    with pytest.raises(ValueError, match="different runs or batches: cursor"):
+        merge_states([states[0], make_loader(SIZES, world=lk.World(1, 2), steps=5).state_dict()])
+
+
+def test_what_several_ranks_need_is_asked_for() -> None:
+    with pytest.raises(ValueError, match=r"2 ranks read data of unknown length.*steps=..., stop='shortest'"):
+        next(iter(make_loader(SIZES, world=lk.World(0, 2))))
+    with pytest.raises(ValueError, match=r"4 lanes for 5 ranks.*lanes=5"):
+        next(iter(make_loader(SIZES, world=lk.World(0, 5), steps=2)))
+    with pytest.raises(RuntimeError, match=r"end an epoch together 2 ranks need torch.distributed or store="):
+        next(iter(make_loader(SIZES, world=lk.World(0, 2), stop="shortest")))
+    with pytest.raises(RuntimeError, match=r"rank 1 of 2 found no samples in its part of 1 shards, wanted 4 batches"):
+        next(iter(make_loader([9], world=lk.World(1, 2), steps=4)))
+
+
+def test_a_state_after_changes_of_ranks_keeps_each_cycle_whole() -> None:
+    """With steps: one rank, then two, then one again; ranks may be in different cycles when they part."""
+    batches: list[Any] = []
+    state: Any = None
+    for ranks, steps in ((1, 5), (2, 9), (1, 30)):
+        parts = []
+        for rank in range(ranks):
+            loader = make_loader(SIZES, 3, world=lk.World(rank, ranks), steps=60)
+            if state is not None:
+                loader.load_state_dict(state)
+            iterator = iter(loader)
+            batches += [next(iterator) for _ in range(steps)]
+            parts.append(loader.state_dict())
+        state = merge_states(parts)
+    counts = ids(batches)
+    assert sum(counts.values()) > 2 * sum(SIZES)
+    assert set(counts) == set(expected(SIZES))
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_two_loaders_over_shards_of_the_same_names_do_not_mix_up_their_values() -> None:
+    """Training and validation data may be read from the same shards."""
+
+    def work(rank: int, store: Any) -> Any:
+        lengths = []
+        for sizes in (SIZES, [2 * size for size in SIZES]):
+            stream = lk.StreamDataset(list("abcdefgh"), Sized(sizes), lanes=4)
+            loader = lk.Loader(stream, 1, world=lk.World(rank, 2), store=store, stop="shortest")
+            lengths.append(len(list(loader)))
+        return lengths
+
+    first, second = on_ranks(2, work)
+    assert first == second
+    assert first[1] == 2 * first[0] > 20
+
+
+class Late:
+    """A store for a rank that sees late what the other one has left."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def check(self, keys: list[str]) -> bool:
+        time.sleep(0.1)
+        found: bool = self._store.check(keys)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def short_epoch(loader: Any) -> list[Any]:
+    loader._walk._meeting._timeout_s = 1
+    return [str(batch) for batch in loader]
+
+
+@pytest.mark.parametrize("stop", ["shortest", "repeat"])
+def test_a_late_rank_does_not_miss_what_was_left_in_an_earlier_pass_from_the_same_place(stop: str) -> None:
+    """As in evaluation: each pass is that of epoch 0."""
+
+    def work(rank: int, store: Any) -> Any:
+        store = Late(store) if rank else store
+        loader = make_loader(
+            [3, 3], 3, world=lk.World(rank, 2), store=store, stop=stop, transform=None, collate_fn=None
+        )
+        passes = []
+        for _ in range(3):
+            loader.seek(epoch=0)
+            passes.append(short_epoch(loader))
+        return passes
+
+    for passes in on_ranks(2, work):
+        assert [len(each) for each in passes] == [1, 1, 1]
+        assert passes[0] == passes[1] == passes[2]
+
+
+def test_a_second_loader_of_the_same_data_does_not_find_what_the_first_has_left() -> None:
+    def work(rank: int, store: Any) -> Any:
+        store, passes = Late(store) if rank else store, []
+        for saves_first in (True, False):
+            loader = make_loader([3, 3], 3, world=lk.World(rank, 2), store=store, stop="shortest", collate_fn=None)
+            if saves_first:
+                loader.state_dict()
+            passes.append(len(short_epoch(loader)))
+        return passes
+
+    assert on_ranks(2, work) == [[1, 1], [1, 1]]
+
+
+class Sized:
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+
+    def __call__(self, shard: str, start: int) -> range:
+        return range(start, self.sizes["abcdefgh".index(shard)])
+
+
+def test_left_epochs_of_steps_do_not_mix_up_their_states() -> None:
+    """The same epoch and batch may mean other places after a break."""
+
+    def work(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, 2, store, steps=3, collate_fn=None)
+        states = []
+        for breaks in (False, True):
+            loader.seek(epoch=0)
+            for _ in loader:
+                if breaks:
+                    break
+            next(iter(loader))
+            states.append(loader.state_dict())
+        return states
+
+    first, second = on_ranks(2, work)
+    assert first == second
+    assert first[0]["cursor"] == first[1]["cursor"] == {"epoch": 1, "batches": 1}
+    assert first[0]["lanes"] != first[1]["lanes"]
+
+
+def meet_through_gloo(rank: int, port: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    loader = lk.Loader(make_stream(SIZES), 4, stop="shortest", num_workers=1, collate_fn=drawing_collate)
+    batches = list(loader)
+    iterator = iter(loader)
+    next(iterator)
+    state = {"batches": len(batches), "ids": sorted(ids(batches)), "state": loader.state_dict()}
+    Path(folder, f"{rank}.json").write_text(json.dumps(state))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_ranks_meet_through_the_process_group(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    multiprocessing.spawn(meet_through_gloo, args=(port, str(tmp_path)), nprocs=2)  # type: ignore[no-untyped-call]
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first["batches"] == second["batches"] > 3
+    assert not set(first["ids"]) & set(second["ids"])
+    assert first["state"] == second["state"]
+    assert first["state"]["missing"] == []
+
+
+@pytest.mark.parametrize("stop", ["steps", "repeat"])
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_ranks_that_a_signal_finds_a_step_apart_each_save_a_whole_state(ahead: int, stop: str) -> None:
+    """Rank 0 has learnt 3 batches, rank 1 has learnt 4; both hold the states around."""
+    settings: dict[str, Any] = {"steps": 5} if stop == "steps" else {"stop": stop}
+
+    def apart(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, 2, store, collate_fn=None, **settings)
+        walk = loader._walk
+        walk.mark()
+        iterator = iter(loader)
+        for _ in range(4 + ahead):
+            next(iterator)
+        walk.forget(2)
+        return walk.state_after(3 + rank, over=False)
+
+    def resumed(rank: int, store: Any) -> Any:
+        loader = rank_loader(rank, 2, store, collate_fn=None, **settings)
+        loader.load_state_dict(states[0])
+        return values([next(iter(loader))])
+
+    def whole(rank: int, store: Any) -> Any:
+        return values(list(rank_loader(rank, 2, store, collate_fn=None, **settings)))
+
+    states = on_ranks(2, apart)
+    assert [state["missing"] for state in states] == [[], []]
+    assert [state["cursor"]["batches"] for state in states] == [3, 4]
+    assert on_ranks(2, resumed) == [part[3:4] for part in on_ranks(2, whole)]

@@ -1,0 +1,263 @@
+"""The laws that hold for an ordinary IterableDataset: exact on the same ranks and workers, others refused by name."""
+
+import gc
+import json
+import multiprocessing
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.data as torch_data
+from drawing import drawing_collate, draws, equal
+from stream_ranks import on_ranks
+
+import loaderkit as lk
+from loaderkit.testing import assert_generators_untouched, assert_resumable
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+SIZE = 41
+
+
+class Plain(torch_data.IterableDataset[Any]):
+    """Splits itself over workers, shuffles by the epoch, and draws."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        self.size, self.epoch, self.reads = size, 0, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def numbers(self) -> list[int]:
+        info = torch_data.get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        numbers = list(range(self.size))
+        random.Random(self.epoch).shuffle(numbers)
+        return numbers[worker::workers]
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in self.numbers():
+            self.reads += 1
+            yield number, draws()
+
+
+class Stateful(Plain):
+    """Knows where it stands, and counts its epochs by itself."""
+
+    at = 0
+    set_epoch = None  # type: ignore[assignment]
+
+    def __iter__(self) -> Iterator[Any]:
+        numbers = self.numbers()
+        while self.at < len(numbers):
+            self.at += 1
+            self.reads += 1
+            yield numbers[self.at - 1], draws()
+        self.at, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at, self.epoch = state["at"], state["epoch"]
+
+
+KINDS: list[Any] = [Plain, Stateful]
+
+
+def make_loader(kind: Any, workers: int = 0, **settings: Any) -> lk.Loader:
+    settings = {"collate_fn": drawing_collate, "seed": 3, "world": lk.World(), **settings}
+    return lk.Loader(kind(), settings.pop("batch_size", 4), num_workers=workers, **settings)
+
+
+def ids(batches: list[Any]) -> list[int]:
+    return [value for batch in batches for value in batch[0].tolist()]
+
+
+@pytest.mark.parametrize("workers", [0, 2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_epoch_has_each_sample_once_and_epochs_differ(kind: Any, workers: int) -> None:
+    loader = make_loader(kind, workers)
+    epochs = [ids(list(loader)) for _ in range(3)]
+    assert all(Counter(epoch) == Counter(range(SIZE)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert loader.cursor.epoch == 3
+
+
+@pytest.mark.parametrize("steps", [None, 5])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stop_anywhere_resumes_exactly(kind: Any, steps: int | None) -> None:
+    """Through JSON, with a second resume one batch later."""
+    epochs = 2 if steps is None else 4
+    assert_resumable(
+        lambda: make_loader(kind, steps=steps), consumers=["loop"], epochs=epochs, ids=lambda b: b[0].tolist()
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_chain_of_resumes_with_workers_is_exact(kind: Any, workers: int) -> None:
+    """Stop after 3 batches, then after 1 more again and again, into the next epoch."""
+    whole_loader = make_loader(kind, workers)
+    whole = [batch for _ in range(2) for batch in list(whole_loader)]
+    assert len(whole) > 20
+    state, got = None, []
+    for count in (3, 1, 1, 5, 1):
+        loader = make_loader(kind, workers)
+        if state is not None:
+            loader.load_state_dict(state)
+        iterator = iter(loader)
+        got += [next(iterator) for _ in range(count)]
+        state = json.loads(json.dumps(loader.state_dict()))
+        loader.close()
+    loader = make_loader(kind, workers)
+    loader.load_state_dict(state or {})
+    while loader.cursor.epoch < 2:
+        got += list(loader)
+    assert equal(got, whole)
+
+
+def test_one_worker_is_as_none() -> None:
+    assert equal(list(make_loader(Plain, 0)), list(make_loader(Plain, 1)))
+
+
+def test_closing_a_loader_leaves_the_data_as_it_was_found() -> None:
+    """Else another loader of it would take where it was left for its start."""
+    data = Stateful()
+    whole = list(lk.Loader(Stateful(), 4, collate_fn=drawing_collate))
+    loader = lk.Loader(data, 4, collate_fn=drawing_collate)
+    next(iter(loader))
+    assert data.state_dict() != Stateful().state_dict()
+    loader.close()
+    assert equal(list(lk.Loader(data, 4, collate_fn=drawing_collate)), whole)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_of_its_own_spares_the_reading(kind: Any) -> None:
+    first = make_loader(kind)
+    iterator = iter(first)
+    for _ in range(6):
+        next(iterator)
+    again = make_loader(kind)
+    again.load_state_dict(first.state_dict())
+    again._walk.dataset.reads = 0
+    next(iter(again))
+    assert again._walk.dataset.reads == (5 if kind is Stateful else 29)  # one sample ahead
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_batch_size_gives_each_sample_once(kind: Any) -> None:
+    first = make_loader(kind)
+    iterator = iter(first)
+    head = [next(iterator) for _ in range(3)]
+    then = make_loader(kind, batch_size=7)
+    then.load_state_dict(first.state_dict())
+    assert Counter(ids(head) + ids(list(then))) == Counter(range(SIZE))
+
+
+def test_draws_belong_to_the_sample_and_the_callers_generators_are_left_alone() -> None:
+    assert_generators_untouched(lambda: make_loader(Plain))
+    small, large = list(make_loader(Plain, batch_size=4)), list(make_loader(Plain, batch_size=9))
+    assert torch.equal(torch.cat([batch[1] for batch in small]), torch.cat([batch[1] for batch in large]))
+    loader = make_loader(Plain)
+    assert not torch.equal(torch.cat([b[1] for b in loader]), torch.cat([b[1] for b in loader]))
+
+
+@pytest.mark.parametrize(("workers", "ranks"), [(3, 1), (2, 2)])
+def test_other_workers_or_ranks_are_refused_with_both_values(workers: int, ranks: int) -> None:
+    first = make_loader(Plain, 2)
+    next(iter(first))
+    other = make_loader(Plain, workers, world=lk.World(0, ranks), steps=None, stop="each" if ranks > 1 else None)
+    name, found, wanted = ("workers", 2, 3) if workers == 3 else ("ranks", 1, 2)
+    with pytest.raises(ValueError, match=f"the state is for number of {name} {found}, this loader has {wanted}"):
+        other.load_state_dict(first.state_dict())
+
+
+def test_ranks_save_one_state_and_resume_exactly() -> None:
+    def stopped(rank: int, store: Any) -> Any:
+        loader = make_loader(Stateful, world=lk.World(rank, 2), store=store, steps=6)
+        iterator = iter(loader)
+        for _ in range(4):
+            next(iterator)
+        return loader.state_dict(), list(iterator)
+
+    def resumed(rank: int, store: Any) -> Any:
+        loader = make_loader(Stateful, world=lk.World(rank, 2), store=store, steps=6)
+        loader.load_state_dict(states[rank])
+        return list(loader)
+
+    states, rests = zip(*on_ranks(2, stopped), strict=True)
+    assert states[0] == states[1]
+    assert states[0]["missing"] == []
+    assert len(rests[0]) == 2
+    assert equal(on_ranks(2, resumed), list(rests))
+
+
+class Changing(Plain):
+    def numbers(self) -> list[int]:
+        return super().numbers()[:10]
+
+
+def test_data_that_has_become_shorter_is_told() -> None:
+    first = make_loader(Plain)
+    iterator = iter(first)
+    for _ in range(4):
+        next(iterator)
+    state = first.state_dict()
+    state["stream"]["dataset"] = "Changing"
+    again = make_loader(Changing)
+    again.load_state_dict(state)
+    with pytest.raises(ValueError, match="16 samples of rank 0, worker 0 were read before, and now there are 10"):
+        next(iter(again))
+
+
+class Unplain(Stateful):
+    def state_dict(self) -> Any:
+        return {"at": torch.tensor(self.at)}
+
+
+def test_a_state_that_is_not_plain_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"Unplain.state_dict\(\) returned .* wanted what JSON gives back unchanged"):
+        make_loader(Unplain)
+
+
+class Failing(Plain):
+    def numbers(self) -> list[int]:
+        return [0, 1, 2]
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from super().__iter__()
+        raise KeyError("broken")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_names_the_sample(workers: int) -> None:
+    loader = make_loader(Failing, workers, batch_size=2)
+    with pytest.raises(KeyError) as caught:
+        list(loader)
+    assert "sample 3 of rank 0, worker 0" in "".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+
+
+@pytest.mark.parametrize("steps", [None, 3])
+@pytest.mark.parametrize("kind", ["iterable", "stream"])
+def test_workers_end_with_a_loader_that_is_left(kind: str, steps: int | None) -> None:
+    """Rather than when the garbage is collected, which then would wait 5 s for each of them."""
+    data = (
+        Plain()
+        if kind == "iterable"
+        else lk.StreamDataset(["a", "b"], lambda _, start: iter(range(start, 20)), lanes=2)
+    )
+    before = set(multiprocessing.active_children())
+    loader = lk.Loader(data, 3, num_workers=2, steps=steps, world=lk.World())
+    iterator = iter(loader)
+    batches = [next(iterator) for _ in range(3)]
+    assert len(set(multiprocessing.active_children()) - before) == 2
+    gc.disable()
+    try:
+        del loader, iterator
+        assert set(multiprocessing.active_children()) <= before
+    finally:
+        gc.enable()
+    assert len(batches) == 3

@@ -1,0 +1,176 @@
+"""The examples and the README's code run as they stand, and show what they promise."""
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from scripts import run
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+
+
+def test_the_demo_shows_an_exact_resume_and_what_dataloader_does(tmp_path: Path) -> None:
+    text = run(tmp_path, EXAMPLES / "demo.py", "--folder", "here/demo")
+    rows = {cells[1].strip(): [cell.strip() for cell in cells[2:4]] for cells in map(cut, text.splitlines()) if cells}
+    assert rows["samples trained twice in that epoch"][0] == "0"
+    assert rows["samples never trained in that epoch"][0] == "0"
+    assert rows["samples in the same order"] == ["yes", "no"]
+    assert rows["final weights bit-identical"] == ["yes", "no"]
+    assert int(rows["samples trained twice in that epoch"][1]) > 0
+    assert int(rows["samples never trained in that epoch"][1]) > 0
+    assert 0 < int(rows["place in the data, in the checkpoint"][0].removesuffix(" bytes")) < 1024
+    assert text.count("SIGKILL after step") == 2
+    assert "the uninterrupted one, bit for bit" in text
+    assert (tmp_path / "here" / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def cut(line: str) -> list[str]:
+    return line.split("│") if line.startswith("│") else []
+
+
+def test_the_demo_fails_where_the_resume_is_not_exact(tmp_path: Path) -> None:
+    """With a Loader that forgets its place the demo exits with 1."""
+    script = tmp_path / "forgetful.py"
+    script.write_text(
+        "import functools, sys\n"
+        f"sys.path.insert(0, {str(EXAMPLES)!r})\n"
+        "import demo\n"
+        "from loaderkit import Loader\n"
+        "Loader.load_state_dict = lambda self, state: None  # also in the processes that it starts\n"
+        "outcome = functools.cache(functools.partial(demo.kill_and_resume, 'loaderkit'))\n"
+        "demo.kill_and_resume = lambda kind, folder: outcome(folder)  # what DataLoader does is not asked here\n"
+        "if __name__ == '__main__':\n"
+        "    sys.exit(demo.main())\n"
+    )
+    assert "loaderkit's resumed run is not the uninterrupted one" in run(tmp_path, script, code=1)
+
+
+def test_a_lightning_run_that_was_stopped_resumes_on_other_workers(tmp_path: Path) -> None:
+    script = EXAMPLES / "image_classification_lightning.py"
+    options = ("--epochs", "2")
+    run(tmp_path, script, *options, "--folder", "whole", "--workers", "0")
+    run(tmp_path, script, *options, "--folder", "cut", "--stop-after", "70", code=1)
+    text = run(tmp_path, script, *options, "--folder", "cut", "--resume", "last", "--workers", "1")
+    assert "94 steps, accuracy 0." in text
+    weights = [torch.load(tmp_path / name / "last.ckpt", weights_only=True)["state_dict"] for name in ("whole", "cut")]
+    assert len(weights[0]) == 6
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_a_plain_loop_that_was_killed_resumes_to_the_same_weights(tmp_path: Path) -> None:
+    script = EXAMPLES / "image_classification_torch.py"
+    killed = run(tmp_path, script, "--kill-after", "70", code=-signal.SIGKILL)
+    assert "killed in epoch 1, after batch 23" in killed
+    resumed = run(tmp_path, script, "--resume", "--workers", "1", fresh=True)
+    assert "resumed at epoch 1, batch 13 of 47" in resumed
+    whole = run(tmp_path, script, "--checkpoint", "other.pt", "--workers", "0")
+    assert re.findall("final weights: .*", whole) == re.findall("final weights: .*", resumed) != []
+
+
+def test_two_killed_ranks_and_one_more_give_every_sample_exactly_once(tmp_path: Path) -> None:
+    text = run(tmp_path, EXAMPLES / "ddp.py", "--samples", "601")
+    assert "two ranks: killed in the middle of the epoch" in text
+    assert "320 samples by two ranks, 281 by one" in text
+    assert "601 of 601 samples trained, each 1 time(s)" in text
+
+
+def test_two_killed_ranks_on_s3_and_one_more_give_every_sample_exactly_once(tmp_path: Path) -> None:
+    for package in ("moto", "s3fs", "flask", "flask_cors"):
+        pytest.importorskip(package, reason=f"{package} is not installed: pip install 'loaderkit[test]'")
+    text = run(tmp_path, EXAMPLES / "shards_on_s3.py")
+    assert "two ranks: killed in the middle of the epoch" in text
+    assert "320 samples by two ranks, 1477 by one" in text
+    assert "1797 of 1797 samples trained, each 1 time(s)" in text
+
+
+def test_a_stream_from_a_service_that_was_killed_comes_once_in_the_same_order(tmp_path: Path) -> None:
+    text = run(tmp_path, EXAMPLES / "stream_service.py")
+    assert "killed after batch 30 of its epoch, with 2 workers: exit code -9" in text
+    (found, wanted) = map(int, re.findall(r"(\d+) samples of (\d+), each once: True", text)[0])
+    assert found == wanted > 30 * 32  # it was killed on its way
+    assert "the same order as the uninterrupted run: True; the same weights, bit for bit: True" in text
+
+
+def test_the_command_line_trains_resumes_and_validates(tmp_path: Path) -> None:
+    command = (EXAMPLES / "cli" / "main.py", "fit", "--config", EXAMPLES / "cli" / "config.yaml")
+    text = run(tmp_path, *command, "--data.loader.num_workers", "1", "--trainer.max_epochs", "1")
+    assert "47 steps, accuracy 0." in text
+    text = run(tmp_path, *command, "--trainer.max_epochs", "2", "--ckpt_path", "runs/cli/last.ckpt")
+    assert "94 steps, accuracy 0." in text
+    assert torch.load(tmp_path / "runs" / "cli" / "last.ckpt", weights_only=True)["global_step"] == 90
+
+
+def test_pictures_in_tar_shards_after_a_kill_give_the_weights_of_an_uninterrupted_run(tmp_path: Path) -> None:
+    script = EXAMPLES / "pictures_from_tar.py"
+    killed = run(tmp_path, script, "--kill-after", "70", code=-signal.SIGKILL)
+    assert "killed in epoch 1, before batch 23" in killed
+    resumed = run(tmp_path, script, "--workers", "0")
+    whole = run(tmp_path, script, "--workers", "0", "--folder", "whole")
+    assert re.findall("94 steps, accuracy 0.*", resumed) == re.findall("94 steps, accuracy 0.*", whole) != []
+    assert re.findall("final weights: .*", resumed) == re.findall("final weights: .*", whole) != []
+
+
+def test_a_killed_language_model_goes_on_with_the_losses_of_an_uninterrupted_run(tmp_path: Path) -> None:
+    script = EXAMPLES / "language_model.py"
+    killed = run(tmp_path, script, "--steps", "60", "--kill-after", "45", code=-signal.SIGKILL)
+    assert "killed in epoch 0, before batch 45" in killed
+    resumed = run(tmp_path, script, "--steps", "60", "--workers", "1")
+    whole = run(tmp_path, script, "--steps", "60", "--folder", "whole")
+    losses = [re.findall(r"step +(\d+): (\S+) nats", text) for text in (resumed, whole)]
+    assert [step for step, _ in losses[0]] == ["40"]
+    assert losses[0] == losses[1][-1:]
+    weights = [
+        torch.load(tmp_path / name / "weights.pt", weights_only=True) for name in ("runs/language_model", "whole")
+    ]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_a_tables_checkpoint_predicts_without_the_training_data(tmp_path: Path) -> None:
+    text = run(tmp_path, EXAMPLES / "table_csv.py", "--epochs", "8")
+    right = re.search(r"(\d+) of 45 wines right, from the checkpoint alone", text)
+    assert right
+    assert int(right[1]) > 40
+    assert not (tmp_path / "runs" / "table" / "wines.csv").exists()
+
+
+def test_an_lstm_learns_sections_from_batches_with_little_padding(tmp_path: Path) -> None:
+    text = run(tmp_path, EXAMPLES / "text_classification.py", "--epochs", "3")
+    padded = re.search(r"([\d.]+) tokens computed for each real one", text)
+    right = re.search(r"(\d+) of (\d+) paragraphs are put under their section, of 16", text)
+    assert padded
+    assert right
+    assert float(padded[1]) < 1.15
+    assert int(right[1]) > int(right[2]) / 4
+
+
+def test_boxes_are_drawn_on_augmented_pictures(tmp_path: Path) -> None:
+    text = run(tmp_path, EXAMPLES / "detection.py", "--epochs", "2")
+    boxes = re.search(r"8 pictures with (\d+) boxes of 5 classes", text)
+    assert boxes
+    assert 6 <= int(boxes[1]) <= 12  # of 12, some are cut off
+    assert (tmp_path / "runs" / "detection" / "boxes.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_packed_transformers_loss_and_gradients_are_those_of_the_texts_alone(tmp_path: Path) -> None:
+    text = run(tmp_path, EXAMPLES / "packed_transformer.py", "--steps", "21")
+    found = re.search(r"(\d+) texts in (\d+) rows: loss ([\d.]+) packed, ([\d.]+) one by one", text)
+    difference = re.search(r"gradients differ by (\S+) of the largest", text)
+    losses = [float(loss) for loss in re.findall(r"step +\d+: (\S+) nats", text)]
+    assert found
+    assert difference
+    assert int(found[1]) > 2 * int(found[2])
+    assert abs(float(found[3]) / float(found[4]) - 1) < 1e-9
+    assert float(difference[1]) < 1e-9
+    assert losses[1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize("script", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: path.name)
+def test_each_example_says_what_it_shows_and_how_to_run_it(script: Path) -> None:
+    text = script.read_text()
+    assert text.startswith('"""')
+    if "__main__" in text:
+        assert f"python {script.relative_to(ROOT)}" in text
+        assert script.relative_to(ROOT).as_posix() in (ROOT / "README.md").read_text()

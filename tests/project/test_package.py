@@ -1,0 +1,170 @@
+"""The package as a whole: who may import whom, what an import costs, that public objects pickle."""
+
+import ast
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from drawing import Drawing, drawing_collate
+
+import loaderkit as lk
+from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
+from loaderkit.engine.batch_reader import Feed
+from loaderkit.sampling.plan import BatchPlan
+
+ROOT = Path(lk.__file__).parent
+# From the right to the left: a package imports only those before it. The packages on the second line stand apart.
+LINE = ["system", "seeding", "sampling", "datasets", "collate", "engine", "loader", "lightning", "cli"]
+MAY_IMPORT = {package: set(LINE[:place]) for place, package in enumerate(LINE)} | {
+    "device": {"system", "seeding", "sampling", "datasets"},
+    "writing": {"system", "seeding", "sampling", "datasets"},
+    "monitor": {"system"},
+    "testing": {"system"},
+}
+MAY_IMPORT["engine"] |= {"device"}
+MAY_IMPORT["loader"] |= {"device"}
+MAY_IMPORT["lightning"] |= {"device", "monitor", "testing", "writing"}
+MAY_IMPORT["cli"] |= {"device", "monitor", "testing", "writing"}
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def package_of(file: Path) -> str:
+    return file.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports(tree: ast.AST) -> set[str]:
+    """All modules that are imported, wherever in the file."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            found.add(node.module or "")
+            if node.module == "loaderkit":
+                found |= {f"loaderkit.{alias.name}" for alias in node.names}
+    return found
+
+
+def test_the_root_holds_the_public_names_and_the_packages() -> None:
+    assert {path.name for path in ROOT.iterdir() if path.is_file()} == {"__init__.py", "__init__.pyi", "py.typed"}
+    assert {package_of(file) for file in FILES} == {*MAY_IMPORT, "__init__"}
+    assert len(FILES) > 100
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_imports_run_in_one_direction(file: Path) -> None:
+    package = package_of(file)
+    if package == "__init__":
+        return
+    for module in imports(ast.parse(file.read_text())):
+        top, *inner = module.split(".")
+        if top == "loaderkit" and inner and inner[0] != package and inner[0] in MAY_IMPORT:
+            assert inner[0] in MAY_IMPORT[package], f"{file} imports {module}"
+            assert not any(part.startswith("_") for part in inner), f"{file} imports {module}, which is private"
+        if top in ("lightning", "pytorch_lightning"):
+            assert package == "lightning", f"{file} imports {module}"
+        if top in ("torchvision", "PIL"):
+            assert file.name in ("pictures.py", "vision.py", "detection.py", "coco.py"), f"{file} imports {module}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_the_package_has_no_asserts(file: Path) -> None:
+    """They vanish under -O, and say nothing of the way out."""
+    assert not [node.lineno for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Assert)]
+
+
+IMPORT = """
+import sys, time, torch
+start = time.process_time()
+import loaderkit
+print(time.process_time() - start)
+heavy = [name for name in sys.modules if name.split(".")[0] in ("lightning", "torchvision", "torchdata", "matplotlib")]
+assert not heavy, heavy
+"""
+
+
+def test_the_import_is_light() -> None:
+    """Neither lightning nor torchvision, and at most 50 ms over torch's own (the best of five at most)."""
+    times: list[float] = []
+    while len(times) < 5 and min(times, default=1) >= 0.05:
+        done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        times.append(float(done.stdout))
+    assert min(times) < 0.05
+
+
+def test_each_public_name_is_there() -> None:
+    assert sorted(lk.__all__) == list(lk.__all__)
+    for name in lk.__all__:
+        assert getattr(lk, name) is not None
+    with pytest.raises(AttributeError, match="No loaderkit attribute Loeder"):
+        lk.Loeder  # noqa: B018
+
+
+ARRAY = lk.ArrayDataset({"x": torch.arange(6), "y": np.arange(6)})
+PUBLIC: list[Any] = [
+    ARRAY,
+    ConcatDataset([ARRAY]),
+    MapDataset(ARRAY, drawing_collate),
+    SubsetDataset(ARRAY, [1, 2]),
+    ZipDataset([ARRAY, ARRAY]),
+    lk.Cursor(epoch=1),
+    lk.DataWaitCallback(),
+    lk.DataWaitMonitor(window=5),
+    lk.World(1, 2),
+    lk.Sequential(3),
+    lk.Shuffled(5, seed=1),
+    lk.Shuffled(2**22, seed=1),
+    lk.Subset([2, 3]),
+    lk.Weighted([1, 2]),
+    lk.Mixture([2, 3], [1, 1]),
+    lk.ShardOrder([4, 0, 2], block=2),
+    BatchPlan(order=lk.Shuffled(5), batch_size=2),
+    lk.Pad(value=1),
+    lk.PadCollate({"x": lk.Pad()}),
+    lk.BadSamples("skip", max_count=3),
+    lk.BadSample(0, 1, 2, "KeyError: 2", None),
+    lk.RaggedCollate(["x"]),
+    lk.PackCollate(row_length=8),
+    lk.DetectionCollate(),
+    lk.MultimodalCollate({"x": lk.Jagged(), "y": list}),
+    lk.LengthBuckets([3, 1, 2], 2),
+    lk.LoaderConfig(batch_size=2),
+    lk.Normalize([0.5], [0.5]),
+    lk.PackPlan([3, 1, 2], 4),
+    lk.PadRagged(),
+    lk.TextBatching(how="packed", max_length=8),
+    lk.TokenBudget([3, 1, 2], 4),
+    lk.Storage({"key": "a"}, cache_dir=None),
+    lk.Handle(open, "a"),
+    lk.share([1]),
+    lk.share({"a": 1}),
+    lk.Loader(Drawing(5), 2, shuffle=True),
+    lk.Loader(Drawing(5), 2, num_workers=2, collate_fn=drawing_collate),
+    lk.DeviceLoader(lk.Loader(Drawing(5), 2), "cpu"),
+    Feed(ARRAY, None, 0),
+    lk.seed_worker,
+    lk.derive_seed,
+    lk.sample_rng,
+    lk.to_device,
+]
+
+
+@pytest.mark.parametrize("value", PUBLIC, ids=lambda value: getattr(value, "__name__", type(value).__name__))
+def test_every_public_object_pickles(value: Any) -> None:
+    if isinstance(value, lk.Order):
+        value.indices(0, 0, 2)  # with what it caches
+    if isinstance(value, lk.Loader):
+        next(iter(value))  # with workers at work
+    copy = pickle.loads(pickle.dumps(value))
+    assert type(copy) is type(value)
+    if isinstance(value, lk.Cursor | lk.World | lk.LoaderConfig | lk.Storage | lk.Pad | lk.PadCollate):
+        assert copy == value
+    if isinstance(value, lk.Loader):
+        assert copy.state_dict() == value.state_dict()

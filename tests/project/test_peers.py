@@ -1,0 +1,37 @@
+"""The benchmark beside the peers: its own column is exact, and it finds what the peers break."""
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "benchmarks" / "peers"
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def test_the_resume_table_runs_in_fresh_processes() -> None:
+    command = [sys.executable, str(SCRIPTS / "peers_resume.py"), "--quick", "--peers", "loaderkit,torch"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [line for line in done.stdout.splitlines() if line.startswith("| same setting")]
+    assert len(rows) == 2
+    assert all("| **exact** | **exact** |" in row for row in rows), done.stdout
+
+
+def test_every_cell_of_the_published_table_that_is_ours_is_exact() -> None:
+    with (RESULTS / "peers_resume.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 15
+    ours = {row["case"]: next(value for name, value in row.items() if name.startswith("loaderkit")) for row in rows}
+    others = {
+        "random augmentation after the resume": "equal",
+        "uneven data on 2 ranks": "exact; 64 / 64 batches",
+    }
+    for case, cell in ours.items():
+        if case.startswith("state"):
+            assert all(int(size) < 1024 for size in cell.removesuffix(" B").split(" / "))
+        elif "cut" in case:
+            assert cell.startswith("error: ShardError")
+        else:
+            assert cell == others.get(case, "exact"), case

@@ -1,0 +1,106 @@
+"""The laws of the state: tiny, plain, and refused where it does not belong."""
+
+import io
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loaderkit.sampling.cursor import STATE_VERSION, Cursor, Identity, fingerprint, pack_state, unpack_state
+
+IDENTITY = Identity(dataset="10 samples", order="sequential-1", seed=7)
+
+
+def unpack(state: Any, identity: Identity = IDENTITY) -> Cursor:
+    return unpack_state(state, lambda epoch: identity, lambda cursor: cursor.samples)
+
+
+@given(st.builds(Cursor, epoch=st.integers(0, 10**15), samples=st.integers(0, 10**15), batches=st.integers(0, 10**15)))
+def test_a_state_goes_through_json_and_weights_only_unchanged(cursor: Cursor) -> None:
+    state = pack_state(cursor, IDENTITY, 8)
+    text = json.dumps(state)
+    assert len(text) < 1024
+    assert unpack(json.loads(text)) == cursor
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    assert unpack(torch.load(file, weights_only=True)) == cursor
+
+
+def test_what_a_plan_adds_travels_too() -> None:
+    cursor = Cursor(epoch=1, samples=2, batches=3, plan=(4, 5))
+    assert unpack(json.loads(json.dumps(pack_state(cursor, IDENTITY, 8)))) == cursor
+
+
+def test_golden_state() -> None:
+    """The state's form is a public contract: another one needs another version."""
+    assert pack_state(Cursor(epoch=1, samples=20, batches=5), IDENTITY, 8) == {
+        "version": 1,
+        "cursor": {"epoch": 1, "samples": 20, "batches": 5, "plan": []},
+        "identity": {"dataset": "10 samples", "order": "sequential-1", "seed": 7},
+        "step": 8,
+    }
+
+
+@pytest.mark.parametrize("field", ["dataset", "order", "seed"])
+def test_another_identity_is_refused_with_both_values_and_the_way_out(field: str) -> None:
+    state = pack_state(Cursor(epoch=2, samples=4), IDENTITY, 8)
+    found = replace(IDENTITY, **{field: 8 if field == "seed" else "other"})
+    with pytest.raises(ValueError, match="cannot resume") as caught:
+        unpack(state, found)
+    message = str(caught.value)
+    assert f"for {field} {getattr(IDENTITY, field)!r}" in message
+    assert repr(getattr(found, field)) in message
+    assert "loader.seek(epoch=2, samples=4)" in message
+
+
+def test_another_version_is_refused() -> None:
+    state = pack_state(Cursor(), IDENTITY, 8) | {"version": STATE_VERSION + 1}
+    with pytest.raises(ValueError, match=f"has version {STATE_VERSION + 1}, this loaderkit reads version"):
+        unpack(state)
+
+
+@pytest.mark.parametrize("state", [None, [], 3, {}, {"version": 1}, {"epoch": 3, "_iterator": None}])
+def test_what_is_not_a_state_is_refused(state: Any) -> None:
+    with pytest.raises(ValueError, match="not the state of a loaderkit Loader"):
+        unpack(state)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"cursor": 5}, {"cursor": {}}, {"identity": None}, {"identity": {"seed": 7}}, {"cursor": {"epoch": 0, "step": 1}}],
+)
+def test_a_damaged_state_is_refused(broken: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="The state is damaged"):
+        unpack(pack_state(Cursor(), IDENTITY, 8) | broken)
+
+
+@pytest.mark.parametrize("value", [-1, 1.0, True, "2", None])
+@pytest.mark.parametrize("name", ["epoch", "samples", "batches"])
+def test_a_cursor_counts_in_integers(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"cursor: {name} is {value!r}"):
+        Cursor(**{name: value})
+
+
+def test_the_next_epoch_begins_at_its_start() -> None:
+    assert Cursor(epoch=3, samples=5, batches=2, plan=(1,)).next_epoch() == Cursor(epoch=4)
+
+
+class Marked:
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+
+    def fingerprint(self) -> str:
+        return self.mark
+
+
+def test_a_fingerprint_holds_the_size_and_the_datasets_own_mark() -> None:
+    assert fingerprint([1, 2], 1234) == "1,234 samples"
+    assert fingerprint(Marked("abc"), 2) == "2 samples (abc)"
+    long, longer = (fingerprint(Marked("x" * count), 2) for count in (5000, 5001))
+    assert max(len(long), len(longer)) < 100
+    assert long != longer

@@ -1,0 +1,393 @@
+"""The laws of ShardOrder: each index once, a function of (seed, epoch), random access, few opens, few shards at a time."""
+
+import itertools
+import os
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from index_formats import Bytes
+
+import loaderkit as lk
+from loaderkit.datasets.shards.index import ShardIndex
+from loaderkit.sampling.plan import BatchPlan
+from loaderkit.sampling.shard_line import ShardLine
+from loaderkit.sampling.shard_order import _POSITIONS
+from loaderkit.seeding.samples import derive_seed
+from loaderkit.testing import assert_elastic, assert_exactly_once, assert_resumable
+
+SHARDS = {
+    "none": [],
+    "one": [50],
+    "one sample": [1],
+    "empty ones": [0, 7, 0, 0, 12, 1, 0],
+    "all empty": [0, 0],
+    "one huge, many tiny": [1, 2, 1, 900, *[3] * 40],
+    "even": [100] * 12,
+    "more lanes than samples": [2, 0, 1],
+}
+
+
+def whole(order: lk.ShardOrder, epoch: int = 0) -> np.ndarray:
+    return order.indices(epoch, 0, order.size(epoch))
+
+
+@pytest.mark.parametrize("sizes", SHARDS.values(), ids=SHARDS)
+@pytest.mark.parametrize("lanes", [1, 2, 7, 16])
+@pytest.mark.parametrize("window", [1, 5, 64, 65536])
+@pytest.mark.parametrize("block", [1, 4, 100])
+def test_each_index_comes_once(sizes: list[int], lanes: int, window: int, block: int) -> None:
+    order = lk.ShardOrder(sizes, lanes=lanes, window=window, block=block)
+    assert order.size(0) == order.reach == sum(sizes)
+    for epoch in range(2):
+        assert sorted(whole(order, epoch).tolist()) == list(range(sum(sizes)))
+
+
+@settings(max_examples=100)
+@given(
+    sizes=st.lists(st.integers(0, 60), max_size=30),
+    lanes=st.integers(1, 40),
+    window=st.integers(1, 100),
+    block=st.integers(1, 40),
+    seed=st.integers(0, 2**40),
+    epoch=st.integers(0, 10**6),
+)
+def test_any_shards_come_once_at_random_access(
+    sizes: list[int], lanes: int, window: int, block: int, seed: int, epoch: int
+) -> None:
+    """Whatever was asked before: one by one, backwards, in any stretches."""
+    make = lambda: lk.ShardOrder(sizes, lanes=lanes, window=window, block=block, seed=seed)  # noqa: E731
+    expected = whole(make(), epoch)
+    size = sum(sizes)
+    assert sorted(expected.tolist()) == list(range(size))
+    order = make()
+    places = np.random.default_rng(seed).permutation(size)
+    assert np.array_equal(order.at(epoch, places), expected[places])
+    for place in places[:5].tolist():
+        assert order.indices(epoch, place, place + 1).tolist() == [expected[place]]
+        order.indices(epoch + 1, place, size)
+    if size > 10 * lanes + 20 and window > 10:  # else there are few orders
+        assert not np.array_equal(whole(make(), epoch + 1), expected)
+        other = lk.ShardOrder(sizes, lanes=lanes, window=window, block=block, seed=seed + 1)
+        assert not np.array_equal(whole(other, epoch), expected)
+
+
+def test_many_windows_at_once_come_in_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far places in one call hold a bounded number of windows at a time."""
+    order = lk.ShardOrder([500] * 40, window=64, block=8)
+    expected = whole(order)
+    monkeypatch.setattr("loaderkit.sampling.shard_line._ENTRIES", 64 * 7)
+    monkeypatch.setattr("loaderkit.sampling.shard_line._PLACES", 64 * 3)
+    places = np.random.default_rng(0).permutation(20_000)
+    assert np.array_equal(lk.ShardOrder([500] * 40, window=64, block=8).at(0, places), expected[places])
+
+
+@pytest.mark.parametrize("block", [1, 64, 1000, 5000])
+def test_a_pass_shuffles_each_window_once(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where more positions are dealt before a lane's next turn than are looked up at a time."""
+    made: list[int] = []
+    shuffle = ShardLine._shuffled
+
+    def note(line: ShardLine, numbers: np.ndarray, *window: np.ndarray) -> np.ndarray:
+        made.extend(numbers.tolist())
+        return shuffle(line, numbers, *window)
+
+    monkeypatch.setattr(ShardLine, "_shuffled", note)
+    order = lk.ShardOrder([7000] * 30, window=1024, block=block)
+    assert _POSITIONS < 16 * 5000
+    for key in BatchPlan(order=order, batch_size=500).keys(lk.Cursor()):
+        assert len(key.indices)
+    assert len(made) == len(set(made)) == 16 * -(-7000 * 30 // 16 // 1024)
+
+
+@pytest.mark.parametrize("samples", [10**6, 10**12])
+def test_the_cost_does_not_grow_with_the_samples(samples: int) -> None:
+    """Memory is that of the shards and of the windows last used."""
+    order = lk.ShardOrder([samples // 1000] * 1000, block=256)
+    found = order.indices(3, samples // 3, samples // 3 + 3 * _POSITIONS)
+    assert len(np.unique(found)) == 3 * _POSITIONS
+    assert order._line(3).size_bytes < 2_000_000
+    assert 0 <= found.min() <= found.max() < samples
+
+
+def test_the_golden_order() -> None:
+    order = lk.ShardOrder([3, 0, 5, 8], seed=1, lanes=2, window=4, block=2)
+    assert order.key(0) == "shards-4(d5bd352cad5d6e95, seed=1, lanes=2, window=4, block=2)"
+    assert whole(order, 2).tolist() == [11, 10, 6, 7, 12, 9, 5, 4, 13, 15, 2, 1, 14, 3, 0, 8]
+    large = lk.ShardOrder([10**6] * 300, seed=7, block=64)
+    assert large.at(1, np.array([0, 1, 64, 10**7, 3 * 10**8 - 1])).tolist() == [
+        143475813,
+        143476090,
+        185225145,
+        47596730,
+        143471634,
+    ]
+
+
+def lanes_of(sizes: list[int], lanes: int) -> np.ndarray:
+    """The lane of each position, as dealt without shuffling in the lanes."""
+    positions = np.arange(sum(sizes))
+    return lk.ShardOrder(sizes, lanes=lanes, window=1, block=4)._deal(positions, positions + 1)[0]
+
+
+def test_lanes_are_equal_and_dealt_in_turn() -> None:
+    dealt = lanes_of([10, 30, 1], 3)
+    counts = np.bincount(dealt)
+    assert counts.max() - counts.min() <= 1
+    assert dealt[:28].tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2] * 2 + [0, 0, 0, 0]
+    # What is left of each lane comes at the end, lane by lane.
+    assert dealt[36:].tolist() == [0, 0, 1, 1, 2]
+
+
+def workers_per_shard(order: lk.Order, sizes: list[int], ranks: int, workers: int, batch_size: int) -> dict[int, set]:
+    """Who reads each shard: torch deals a rank's batches to its workers in turn."""
+    ends = np.cumsum(sizes)
+    readers: dict[int, set[tuple[int, int]]] = defaultdict(set)
+    for rank in range(ranks):
+        plan = BatchPlan(order=order, batch_size=batch_size, world=lk.World(rank, ranks))
+        for number, key in enumerate(plan.keys(lk.Cursor())):
+            for shard in np.unique(np.searchsorted(ends, key.indices, side="right")).tolist():
+                readers[shard].add((rank, number % workers))
+    return readers
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("factor", [1, 2])
+@pytest.mark.parametrize("batch_size", [8, 32])
+def test_a_shard_is_opened_by_at_most_two_workers_on_average(
+    ranks: int, workers: int, factor: int, batch_size: int
+) -> None:
+    """Where the lanes are a multiple of ranks x workers, and the block is the batch."""
+    lanes = ranks * workers * factor
+    sizes = np.random.default_rng(lanes).integers(300, 1500, 5 * lanes).tolist()
+    order = lk.ShardOrder(sizes, lanes=lanes, window=256, block=batch_size)
+    readers = workers_per_shard(order, sizes, ranks, workers, batch_size)
+    assert set(readers) == set(range(len(sizes)))
+    assert np.mean([len(found) for found in readers.values()]) <= 2
+    if ranks * workers > 4:  # a plain shuffle opens each shard everywhere
+        everywhere = workers_per_shard(lk.Shuffled(sum(sizes)), sizes, ranks, workers, batch_size)
+        assert np.mean([len(found) for found in everywhere.values()]) > 4
+
+
+@pytest.mark.parametrize("lanes", [1, 4, 16])
+@pytest.mark.parametrize("window", [100, 1000])
+def test_few_shards_are_in_use_at_a_time(lanes: int, window: int) -> None:
+    """A stretch touches what its lanes advance, and a window at each end; a plain shuffle touches all."""
+    size, shards, block = 200, 400, 16
+    order = lk.ShardOrder([size] * shards, lanes=lanes, window=window, block=block)
+    found = whole(order)
+    for rounds in (1, 5):
+        stretch = rounds * lanes * block
+        each = rounds * block + 2 * window  # of a lane, at most
+        bound = lanes * (-(-each // size) + 1)
+        touched = [len(np.unique(found[start : start + stretch] // size)) for start in range(0, len(found), stretch)]
+        assert 0 < max(touched) <= bound
+    assert lanes > 4 or bound < shards / 4  # else the bound says nothing
+
+
+def test_each_window_is_a_uniform_shuffle() -> None:
+    """All 24 orders of a window of four are equally frequent (chi-square), over windows and over epochs."""
+    order = lk.ShardOrder([4000], lanes=1, window=4, block=4)
+    counts: dict[tuple[int, ...], int] = defaultdict(int)
+    for epoch in range(12):
+        turn = order.indices(epoch, 0, 4000) - derive_seed("ring", 0, epoch)
+        rows = (turn % 4000).reshape(-1, 4)
+        assert np.array_equal(rows // 4 * 4, np.repeat(np.arange(0, 4000, 4)[:, None], 4, axis=1))
+        for row in (rows % 4).tolist():
+            counts[tuple(row)] += 1
+    observed = np.array([counts[p] for p in itertools.permutations(range(4))])
+    chi = ((observed - 500) ** 2 / 500).sum()
+    assert observed.sum() == 12_000
+    assert chi < 49.7  # 23 degrees of freedom: once in a thousand
+
+
+def test_shards_and_windows_move_between_epochs() -> None:
+    """Other neighbours in each epoch, also where there is one shard."""
+    for sizes in ([100] * 50, [5000]):
+        order = lk.ShardOrder(sizes, lanes=4, window=50, block=10)
+        first = [frozenset(order.indices(epoch, 0, 10).tolist()) for epoch in range(20)]
+        assert len(set(first)) == 20
+        spread = np.array([np.mean(list(batch)) for batch in first])
+        assert spread.std() > 500
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"shard_sizes": [[1]]}, r"shape \(1, 1\)"),
+        ({"shard_sizes": [0.5]}, "dtype float64"),
+        ({"shard_sizes": [3, -1]}, "integers of at least 0"),
+        ({"lanes": 0}, "lanes is 0"),
+        ({"block": True}, "block is True"),
+        ({"window": 65537}, "window is 65537, wanted an integer from 1 to 65,536"),
+    ],
+)
+def test_parameters_are_checked(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        lk.ShardOrder(**{"shard_sizes": [5], **settings})
+
+
+def test_the_key_tells_orders_apart() -> None:
+    make = lambda sizes=(5, 6), **changes: lk.ShardOrder(sizes, **changes).key(0)  # noqa: E731
+    keys = [make(), make((6, 5)), make(seed=1), make(lanes=2), make(window=3), make(block=4)]
+    assert len(set(keys)) == len(keys)
+    assert max(map(len, keys)) < 120
+
+
+class Logged(Bytes):
+    """Shards that note who opens them."""
+
+    def open(self, shard: str, index: ShardIndex) -> str:
+        with Path(shard + ".log").open("a") as log:
+            log.write(f"{os.getpid()}\n")
+        return shard
+
+    def read(self, handle: str, rows: np.ndarray, index: ShardIndex) -> list[Any]:
+        time.sleep(0.001)  # so that each worker gets its share
+        return super().read(handle, rows, index)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
+@pytest.mark.parametrize("engine", ["auto", "ring", "torch"])
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 4), (2, 2)])
+def test_workers_open_few_shards(ranks: int, workers: int, engine: Any, tmp_path: Path) -> None:
+    """Counted with real workers: four in all, and the lanes that a Loader takes by itself."""
+    shards = [tmp_path / f"{number:02}.bytes" for number in range(24)]
+    for number, shard in enumerate(shards):
+        shard.write_bytes(b"x" * (200 + 10 * number))
+    data = Logged(tmp_path)
+    seen = 0
+    for rank in range(ranks):
+        loader = lk.Loader(
+            data, 8, shuffle=True, num_workers=workers, world=lk.World(rank, ranks), engine=engine, timeout=60
+        )
+        seen += sum(len(batch) for batch in loader)
+        assert loader.describe().engine == ("torch" if engine == "torch" else "ring")
+        loader.close()
+    assert seen == len(data) == sum(data.shard_sizes)
+    opened = [Path(f"{shard}.log").read_text().split() for shard in shards]
+    assert all(opened)
+    assert np.mean([len(set(who)) for who in opened]) <= 2
+    assert np.mean([len(who) for who in opened]) <= 2  # none is opened again
+
+
+class Sharded:
+    """A dataset with shards, that tells which were read."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.shard_sizes = np.array(sizes)
+
+    def __len__(self) -> int:
+        return int(self.shard_sizes.sum())
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+SIZES = [11, 0, 30, 2, 19]
+
+
+def make_loader(batch_size: int = 4, seed: int = 5, **settings: Any) -> lk.Loader:
+    return lk.Loader(Sharded(SIZES), batch_size, shuffle=True, seed=seed, **settings)
+
+
+def test_a_loader_takes_a_shard_order_by_itself() -> None:
+    loader = make_loader()
+    order = lk.ShardOrder(SIZES, seed=5, block=4)
+    assert loader.state_dict()["identity"]["order"] == order.key(0)
+    assert [index for batch in loader for index in batch.tolist()] == whole(order).tolist()
+    assert "block=1)" in make_loader(batch_size=None).state_dict()["identity"]["order"]
+    plain = lk.Loader(Sharded(SIZES), 4)
+    assert [index for batch in plain for index in batch.tolist()] == list(range(sum(SIZES)))
+
+
+def test_shards_that_do_not_add_up_are_refused() -> None:
+    dataset = Sharded(SIZES)
+    dataset.__class__ = type("Longer", (Sharded,), {"__len__": lambda self: 99})
+    with pytest.raises(ValueError, match="add up to 62 samples, its length is 99"):
+        lk.Loader(dataset, shuffle=True)
+
+
+def test_the_laws_hold_over_a_shard_order() -> None:
+    assert_exactly_once(make_loader, worlds=(1, 2, 3), epochs=2)
+    assert_resumable(make_loader)
+    settings = [
+        {"world_size": 1, "batch_size": 4},
+        {"world_size": 2, "batch_size": 3},
+        {"world_size": 2, "batch_size": 1},
+    ]
+    assert_elastic(make_loader, settings)
+
+
+def test_another_batch_size_continues_the_same_order() -> None:
+    """Also over a second resume, and in the epochs that follow."""
+    order = lk.ShardOrder(SIZES, seed=5, block=4)
+    loader = make_loader()
+    first = next(iter(loader)).tolist()
+    state = loader.state_dict()
+    for batch_size in (7, 3):
+        loader = make_loader(batch_size)
+        loader.load_state_dict(state)
+        first += next(iter(loader)).tolist()
+        state = loader.state_dict()
+    rest = [index for batch in loader for index in batch.tolist()]  # the same loader goes to its next epoch
+    assert first == whole(order)[:14].tolist()
+    assert rest == whole(order, 1).tolist()
+
+
+def test_a_datamodule_continues_the_same_order_with_another_batch_size() -> None:
+    """Also where the Trainer reloads the loaders in the run."""
+    first = make_loader()
+    batches = [index for batch in itertools.islice(first, 2) for index in batch.tolist()]
+    data = lk.DataModule(train=Sharded(SIZES), loader=lk.LoaderConfig(batch_size=3, seed=5))
+    data.setup("fit")
+    data.load_state_dict({"train": [first.state_dict()], "batches": 2, "epoch_over": False})
+    for _ in range(3):
+        batches += [index for batch in data.train_dataloader() for index in batch.tolist()]
+    order = lk.ShardOrder(SIZES, seed=5, block=4)
+    assert batches == [index for epoch in range(3) for index in whole(order, epoch).tolist()]
+
+
+def test_a_state_of_another_order_is_refused_and_changes_nothing() -> None:
+    state = make_loader().state_dict()
+    loader = make_loader(7, seed=6)
+    before = loader.state_dict()
+    with pytest.raises(ValueError, match="the state is for seed 5, this loader has 6"):
+        loader.load_state_dict(state)
+    assert loader.state_dict() == before
+    own = lk.Loader(Sharded(SIZES), 4, order=lk.ShardOrder(SIZES, seed=5, block=9), seed=5)
+    with pytest.raises(ValueError, match=r"block=4.*block=9"):  # a user's own block is kept
+        own.load_state_dict(state)
+
+
+def test_orders_that_differ_in_more_than_the_block_are_not_taken_over() -> None:
+    order = lk.ShardOrder(SIZES, block=4)
+    assert order.with_block_of(lk.ShardOrder(SIZES, block=9).key(0)).block == 9
+    for key in ("", "shuffled-3(seed=0)", lk.ShardOrder(SIZES, lanes=3, block=9).key(0), "shards-4(block=0)"):
+        assert order.with_block_of(key) is order
+
+
+def test_loaders_in_several_threads_share_an_order() -> None:
+    order = lk.ShardOrder([5000] * 20, lanes=8, window=2048, block=64)
+    whole = [order.indices(epoch, 0, 100_000) for epoch in range(2)]
+    right: list[bool] = []
+
+    def read() -> None:
+        loader = lk.Loader(lk.ArrayDataset(np.arange(100_000)), 256, order=order)
+        right.extend(np.array_equal(torch.cat(list(loader)), wanted) for wanted in whole)
+
+    for _ in range(5):
+        threads = [threading.Thread(target=read) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert right == [True] * 30

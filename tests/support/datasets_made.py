@@ -1,0 +1,226 @@
+"""What several tests share: threads that read one dataset object at once each get what one thread gets, and leave nothing behind."""
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from images_made import encode, picture
+from tars_made import make as make_tar
+
+import loaderkit as lk
+from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
+from loaderkit.datasets.texts import TokenSpans
+
+SHARDS, ROWS = 4, 24
+
+SAMPLES = SHARDS * ROWS
+
+
+def text_of(number: int) -> str:
+    return f"{number}:" + chr(97 + number % 26) * (number * 7 % 90)
+
+
+def each_shard(write: Callable[[int, range], Any]) -> None:
+    for shard in range(SHARDS):
+        write(shard, range(shard * ROWS, (shard + 1) * ROWS))
+
+
+def json_lines(folder: Path) -> Path:
+    def write(shard: int, numbers: range) -> None:
+        lines = [json.dumps({"n": number, "text": text_of(number)}) + "\n" for number in numbers]
+        (folder / f"{shard}.jsonl").write_text("".join(lines))
+
+    each_shard(write)
+    return folder
+
+
+def jsonl(folder: Path, **settings: Any) -> Any:
+    return lk.JsonlDataset(json_lines(folder), **{"max_open": 1, **settings})
+
+
+def csv(folder: Path) -> Any:
+    def write(shard: int, numbers: range) -> None:
+        records = "".join(f'{number},"{text_of(number)}\n"\n' for number in numbers)
+        (folder / f"{shard}.csv").write_text("n,text\n" + records)
+
+    each_shard(write)
+    return lk.CsvDataset(folder, types={"n": int}, max_open=1)
+
+
+def tar(folder: Path, suffix: str, *, regular: bool = True, **settings: Any) -> Any:
+    def files(number: int) -> Iterator[tuple[str, bytes]]:
+        yield f"{number:03}.cls", b"%d" % number
+        if regular or number % 3:
+            content = text_of(number).encode() if suffix == "txt" else encode(picture(number % 5), "png")
+            yield f"{number:03}.{suffix}", content
+
+    each_shard(lambda shard, numbers: make_tar(folder / f"{shard}.tar", [f for n in numbers for f in files(n)]))
+    return lk.TarDataset(folder, max_open=1, **settings)
+
+
+def arrow_table(numbers: range) -> Any:
+    pa = pytest.importorskip("pyarrow")
+    lists = pa.array([[number] * (number % 4) for number in numbers], pa.list_(pa.int32()))
+    return pa.table({"n": list(numbers), "text": [text_of(number) for number in numbers], "list": lists})
+
+
+def parquet(folder: Path, **settings: Any) -> Any:
+    pq = pytest.importorskip("pyarrow.parquet")
+    each_shard(lambda shard, numbers: pq.write_table(arrow_table(numbers), folder / f"{shard}.parquet", 5))
+    return lk.ParquetDataset(folder, **{"max_open": 1, "cached_groups": 1, **settings})
+
+
+def arrow(folder: Path, *, stream: bool) -> Any:
+    pa = pytest.importorskip("pyarrow")
+
+    def write(shard: int, numbers: range) -> None:
+        table = arrow_table(numbers)
+        new = pa.ipc.new_stream if stream else pa.ipc.new_file
+        with new(str(folder / f"{shard}.arrow"), table.schema) as writer:
+            writer.write_table(table, 5)
+
+    each_shard(write)
+    return lk.ParquetDataset(folder, max_open=1, cached_groups=1)
+
+
+def npy(folder: Path) -> Any:
+    each_shard(lambda shard, numbers: np.save(folder / f"{shard}.npy", np.array(numbers)[:, None] * np.arange(300)))
+    return lk.NpyDataset(folder, max_open=1)
+
+
+def tokens(folder: Path, **settings: Any) -> Any:
+    for shard in range(SHARDS):
+        np.arange(shard, shard + ROWS * 16 + 3, dtype=np.uint16).tofile(folder / f"{shard}.bin")
+    return lk.TokenDataset(folder, length=16, dtype="uint16", max_open=1, **settings)
+
+
+def documents(folder: Path) -> Any:
+    def write(shard: int, numbers: range) -> None:
+        sizes = [number * 5 % 70 for number in numbers]
+        np.arange(shard, shard + sum(sizes), dtype=np.uint16).tofile(folder / f"{shard}.ds")
+        np.cumsum(sizes).astype("<u8").tofile(folder / f"{shard}.ds.index")
+
+    each_shard(write)
+    return lk.DocumentDataset(folder, max_open=1)
+
+
+def image_folder(folder: Path) -> Any:
+    for number in range(SAMPLES):
+        place = folder / f"{number % 3}"
+        place.mkdir(exist_ok=True)
+        kind = ("png", "jpeg", "bmp")[number % 3]
+        (place / f"{number:03}.{kind}").write_bytes(encode(picture(number % 5), kind))
+    return lk.ImageFolder(folder)
+
+
+def hf(folder: Path, form: str | None = None) -> Any:
+    library = pytest.importorskip("datasets")
+    made = library.Dataset.from_list([{"n": number, "text": text_of(number)} for number in range(SAMPLES)])
+    made.save_to_disk(str(folder / "data"), num_shards=SHARDS)
+    return lk.HFDataset(library.load_from_disk(str(folder / "data")).with_format(form))
+
+
+def arrays(folder: Path) -> Any:
+    np.save(folder / "a.npy", np.arange(SAMPLES * 50).reshape(SAMPLES, 50))
+    mapped = np.load(folder / "a.npy", mmap_mode="r")
+    return lk.ArrayDataset(
+        {"mapped": mapped, "rows": torch.arange(SAMPLES), "texts": list(map(text_of, range(SAMPLES)))}
+    )
+
+
+def remote(make: Callable[..., Any], folder: Path, *, cache_bytes: int | None) -> Any:
+    """What lies in a folder, through fsspec: by ranges, or by copies of which not all fit into the cache."""
+    fsspec = pytest.importorskip("fsspec")
+    (folder / "local").mkdir()
+    local = make(folder / "local")
+    files, root = fsspec.filesystem("memory"), f"/{folder.name}-{id(folder)}"
+    for shard in local.shards:
+        files.pipe_file(f"{root}/{Path(shard).name}", Path(shard).read_bytes())
+    cache = None if cache_bytes is None else folder / "cache"
+    storage = lk.Storage(cache_dir=cache, cache_bytes=cache_bytes or 1)
+    return type(local)(f"memory:/{root}", max_open=1, storage=storage, index_dir=folder / "index")
+
+
+class Records:
+    """A user's dataset over what `share` made of a list and a dict."""
+
+    def __init__(self) -> None:
+        self.list = lk.share([{"n": number, "text": text_of(number)} for number in range(SAMPLES)])
+        self.dict = lk.share({text_of(number): number for number in range(SAMPLES)})
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        record = self.list[index]
+        return record, self.dict[record["text"]]
+
+
+class Archives:
+    """A user's dataset over handles: in each, reading moves a place or a state that is the handle's own."""
+
+    def __init__(self, folder: Path) -> None:
+        zipfile, h5py, lmdb = (pytest.importorskip(name) for name in ("zipfile", "h5py", "lmdb"))
+        with zipfile.ZipFile(folder / "a.zip", "w") as archive:
+            for number in range(SAMPLES):
+                archive.writestr(str(number), text_of(number) * 50)
+        with h5py.File(folder / "a.h5", "w") as table:
+            table["rows"] = np.arange(SAMPLES)[:, None] * np.ones((1, 50), int)
+        with lmdb.open(str(folder / "a.lmdb")) as store, store.begin(write=True) as writing:
+            for number in range(SAMPLES):
+                writing.put(str(number).encode(), text_of(number).encode())
+        (folder / "a.bin").write_bytes(bytes(range(SAMPLES)))
+        self.archive = lk.Handle(zipfile.ZipFile, folder / "a.zip")
+        self.table = lk.Handle(h5py.File, folder / "a.h5", "r")
+        self.store = lk.Handle(lmdb.open, str(folder / "a.lmdb"), readonly=True, lock=False)
+        self.file = lk.Handle(io.FileIO, folder / "a.bin")
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        file = self.file()
+        file.seek(index)
+        with self.store().begin() as reading:
+            stored = bytes(reading.get(str(index).encode()))
+        return file.read(1), stored, self.archive().read(str(index)), self.table()["rows"][index]
+
+
+KINDS: dict[str, Callable[[Path], Any]] = {
+    "ArrayDataset": arrays,
+    "ConcatDataset": lambda folder: ConcatDataset([jsonl(folder), lk.RecordDataset(range(5))]),
+    "CsvDataset": csv,
+    "DocumentDataset": documents,
+    "HFDataset": hf,
+    "HFDataset numpy": partial(hf, form="numpy"),
+    "Handle": Archives,
+    "ImageFolder": image_folder,
+    "JsonlDataset": jsonl,
+    "JsonlDataset of two": partial(jsonl, max_open=2),
+    "JsonlDataset by ranges": partial(remote, jsonl, cache_bytes=None),
+    "JsonlDataset by copies": partial(remote, jsonl, cache_bytes=6000),
+    "MapDataset": lambda folder: MapDataset(jsonl(folder), repr),
+    "NpyDataset": npy,
+    "ParquetDataset": parquet,
+    "ParquetDataset ragged": partial(parquet, ragged=True),
+    "ParquetDataset by ranges": partial(remote, parquet, cache_bytes=None),
+    "ParquetDataset of Arrow files": partial(arrow, stream=False),
+    "ParquetDataset of Arrow streams": partial(arrow, stream=True),
+    "RecordDataset": lambda folder: lk.RecordDataset(map(text_of, range(SAMPLES))),
+    "SubsetDataset": lambda folder: SubsetDataset(tar(folder, "txt"), range(0, SAMPLES, 2)),
+    "TarDataset": partial(tar, suffix="txt"),
+    "TarDataset of pictures": partial(tar, suffix="png"),
+    "TarDataset of any files": partial(tar, suffix="txt", regular=False),
+    "TarDataset by ranges": partial(remote, partial(tar, suffix="txt"), cache_bytes=None),
+    "TokenDataset": tokens,
+    "TokenDataset with rests": partial(tokens, remainder="keep"),
+    "TokenSpans": lambda folder: TokenSpans(np.arange(999), np.arange(SAMPLES) * 9, np.arange(SAMPLES) % 9),
+    "ZipDataset": lambda folder: ZipDataset([jsonl(folder), lk.RecordDataset(range(SAMPLES))]),
+    "share": lambda folder: Records(),
+}

@@ -1,0 +1,26 @@
+"""What several tests share: pictures in folders: torchvision's order and pixels, upright RGB whatever the file holds."""
+
+import io
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+
+def picture(seed: int = 0, mode: str = "RGB", size: tuple[int, int] = (12, 9)) -> Image.Image:
+    """A smooth picture, so that JPEG keeps it nearly."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (3, 3, 3), dtype=np.uint8))
+    return coarse.resize(size, Image.Resampling.BILINEAR).convert(mode)
+
+
+def encode(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def pixels(image: Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)

@@ -1,0 +1,10 @@
+"""What several tests share: records come back as they were given, from memory that workers share."""
+
+from hypothesis import strategies as st
+
+LEAF = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(max_size=9)
+
+RECORD = st.recursive(
+    LEAF,
+    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner, max_size=3),
+)

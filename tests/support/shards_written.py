@@ -1,0 +1,13 @@
+"""What several tests share: writing shards: what is read back is what was written, and the bytes do not depend on how it was done."""
+
+from pathlib import Path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All that is visible, but the indexes, which know times."""
+    seen = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".") and path.suffix != ".lkindex"]
+    return {path.name: path.read_bytes() for path in seen}
+
+
+def hidden(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name.startswith(".")]

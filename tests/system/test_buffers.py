@@ -1,0 +1,445 @@
+"""Memory of large batches is used again once nobody can see it any more, and no batch shows it."""
+
+import contextlib
+import gc
+import io
+import itertools
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data as torch_data
+from drawing import equal
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import loaderkit as lk
+from loaderkit.collate import padding, rows
+from loaderkit.collate.stack import stack
+from loaderkit.datasets.combine import MapDataset
+from loaderkit.datasets.memory import gather
+from loaderkit.system import batch_memory as buffers
+from loaderkit.system import memory
+from loaderkit.system.batch_memory import BufferPool, empty_array, lends
+
+ENGINES = [("inline", {}), ("threads", {"num_workers": 2}), ("ring", {"num_workers": 2}), ("torch", {"num_workers": 2})]
+SIZE, SHAPE, BATCH = 60, (64, 256), 4  # of float32: 64 KB a sample, 256 KB a batch
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take small batches for large ones, in forked workers too."""
+    for module in (buffers, memory, padding, rows, gather):
+        monkeypatch.setattr(module, "LARGE", 1 << 14)
+    monkeypatch.setattr(rows, "_LARGE_ROW", 1 << 12)
+
+
+def sample(index: int) -> Tensor:
+    return torch.full(SHAPE, float(index)) + torch.arange(SHAPE[1])
+
+
+class Samples:
+    """Large samples, of each kind of structure."""
+
+    draws_nothing = True
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> Any:
+        value = sample(index)
+        return {
+            "tensor": value,
+            "array": value.numpy(),
+            "tuple": (index, value, value.numpy()),
+            "dict": {"n": index, "a": value, "b": value.numpy()[:, ::2]},
+            "list": [value, index],
+            "swapped": value.numpy().astype(">f4"),
+            "nested": {"deep": (value,)},
+        }[self._kind]
+
+
+class Negated:
+    draws_nothing = True
+
+    def __call__(self, value: Tensor) -> Tensor:
+        return -value
+
+
+ROWS = torch.stack([sample(index) for index in range(SIZE)])
+DATA: dict[str, Any] = {
+    **{kind: Samples(kind) for kind in ("tensor", "array", "tuple", "dict", "list", "nested", "swapped")},
+    "rows": lk.ArrayDataset((ROWS, ROWS.numpy(), torch.arange(SIZE))),
+    "transformed": MapDataset(Samples("tensor"), Negated()),
+}
+
+
+def views_of(batch: Any) -> Iterator[Any]:
+    """Ways to keep a batch's memory."""
+    if isinstance(batch, dict):
+        batch = list(batch.values())
+    if isinstance(batch, tuple | list):
+        for part in batch:
+            yield from views_of(part)
+    elif isinstance(batch, Tensor) and batch.ndim > 1:
+        yield from (batch, batch[1:], batch.numpy()[0], batch.view(-1)[5:9], batch.mT, batch.untyped_storage())
+
+
+def content(view: Any) -> Tensor:
+    if isinstance(view, torch.UntypedStorage):
+        view = torch.empty(0, dtype=torch.uint8).set_(view)  # type: ignore[call-overload]
+    return torch.as_tensor(view).clone()
+
+
+@pytest.mark.parametrize("kind", DATA)
+@pytest.mark.parametrize(("engine", "settings_"), ENGINES)
+def test_what_is_kept_of_a_batch_never_changes(kind: str, engine: Any, settings_: Any) -> None:
+    draw = np.random.default_rng(0)
+    kept: list[tuple[Any, Any]] = []
+    loader = lk.Loader(DATA[kind], BATCH, shuffle=True, engine=engine, seed=1, **settings_)
+    single = lk.Loader(DATA[kind], None, shuffle=True, seed=1)
+    for _ in range(3):
+        wanted = list(single)
+        for number, batch in enumerate(loader):
+            assert equal(batch, stack(wanted[number * BATCH : (number + 1) * BATCH]))
+            views = list(views_of(batch))
+            assert views
+            view = views[draw.integers(len(views))]
+            kept.append((view, content(view)))
+            del batch, views, view
+            if len(kept) > draw.integers(1, 9):
+                del kept[draw.integers(len(kept))]
+            for view, before in kept:
+                assert equal(content(view), before)
+
+
+def test_memory_is_used_again() -> None:
+    loader = lk.Loader(DATA["tuple"], BATCH, shuffle=True)
+    places = [{part.data_ptr() for part in views_of(batch) if isinstance(part, Tensor)} for batch in loader]
+    assert len(set.union(*places)) < len(places)
+
+
+class Sequences:
+    """Sequences of several lengths, those of a batch large together."""
+
+    draws_nothing = True
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.arange(index, index + 2000 + index * 371 % 997)
+
+
+COLLATES = {
+    "pad": lk.PadCollate(),
+    "pad with a value": lk.PadCollate(lk.Pad(value=7)),
+    "pad long rows": lk.PadCollate(lk.Pad(multiple_of=1 << 15)),
+    "join": lk.RaggedCollate(nested=False),
+}
+
+
+@pytest.mark.parametrize("collate", COLLATES)
+def test_padded_and_joined_batches_stay_too(collate: str) -> None:
+    made, data = COLLATES[collate], Sequences()
+    kept, places = [], set()
+    for number, batch in enumerate(lk.Loader(data, BATCH, collate_fn=made, shuffle=False)):
+        wanted = made([data[index] for index in range(number * BATCH, (number + 1) * BATCH)])
+        assert equal(batch, wanted)
+        kept = [*kept[-2:], (batch, wanted)]
+        assert all(equal(one, other) for one, other in kept)
+        places |= {batch.data_ptr()} if isinstance(batch, Tensor) else {batch.values.data_ptr()}
+    assert len(places) < number or collate == "join"  # which joins as torch.cat does
+
+
+class Stream(torch_data.IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return map(sample, range(SIZE))
+
+
+@pytest.mark.parametrize("data", [Stream(), lk.StreamDataset(["0"], lambda _, start: map(sample, range(start, SIZE)))])
+def test_a_stream_uses_memory_again_and_its_batches_stay(data: Any) -> None:
+    kept, places = [], set()
+    for number, batch in enumerate(lk.Loader(data, BATCH)):
+        assert torch.equal(batch, ROWS[number * BATCH : (number + 1) * BATCH])
+        places.add(batch.data_ptr())
+        kept = [*kept[-2:], (batch[1:], number)]
+        assert all(torch.equal(part, ROWS[at * BATCH + 1 : (at + 1) * BATCH]) for part, at in kept)
+    assert len(places) < number
+
+
+def test_memory_that_is_not_there_is_an_error_and_no_bad_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    loader = lk.Loader(DATA["tuple"], BATCH, bad_samples=lk.BadSamples("skip", max_rate=1.0))
+    monkeypatch.setattr(buffers.mmap, "mmap", full)
+    with pytest.raises(MemoryError, match=r"no 262,144 bytes of memory for a batch"):
+        next(iter(loader))
+
+
+def test_what_autograd_keeps_stays() -> None:
+    weight = torch.ones(SHAPE[1], requires_grad=True)
+    losses, whole = [], []
+    for batch in lk.Loader(DATA["tensor"], BATCH):
+        losses.append((batch * weight).sum())  # keeps the batch without a Python object
+        whole.append(batch.sum((0, 1)).clone())
+        del batch
+    torch.stack(losses).sum().backward()
+    assert weight.grad is not None
+    assert torch.allclose(weight.grad, torch.stack(whole).sum(0))
+
+
+def test_a_pool_keeps_what_its_largest_batch_took() -> None:
+    pool = BufferPool()
+    for count, most in ((1, 1), (7, 7), (2, 7), (1, 7)):
+        with lends(pool):
+            batch = [empty_array((1 << 15,), np.uint8) for _ in range(count)]
+        assert len({part.ctypes.data for part in batch}) == count
+        del batch
+        assert sum(map(len, pool._free)) == most << 15
+    held = []
+    for _ in range(50):
+        with lends(pool):
+            held.append(empty_array((1 << 15,), np.uint8))
+    del held
+    assert sum(map(len, pool._free)) == 7 << 15
+    assert not pickle.loads(pickle.dumps(pool))._free
+
+
+@given(st.lists(st.tuples(st.integers(1 << 14, 1 << 17), st.integers(1, 4), st.integers(0, 5)), max_size=40))
+def test_what_is_lent_is_lent_once(steps: list[tuple[int, int, int]]) -> None:
+    pool, live = BufferPool(), []
+    for size, parts, dropped in steps:
+        with lends(pool):
+            live += [empty_array((size,), np.uint8) for _ in range(parts)]
+        spans = sorted((one.ctypes.data, one.ctypes.data + one.nbytes) for one in live)
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+        del live[:dropped]
+        assert sum(map(len, pool._free)) <= pool._most <= max(size * parts for size, parts, _ in steps)
+
+
+def test_threads_share_a_pool() -> None:
+    pool, wrong = BufferPool(), []
+
+    def work(number: int) -> None:
+        held: list[Any] = []
+        for turn in range(300):
+            with lends(pool):
+                array = empty_array((1 << 14,), np.uint8)
+            array[:] = mark = (number * 31 + turn) % 256
+            held = [*held[-3:], (array, mark)]
+            wrong.extend(mark for array, mark in held if (array != mark).any())
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_small_ones_objects_and_what_is_made_elsewhere_are_not_lent() -> None:
+    pool = BufferPool()
+    assert empty_array((1 << 15,), np.uint8).base is None
+    with lends(pool):
+        assert empty_array((1 << 13,), np.uint8).base is None
+        assert empty_array((1 << 15,), object).base is None
+        assert empty_array((1 << 15,), np.uint8).base is not None
+        assert memory.new_empty((1 << 15,), torch.empty(0, dtype=torch.bfloat16)).dtype is torch.bfloat16
+
+
+LEAVES = st.sampled_from([torch.float32, torch.uint8, torch.bfloat16, torch.complex64, torch.bool, torch.int16])
+SHAPES = st.sampled_from([(4096,), (1, 64, 64), (3, 40, 40), (64, 1, 64), (16, 16, 16), (1, 1, 4096), (8, 8, 8, 8)])
+FORMS = st.sampled_from(["plain", "permuted", "gap", "grad", "conj", "same", "expanded"])
+
+
+def made(form: str, shape: tuple[int, ...], dtype: torch.dtype, count: int) -> list[Tensor]:
+    first = [torch.arange(np.prod(shape)).add(number).reshape(shape).to(dtype) for number in range(count)]
+    change: Any = {
+        "permuted": lambda value: (
+            value.permute(*range(1, value.ndim), 0).contiguous().permute(-1, *range(value.ndim - 1))
+        ),
+        "gap": lambda value: torch.stack([value, value], -1)[..., 0],
+        "grad": lambda value: value.requires_grad_() if dtype.is_floating_point or dtype.is_complex else value,
+        "conj": lambda value: value.conj(),
+        "expanded": lambda value: value[:1].expand(shape),
+    }.get(form, lambda value: value)
+    changed = list(map(change, first))
+    return changed[:1] * count if form == "same" else changed
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(FORMS, min_size=1, max_size=3), SHAPES, LEAVES, st.integers(1, 9), st.booleans())
+def test_a_batch_is_what_torch_stacks(forms: list[str], shape: Any, dtype: Any, count: int, many: bool) -> None:
+    """Values, strides and gradients, whether samples become rows or are stacked together."""
+    samples = [made(form, shape, dtype, count) for form in forms]
+    tuples = [tuple(forms[at % len(forms)] for at in range(number, number + 2)) for number in range(count)]
+    data = [tuple(samples[forms.index(form)][number] for form in mixed) for number, mixed in enumerate(tuples)]
+    feed = lk.Loader(Given(data, many=many), count)
+    (batch,) = list(feed)
+    for column, found in zip(zip(*data, strict=True), batch, strict=True):
+        wanted = torch.stack(column)
+        assert (found.dtype, found.shape, found.stride(), found.requires_grad) == (
+            wanted.dtype,
+            wanted.shape,
+            wanted.stride(),
+            wanted.requires_grad,
+        )
+        assert torch.equal(found, wanted)
+
+
+class Given:
+    """Samples as they are."""
+
+    draws_nothing = True
+
+    def __init__(self, samples: list[Any], *, many: bool = False) -> None:
+        self._samples = samples
+        if many:
+            self.__getitems__ = lambda indices: [samples[index] for index in indices]
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._samples[index]
+
+
+OTHER = [torch.zeros(3, 40), torch.zeros(SHAPE, dtype=torch.float64), np.zeros(SHAPE), None, (), {"a": 1}, "text", 5]
+
+
+@pytest.mark.parametrize("at", [0, 1, 3])
+@pytest.mark.parametrize("other", range(len(OTHER)))
+@pytest.mark.parametrize("make", [sample, lambda index: sample(index).numpy()], ids=["tensors", "arrays"])
+@pytest.mark.parametrize("wrap", [lambda value: value, lambda value: (value, 1), lambda value: {"a": value, "n": 1}])
+def test_samples_that_do_not_fit_are_named_as_ever(at: int, other: int, make: Any, wrap: Any) -> None:
+    samples = [wrap(make(index)) for index in range(BATCH)]
+    samples[at] = wrap(OTHER[other])
+    if isinstance(OTHER[other], np.ndarray) and make is not sample:
+        samples[at] = wrap(OTHER[other].astype(">f4"))  # which fits
+        (batch,) = lk.Loader(Given(samples), BATCH)
+        assert equal(batch, stack(samples))
+        samples[at] = wrap(OTHER[other])
+    with pytest.raises(Exception) as wanted:
+        stack(samples)
+    with pytest.raises(type(wanted.value)) as found:
+        list(lk.Loader(Given(samples), BATCH))
+    assert str(found.value).startswith(str(wanted.value).rstrip("."))
+
+
+def test_a_dataset_s_own_tensors_are_copied() -> None:
+    """Also where a batch would be the whole of what the dataset's samples are rows of."""
+    owned = ROWS[:BATCH].clone()
+    for data in (Given(list(owned)), Given(list(owned.numpy())), lk.ArrayDataset(owned)):
+        (batch,) = lk.Loader(data, BATCH)
+        batch.zero_()
+        assert torch.equal(owned, ROWS[:BATCH])
+
+
+def test_a_collate_of_one_s_own_gets_what_the_dataset_made() -> None:
+    given: list[Any] = [(sample(index), index) for index in range(BATCH)]
+    (batch,) = lk.Loader(Given(given), BATCH, collate_fn=list)
+    for found in (batch, list(lk.Loader(Given(given), None))):
+        assert all(one is other for one, other in zip(found, given, strict=True))
+
+
+@pytest.mark.parametrize("wrong", [-1, SIZE, -SIZE - 1])
+def test_a_row_that_is_not_there_is_an_error(wrong: int) -> None:
+    rows = np.array([3] * 9 + [wrong])
+    for column in (ROWS, ROWS.numpy()):
+        with lends(BufferPool()), contextlib.suppress(IndexError):
+            found = lk.ArrayDataset(column).read_batch(rows)
+            assert torch.equal(torch.as_tensor(found), torch.cat([ROWS[[3] * 9], ROWS[[wrong]]]))
+
+
+def test_a_sample_that_is_replaced_comes_at_its_place() -> None:
+    class Bad(Samples):
+        def __getitem__(self, index: int) -> Any:
+            if index in (0, 5, 6, 11):
+                raise OSError(index)
+            return super().__getitem__(index)
+
+    for policy in ("replace", "skip"):
+        loader = lk.Loader(Bad("tensor"), BATCH, bad_samples=lk.BadSamples(policy, max_rate=1.0))
+        found = torch.cat(list(loader))
+        numbers = found[:, 0, 0].int().tolist()
+        assert torch.equal(found, ROWS[numbers])
+        assert {0, 5, 6, 11}.isdisjoint(numbers)
+
+
+def test_a_buffer_that_a_dataset_fills_again_is_copied_in_time() -> None:
+    class Again(Samples):
+        buffer = torch.empty(SHAPE)
+
+        def __getitem__(self, index: int) -> Any:
+            return self.buffer.copy_(sample(index))
+
+    assert torch.equal(torch.cat(list(lk.Loader(Again("tensor"), BATCH))), ROWS)
+
+
+def test_batches_can_be_saved_shared_and_copied() -> None:
+    file = io.BytesIO()
+    batch = next(iter(lk.Loader(DATA["tensor"], BATCH)))
+    torch.save(batch, file)
+    file.seek(0)
+    for found in (torch.load(file), pickle.loads(pickle.dumps(batch)), batch.clone(), batch.share_memory_()):
+        assert torch.equal(found, ROWS[:BATCH])
+
+
+def test_a_fork_does_not_write_to_its_parent_s_batches() -> None:
+    loader = lk.Loader(DATA["tensor"], BATCH)
+    batches = iter(loader)
+    batch = next(batches)
+    before, place = batch.clone(), batch.data_ptr()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            del batch
+            gc.collect()
+            again = list(lk.Loader(DATA["tensor"], BATCH, shuffle=True)) + list(loader)
+            code = 0 if again else 2
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + 60
+    while (status := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert status[1] == 0
+    assert torch.equal(batch, before)
+    assert batch.data_ptr() == place
+
+
+KEEPS = """
+import sys, torch, loaderkit as lk
+
+class Data:
+    def __len__(self): return 64
+    def __getitem__(self, index): return torch.full((3, 300, 300), float(index))  # 17 MB a batch
+
+class Holder: pass
+
+kept = list(lk.Loader(Data(), 16, **eval(sys.argv[1])))
+part, holder = kept[1][2:], Holder()
+holder.itself, holder.batch = holder, kept[0]
+"""
+
+
+@pytest.mark.parametrize("settings_", [{}, {"num_workers": 1, "engine": "ring"}], ids=str)
+def test_batches_that_are_kept_to_the_end_say_nothing_there(settings_: Any) -> None:
+    command = [sys.executable, "-X", "dev", "-c", KEEPS, repr(settings_)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "_Lent" not in ended.stderr
+    assert "Exception ignored" not in ended.stderr

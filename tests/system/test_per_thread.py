@@ -1,0 +1,111 @@
+"""Each thread has its own, which goes with the thread, with what keeps it, and never with a fork."""
+
+import copy
+import gc
+import multiprocessing
+import os
+import pickle
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loaderkit.system.per_thread import Opened, PerThread
+
+
+class Closed:
+    """Knows that it is closed."""
+
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@contextmanager
+def other_thread(kept: PerThread[Opened]) -> Iterator[Closed]:
+    """Let another thread have something open meanwhile."""
+    found, ready, end = Closed(), threading.Event(), threading.Event()
+
+    def stay() -> None:
+        kept.own.handles[0] = found
+        ready.set()
+        end.wait(30)
+
+    thread = threading.Thread(target=stay)
+    thread.start()
+    assert ready.wait(30)
+    try:
+        yield found
+    finally:
+        end.set()
+        thread.join(30)
+
+
+def test_a_threads_own_is_closed_when_it_ends() -> None:
+    kept = PerThread(Opened)
+    mine = kept.own.handles[0] = Closed()
+    with other_thread(kept) as theirs:
+        assert not theirs.closed
+    assert theirs.closed
+    assert not mine.closed
+    assert kept.own.handles[0] is mine
+
+
+class Kept:
+    """Whatever keeps things open, in a cycle."""
+
+    def __init__(self, number: int) -> None:
+        self.opened = PerThread(Opened)
+        self.more = [Kept(number - 1)] if number else []
+        self.cycle = self
+
+
+@pytest.mark.parametrize("collections", range(3))
+def test_what_is_in_a_cycle_is_closed_before_it_is_collected(collections: int, tmp_path: Path) -> None:
+    """Else a file would warn that nobody had closed it: the order in which a cycle is taken apart is not ours."""
+    (tmp_path / "a").write_bytes(b"a")
+    kept = Kept(20)
+    one: Any = kept
+    while one.more:
+        one.opened.own.handles[0] = (tmp_path / "a").open("rb")
+        one = one.more[0]
+        for _ in range(collections):
+            gc.collect()
+    del kept, one
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert not caught
+
+
+def test_a_copy_has_none_yet() -> None:
+    kept = PerThread(list, (1, 2))
+    kept.own.append(3)
+    for made in (copy.copy(kept), copy.deepcopy(kept), pickle.loads(pickle.dumps(kept))):
+        assert made.own == [1, 2]
+    assert kept.own == [1, 2, 3]
+
+
+def test_a_fork_closes_nothing_of_its_parents_threads() -> None:
+    """They may be in the midst of a read, with a lock that closing waits for."""
+    kept = PerThread(Opened)
+    mine = kept.own.handles[0] = Closed()
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+
+    def child() -> None:
+        kept.own.begin_anew(closing=False)
+        gc.collect()
+        results.put((mine.closed, theirs.closed, list(kept.own.handles), kept.own.process == os.getpid()))
+
+    with other_thread(kept) as theirs:
+        process = context.Process(target=child)
+        process.start()
+        assert results.get() == (False, False, [], True)
+        process.join(30)
+    assert theirs.closed

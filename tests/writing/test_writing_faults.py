@@ -1,0 +1,293 @@
+"""Writers that are killed at any moment, disks that are full: what can be seen is whole, and a rerun finishes."""
+
+import errno
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from shards_written import contents, hidden
+
+import loaderkit as lk
+from loaderkit.writing import write as module
+from loaderkit.writing.manifest import MANIFEST, Folder
+
+FORMATS = {"tar": ".tar", "parquet": ".parquet", "tokens": ".bin"}
+SIZE, PER_SHARD = 32, 8
+
+
+class Source:
+    """Samples that take a while."""
+
+    def __init__(self, form: str, pause_s: float = 0.0) -> None:
+        self.form, self.pause_s = form, pause_s
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(self.pause_s)
+        return [index] * 40 if self.form == "tokens" else {"cls": index, "txt": "x" * 300}
+
+
+def write(folder: Path, form: str, jobs: int = 1, pause_s: float = 0.0) -> None:
+    lk.write_shards(Source(form, pause_s), folder, format=form, samples_per_shard=PER_SHARD, jobs=jobs)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
+    """What an uninterrupted run writes."""
+    found = {}
+    for form in FORMATS:
+        folder = tmp_path_factory.mktemp(form)
+        write(folder, form)
+        found[form] = contents(folder)
+        assert len([name for name in found[form] if name.endswith(FORMATS[form])]) == SIZE // PER_SHARD
+    return found
+
+
+def shards(folder: Path, form: str) -> dict[str, tuple[int, int]]:
+    """The shards that can be seen, and which files they are."""
+    if not folder.exists():
+        return {}
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.glob(f"*{FORMATS[form]}")}
+
+
+def check_and_rerun(folder: Path, form: str, wanted: dict[str, bytes], jobs: int = 1) -> int:
+    """What can be seen is whole and stays; a rerun gives all. Returns the number of shards seen."""
+    before = shards(folder, form)
+    if folder.exists():
+        seen = contents(folder)
+        assert seen == {name: wanted[name] for name in seen}
+    write(folder, form, jobs)
+    after = shards(folder, form)
+    assert {name: after[name] for name in before} == before
+    assert contents(folder) == wanted
+    assert hidden(folder) == []
+    return len(before)
+
+
+@contextmanager
+def forked(function: Callable[[], None]) -> Iterator[Any]:
+    """Run a function in a process of its own, which is gone afterwards."""
+    process = multiprocessing.get_context("fork").Process(target=function)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join(30)
+
+
+def die_at(moment: int, before: bool) -> None:
+    """Kill this process at the n-th time that it makes bytes last or a name visible."""
+    calls = iter(range(10**9))
+
+    def wrap(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def call(*arguments: Any, **settings: Any) -> Any:
+            mine = next(calls) == moment
+            if mine and before:
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = real(*arguments, **settings)
+            if mine:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        setattr(owner, name, call)
+
+    wrap(os, "fsync")
+    wrap(Path, "replace")
+    wrap(Path, "unlink")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_kill_at_each_moment_leaves_whole_shards_and_a_rerun_finishes(
+    form: str, tmp_path: Path, whole: dict[str, dict[str, bytes]]
+) -> None:
+    seen = set()
+    moments = 0
+    for moment in range(0, 1000, 1 if form == "tar" else 3):
+        folder = tmp_path / str(moment)
+
+        def killed(moment: int = moment, folder: Path = folder) -> None:
+            die_at(moment, before=moment % 2 == 0)
+            write(folder, form)
+
+        with forked(killed) as process:
+            process.join(60)
+            code = process.exitcode
+        if code == 0:  # it ended before that moment
+            break
+        assert code == -signal.SIGKILL
+        moments += 1
+        seen.add(check_and_rerun(folder, form, whole[form]))
+    assert moments > (30 if form == "tar" else 10)
+    assert seen == set(range(5))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_kill_at_any_time_leaves_no_process_and_a_rerun_finishes(
+    jobs: int, tmp_path: Path, whole: dict[str, dict[str, bytes]]
+) -> None:
+    draw = random.Random(jobs)
+    seen = []
+    for number in range(6):
+        form = draw.choice(list(FORMATS))
+        folder = tmp_path / str(number)
+        with forked(lambda form=form, folder=folder: write(folder, form, jobs, 0.01)) as process:  # type: ignore[misc]
+            if number % 2:  # when there is something to be lost
+                wait_for(lambda form=form, folder=folder: len(shards(folder, form)) >= 2)  # type: ignore[misc]
+            else:
+                time.sleep(draw.random() * 0.5)
+            workers = psutil.Process(process.pid).children(recursive=True) if process.is_alive() else []
+            os.kill(process.pid, signal.SIGKILL)
+            process.join(30)
+        seen.append(check_and_rerun(folder, form, whole[form], jobs))
+        _, alive = psutil.wait_procs(workers, timeout=10)
+        assert not alive
+    assert any(0 < found < 4 for found in seen)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def test_a_killed_worker_is_an_error_and_a_rerun_finishes(tmp_path: Path, whole: dict[str, dict[str, bytes]]) -> None:
+    said = multiprocessing.get_context("fork").SimpleQueue()
+
+    def run() -> None:
+        try:
+            write(tmp_path / "x", "tar", 2, 0.02)
+        except lk.WriteError as error:
+            said.put(str(error))
+
+    with forked(run) as process:
+        wait_for(lambda: len(shards(tmp_path / "x", "tar")) >= 1)
+        psutil.Process(process.pid).children()[0].kill()
+        assert "a worker process was killed" in said.get()
+        process.join(30)
+        assert process.exitcode == 0
+    assert 0 < check_and_rerun(tmp_path / "x", "tar", whole["tar"], 2) < 4
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_interrupt_ends_it_at_once_and_leaves_nothing(
+    jobs: int, tmp_path: Path, whole: dict[str, dict[str, bytes]]
+) -> None:
+    def run() -> None:
+        try:
+            write(tmp_path, "tar", jobs, 0.02)
+        except KeyboardInterrupt:
+            os._exit(130)
+
+    with forked(run) as process:
+        wait_for(lambda: len(shards(tmp_path, "tar")) >= 1)
+        workers = psutil.Process(process.pid).children(recursive=True)
+        assert len(workers) == (2 if jobs == 2 else 0)
+        start = time.monotonic()
+        os.kill(process.pid, signal.SIGINT)
+        process.join(30)
+        assert process.exitcode == 130
+        assert time.monotonic() - start < 5
+        assert not [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE]
+    assert hidden(tmp_path) == [".shards"]
+    assert 0 < check_and_rerun(tmp_path, "tar", whole["tar"], jobs) < 4
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_full_disk_is_an_error_and_a_rerun_finishes(
+    form: str, jobs: int, tmp_path: Path, whole: dict[str, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = module._Hashed.write
+
+    def write_until_full(self: Any, data: Any) -> int:
+        if len(shards(tmp_path / "x", form)) >= 2 and self.tell() >= 100 // jobs:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(self, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module._Hashed, "write", write_until_full)
+        with pytest.raises(lk.WriteError, match=r"shard-00000\d\..*: can't be written: No space left on device"):
+            write(tmp_path / "x", form, jobs)
+    assert hidden(tmp_path / "x") == [".shards"]
+    assert check_and_rerun(tmp_path / "x", form, whole[form], jobs) >= 2
+
+
+@pytest.mark.parametrize("limit", [0, 50, 900, 4000])
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_real_limit_of_the_system_is_an_error(
+    form: str, limit: int, tmp_path: Path, whole: dict[str, dict[str, bytes]]
+) -> None:
+    """At whatever file it strikes: the plan, a record, a shard, an index."""
+    said = multiprocessing.get_context("fork").SimpleQueue()
+
+    def run() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        try:
+            write(tmp_path / "x", form)
+        except lk.WriteError as error:
+            said.put(str(error))
+        else:
+            said.put("")
+
+    with forked(run) as process:
+        message = said.get()
+        process.join(30)
+    if message or limit < 4000:
+        assert "can't be written: File too large" in message
+    check_and_rerun(tmp_path / "x", form, whole[form])
+
+
+def test_two_writers_do_not_meet(
+    tmp_path: Path, whole: dict[str, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loaderkit.writing.manifest._LOCK_WAIT_S", 0.2)
+    with forked(lambda: write(tmp_path, "tar", 1, 0.03)) as process:
+        wait_for(lambda: len(shards(tmp_path, "tar")) >= 1)
+        with pytest.raises(lk.WriteError, match="another process writes shards here"):
+            write(tmp_path, "tar")
+        assert process.is_alive()
+        process.join(30)
+        assert process.exitcode == 0
+    assert contents(tmp_path) == whole["tar"]
+    assert (tmp_path / MANIFEST).exists()
+
+
+def test_a_writer_that_waited_for_another_keeps_others_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first removes the file that the second waits for."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def wait_and_hold() -> None:
+        with Folder(tmp_path).locked():
+            entered.set()
+            leave.wait(20)
+
+    second = threading.Thread(target=wait_and_hold)
+    with Folder(tmp_path).locked():
+        second.start()
+        time.sleep(0.3)
+        assert not entered.is_set()
+    try:
+        assert entered.wait(10)
+        monkeypatch.setattr("loaderkit.writing.manifest._LOCK_WAIT_S", 0.2)
+        with pytest.raises(lk.WriteError, match="another process writes shards here"), Folder(tmp_path).locked():
+            pass
+    finally:
+        leave.set()
+        second.join(20)
+    assert not list(tmp_path.iterdir())
