@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch.utils.data as torch_data
 
 from loaderkit.seeding.samples import per_sample
-from loaderkit.system.overrides import passes_over
+from loaderkit.system.overrides import overridden_below
 
 _ALONE = frozenset({"__getitem__"})
 _ALL = frozenset({"__getitem__", "__getitems__", "read"})
@@ -70,7 +70,7 @@ def reads_many(dataset: Any) -> bool:
 
     Nor does it count where a class inherits it and reads a sample in a way of its own: that would be passed over.
     """
-    if passes_over(dataset, "__getitems__", _ALONE):
+    if overridden_below(dataset, "__getitems__", _ALONE):
         return False
     if isinstance(dataset, torch_data.Subset) and not reads_many(dataset.dataset):
         return False
@@ -90,7 +90,7 @@ def read_many(dataset: Any, indices: Sequence[int]) -> list[Any]:
 
 def _has_own(dataset: Any, quick: str) -> bool:
     """Say whether a dataset has such a method, that passes over no other."""
-    return not passes_over(dataset, quick, _ALL) and callable(getattr(dataset, quick, None))
+    return not overridden_below(dataset, quick, _ALL) and callable(getattr(dataset, quick, None))
 
 
 def is_frame(value: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from loaderkit.datasets.memory.array import in_memory
-from loaderkit.engine.batch_reader import Feed
+from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.inline import InlineEngine
 from loaderkit.engine.timed import Timed
 from loaderkit.sampling.plan import BatchKey
@@ -48,7 +48,7 @@ class AutoEngine:
     """
 
     def __init__(
-        self, feed: Feed, *, here: InlineEngine, workers: Any, handing_over_s: Callable[[Any, BatchKey], float]
+        self, feed: BatchReader, *, here: InlineEngine, workers: Any, handing_over_s: Callable[[Any, BatchKey], float]
     ) -> None:
         self.here, self.workers = here, workers
         self.choice: Literal["here", "workers"] | None = None

@@ -18,7 +18,7 @@ from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.draws import Draws, OwnSeeds, Unseeded, draws
 from loaderkit.seeding.samples import Int64Array, SampleSeeds, hash_positions
 from loaderkit.system.batch_memory import BufferPool, here
-from loaderkit.system.overrides import passes_over
+from loaderkit.system.overrides import overridden_below
 from loaderkit.system.threads import while_wanted
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Feed:
+class BatchReader:
     """Reads and collates batches; a pure function of the key.
 
     Args:
@@ -257,7 +257,7 @@ def takes_batches(collate_fn: Any) -> bool:
 
     A class that collates in a way of its own, by `__call__`, inherits none.
     """
-    hidden = passes_over(collate_fn, "collate_batch", frozenset({"__call__"}))
+    hidden = overridden_below(collate_fn, "collate_batch", frozenset({"__call__"}))
     return not hidden and callable(getattr(collate_fn, "collate_batch", None))
 
 

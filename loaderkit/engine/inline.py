@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from loaderkit.engine.batch_reader import Feed
+from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.system.nested import pin
 
@@ -17,7 +17,7 @@ class InlineEngine:
     dealing = None
     pinned_why = ""
 
-    def __init__(self, feed: Feed, *, pin_memory: bool = False) -> None:
+    def __init__(self, feed: BatchReader, *, pin_memory: bool = False) -> None:
         self._feed = feed
         self.pinned = pin_memory
 

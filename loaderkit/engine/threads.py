@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from loaderkit.engine.batch_reader import Feed
+from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.depth import AHEAD, batches_ahead
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.draws import Draws, draws
@@ -23,7 +23,7 @@ from loaderkit.system.threads import NotWanted, is_reader
 _PATIENCE_S = 5.0  # for threads that are to end, and read a last batch
 
 
-def check_threads(feed: Feed) -> None:
+def check_threads(feed: BatchReader) -> None:
     """Refuse data for threads that needs seeds: the global generators are the trainer's, and it draws beside them.
 
     Raises:
@@ -54,7 +54,7 @@ class ThreadsEngine:
 
     def __init__(
         self,
-        feed: Feed,
+        feed: BatchReader,
         *,
         num_workers: int,
         pin_memory: bool = False,

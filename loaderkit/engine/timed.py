@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch.utils.data as torch_data
 from torch.utils.data._utils import worker as torch_worker
 
-from loaderkit.engine.batch_reader import Feed
+from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.sampling.plan import BatchKey
 
 
@@ -19,11 +19,11 @@ class Timed(NamedTuple):
     asked: bool
 
 
-class TimedFeed(Feed):
+class TimedFeed(BatchReader):
     """A feed in a worker that takes the time."""
 
     @classmethod
-    def of(cls, feed: Feed) -> "TimedFeed":
+    def of(cls, feed: BatchReader) -> "TimedFeed":
         """Make one that reads the same."""
         return cls(**{field.name: getattr(feed, field.name) for field in dataclasses.fields(feed) if field.init})
 

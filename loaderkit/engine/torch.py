@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.utils.data as torch_data
 
-from loaderkit.engine.batch_reader import Feed
+from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.message import dump
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.samples import derive_seed
@@ -124,7 +124,7 @@ class TorchEngine:
 
     def __init__(
         self,
-        feed: Feed,
+        feed: BatchReader,
         *,
         num_workers: int,
         pin_memory: bool = False,

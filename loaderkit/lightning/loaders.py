@@ -52,7 +52,7 @@ class TrainLoader(TrainerLoader):
     @property
     def step(self) -> int | None:
         """Samples of a full step of all ranks, the unit in which batches are counted."""
-        return self._walk.step
+        return self._position.step
 
     def mark(self, *, ended: bool = False) -> None:
         """Begin to count where the next `iter()` begins.
@@ -62,19 +62,19 @@ class TrainLoader(TrainerLoader):
                 loaders has told it since the epoch began: so it is told again.
         """
         if self.driven:
-            self._walk.settle()
-            self._first_epoch = self._walk.mark()
+            self._position.settle()
+            self._first_epoch = self._position.mark()
             self._waiting, self._learnt = True, 0
             self._ended, self._at_end = ended, False
 
     def begin_batch(self, learnt: int) -> None:
         """Take note that a batch begins, after so many learnt since the mark."""
-        self._walk.forget(self._learnt)  # of the last one: another rank may be saved one step behind
+        self._position.forget(self._learnt)  # of the last one: another rank may be saved one step behind
         self._waiting, self._learnt = False, learnt
 
     def state_after(self, batches: int, *, over: bool) -> dict[str, Any]:
         """Return the state so many batches after the mark, or of the epoch's end if it is over there."""
-        return self._walk.state_after(batches, over=over)
+        return self._position.state_after(batches, over=over)
 
     def has_ended(self, state: Mapping[str, Any]) -> bool:
         """Say whether it came to its end in this epoch of the Trainer, before a state since the mark."""
@@ -83,19 +83,19 @@ class TrainLoader(TrainerLoader):
 
     def end_epoch(self, batches: int) -> None:
         """End the Trainer's epoch, in which so many batches since the mark were used."""
-        self._walk.settle()
-        self._walk.end_epoch(batches)
+        self._position.settle()
+        self._position.end_epoch(batches)
 
     def stop(self) -> None:
         """Stand where the next `iter()` would begin, and stop the workers."""
-        self._walk.settle()
+        self._position.settle()
         if self._waiting:
-            self._walk.rewind()
+            self._position.rewind()
         self.close()
 
     def follow(self, before: "TrainLoader") -> None:
         """Go on where another loader stopped."""
-        self._walk.follow(before._walk)
+        self._position.follow(before._position)
 
     def __iter__(self) -> Iterator[Any]:
         if not self.driven:
@@ -105,7 +105,7 @@ class TrainLoader(TrainerLoader):
         again = self._waiting and not self._at_end
         self._at_end = False
         if again:
-            self._walk.rewind()
+            self._position.rewind()
         return _Pass(self, iter(()) if again and self._ended else super().__iter__())
 
     def state_dict(self) -> dict[str, Any]:

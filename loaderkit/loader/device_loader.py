@@ -54,7 +54,7 @@ class DeviceLoader(Loader):
             )
         self.loader, self.device = loader, torch.device(device)
         self.dataset, self.config = loader.dataset, loader.config
-        self._walk = loader._walk
+        self._position = loader._position
         self._prefetcher = Prefetcher(device, depth=depth, transform=transform)
 
     @override
@@ -68,11 +68,11 @@ class DeviceLoader(Loader):
 
 
 class AheadEpoch:
-    """One pass of a walk, whose batches are taken ahead and yielded on a device."""
+    """One pass of a position, whose batches are taken ahead and yielded on a device."""
 
     def __init__(self, epoch: Any, prefetcher: Prefetcher) -> None:
         self._epoch: Epoch = epoch
-        self._walk = self._epoch.walk
+        self._position = self._epoch.position
         self._prefetcher = prefetcher
         self._batches: Iterator[Fetched] | None = None
         self._over = False
@@ -96,17 +96,17 @@ class AheadEpoch:
             self._over = True
             raise
         finally:
-            self._walk.note(self._place)
-        self._turn = self._walk.turn
+            self._position.note(self._place)
+        self._turn = self._position.turn
         return fetched.batch
 
     def _begin(self) -> None:
-        walk = self._walk
+        position = self._position
         self._batches, self._turn = iter(()), -1
         self._epoch.begin()
-        self._place = walk.place()
-        cursor = walk.cursor_at(None)
-        self._keys = walk.config.seed, cursor.epoch, walk.world.rank
+        self._place = position.place()
+        cursor = position.cursor_at(None)
+        self._keys = position.config.seed, cursor.epoch, position.world.rank
         self._number = cursor.batches
         self._batches = self._prefetcher.run(self._fetch)
 
@@ -114,4 +114,4 @@ class AheadEpoch:
         seed = derive_seed("device", *self._keys, self._number)
         self._number += 1
         batch = next(self._epoch)
-        return Fetched(batch, seed, self._walk.place(), self._epoch.over)
+        return Fetched(batch, seed, self._position.place(), self._epoch.over)

@@ -8,7 +8,7 @@ import torch
 
 from loaderkit.engine import Engine
 from loaderkit.engine.auto import MEASURED, AutoEngine
-from loaderkit.engine.batch_reader import Feed
+from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.description import Description
 from loaderkit.engine.inline import InlineEngine
 from loaderkit.engine.threads import ThreadsEngine
@@ -18,7 +18,7 @@ from loaderkit.loader.config import LoaderConfig
 from loaderkit.system.nested import should_pin
 
 
-def make_engine(feed: Feed, config: LoaderConfig, num_workers: int, *, in_turn: bool = False) -> Engine:
+def make_engine(feed: BatchReader, config: LoaderConfig, num_workers: int, *, in_turn: bool = False) -> Engine:
     """Make the engine that the settings ask for.
 
     Args:

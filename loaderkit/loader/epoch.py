@@ -1,4 +1,4 @@
-"""One pass of a walk: takes its batches, and counts each before it hands it on."""
+"""One pass of a position: takes its batches, and counts each before it hands it on."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,14 +7,14 @@ import torch
 
 from loaderkit.datasets.bad_samples import Reported
 from loaderkit.device.cuda import HostBatches
-from loaderkit.loader.position import Walk
+from loaderkit.loader.position import Position
 
 
 class Epoch:
-    """One pass of a walk, on a device."""
+    """One pass of a position, on a device."""
 
-    def __init__(self, walk: Walk, device: torch.device | None, copied: HostBatches) -> None:
-        self.walk = walk
+    def __init__(self, position: Position, device: torch.device | None, copied: HostBatches) -> None:
+        self.position = position
         self._device, self._copied = device, copied
         self._batches: Iterator[Any] | None = None
         self.over = False
@@ -25,38 +25,38 @@ class Epoch:
 
     def begin(self) -> None:
         """Start the pass, which is done by the first `next()` otherwise."""
-        walk = self.walk
-        walk.settle()
+        position = self.position
+        position.settle()
         try:
-            self._batches = walk.begin()
+            self._batches = position.begin()
         except BaseException:
             self._fail()
             raise
-        self._turn = walk.turn
+        self._turn = position.turn
 
     def check_turn(self, turn: int) -> None:
-        """Say that the walk was moved by others since a turn, if so.
+        """Say that the position was moved by others since a turn, if so.
 
         Raises:
             RuntimeError: If it was.
         """
-        if self.walk.turn != turn:
+        if self.position.turn != turn:
             raise RuntimeError(
                 "loader: this iterator is over: the loader was moved, iterated anew, or failed since. Call iter(loader)."
             )
 
     def __next__(self) -> Any:
-        walk = self.walk
+        position = self.position
         if self.over:
             raise StopIteration
         if self._batches is None:
             self.begin()
-        elif walk.turn != self._turn:
+        elif position.turn != self._turn:
             self.check_turn(self._turn)
         try:
             batch = next(self._batches, _END)  # type: ignore[arg-type]  # begun
             if batch is _END:
-                walk.check_end()
+                position.check_end()
                 self.over = True
             else:
                 report = None
@@ -65,7 +65,7 @@ class Epoch:
                 if self._device is not None:
                     batch = self._copied.copy(batch, self._device)
                 # Counted before the batch is handed on: a consumer may never come back.
-                self.over = walk.count(report)
+                self.over = position.count(report)
         except BaseException:
             self._fail()
             raise
@@ -76,7 +76,7 @@ class Epoch:
         return batch
 
     def _fail(self) -> None:
-        self.walk.fail()
+        self.position.fail()
         self._batches = iter(())  # its workers would wait for the garbage collector
 
 

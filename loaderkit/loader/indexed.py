@@ -1,4 +1,4 @@
-"""A walk through data with an index: a plan run over an engine."""
+"""A position through data with an index: a plan run over an engine."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -6,13 +6,13 @@ from typing import Any
 
 from loaderkit.datasets.bad_samples import JUDGED_FROM, Reported
 from loaderkit.engine import Engine
-from loaderkit.engine.batch_reader import Feed
+from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.description import Description
 from loaderkit.engine.threads import check_threads
 from loaderkit.loader.checks import check_indexed, check_order, check_plan, no_batches
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.engines import describe, make_engine
-from loaderkit.loader.position import Walk
+from loaderkit.loader.position import Position
 from loaderkit.sampling.cursor import Cursor, Identity, fingerprint, pack_state, saved_order, unpack_state
 from loaderkit.sampling.order import Order, Sequential
 from loaderkit.sampling.plan import BatchPlan, Plan
@@ -21,7 +21,7 @@ from loaderkit.sampling.shard_order import ShardOrder, shuffled_order
 from loaderkit.seeding.samples import Int64Array
 
 
-class IndexedWalk(Walk):
+class IndexedPosition(Position):
     """Goes along a plan: its place is a cursor, and any other place can be computed.
 
     Raises:
@@ -143,10 +143,10 @@ class IndexedWalk(Walk):
         self.bad.load(state, cursor)
         self._loaded, self._loaded_step = self.turn, state.get("step")
 
-    def follow(self, before: Walk) -> None:
-        start = before._upcoming() if isinstance(before, IndexedWalk) else Cursor(epoch=before.cursor.epoch)
+    def follow(self, before: Position) -> None:
+        start = before._upcoming() if isinstance(before, IndexedPosition) else Cursor(epoch=before.cursor.epoch)
         self.seek(start.epoch, start.samples)
-        if isinstance(before, IndexedWalk) and isinstance(getattr(before._plan, "order", None), ShardOrder):
+        if isinstance(before, IndexedPosition) and isinstance(getattr(before._plan, "order", None), ShardOrder):
             self._plan = self._plan_of(before._plan.key(0))  # it may be another order for the batch size alone
             self._engine = None
 
@@ -232,10 +232,10 @@ class IndexedWalk(Walk):
     def _make_engine(self, workers: int) -> Engine:
         return make_engine(self._make_feed(), self.config, workers, in_turn=keeps_shards(self._plan))
 
-    def _make_feed(self) -> Feed:
+    def _make_feed(self) -> BatchReader:
         config = self.config
         raises = config.bad_samples.policy == "raise"
-        return Feed(
+        return BatchReader(
             self.dataset,
             config.collate_fn,
             config.seed,

@@ -14,8 +14,8 @@ from loaderkit.loader.brief import brief_data, brief_settings
 from loaderkit.loader.checks import check_names
 from loaderkit.loader.config import LoaderConfig, Stop
 from loaderkit.loader.epoch import Epoch
-from loaderkit.loader.indexed import IndexedWalk
-from loaderkit.loader.position import Walk
+from loaderkit.loader.indexed import IndexedPosition
+from loaderkit.loader.position import Position
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.plan import Plan, Tail
 from loaderkit.seeding.samples import Int64Array
@@ -154,7 +154,7 @@ class Loader:
             bad_samples=bad_samples,
         )
         self._device = None if device is None else torch.device(device)
-        self._walk = _make_walk(dataset, self.config)
+        self._position = _make_position(dataset, self.config)
         self._copied = HostBatches()
 
     @classmethod
@@ -171,24 +171,24 @@ class Loader:
     @property
     def world(self) -> World:
         """Who shares the data, as found out now."""
-        return self._walk.world
+        return self._position.world
 
     @property
     def cursor(self) -> Cursor:
         """Where the loader stands: behind the last batch that it yielded. Nobody counts the `samples` of a stream: 0."""
-        return self._walk.cursor
+        return self._position.cursor
 
     @property
     def bad_samples(self) -> list[BadSample]:
         """The last 1,000 samples that were skipped or replaced in batches of this loader."""
-        return list(self._walk.bad.found)
+        return list(self._position.bad.found)
 
     def __iter__(self) -> Iterator[Any]:
         # Nothing starts before the first next(): Trainers call iter() more often than they iterate.
-        return Epoch(self._walk, self._device, self._copied)
+        return Epoch(self._position, self._device, self._copied)
 
     def __len__(self) -> int:
-        return self._walk.length()
+        return self._position.length()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({brief_data(self.dataset)}, {brief_settings(self.config, self.world)})"
@@ -200,7 +200,7 @@ class Loader:
             IndexError: If the epoch has no such batch.
             TypeError: If the data is a stream.
         """
-        return self._walk.indices(epoch, batch)
+        return self._position.indices(epoch, batch)
 
     def seek(self, *, epoch: int, samples: int = 0) -> None:
         """Jump: the next `iter()` begins in this epoch, after so many samples of all ranks together.
@@ -209,7 +209,7 @@ class Loader:
             ValueError: If the epoch is negative or has fewer samples.
             TypeError: If the data is a stream and samples is not 0.
         """
-        self._walk.seek(epoch, samples)
+        self._position.seek(epoch, samples)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last yielded batch, the same on every rank.
@@ -217,7 +217,7 @@ class Loader:
         It has less than 1 KB, for a stream some 30 bytes a lane. Ranks that read a stream have to call this at the
         same batch; where one does not come in time, or there is no store to meet in, the state says which it misses.
         """
-        return self._walk.state()
+        return self._position.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position; the next `iter()` continues from it.
@@ -227,45 +227,45 @@ class Loader:
         Raises:
             ValueError: If the state is not one of this data, order and seed, or misses a rank.
         """
-        self._walk.load(state)
+        self._position.load(state)
 
     def describe(self) -> Description:
         """Say who makes the batches and why, with how many workers, and whether they are pinned; `print` shows it in lines.
 
         With engine="auto" it is decided after some batches.
         """
-        return self._walk.describe()
+        return self._position.describe()
 
     def close(self) -> None:
         """Stop the workers; a later `iter()` starts them again."""
-        self._walk.settle()
-        self._walk.close()
+        self._position.settle()
+        self._position.close()
 
     @property
     def batch_sampler(self) -> Any:
         """What a Trainer calls `sampler.set_epoch` on at the start of each of its epochs."""
-        return _BatchSampler(self._walk)
+        return _BatchSampler(self._position)
 
 
 class _BatchSampler:
     """Stands in for a DataLoader's batch sampler, for those who set epochs through it."""
 
-    def __init__(self, walk: Walk) -> None:
-        self._walk = walk
+    def __init__(self, position: Position) -> None:
+        self._position = position
 
     @property
     def sampler(self) -> "_BatchSampler":
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        self._walk.begin_epoch(epoch)
+        self._position.begin_epoch(epoch)
 
 
-def _make_walk(dataset: Any, config: LoaderConfig) -> Walk:
+def _make_position(dataset: Any, config: LoaderConfig) -> Position:
     if not isinstance(dataset, torch_data.IterableDataset):
-        return IndexedWalk(dataset, config)
+        return IndexedPosition(dataset, config)
     from loaderkit.datasets.streams.dataset import StreamDataset
-    from loaderkit.loader.streams.iterable import IterableWalk  # few need it, and its import takes time
-    from loaderkit.loader.streams.shards import StreamWalk
+    from loaderkit.loader.streams.iterable import IterablePosition  # few need it, and its import takes time
+    from loaderkit.loader.streams.shards import StreamPosition
 
-    return StreamWalk(dataset, config) if isinstance(dataset, StreamDataset) else IterableWalk(dataset, config)
+    return StreamPosition(dataset, config) if isinstance(dataset, StreamDataset) else IterablePosition(dataset, config)

@@ -15,7 +15,7 @@ import numpy as np
 from loaderkit.collate.stack import CollateError
 from loaderkit.datasets.base import MapStyle, knows_lengths
 from loaderkit.datasets.remote.urls import write_atomically
-from loaderkit.engine.batch_reader import Feed
+from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.sampling.cursor import fingerprint
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.samples import Int64Array
@@ -64,7 +64,7 @@ def measure_lengths(
         )
     if length is None and knows_lengths(dataset):
         return np.asarray(dataset.lengths(), dtype=np.int64)  # type: ignore[attr-defined]
-    measure = functools.partial(_measure, Feed(dataset, LengthOf(length), seed=0))
+    measure = functools.partial(_measure, BatchReader(dataset, LengthOf(length), seed=0))
     if cache is None:
         return _read_all(measure, len(dataset), num_workers, multiprocessing_context)
     path, made_of = Path(cache), _describe(dataset, length)
@@ -151,14 +151,14 @@ def _describe(dataset: MapStyle, length: Length | None) -> dict[str, str]:
     return {"samples": f"{size:,}", "data": fingerprint(dataset, size), "length": LengthOf(length).name}
 
 
-def _measure(feed: Feed, span: tuple[int, int]) -> Int64Array:
+def _measure(feed: BatchReader, span: tuple[int, int]) -> Int64Array:
     indices = np.arange(*span, dtype=np.int64)
     return np.concatenate(
         [_lengths_at(feed, indices[start : start + _READ]) for start in range(0, len(indices), _READ)]
     )
 
 
-def _lengths_at(feed: Feed, indices: Int64Array) -> Int64Array:
+def _lengths_at(feed: BatchReader, indices: Int64Array) -> Int64Array:
     lengths: Int64Array = feed.read(BatchKey(0, indices, indices))
     if lengths.size and lengths.min() < 0:
         wrong = int(lengths.argmin())

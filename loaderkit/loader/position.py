@@ -1,4 +1,4 @@
-"""A walk through data: what each kind of data brings to the Loader."""
+"""A position through data: what each kind of data brings to the Loader."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -15,14 +15,14 @@ from loaderkit.system.cpus import Cpus, ranks_on_host
 from loaderkit.system.world import World
 
 
-class Walk(ABC):
+class Position(ABC):
     """Where a loader stands in its data, and how it goes on from there.
 
     Between `begin` and `begin` the loader takes batches from the iterator that it
     was given, and calls `count` for each that it yields: one place counts, outside
     all prefetching.
 
-    For a Trainer, which learns later than it fetches, a walk remembers where it
+    For a Trainer, which learns later than it fetches, a position remembers where it
     stood since `mark`, until that is forgotten.
 
     Who takes batches ahead, to copy them to a device, counts them as they are taken. He
@@ -83,7 +83,7 @@ class Walk(ABC):
         """Stand at a place of this pass, which is left: the batches counted since were not handed on."""
 
     def note(self, place: Any) -> None:
-        """Take note that what was handed on ends at a place; it holds until the walk is moved by others."""
+        """Take note that what was handed on ends at a place; it holds until the position is moved by others."""
         self._noted = self.turn, place
 
     def seen(self) -> Any:
@@ -163,8 +163,8 @@ class Walk(ABC):
         """Stand where a state says."""
 
     @abstractmethod
-    def follow(self, before: "Walk") -> None:
-        """Stand where the next pass of another walk would begin, in whose place this one comes."""
+    def follow(self, before: "Position") -> None:
+        """Stand where the next pass of another position would begin, in whose place this one comes."""
 
     @abstractmethod
     def mark(self) -> int:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from loaderkit.sampling.permutation import SMALL, permute, permute_stretch, prepare
 from loaderkit.seeding.samples import Int64Array
-from loaderkit.system.overrides import passes_over
+from loaderkit.system.overrides import overridden_below
 
 _AT = frozenset({"at"})  # in a class of one's own it counts, and need not be right in several threads
 
@@ -54,7 +54,7 @@ class Order(ABC):
         size = self.size(epoch)
         if not 0 <= start <= stop <= size:
             raise IndexError(f"order: positions {start} to {stop} asked for, wanted 0 <= start <= stop <= {size}.")
-        if passes_over(self, "_stretch", _AT):
+        if overridden_below(self, "_stretch", _AT):
             return self.at(epoch, np.arange(start, stop, dtype=np.int64))
         return self._stretch(epoch, start, stop)
 
@@ -137,7 +137,7 @@ class Shuffled(Order):
 
     @property
     def is_dear(self) -> bool:
-        return self.length >= SMALL and not passes_over(self, "is_dear", _AT)
+        return self.length >= SMALL and not overridden_below(self, "is_dear", _AT)
 
     def prepare(self, epoch: int) -> None:
         prepare(self.length, self.seed, epoch, self._epochs)
@@ -183,7 +183,7 @@ class Subset(Order):
 
     @property
     def is_dear(self) -> bool:
-        return self._shuffle and len(self._chosen) >= SMALL and not passes_over(self, "is_dear", _AT)
+        return self._shuffle and len(self._chosen) >= SMALL and not overridden_below(self, "is_dear", _AT)
 
     def prepare(self, epoch: int) -> None:
         if self._shuffle:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from loaderkit.seeding.samples import SampleSeeds, UInt64Array
-from loaderkit.system.overrides import passes_over
+from loaderkit.system.overrides import overridden_below
 
 _PLAIN = (list, tuple, range, np.ndarray, Tensor, TensorDataset)  # and no classes made of them
 _METHODS = frozenset({"__getitem__", "__getitems__", "read", "__call__", "forward"})
@@ -57,7 +57,7 @@ def draws_nothing(value: Any) -> bool:
 
 
 def _says(value: Any, name: str) -> bool:
-    return getattr(value, name, False) is True and not passes_over(value, name, _METHODS)
+    return getattr(value, name, False) is True and not overridden_below(value, name, _METHODS)
 
 
 class OwnSeeds(SampleSeeds):

@@ -6,7 +6,7 @@ from typing import Any
 _PACKAGE = __name__.partition(".")[0]
 
 
-def passes_over(value: Any, quick: str, methods: frozenset[str]) -> bool:
+def overridden_below(value: Any, quick: str, methods: frozenset[str]) -> bool:
     """Say whether to take `value.quick` would pass over a method that was overridden.
 
     The nearest class decides: `quick` counts for a class, and for those below it until one overrides any of the

@@ -18,7 +18,7 @@ from drawing import Drawing, drawing_collate, equal
 import loaderkit as lk
 from loaderkit.datasets.memory.array import in_memory
 from loaderkit.engine.auto import AutoEngine, choose
-from loaderkit.engine.batch_reader import Feed
+from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.inline import InlineEngine
 from loaderkit.sampling.plan import BatchKey
 
@@ -217,7 +217,7 @@ class Sleeper(InlineEngine):
     """Takes so long for each batch."""
 
     def __init__(self, times_s: Iterable[float]) -> None:
-        super().__init__(Feed(lk.ArrayDataset(np.zeros(1)), None, 0))
+        super().__init__(BatchReader(lk.ArrayDataset(np.zeros(1)), None, 0))
         self._times_s = iter(times_s)
 
     def run(self, keys: Iterable[BatchKey]) -> Iterator[Any]:
@@ -240,7 +240,7 @@ def test_workers_are_started_only_for_what_stays_slow(
     monkeypatch.setattr("loaderkit.engine.auto._PATIENCE_S", 0.3)
     keys: list[Any] = list(range(100))
     engine = AutoEngine(
-        Feed(lk.ArrayDataset(np.zeros(1)), None, 0),
+        BatchReader(lk.ArrayDataset(np.zeros(1)), None, 0),
         here=Sleeper(times_s),
         workers=Sleeper(repeat(0.0)),
         handing_over_s=lambda *_: 0.001,
@@ -289,7 +289,7 @@ def test_it_is_decided_again_while_workers_are_in_use(
     monkeypatch.setattr("loaderkit.engine.auto._AGAIN", 512)
     workers, keys = Handing(making_s, waiting_s), list(range(700))
     engine = AutoEngine(
-        Feed(Pids(), None, 0),
+        BatchReader(Pids(), None, 0),
         here=Sleeper(repeat(0.0)),
         workers=workers,
         handing_over_s=lambda *_: 0.0,

@@ -13,7 +13,7 @@ from drawing import Drawing, DrawingFrom, add_draws, drawing_collate, draws, equ
 import loaderkit as lk
 from loaderkit.collate.stack import CollateError
 from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
-from loaderkit.engine.batch_reader import Feed
+from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.plan import BatchPlan
 
@@ -305,7 +305,7 @@ def test_a_dataset_that_draws_nothing_is_read_without_seeds(dataset: Any) -> Non
     key = BatchPlan(order=lk.Sequential(8), batch_size=4, world=lk.World(0, 1)).batch(Cursor(), 0)
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    Feed(dataset, None, 0).read(key)
+    BatchReader(dataset, None, 0).read(key)
     assert not torch.equal(torch.get_rng_state(), before)
 
 

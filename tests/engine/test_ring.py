@@ -22,7 +22,7 @@ from leftovers import found, more, nothing_left
 from torchvision import tv_tensors
 
 import loaderkit as lk
-from loaderkit.engine.batch_reader import Feed
+from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.ring.engine import RingEngine
 from loaderkit.engine.ring.layout import read, write
 from loaderkit.engine.ring.processes import Processes
@@ -296,11 +296,11 @@ def test_workers_get_other_batches_as_they_become_free() -> None:
 def test_workers_are_forked_before_a_second_batch_is_asked_for() -> None:
     """From then on a thread may make what the next epochs need; a worker forked meanwhile keeps copies of it."""
     loader = lk.Loader(np.arange(60), 4)
-    engine = RingEngine(Feed(np.arange(60), None, 0), num_workers=3)
+    engine = RingEngine(BatchReader(np.arange(60), None, 0), num_workers=3)
     before, started = len(psutil.Process().children()), []
 
     def asked() -> Iterator[Any]:
-        for key in loader._walk._bound_plan().keys(lk.Cursor()):
+        for key in loader._position._bound_plan().keys(lk.Cursor()):
             started.append(len(psutil.Process().children()) - before)
             yield key
 
@@ -330,7 +330,7 @@ class Sizes(Numbers):
 
 @pytest.mark.parametrize("factor", [None, 1, 2, 3, 4, 16])
 def test_workers_have_another_task_when_more_are_handed_out(factor: int | None) -> None:
-    feed = Feed([1, 2], None, 0)
+    feed = BatchReader([1, 2], None, 0)
     for workers in (1, 2, 3, 8):
         engine = RingEngine(feed, num_workers=workers, prefetch_factor=factor)
         assert engine.prefetch == workers * (factor or 8)
@@ -391,7 +391,7 @@ def test_a_giant_batch_does_not_make_slots_giant_for_ever() -> None:
     for number, row in enumerate(loader):
         assert torch.equal(row, rows[number])
         del row
-        slots: Any = loader._walk._engine._team.slots
+        slots: Any = loader._position._engine._team.slots
         most = max(most, sum(slots.reserved))
     assert most > 6 * (16 << 20)
     assert sum(slots.reserved) < 1 << 20
@@ -444,7 +444,7 @@ def test_a_batch_may_die_in_another_thread_while_idle_slots_are_looked_at(monkey
 
     def dies_now(self: Slots, slot: int) -> bool:
         nonlocal died
-        engine: Any = loader._walk._engine
+        engine: Any = loader._position._engine
         if held and slot in engine._team.free:
             died += len(held)
             thread = threading.Thread(target=held.clear)

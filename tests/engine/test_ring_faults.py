@@ -241,7 +241,7 @@ def test_a_worker_that_dies_is_an_error_that_names_what_it_did(how: str, persist
     assert seen in ([0, 4, 8, 12][:count] for count in range(5))
     loader.dataset.what = None
     loader.seek(epoch=0)
-    loader._walk._engine = None  # its dataset has changed
+    loader._position._engine = None  # its dataset has changed
     assert is_whole(loader)
     loader.close()
 
@@ -491,7 +491,7 @@ first = next(batches)
 if {held}:
     import builtins
     builtins.batches, builtins.first = batches, first
-print(*[process.pid for process in loader._walk._engine._team._own.processes])
+print(*[process.pid for process in loader._position._engine._team._own.processes])
 """
 
 
@@ -510,8 +510,8 @@ def test_an_iterator_that_is_left_at_the_end_of_the_process_says_nothing(persist
 def test_an_engine_gives_a_second_run_all_that_it_has() -> None:
     loader = make_loader(persistent_workers=True)
     list(loader)
-    engine: Any = loader._walk._engine
-    keys = list(loader._walk._bound_plan().keys(lk.Cursor()))
+    engine: Any = loader._position._engine
+    keys = list(loader._position._bound_plan().keys(lk.Cursor()))
     first = engine.run(iter(keys))
     next(first)
     assert len(list(engine.run(iter(keys)))) == 10

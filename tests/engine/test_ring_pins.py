@@ -13,7 +13,7 @@ import torch
 from leftovers import nothing_left
 
 import loaderkit as lk
-from loaderkit.engine.batch_reader import Feed
+from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.ring.engine import RingEngine
 from loaderkit.engine.ring.pins import Runtime, cuda_runtime
 from loaderkit.sampling.plan import BatchPlan
@@ -74,7 +74,7 @@ def _nothing_is_left_behind() -> Iterator[None]:
 def make_engine(cudart: Any, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[RingEngine, list[Any]]:
     monkeypatch.setattr("loaderkit.engine.ring.engine.pin", copied)
     monkeypatch.setattr("loaderkit.engine.ring.engine.cuda_runtime", lambda device: cudart)
-    feed = Feed(Rows(), None, 0, batched=False)
+    feed = BatchReader(Rows(), None, 0, batched=False)
     settings = {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True} | settings
     engine = RingEngine(feed, pin_memory=True, pin_in_place=torch.device("cuda"), **settings)
     return engine, list(BatchPlan(order=lk.Sequential(60), batch_size=None, tail="keep").keys(lk.Cursor()))

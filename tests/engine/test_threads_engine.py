@@ -215,7 +215,7 @@ def test_the_seeds_of_a_thread_are_no_other_threads() -> None:
         sys.setswitchinterval(before)
 
 
-class Meeting(Silent):
+class Rendezvous(Silent):
     """Samples that wait until as many are read at once."""
 
     draws_nothing = True
@@ -230,7 +230,7 @@ class Meeting(Silent):
 
 
 def test_threads_read_at_once() -> None:
-    loader = lk.Loader(Meeting(12, 3), 1, num_workers=3, engine="threads")
+    loader = lk.Loader(Rendezvous(12, 3), 1, num_workers=3, engine="threads")
     assert [int(index) for index, _ in loader] == list(range(12))
 
 

@@ -142,9 +142,9 @@ def test_a_state_of_its_own_spares_the_reading(kind: Any) -> None:
         next(iterator)
     again = make_loader(kind)
     again.load_state_dict(first.state_dict())
-    again._walk.dataset.reads = 0
+    again._position.dataset.reads = 0
     next(iter(again))
-    assert again._walk.dataset.reads == (5 if kind is Stateful else 29)  # one sample ahead
+    assert again._position.dataset.reads == (5 if kind is Stateful else 29)  # one sample ahead
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,7 +14,7 @@ from drawing import Drawing, drawing_collate
 
 import loaderkit as lk
 from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
-from loaderkit.engine.batch_reader import Feed
+from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.sampling.plan import BatchPlan
 
 ROOT = Path(lk.__file__).parent
@@ -148,7 +148,7 @@ PUBLIC: list[Any] = [
     lk.Loader(Drawing(5), 2, shuffle=True),
     lk.Loader(Drawing(5), 2, num_workers=2, collate_fn=drawing_collate),
     lk.DeviceLoader(lk.Loader(Drawing(5), 2), "cpu"),
-    Feed(ARRAY, None, 0),
+    BatchReader(ARRAY, None, 0),
     lk.seed_worker,
     lk.derive_seed,
     lk.sample_rng,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from loaderkit.engine.batch_reader import Feed
+from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.depth import AHEAD, batches_ahead
 from loaderkit.engine.ring.messages import Answer, pack_key
 from loaderkit.engine.ring.pins import cuda_runtime
@@ -40,7 +40,7 @@ class RingEngine:
 
     def __init__(
         self,
-        feed: Feed,
+        feed: BatchReader,
         *,
         num_workers: int,
         pin_memory: bool = False,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from multiprocessing import forkserver
 from typing import Any
 
-from loaderkit.engine.batch_reader import Feed
+from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.ring.processes import Processes
 from loaderkit.engine.ring.slots import Slots
 from loaderkit.engine.ring.worker import PipeEnd, Worker
@@ -29,7 +29,7 @@ class Workers:
         init: Called in each with its number.
     """
 
-    feed: Feed
+    feed: BatchReader
     count: int
     in_turn: bool
     context: Any

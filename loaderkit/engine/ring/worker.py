@@ -14,7 +14,7 @@ from typing import Any
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 
-from loaderkit.engine.batch_reader import Feed
+from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.ring.layout import write
 from loaderkit.engine.ring.messages import ANSWER, FAILED, IN_PIPE, IN_SLOT, LEFT, TASK, unpack_key
 from loaderkit.engine.ring.slots import STOP, Slots
@@ -46,7 +46,7 @@ class Worker:
         pools: As `limit_threads` takes them, for a forked worker.
     """
 
-    feed: Feed
+    feed: BatchReader
     slots: Slots
     tasks: PipeEnd
     answers: PipeEnd

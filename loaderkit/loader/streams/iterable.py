@@ -1,4 +1,4 @@
-"""A walk through an ordinary IterableDataset: each worker's part is a lane that can only be read from its start.
+"""A position through an ordinary IterableDataset: each worker's part is a lane that can only be read from its start.
 
 What can be promised for such data depends on the data. It has to split itself over ranks and workers, as in a
 `torch.utils.data.DataLoader`, and to give the same samples when a pass is read again. Then a run resumes exactly, on as
@@ -19,7 +19,7 @@ from loaderkit.engine.torch import Hidden
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.streams.position import LaneWalk
 from loaderkit.loader.streams.shards import check_unindexed
-from loaderkit.loader.streams.state import Standing
+from loaderkit.loader.streams.state import RankCursor
 from loaderkit.loader.streams.workers import Item, collated, run_lanes
 from loaderkit.seeding.samples import SampleSeeds, hash_positions
 from loaderkit.system.batch_memory import BufferPool
@@ -33,7 +33,7 @@ class Part(NamedTuple):
     state: Any = None  # the dataset's own, there; None for its first
 
 
-class IterableWalk(LaneWalk):
+class IterablePosition(LaneWalk):
     """Goes along this rank's workers, which take turns."""
 
     _place: ClassVar[Any] = Part
@@ -69,7 +69,7 @@ class IterableWalk(LaneWalk):
             "epochs": "of steps" if self.config.steps else "of the stream",
         }
 
-    def _ended(self, standing: Standing) -> Standing:
+    def _ended(self, standing: RankCursor) -> RankCursor:
         ended = super()._ended(standing)
         if self.config.steps or ended is standing:
             return ended

@@ -1,4 +1,4 @@
-"""A walk along lanes: parts of the data that are read one after another, dealt to ranks and workers."""
+"""A position along lanes: parts of the data that are read one after another, dealt to ranks and workers."""
 
 import dataclasses
 import hashlib
@@ -9,11 +9,11 @@ from typing import Any
 
 from loaderkit.datasets.bad_samples import JUDGED_FROM, Reported
 from loaderkit.loader.config import LoaderConfig
-from loaderkit.loader.position import Walk
+from loaderkit.loader.position import Position
 from loaderkit.loader.streams.rank_reader import RankReader
-from loaderkit.loader.streams.rendezvous import Meeting
+from loaderkit.loader.streams.rendezvous import Rendezvous
 from loaderkit.loader.streams.stand import LaneStand
-from loaderkit.loader.streams.state import Position, Standing, pack_position, position_of, unpack_position
+from loaderkit.loader.streams.state import RankCursor, StreamCursor, join_ranks, pack_cursor, unpack_cursor
 from loaderkit.seeding.samples import Int64Array
 
 
@@ -27,7 +27,7 @@ class LaneWalk(LaneStand):
     def __init__(self, dataset: Any, config: LoaderConfig) -> None:
         super().__init__(dataset, config)
         self._check_settings()
-        self._meeting = Meeting(config.store, config.meet_timeout_s)
+        self._rendezvous = Rendezvous(config.store, config.meet_timeout_s)
         self._passes = 0  # that were begun
         self._trained_by_epochs = False
 
@@ -85,7 +85,7 @@ class LaneWalk(LaneStand):
             )
         if epoch < 0:
             raise ValueError(f"loader: seek to epoch {epoch}, wanted at least 0.")
-        self._stand_at(Position(epoch=epoch))
+        self._stand_at(StreamCursor(epoch=epoch))
 
     def state(self) -> dict[str, Any]:
         if self._trained_by_epochs:
@@ -103,13 +103,13 @@ class LaneWalk(LaneStand):
         return self._pack(self.seen() or self._now())
 
     def load(self, state: Mapping[str, Any]) -> None:
-        position = unpack_position(state, self._identity(), self._place)
+        position = unpack_cursor(state, self._identity(), self._place)
         if self.config.steps and position.batches >= self.config.steps:  # of a run with more steps an epoch
             position = dataclasses.replace(position, epoch=position.epoch + 1, batches=0, bad=())
         self._stand_at(position)
         self._loaded = self.turn
 
-    def follow(self, before: Walk) -> None:
+    def follow(self, before: Position) -> None:
         if not isinstance(before, LaneWalk):
             self.seek(before.cursor.epoch, 0)
         elif before._identity() == self._identity():
@@ -214,16 +214,16 @@ class LaneWalk(LaneStand):
 
     def _all_have(self, when: str, has_batch: bool) -> list[bool]:
         """Return which ranks have another batch."""
-        return self._meeting.ask(self._name(), f"{when}/{self._passes}", self._now(), self.world, has_batch)
+        return self._rendezvous.ask(self._name(), f"{when}/{self._passes}", self._now(), self.world, has_batch)
 
-    def _pack(self, standing: Standing) -> dict[str, Any]:
+    def _pack(self, standing: RankCursor) -> dict[str, Any]:
         """Make a state of where this rank and, if they can be asked, the others stand there."""
         world = self.world
         values: list[str | None] = [None] * world.size
         values[world.rank] = standing.value
         if world.size > 1 and self.config.stop != "each":  # else they are never at one point
-            values = self._meeting.gather(self._name(), standing, world, self._kept or ())
-        return pack_position(position_of(standing, values, self._lanes(), self._place), self._identity())
+            values = self._rendezvous.gather(self._name(), standing, world, self._kept or ())
+        return pack_cursor(join_ranks(standing, values, self._lanes(), self._place), self._identity())
 
     def _name(self) -> str:
         """Tell this data and its epochs from others, for the ranks to meet."""

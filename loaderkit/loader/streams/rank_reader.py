@@ -14,7 +14,7 @@ _EMPTY_CYCLES = 100  # in a row, before a rank gives up
 class RankReader:
     """Hands on batches of the rank's lanes, those that were read least often first.
 
-    Who makes a run is given with each call: a reader that held its walk, which holds it, would leave the run's workers to
+    Who makes a run is given with each call: a reader that held its position, which holds it, would leave the run's workers to
     the garbage collector, and that waits 5 s for each of them.
 
     Args:

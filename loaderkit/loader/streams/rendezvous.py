@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from loaderkit.loader.streams.state import Standing
+from loaderkit.loader.streams.state import RankCursor
 from loaderkit.system.world import World
 
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.0002, 0.05
 
 
-class Meeting:
+class Rendezvous:
     """Exchanges small values between ranks, through a store rather than a collective: a failed rank hangs nobody.
 
     Args:
@@ -31,7 +31,7 @@ class Meeting:
         """Whether there is a store."""
         return self._given is not None or self._is_initialized()
 
-    def ask(self, name: str, when: str, standing: Standing, world: World, has_batch: bool) -> list[bool]:
+    def ask(self, name: str, when: str, standing: RankCursor, world: World, has_batch: bool) -> list[bool]:
         """Return which ranks have another batch.
 
         Args:
@@ -59,7 +59,7 @@ class Meeting:
             )
         return [answer == "1" for answer in answers]
 
-    def gather(self, name: str, standing: Standing, world: World, kept: Iterable[Standing]) -> list[str | None]:
+    def gather(self, name: str, standing: RankCursor, world: World, kept: Iterable[RankCursor]) -> list[str | None]:
         """Return what the ranks tell of where they stand, as far as they can be asked.
 
         Args:

@@ -1,4 +1,4 @@
-"""A walk through a StreamDataset, along its lanes."""
+"""A position through a StreamDataset, along its lanes."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
@@ -9,7 +9,7 @@ from loaderkit.loader.streams.position import LaneWalk
 from loaderkit.loader.streams.workers import Item, LaneRun, run_lanes
 
 
-class StreamWalk(LaneWalk):
+class StreamPosition(LaneWalk):
     """Goes along the lanes of a StreamDataset: any rank may take over any of them."""
 
     _place: ClassVar[Any] = Place

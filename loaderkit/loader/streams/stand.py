@@ -7,33 +7,33 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from loaderkit.loader.config import LoaderConfig
-from loaderkit.loader.position import Walk
+from loaderkit.loader.position import Position
 from loaderkit.loader.streams.rank_reader import RankReader
-from loaderkit.loader.streams.state import Position, Standing
+from loaderkit.loader.streams.state import RankCursor, StreamCursor
 from loaderkit.loader.streams.workers import Item
 from loaderkit.sampling.cursor import Cursor
 
 
-class LaneStand(Walk):
-    """The part of a walk along lanes that knows its place: where it has been, not computed."""
+class LaneStand(Position):
+    """The part of a position along lanes that knows its place: where it has been, not computed."""
 
     _place: ClassVar[Any]  # where a lane stands: a NamedTuple with a cycle, how often the lane has been read to its end
 
     def __init__(self, dataset: Any, config: LoaderConfig) -> None:
         super().__init__(dataset, config)
         self._reader: RankReader | None = None  # the rank's lanes, once it is known which those are
-        self._kept: deque[Standing] | None = None  # where it stood since the mark
+        self._kept: deque[RankCursor] | None = None  # where it stood since the mark
         self._forgotten = 0  # batches since the mark that are no longer kept
-        self._stand_at(Position())
+        self._stand_at(StreamCursor())
 
-    def place(self) -> Standing:
+    def place(self) -> RankCursor:
         return self._now()
 
-    def cursor_at(self, place: Standing | None) -> Cursor:
+    def cursor_at(self, place: RankCursor | None) -> Cursor:
         epoch, batches = (self._epoch, self._batches) if place is None else (place.epoch, place.batches)
         return Cursor(epoch=epoch, batches=batches)
 
-    def return_to(self, place: Standing) -> None:
+    def return_to(self, place: RankCursor) -> None:
         self._return_to(place)
         self._begun = True
         while self._kept is not None and len(self._kept) > 1 and self._kept[-1] != place:
@@ -67,14 +67,14 @@ class LaneStand(Walk):
     def _run(self, places: Sequence[Any], cycle: int, turn: int) -> Iterator[Item]:
         """Read a cycle of this rank's lanes from there on."""
 
-    def _stand_at(self, position: Position) -> None:
+    def _stand_at(self, position: StreamCursor) -> None:
         self.close()
         self._origin, self._since = position, 0
         self._epoch, self._batches = position.epoch, position.batches
         self.bad.start(position.epoch)
         self._reader, self._begun = None, False
 
-    def _return_to(self, standing: Standing) -> None:
+    def _return_to(self, standing: RankCursor) -> None:
         """Stand where this rank, or the one in whose place it comes, stood before."""
         reader = self._reader
         self._origin, self._since, self._epoch, self._batches, turn, places, bad = standing
@@ -110,20 +110,20 @@ class LaneStand(Walk):
         self.bad.start(origin.epoch, self._left_out(origin))
         return self._reader
 
-    def _left_out(self, origin: Position) -> int:
+    def _left_out(self, origin: StreamCursor) -> int:
         """Return what this rank has left out before: of other ranks' an equal part."""
         found, world = origin.bad, self.world
         return found[world.rank] if len(found) == world.size else math.ceil(sum(found) / world.size)
 
-    def _now(self) -> Standing:
+    def _now(self) -> RankCursor:
         reader = self._bind()
         places, bad = tuple(reader.places), self._bad_now()
-        return Standing(self._origin, self._since, self._epoch, self._batches, reader.turn, places, bad)
+        return RankCursor(self._origin, self._since, self._epoch, self._batches, reader.turn, places, bad)
 
     def _bad_now(self) -> int:
         return self.bad.at(self._epoch, self._batches)
 
-    def _after(self, batches: int) -> Standing:
+    def _after(self, batches: int) -> RankCursor:
         """Return where it stood so many batches after the mark."""
         if batches < self._forgotten:
             raise RuntimeError(
@@ -133,11 +133,11 @@ class LaneStand(Walk):
         # Where several datasets are read side by side, one may have ended before the others.
         return kept[min(batches - self._forgotten, len(kept) - 1)]
 
-    def _upcoming(self) -> Standing:
+    def _upcoming(self) -> RankCursor:
         """Return where the next pass begins."""
         return self._ended(self._now()) if self._begun else self._now()
 
-    def _ended(self, standing: Standing) -> Standing:
+    def _ended(self, standing: RankCursor) -> RankCursor:
         """Return the next epoch's start, if one is left in its middle."""
         if not standing.batches:
             return standing
@@ -145,4 +145,4 @@ class LaneStand(Walk):
         if self.config.steps:  # the data goes on from here
             return standing._replace(epoch=epoch, batches=0, bad=0)
         places = tuple(self._place(cycle=epoch) for _ in standing.places)
-        return Standing(Position(epoch=epoch), 0, epoch, 0, 0, places)
+        return RankCursor(StreamCursor(epoch=epoch), 0, epoch, 0, 0, places)

@@ -14,7 +14,7 @@ _KEYS = {"version", "stream", "cursor", "turns", "lanes", "missing"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Position:
+class StreamCursor:
     """Where the ranks of a run stand in a stream, between two batches.
 
     Args:
@@ -38,10 +38,10 @@ class Position:
         return [rank for rank, turn in enumerate(self.turns) if turn is None]
 
 
-class Standing(NamedTuple):
+class RankCursor(NamedTuple):
     """Where one rank stands, between two batches."""
 
-    origin: Position  # where all ranks stood when they were put somewhere last
+    origin: StreamCursor  # where all ranks stood when they were put somewhere last
     since: int  # batches that this rank has yielded from there
     epoch: int
     batches: int
@@ -52,7 +52,7 @@ class Standing(NamedTuple):
     @property
     def point(self) -> str:
         """Name the point of the run, the same on all ranks."""
-        origin = json.dumps(pack_position(self.origin, {}))
+        origin = json.dumps(pack_cursor(self.origin, {}))
         digest = hashlib.blake2b(origin.encode(), digest_size=12).hexdigest()
         return f"{digest}/{self.since}/{self.epoch}/{self.batches}"
 
@@ -62,9 +62,9 @@ class Standing(NamedTuple):
         return json.dumps({"turn": self.turn, "lanes": self.places, "bad": self.bad})
 
 
-def position_of(
-    standing: Standing, values: Sequence[str | None], count: int, place: Callable[..., Any] = Place
-) -> Position:
+def join_ranks(
+    standing: RankCursor, values: Sequence[str | None], count: int, place: Callable[..., Any] = Place
+) -> StreamCursor:
     """Put together where all ranks stand.
 
     Args:
@@ -81,10 +81,10 @@ def position_of(
             part = json.loads(value)
             bad[rank] = part["bad"]
             turns[rank], lanes[rank :: len(values)] = part["turn"], [place(*parts) for parts in part["lanes"]]
-    return Position(epoch=standing.epoch, batches=standing.batches, bad=bad, turns=turns, lanes=lanes)
+    return StreamCursor(epoch=standing.epoch, batches=standing.batches, bad=bad, turns=turns, lanes=lanes)
 
 
-def pack_position(position: Position, identity: Mapping[str, Any]) -> dict[str, Any]:
+def pack_cursor(position: StreamCursor, identity: Mapping[str, Any]) -> dict[str, Any]:
     """Turn a position into a dict of plain ints, strings and lists: some 30 bytes a lane."""
     bad = {"bad": list(position.bad)} if any(position.bad) else {}
     return {
@@ -97,9 +97,9 @@ def pack_position(position: Position, identity: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def unpack_position(
+def unpack_cursor(
     state: Mapping[str, Any], identity: Mapping[str, Any], place: Callable[..., Any] = Place
-) -> Position:
+) -> StreamCursor:
     """Check that a state is whole and belongs to this stream, and return its position.
 
     Raises:
@@ -153,19 +153,19 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         lanes = [old if new is None else new for old, new in zip(lanes, position.lanes, strict=True)]
     bad = [max(found) for found in zip(*(position.bad for position in positions if position.bad), strict=True)]
     whole = dataclasses.replace(first, turns=turns, lanes=lanes, bad=bad)  # each rank knows its own, and none of others
-    return pack_position(whole, states[0]["stream"])
+    return pack_cursor(whole, states[0]["stream"])
 
 
 def _plain(*parts: Any) -> Any:
     return parts
 
 
-def _position(state: Mapping[str, Any], place: Callable[..., Any]) -> Position:
+def _position(state: Mapping[str, Any], place: Callable[..., Any]) -> StreamCursor:
     cursor = state["cursor"]
     lanes = [None if parts is None else place(*parts) for parts in state["lanes"]]
     turns, bad = list(state["turns"]), cursor.get("bad", ())
     bad = (bad,) if isinstance(bad, int) else bad  # as one rank wrote it before
-    return Position(epoch=cursor["epoch"], batches=cursor["batches"], bad=bad, turns=turns, lanes=lanes)
+    return StreamCursor(epoch=cursor["epoch"], batches=cursor["batches"], bad=bad, turns=turns, lanes=lanes)
 
 
 def _check_form(state: Mapping[str, Any]) -> None:

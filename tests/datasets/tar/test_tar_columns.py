@@ -26,7 +26,7 @@ from loaderkit.datasets.shards.lines import LineFile
 from loaderkit.datasets.tar import open_shard as taropen
 from loaderkit.datasets.tar.dataset import DECODERS
 from loaderkit.datasets.tar.index import TarTable
-from loaderkit.engine.batch_reader import Feed
+from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.sampling.plan import BatchKey
 
 JPEG = [encode(picture(), "jpeg"), encode(picture().transpose(0), "jpeg")]
@@ -106,7 +106,7 @@ def test_batches_are_those_of_the_samples(name: str, tmp_path: Path) -> None:
         samples = taropen.to_samples(columns) if isinstance(columns, dict) else columns
         assert equal(samples, wanted)
         key = BatchKey(0, np.arange(len(indices)), np.array(indices))
-        assert equal(Feed(data, None, 0).read(key), Feed(slow, None, 0).read(key))
+        assert equal(BatchReader(data, None, 0).read(key), BatchReader(slow, None, 0).read(key))
     assert data.read_columns([]) == []
 
 

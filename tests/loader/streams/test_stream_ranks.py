@@ -157,7 +157,7 @@ def test_a_rank_without_data_ends_a_shortest_epoch_at_once() -> None:
 
 def test_a_state_that_misses_a_rank_says_so_and_is_refused() -> None:
     loader = rank_loader(0, 3, dist.HashStore(), steps=4)
-    loader._walk._meeting._timeout_s = 0.1
+    loader._position._rendezvous._timeout_s = 0.1
     with pytest.warns(UserWarning, match=r"rank 1, 2 did not give its state at batch 0 of epoch 0 in time"):
         state = loader.state_dict()
     assert state["missing"] == [1, 2]
@@ -167,7 +167,7 @@ def test_a_state_that_misses_a_rank_says_so_and_is_refused() -> None:
 
 def test_a_silent_rank_is_named() -> None:
     loader = make_loader(SIZES, world=lk.World(0, 2), store=dist.HashStore(), stop="shortest")
-    loader._walk._meeting._timeout_s = 0.1
+    loader._position._rendezvous._timeout_s = 0.1
     with pytest.raises(
         RuntimeError, match="rank 1 did not say in time whether it has another batch after 0 of epoch 0"
     ):
@@ -257,7 +257,7 @@ class Late:
 
 
 def short_epoch(loader: Any) -> list[Any]:
-    loader._walk._meeting._timeout_s = 1
+    loader._position._rendezvous._timeout_s = 1
     return [str(batch) for batch in loader]
 
 
@@ -355,7 +355,7 @@ def test_ranks_that_a_signal_finds_a_step_apart_each_save_a_whole_state(ahead: i
 
     def apart(rank: int, store: Any) -> Any:
         loader = rank_loader(rank, 2, store, collate_fn=None, **settings)
-        walk = loader._walk
+        walk = loader._position
         walk.mark()
         iterator = iter(loader)
         for _ in range(4 + ahead):
