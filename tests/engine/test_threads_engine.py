@@ -100,35 +100,55 @@ KINDS = {"nothing": Silent, "sample_rng": Own, "many": Many}
 COLLATES = {"stacked": None, "drawing": Collate()}
 
 
+_made: weakref.WeakSet[lk.Loader] = weakref.WeakSet()
+
+
+def new_loader(*args: Any, **settings: Any) -> lk.Loader:
+    """Make a Loader that the test's teardown closes; nothing here keeps it alive."""
+    loader = lk.Loader(*args, **settings)
+    _made.add(loader)
+    return loader
+
+
 def make_loader(
     kind: str, size: int, batch_size: int | None, workers: int, collate: str = "stacked", **more: Any
 ) -> lk.Loader:
     engine: Any = "threads" if workers else "inline"
     settings = {"shuffle": True, "seed": 4, "collate_fn": COLLATES[collate], "engine": engine} | more
-    return lk.Loader(KINDS[kind](size), batch_size, num_workers=workers, **settings)
+    return new_loader(KINDS[kind](size), batch_size, num_workers=workers, **settings)
 
 
 def epochs(loader: lk.Loader, count: int = 2) -> list[list[Any]]:
     return [list(loader) for _ in range(count)]
 
 
-def workers_alive() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("loaderkit worker")]
+def workers_alive() -> list[threading.Thread]:
+    """Return the workers of this test: none that an earlier one left, none that has ended."""
+    found = [thread for thread in threading.enumerate() if thread.name.startswith("loaderkit worker")]
+    return [thread for thread in found if thread.is_alive() and thread not in _left_behind]
 
 
 def wait_until(count: int) -> None:
-    """Wait until so many threads are there: those that are let go need a moment."""
+    """Wait until this many workers are alive: those that are told to end need a moment."""
     deadline = time.monotonic() + 5
     while len(workers_alive()) != count and time.monotonic() < deadline:
         time.sleep(0.001)
     assert len(workers_alive()) == count
 
 
+_left_behind: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # by a test that failed
+
+
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
-    wait_until(0)
+    """Fail a test that leaves a thread, and only that test."""
     yield
-    wait_until(0)
+    try:
+        for loader in list(_made):
+            loader.close()
+        wait_until(0)
+    finally:
+        _left_behind.update(workers_alive())
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -153,7 +173,7 @@ def test_what_is_said_of_draws_changes_no_batch(kind: str, batch_size: int | Non
     for dataset, collate in itertools.product(
         (KINDS[kind](12), Undeclared(KINDS[kind](12))), (Collate(), Undeclared(Collate()))
     ):
-        loader = lk.Loader(dataset, batch_size, shuffle=True, seed=1, collate_fn=collate, **workers)
+        loader = new_loader(dataset, batch_size, shuffle=True, seed=1, collate_fn=collate, **workers)
         found.append(epochs(loader))
     assert len(found[0][0]) == (4 if batch_size else 12)
     assert all(equal(other, found[0]) for other in found[1:])
@@ -230,7 +250,7 @@ class Rendezvous(Silent):
 
 
 def test_threads_read_at_once() -> None:
-    loader = lk.Loader(Rendezvous(12, 3), 1, num_workers=3, engine="threads")
+    loader = new_loader(Rendezvous(12, 3), 1, num_workers=3, engine="threads")
     assert [int(index) for index, _ in loader] == list(range(12))
 
 
@@ -254,7 +274,7 @@ class Gated(Silent):
 def test_a_slow_sample_holds_nobody_up_and_the_order_is_kept(factor: int | None, ahead: int) -> None:
     """The others are read as far ahead as the settings say, and not farther."""
     data = Gated(40)
-    loader = lk.Loader(data, 1, num_workers=2, engine="threads", prefetch_factor=factor)
+    loader = new_loader(data, 1, num_workers=2, engine="threads", prefetch_factor=factor)
     found: list[Any] = []
     reader = threading.Thread(target=lambda: found.extend(int(index) for index, _ in loader))
     reader.start()
@@ -270,7 +290,7 @@ def test_a_slow_sample_holds_nobody_up_and_the_order_is_kept(factor: int | None,
 
 
 def test_large_batches_are_made_ahead_less_far() -> None:
-    loader = lk.Loader(Gated(40, length=2 << 20), 1, num_workers=2, engine="threads")  # 8 MB
+    loader = new_loader(Gated(40, length=2 << 20), 1, num_workers=2, engine="threads")  # 8 MB
     loader.dataset.gate.set()
     batches = iter(loader)
     next(batches)
@@ -303,7 +323,7 @@ class Failing(Silent):
 
 
 def test_an_error_comes_in_its_place_and_names_the_sample() -> None:
-    loader = lk.Loader(Failing(KeyError("lost")), 2, num_workers=4, engine="threads")
+    loader = new_loader(Failing(KeyError("lost")), 2, num_workers=4, engine="threads")
     with nothing_left():
         batches = iter(loader)
         assert [next(batches)[0].tolist() for _ in range(2)] == [[0, 1], [2, 3]]
@@ -319,7 +339,7 @@ def test_an_error_comes_in_its_place_and_names_the_sample() -> None:
 
 @pytest.mark.parametrize("error", [StopIteration("s"), SystemExit(3), KeyboardInterrupt("k"), StopAsyncIteration("a")])
 def test_what_would_mean_something_else_here_is_a_runtime_error(error: BaseException) -> None:
-    loader = lk.Loader(Failing(error), 2, num_workers=2, engine="threads")
+    loader = new_loader(Failing(error), 2, num_workers=2, engine="threads")
     with pytest.raises(RuntimeError, match=type(error).__name__):
         list(loader)
 
@@ -328,7 +348,7 @@ def test_bad_samples_are_skipped_and_replaced_as_without_threads() -> None:
     for policy in ("skip", "replace"):
         found = []
         for workers in ALONE_AND_THREADS:
-            loader = lk.Loader(
+            loader = new_loader(
                 Failing(ValueError("bad")), 3, shuffle=True, bad_samples=lk.BadSamples(policy, max_rate=1.0), **workers
             )
             found.append((epochs(loader), [(bad.index, bad.epoch) for bad in loader.bad_samples]))
@@ -348,7 +368,7 @@ class Hanging(Silent):
 
 
 def test_a_sample_that_hangs_is_named_in_time() -> None:
-    loader = lk.Loader(Hanging(12), 2, num_workers=2, engine="threads", timeout=0.3)
+    loader = new_loader(Hanging(12), 2, num_workers=2, engine="threads", timeout=0.3)
     batches = iter(loader)
     assert next(batches)[0].tolist() == [0, 1]
     next(batches)
@@ -361,7 +381,7 @@ def test_a_sample_that_hangs_is_named_in_time() -> None:
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_thread_that_hangs_is_in_nobodys_way(persistent: bool) -> None:
     data = Gated(12)
-    loader = lk.Loader(data, 2, num_workers=1, engine="threads", timeout=0.3, persistent_workers=persistent)
+    loader = new_loader(data, 2, num_workers=1, engine="threads", timeout=0.3, persistent_workers=persistent)
     try:
         with pytest.raises(RuntimeError, match=r"samples \[0, 1\] take longer"):
             next(iter(loader))
@@ -391,7 +411,8 @@ def test_threads_persist_where_they_are_to() -> None:
         for _ in range(4):
             batches = iter(loader)
             assert next(batches)[0].shape == (2,)
-            found.add(tuple(thread for thread in threading.enumerate() if thread.name.startswith("loaderkit worker")))
+            wait_until(3)  # a thread of the pass before may still be ending
+            found.add(frozenset(workers_alive()))
             del batches
             loader.load_state_dict(loader.state_dict())
             wait_until(3 * persistent)
@@ -514,7 +535,7 @@ class Noted:
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_abandoned_batch_is_not_read_to_its_end(persistent: bool) -> None:
     data = Noted()
-    loader = lk.Loader(data, 100, num_workers=2, engine="threads", persistent_workers=persistent)
+    loader = new_loader(data, 100, num_workers=2, engine="threads", persistent_workers=persistent)
     batches = iter(loader)
     next(batches)
     del batches
@@ -529,7 +550,7 @@ def test_an_abandoned_batch_is_not_read_to_its_end(persistent: bool) -> None:
 
 def test_a_batch_that_is_waited_for_is_made_when_the_loader_is_closed() -> None:
     data = Noted()
-    loader = lk.Loader(data, 50, num_workers=2, engine="threads")
+    loader = new_loader(data, 50, num_workers=2, engine="threads")
     batches = iter(loader)
     threading.Timer(0.3, loader.close).start()
     assert next(batches).tolist() == list(range(50))
@@ -580,7 +601,7 @@ def drawing_function(samples: Any) -> Any:
 )
 def test_what_threads_cannot_do_is_refused_at_once(dataset: Any, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        lk.Loader(dataset, 2, **{"num_workers": 2, "engine": "threads"} | settings)
+        new_loader(dataset, 2, **{"num_workers": 2, "engine": "threads"} | settings)
 
 
 def test_a_class_that_reads_in_a_way_of_its_own_has_to_say_so_itself() -> None:
@@ -589,7 +610,7 @@ def test_a_class_that_reads_in_a_way_of_its_own_has_to_say_so_itself() -> None:
             return torch.rand(2)
 
     with pytest.raises(ValueError, match=r"dataset .*Reads may draw"):
-        lk.Loader(Reads(8), 2, num_workers=2, engine="threads")
+        new_loader(Reads(8), 2, num_workers=2, engine="threads")
 
 
 @pytest.mark.parametrize(
@@ -609,12 +630,12 @@ def test_our_own_collates_work_in_threads(collate: Any) -> None:
         samples: Any = [(row, index) for index, row in enumerate(data)]
     else:
         samples = data if collate is not None else TensorDataset(torch.arange(12))
-    found = [list(lk.Loader(samples, 4, collate_fn=collate, **more)) for more in ALONE_AND_THREADS]
+    found = [list(new_loader(samples, 4, collate_fn=collate, **more)) for more in ALONE_AND_THREADS]
     assert len(found[0]) == 3
     assert repr(found[1]) == repr(found[0])
     mixed: Any = lk.MultimodalCollate({0: lk.Pad(), 1: drawing_function})
     with pytest.raises(ValueError, match="may draw from"):
-        lk.Loader(samples, 4, collate_fn=mixed, num_workers=2, engine="threads")
+        new_loader(samples, 4, collate_fn=mixed, num_workers=2, engine="threads")
 
 
 def test_it_says_what_it_is_and_pickles() -> None:
