@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import loaderkit as lk
 from loaderkit.datasets.texts import TokenSpans, end_to_end
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 
 SIGMAS, LONGEST, BATCH, ROW, VOCABULARY, WIDTH = (0.6, 1.0), 2048, 64, 4096, 64, 32
 DRAWS: tuple[tuple[float, int | None], ...] = ((0.6, LONGEST), (1.0, LONGEST), (1.0, None))  # sigma, where cut

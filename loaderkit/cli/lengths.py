@@ -16,7 +16,7 @@ from loaderkit.sampling.by_length.packing import PackPlan
 from loaderkit.sampling.by_length.plans import LengthBuckets, TokenBudget
 from loaderkit.sampling.by_length.summary import Batches, PlanSummary, longest_times_count, summarise
 from loaderkit.sampling.order import Shuffled
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 from loaderkit.system.process_pool import usable_cpus
 from loaderkit.system.world import World
 

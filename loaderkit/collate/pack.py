@@ -13,7 +13,7 @@ from torch import Tensor
 from loaderkit.collate.joining import join_values, joined_values, spread
 from loaderkit.collate.sequences import Pieces, check_value, pieces_of
 from loaderkit.collate.stack import CollateError, stack_field
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

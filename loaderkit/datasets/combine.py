@@ -17,7 +17,8 @@ from loaderkit.datasets.base import (
 )
 from loaderkit.sampling.order import digest
 from loaderkit.seeding.draws import Draws, SaysDraws, draws
-from loaderkit.seeding.samples import Int64Array, part_of_batch, per_sample
+from loaderkit.seeding.samples import part_of_batch, per_sample
+from loaderkit.system.arrays import Int64Array
 
 
 def _fingerprint(dataset: Any) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from loaderkit.datasets.shards.index import ShardError
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 
 Array = npt.NDArray[Any]
 

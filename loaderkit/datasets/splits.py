@@ -15,7 +15,8 @@ from loaderkit.datasets.base import is_frame
 from loaderkit.datasets.combine import SubsetDataset
 from loaderkit.datasets.remote.urls import write_atomically
 from loaderkit.datasets.split_columns import By, Keys, are_keys, check_unique, column
-from loaderkit.seeding.samples import Int64Array, UInt64Array, derive_seed, hash_positions
+from loaderkit.seeding.keys import derive_seed, hash_positions
+from loaderkit.system.arrays import Int64Array, UInt64Array
 
 VERSION = 1
 _WHOLE = 2.0**64

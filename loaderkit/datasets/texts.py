@@ -10,7 +10,7 @@ import torch
 
 from loaderkit.datasets.ragged import Ragged
 from loaderkit.sampling.order import digest
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 
 Tokens = npt.NDArray[Any]
 

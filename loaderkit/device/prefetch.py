@@ -23,7 +23,8 @@ from torch import Tensor
 
 from loaderkit.device.cuda import BACKENDS, HostBatches, make_backend
 from loaderkit.seeding.draws import draws_nothing
-from loaderkit.seeding.samples import SampleSeeds, derive_seed
+from loaderkit.seeding.keys import derive_seed
+from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.nested import map_leaves, to_device
 
 Transform = Callable[[Any], Any]

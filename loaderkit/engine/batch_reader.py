@@ -16,7 +16,9 @@ from loaderkit.datasets.base import reads_batches, reads_columns, reads_many
 from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.draws import Draws, OwnSeeds, Unseeded, draws
-from loaderkit.seeding.samples import Int64Array, SampleSeeds, hash_positions
+from loaderkit.seeding.keys import hash_positions
+from loaderkit.seeding.samples import SampleSeeds
+from loaderkit.system.arrays import Int64Array
 from loaderkit.system.batch_memory import BufferPool, here
 from loaderkit.system.overrides import overridden_below
 from loaderkit.system.threads import while_wanted

@@ -17,7 +17,8 @@ from loaderkit.datasets.bad_samples import (
 )
 from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import BatchKey
-from loaderkit.seeding.samples import Int64Array, hash_positions
+from loaderkit.seeding.keys import hash_positions
+from loaderkit.system.arrays import Int64Array
 
 _CANDIDATES = 32  # tried for a replacement
 _LOOKED_AT = 1000  # for one that is short enough

@@ -16,7 +16,7 @@ import torch.utils.data as torch_data
 from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.message import dump
 from loaderkit.sampling.plan import BatchKey
-from loaderkit.seeding.samples import derive_seed
+from loaderkit.seeding.keys import derive_seed
 from loaderkit.system.nested import pin
 from loaderkit.system.pickling import explained
 from loaderkit.system.process import check_children, process_id, refuse_in_fork

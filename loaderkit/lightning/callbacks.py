@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from loaderkit.monitor import DataWaitMonitor
 from loaderkit.seeding.global_seeds import seed_all
-from loaderkit.seeding.samples import derive_seed
+from loaderkit.seeding.keys import derive_seed
 
 
 class SeedSteps(pl.Callback):

@@ -11,7 +11,7 @@ from loaderkit.device.prefetch import Fetched, Prefetcher, Transform
 from loaderkit.engine.description import Description
 from loaderkit.loader.epoch import Epoch
 from loaderkit.loader.loader import Loader
-from loaderkit.seeding.samples import derive_seed
+from loaderkit.seeding.keys import derive_seed
 
 
 class DeviceLoader(Loader):

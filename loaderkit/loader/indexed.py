@@ -18,7 +18,7 @@ from loaderkit.sampling.order import Order, Sequential
 from loaderkit.sampling.plan import BatchPlan, Plan
 from loaderkit.sampling.samplers import SamplerOrder, as_order
 from loaderkit.sampling.shard_order import ShardOrder, shuffled_order
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 
 
 class IndexedPosition(Position):

@@ -18,7 +18,7 @@ from loaderkit.loader.indexed import IndexedPosition
 from loaderkit.loader.position import Position
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.plan import Plan, Tail
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 from loaderkit.system.world import World
 
 

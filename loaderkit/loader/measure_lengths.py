@@ -18,7 +18,7 @@ from loaderkit.datasets.remote.urls import write_atomically
 from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.sampling.cursor import fingerprint
 from loaderkit.sampling.plan import BatchKey
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 from loaderkit.system.process_pool import map_in_processes
 from loaderkit.system.progress import with_progress
 

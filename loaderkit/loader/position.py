@@ -10,7 +10,7 @@ from loaderkit.engine.description import Description
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.engines import describe_stream
 from loaderkit.sampling.cursor import Cursor
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 from loaderkit.system.cpus import Cpus, ranks_on_host
 from loaderkit.system.world import World
 

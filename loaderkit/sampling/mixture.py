@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from loaderkit.sampling.order import Order, Shuffled, check_size
 from loaderkit.sampling.shard_order import ShardOrder
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 
 
 class Mixture(Order):

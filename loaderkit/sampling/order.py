@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderkit.sampling.permutation import SMALL, permute, permute_stretch, prepare
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 from loaderkit.system.overrides import overridden_below
 
 _AT = frozenset({"at"})  # in a class of one's own it counts, and need not be right in several threads

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from loaderkit.sampling.ahead import Ahead
-from loaderkit.seeding.samples import Int64Array, UInt64Array, derive_seed
+from loaderkit.seeding.keys import derive_seed
+from loaderkit.system.arrays import Int64Array, UInt64Array
 
 SMALL = 1 << 20
 ROUNDS = 6  # with 3 or 4 the displacement test fails

@@ -13,7 +13,7 @@ import numpy as np
 from loaderkit.sampling.ahead import Ahead
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.order import Order
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 from loaderkit.system.world import World
 
 Tail = Literal["keep", "drop", "pad"]

@@ -9,7 +9,9 @@ import numpy.typing as npt
 import torch.utils.data as torch_data
 
 from loaderkit.sampling.order import Order, cached, check_size, digest
-from loaderkit.seeding.samples import Int64Array, SampleSeeds, hash_positions
+from loaderkit.seeding.keys import hash_positions
+from loaderkit.seeding.samples import SampleSeeds
+from loaderkit.system.arrays import Int64Array
 
 
 class Weighted(Order):

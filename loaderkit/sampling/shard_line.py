@@ -6,7 +6,8 @@ from collections.abc import Callable
 import numpy as np
 
 from loaderkit.sampling.permutation import permute
-from loaderkit.seeding.samples import Int64Array, derive_seed, hash_positions
+from loaderkit.seeding.keys import derive_seed, hash_positions
+from loaderkit.system.arrays import Int64Array
 
 _PLACES = 1 << 16  # shuffled at a time
 _INCREMENT = 0x5851F42D4C957F2D14057B7EF767814F  # of the generator, any odd number

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from loaderkit.sampling.order import Order, Shuffled, cached, digest
 from loaderkit.sampling.shard_line import ShardLine
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 
 MAX_WINDOW = 1 << 16
 _POSITIONS = 1 << 14  # looked up at a time: the temporaries stay in a core's cache, and need no fresh pages

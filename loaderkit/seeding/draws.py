@@ -7,7 +7,8 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from loaderkit.seeding.samples import SampleSeeds, UInt64Array
+from loaderkit.seeding.samples import SampleSeeds
+from loaderkit.system.arrays import UInt64Array
 from loaderkit.system.overrides import overridden_below
 
 _PLAIN = (list, tuple, range, np.ndarray, Tensor, TensorDataset)  # and no classes made of them

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import torch
 
-from loaderkit.seeding.samples import derive_seed
+from loaderkit.seeding.keys import derive_seed
 
 
 def seed_all(seed: int) -> None:

@@ -1,7 +1,5 @@
 """Randomness that belongs to a sample: seeds from keys, and generators that are left as they were."""
 
-import functools
-import hashlib
 import os
 import random
 import threading
@@ -12,79 +10,14 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import numpy.random.mtrand as np_random
-import numpy.typing as npt
 import torch
 
 from loaderkit.seeding.generators import Generators
+from loaderkit.seeding.keys import GOLDEN
+from loaderkit.system.arrays import UInt64Array
 
-UInt64Array = npt.NDArray[np.uint64]
-Int64Array = npt.NDArray[np.int64]
 T = TypeVar("T")
 S = TypeVar("S")
-
-_GOLDEN = 0x9E3779B97F4A7C15
-_GAMMA, _LAST_SHIFT = np.uint64(_GOLDEN), np.uint64(31)
-_MIX = (
-    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
-    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
-)
-_MIX_ONE = tuple((int(shift), int(factor)) for shift, factor in _MIX)
-_WORD = 2**64 - 1
-_FEW = 8  # words that take less time one by one
-_BLOCK = 1 << 14  # words at a time: the temporaries stay in a core's cache
-
-
-@functools.lru_cache(maxsize=256, typed=True)
-def derive_seed(*keys: int | str) -> int:
-    """Hash keys to a seed in [0, 2**63), the same on every machine and in every version.
-
-    Args:
-        keys: Any integers and strings; their order and their types count, but numpy's integers are as Python's.
-    """
-    text = "\x1f".join(f"{'i' if isinstance(key, np.integer) else type(key).__name__[0]}{key}" for key in keys)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
-
-
-def hash_positions(positions: Int64Array, *keys: int | str) -> UInt64Array:
-    """Return one random 64-bit word (N,) for each position (N,), a function of the keys alone.
-
-    They are the SplitMix64 sequence that starts at the keys' seed (Steele et al., OOPSLA 2014).
-    """
-    seed = derive_seed(*keys)
-    if len(positions) <= _FEW:
-        return np.array([_mix64_one(position, seed) for position in positions.tolist()], dtype=np.uint64)
-    words = positions.astype(np.uint64)
-    start = np.uint64(seed)
-    for begin in range(0, len(words), _BLOCK):
-        _mix64(words[begin : begin + _BLOCK], start)
-    return words
-
-
-def _mix64(words: UInt64Array, start: np.uint64) -> None:
-    """Scramble words in place, one to one."""
-    shifted = np.empty_like(words)
-    words *= _GAMMA
-    words += start
-    for shift, factor in _MIX:
-        np.right_shift(words, shift, out=shifted)
-        words ^= shifted
-        words *= factor
-    np.right_shift(words, _LAST_SHIFT, out=shifted)
-    words ^= shifted
-
-
-def _mix64_one(word: int, start: int) -> int:
-    """Scramble one word; the same as `_mix64`."""
-    word = (word * _GOLDEN + start) & _WORD
-    for shift, factor in _MIX_ONE:
-        word = (word ^ word >> shift) * factor & _WORD
-    return word ^ word >> 31
-
-
-def mixed_word(word: int) -> int:
-    """Return another word for the same sample: what is drawn under it is independent."""
-    return int(hash_positions(np.array([word], dtype=np.uint64).view(np.int64), "again")[0])
-
 
 # Bound once: this runs for each sample. `random.seed` checks its argument's type for as long as it takes to seed torch.
 _random: Any = random.seed.__self__  # type: ignore[attr-defined]  # the module's own generator
@@ -165,7 +98,7 @@ class SampleSeeds:
     def enter_batch(self) -> None:
         """Make the randomness that of the batch as a whole, for its collate and for reads of many at once."""
         self.row = None
-        self._seed(self._words[0] ^ _GOLDEN)
+        self._seed(self._words[0] ^ GOLDEN)
 
     def go_on(self, before: "SampleSeeds") -> None:
         """Stand in the batch's only sample, where seeds that left the global generators alone stand in it."""
@@ -189,7 +122,7 @@ class SampleSeeds:
         if rows is not None:
             self._rows = [self._rows[row] for row in rows]
         if number is not None:
-            self._stream = (self._stream + number + 1) * _GOLDEN % 2**64
+            self._stream = (self._stream + number + 1) * GOLDEN % 2**64
         try:
             yield
         finally:

@@ -18,7 +18,8 @@ from loaderkit.datasets.remote.urls import is_remote
 from loaderkit.datasets.shards.index import save_index
 from loaderkit.sampling.cursor import fingerprint
 from loaderkit.sampling.order import Order, Sequential, Shuffled
-from loaderkit.seeding.samples import SampleSeeds, hash_positions
+from loaderkit.seeding.keys import hash_positions
+from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.process_pool import map_in_processes
 from loaderkit.writing.format import Format, Sample, WriteError
 from loaderkit.writing.manifest import Folder, Piece, Plan, Record, sync_folder

@@ -22,7 +22,7 @@ from shards import SIZES, check_laws, check_reads, with_draws
 import loaderkit as lk
 from loaderkit.datasets.shards.index import ShardIndex, index_path
 from loaderkit.datasets.shards.sharded import ShardedDataset
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 
 
 class ByteFile:

@@ -13,7 +13,7 @@ from loaderkit import Cursor, Shuffled
 from loaderkit.sampling import permutation
 from loaderkit.sampling.permutation import SMALL, _drawn_permutation, _Feistel, permute
 from loaderkit.sampling.plan import BatchPlan
-from loaderkit.seeding.samples import Int64Array, UInt64Array
+from loaderkit.system.arrays import Int64Array, UInt64Array
 
 LIMIT = 5.0  # standard deviations; the seeds are fixed, so that a pass stays a pass
 

@@ -20,7 +20,7 @@ from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.sampling.plan import BatchPlan
 from loaderkit.sampling.shard_line import ShardLine
 from loaderkit.sampling.shard_order import _POSITIONS
-from loaderkit.seeding.samples import derive_seed
+from loaderkit.seeding.keys import derive_seed
 from loaderkit.testing import assert_elastic, assert_exactly_once, assert_resumable
 
 SHARDS = {

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import loaderkit as lk
 from loaderkit.seeding import generators as rng
 from loaderkit.seeding.generators import Generators, Key, generator
-from loaderkit.seeding.samples import SampleSeeds, hash_positions
+from loaderkit.seeding.keys import hash_positions
+from loaderkit.seeding.samples import SampleSeeds
 
 
 @pytest.mark.parametrize("word", [0, 1, 2**32, 2**63 + 5, 2**64 - 1])

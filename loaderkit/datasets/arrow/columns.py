@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from loaderkit.datasets.ragged import Spans, join_parts
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 
 
 class Layout(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 from loaderkit.datasets.base import check_index
 from loaderkit.datasets.images.pictures import decode_picture
 from loaderkit.seeding.draws import SaysDraws
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
 

@@ -15,7 +15,8 @@ from loaderkit.datasets.combine import SubsetDataset
 from loaderkit.datasets.memory.gather import TensorColumn, gather
 from loaderkit.datasets.memory.shared import SharedList
 from loaderkit.seeding.draws import Draws, SaysDraws
-from loaderkit.seeding.samples import Int64Array, per_sample
+from loaderkit.seeding.samples import per_sample
+from loaderkit.system.arrays import Int64Array
 
 _PLAIN = (TensorColumn, np.ndarray, np.memmap, list, range, SharedList)  # columns that surely draw no random numbers
 Columns = Any  # a Tensor, ndarray or sequence, or a tuple or dict of them, nested

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 from loaderkit.system.batch_memory import LARGE, empty_array
 from loaderkit.system.memory import new_empty
 

@@ -14,7 +14,7 @@ from loaderkit.datasets.shards.index import ShardError, ShardIndex
 from loaderkit.datasets.shards.lines import BOM, LineFile, check_text, scan_lines
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.seeding.draws import Draws, draws
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 
 _BLOCK = 1 << 24
 _PARSERS = (int, float, complex, bool, str)  # which surely draw no random numbers

@@ -12,7 +12,7 @@ from loaderkit.datasets.remote.urls import Urls, is_remote, shard_name
 from loaderkit.datasets.shards.index import ShardError, ShardIndex
 from loaderkit.datasets.shards.mapped import Array, local_size
 from loaderkit.datasets.shards.sharded import ShardedDataset
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 
 ENDS_SUFFIX = ".index"
 _END = np.dtype("<i8")  # the files have uint64: what is beyond int64 is negative here, and refused

@@ -10,7 +10,8 @@ import numpy as np
 
 from loaderkit.datasets.remote.storage import Stat, Storage
 from loaderkit.datasets.remote.urls import INDEX_SUFFIX, is_remote, open_file, shard_name, write_atomically
-from loaderkit.seeding.samples import Int64Array, derive_seed
+from loaderkit.seeding.keys import derive_seed
+from loaderkit.system.arrays import Int64Array
 
 VERSION = 1
 _MAGIC = b"LKINDEX\n"

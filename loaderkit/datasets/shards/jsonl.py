@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from loaderkit.datasets.shards.index import ShardError, ShardIndex
 from loaderkit.datasets.shards.lines import LineFile, scan_lines
 from loaderkit.datasets.shards.sharded import ShardedDataset
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 
 
 class JsonlDataset(ShardedDataset):

@@ -7,7 +7,7 @@ from typing import BinaryIO
 import numpy as np
 
 from loaderkit.datasets.shards.index import ShardError
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 
 BOM = b"\xef\xbb\xbf"
 

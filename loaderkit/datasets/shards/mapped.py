@@ -15,7 +15,7 @@ from loaderkit.datasets.memory.gather import take
 from loaderkit.datasets.shards.index import ShardError, ShardIndex
 from loaderkit.datasets.shards.npyheader import NpyHeader, read_npy_header
 from loaderkit.datasets.shards.sharded import ShardedDataset
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 from loaderkit.system.batch_memory import empty_array
 
 Array = npt.NDArray[Any]

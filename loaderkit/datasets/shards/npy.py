@@ -7,7 +7,7 @@ from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls
 from loaderkit.datasets.shards.index import ShardError, ShardIndex
 from loaderkit.datasets.shards.mapped import Array, Layout, MappedDataset, map_npy, npy_layout, take_native
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 
 
 class NpyDataset(MappedDataset):

@@ -14,7 +14,8 @@ from loaderkit.datasets.remote.storage import Stat, Storage
 from loaderkit.datasets.remote.urls import Urls, expand, is_remote, open_file, shard_name, stat
 from loaderkit.datasets.shards.index import ShardError, ShardIndex, load_index, save_index
 from loaderkit.seeding.draws import SaysDraws
-from loaderkit.seeding.samples import Int64Array, per_sample
+from loaderkit.seeding.samples import per_sample
+from loaderkit.system.arrays import Int64Array
 from loaderkit.system.per_thread import Opened, PerThread
 from loaderkit.system.process import process_id
 

@@ -14,7 +14,7 @@ from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls, shard_name
 from loaderkit.datasets.shards.index import ShardError, ShardIndex
 from loaderkit.datasets.shards.mapped import Array, MappedDataset, local_size, map_npy, npy_layout
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from loaderkit.datasets.bad_samples import RAISE, BadSamples
 from loaderkit.datasets.streams.filter import FilteredLane
 from loaderkit.datasets.streams.lane import Lane, LaneReader, Part, Place
 from loaderkit.datasets.streams.samples import Step, prepared
-from loaderkit.seeding.samples import hash_positions
+from loaderkit.seeding.keys import hash_positions
 from loaderkit.system.world import World
 
 Read = Callable[[str, int], Iterable[Any]]

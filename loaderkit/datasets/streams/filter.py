@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from loaderkit.datasets.bad_samples import RAISE, BadSamples
 from loaderkit.datasets.streams.lane import Lane, Place
 from loaderkit.datasets.streams.samples import DROPPED, Step, Taken, done, seeds_of
-from loaderkit.seeding.samples import mixed_word
+from loaderkit.seeding.keys import mixed_word
 
 
 class PulledLane(ABC):

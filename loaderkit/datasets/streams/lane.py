@@ -10,7 +10,8 @@ import numpy as np
 
 from loaderkit.datasets.bad_samples import RAISE, BadSamples, BadSamplesError, describe
 from loaderkit.datasets.streams.samples import Failed, Step, Taken, alone
-from loaderkit.seeding.samples import SampleSeeds, hash_positions
+from loaderkit.seeding.keys import hash_positions
+from loaderkit.seeding.samples import SampleSeeds
 
 _END = object()
 _FAILURES = 32  # in a row, before a shard is given up

@@ -17,7 +17,7 @@ from loaderkit.datasets.tar.index import group
 from loaderkit.datasets.tar.open_shard import Block, OpenTar, place_of, to_samples
 from loaderkit.datasets.tar.walk import walk
 from loaderkit.seeding.draws import Draws, draws
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 
 Decoder = Callable[[bytes], Any]
 

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderkit.datasets.tar.headers import Bytes, Files
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 
 _DOT, _SLASH, _LOW_LINE = ord("."), ord("/"), ord("_")
 _WIDEST = 256  # bytes of a name

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 
 Bytes = npt.NDArray[np.uint8]
 File = tuple[bytes, int, int]  # name, and offset and size of the content

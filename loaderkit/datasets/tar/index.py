@@ -12,7 +12,7 @@ import numpy as np
 from loaderkit.datasets.shards.index import ShardError
 from loaderkit.datasets.tar.group import Grouper
 from loaderkit.datasets.tar.headers import File, Files
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 
 _SLASH = ord("/")
 _MANY = 8192  # files that are grouped at once

@@ -7,7 +7,7 @@ import os
 import numpy as np
 
 from loaderkit.datasets.tar.headers import BLOCK, EXTENDED, Bytes, Files, find_headers, find_run
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 
 _BULK = 1 << 20  # bytes read at once where files are small: what a processor's own cache holds
 _SMALL = 1 << 13  # bytes from one header to the next, up to which all between is read as well

@@ -20,7 +20,7 @@ from loaderkit.engine.ring.messages import ANSWER, FAILED, IN_PIPE, IN_SLOT, LEF
 from loaderkit.engine.ring.slots import STOP, Slots
 from loaderkit.engine.timed import Timed
 from loaderkit.seeding.global_seeds import seed_all
-from loaderkit.seeding.samples import derive_seed
+from loaderkit.seeding.keys import derive_seed
 from loaderkit.system.threads import limit_threads
 
 

@@ -17,7 +17,7 @@ from loaderkit.lightning.tables.values import (
     refuse_missing,
     refuse_unknown,
 )
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 
 Task = Literal["classification", "regression"]
 Missing = Literal["raise", "mean", "median"]

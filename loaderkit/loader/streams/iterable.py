@@ -21,7 +21,8 @@ from loaderkit.loader.streams.position import LaneWalk
 from loaderkit.loader.streams.shards import check_unindexed
 from loaderkit.loader.streams.state import RankCursor
 from loaderkit.loader.streams.workers import Item, collated, run_lanes
-from loaderkit.seeding.samples import SampleSeeds, hash_positions
+from loaderkit.seeding.keys import hash_positions
+from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.batch_memory import BufferPool
 
 

@@ -14,7 +14,7 @@ from loaderkit.loader.streams.rank_reader import RankReader
 from loaderkit.loader.streams.rendezvous import Rendezvous
 from loaderkit.loader.streams.stand import LaneStand
 from loaderkit.loader.streams.state import RankCursor, StreamCursor, join_ranks, pack_cursor, unpack_cursor
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 
 
 class LaneWalk(LaneStand):

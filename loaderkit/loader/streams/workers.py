@@ -23,7 +23,8 @@ from loaderkit.datasets.streams.samples import prepared
 from loaderkit.datasets.streams.skipping import SkippingLane
 from loaderkit.engine.torch import Batches, Hidden, StartWorker
 from loaderkit.loader.config import LoaderConfig
-from loaderkit.seeding.samples import SampleSeeds, derive_seed
+from loaderkit.seeding.keys import derive_seed
+from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.batch_memory import BufferPool, lends
 from loaderkit.system.nested import pin, should_pin
 from loaderkit.system.pickling import explained

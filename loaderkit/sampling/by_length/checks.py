@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import Tail
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 
 TooLong = Literal["error", "drop", "alone"]
 TAILS = get_args(Tail)

@@ -7,7 +7,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from loaderkit.sampling.by_length.segment import Cut, Geometry
-from loaderkit.seeding.samples import Int64Array, hash_positions
+from loaderkit.seeding.keys import hash_positions
+from loaderkit.system.arrays import Int64Array
 
 _BLOCKS = 32  # of like lengths: a step mostly lies within one, and short samples don't all come first
 

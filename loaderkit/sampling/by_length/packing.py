@@ -11,7 +11,8 @@ from loaderkit.sampling.by_length.segment import Cut, Geometry
 from loaderkit.sampling.by_length.window_plan import WindowPlan
 from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import Tail
-from loaderkit.seeding.samples import Int64Array, hash_positions
+from loaderkit.seeding.keys import hash_positions
+from loaderkit.system.arrays import Int64Array
 
 
 class PackPlan(WindowPlan):

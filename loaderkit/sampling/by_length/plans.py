@@ -21,7 +21,7 @@ from loaderkit.sampling.by_length.summary import longest_times_count
 from loaderkit.sampling.by_length.window_plan import WindowPlan
 from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import Tail
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 
 
 class LengthBuckets(WindowPlan):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 
 Geometry = tuple[int, ...]  # what a cut depends on beside the lengths, the ranks first
 

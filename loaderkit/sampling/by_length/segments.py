@@ -9,7 +9,8 @@ from loaderkit.sampling.by_length.line import CutFunction, Room, deal, joined, l
 from loaderkit.sampling.by_length.segment import Cut, Geometry, Segment
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.order import Order
-from loaderkit.seeding.samples import Int64Array, hash_positions
+from loaderkit.seeding.keys import hash_positions
+from loaderkit.system.arrays import Int64Array
 
 # Characters that the geometries of a window may take in a state until no more of them are added: with one more and the rest of
 # it, names of 200 characters included, it is under 1 KB.

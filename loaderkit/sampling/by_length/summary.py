@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ from loaderkit.sampling.by_length.summary import Batches, PlanSummary, longest_t
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.order import Order, Sequential, Shuffled, digest
 from loaderkit.sampling.plan import BatchKey, Plan, Tail
-from loaderkit.seeding.samples import Int64Array
+from loaderkit.system.arrays import Int64Array
 from loaderkit.system.world import World
 
 LARGEST_WINDOW, LEAST_WINDOW = 1 << 15, 1 << 10  # by default
