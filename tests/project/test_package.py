@@ -1,7 +1,9 @@
 """The package as a whole: who may import whom, what an import costs, that public objects pickle."""
 
 import ast
+import inspect
 import pickle
+import pydoc
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +99,15 @@ def test_the_import_is_light() -> None:
         assert done.returncode == 0, done.stderr
         times.append(float(done.stdout))
     assert min(times) < 0.05
+
+
+def test_help_and_completion_show_each_public_name() -> None:
+    assert set(lk.__all__) <= set(dir(lk))
+    shown = pydoc.plain(pydoc.render_doc(lk))
+    for name in lk.__all__:
+        if name != "DECODERS":  # a dict has no docstring of its own
+            assert name in shown
+            assert (inspect.getdoc(getattr(lk, name)) or "?").splitlines()[0] in shown or name == "testing"
 
 
 def test_each_public_name_is_there() -> None:
