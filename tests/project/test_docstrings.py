@@ -25,9 +25,7 @@ def test_the_list_of_names_is_not_empty() -> None:
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)
-def test_an_example_shows_how_a_public_name_is_used(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_example_shows_how_a_public_name_is_used(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     docstring = inspect.getdoc(DOCUMENTED[name]) or ""
     assert ">>> " in docstring, f"the docstring of {name} has no example"
     monkeypatch.chdir(tmp_path)
