@@ -112,6 +112,7 @@ from .datasets.combine import ConcatDataset as ConcatDataset
 from .datasets.combine import MapDataset as MapDataset
 from .datasets.combine import SubsetDataset as SubsetDataset
 from .datasets.combine import ZipDataset as ZipDataset
+from .datasets.errors import ShardError as ShardError
 from .datasets.handles import Handle as Handle
 from .datasets.hf import HFDataset as HFDataset
 from .datasets.images.images import ImageFolder as ImageFolder
@@ -122,7 +123,6 @@ from .datasets.ragged import Ragged as Ragged
 from .datasets.remote.storage import Storage as Storage
 from .datasets.shards.csv import CsvDataset as CsvDataset
 from .datasets.shards.documents import DocumentDataset as DocumentDataset
-from .datasets.shards.index import ShardError as ShardError
 from .datasets.shards.jsonl import JsonlDataset as JsonlDataset
 from .datasets.shards.npy import NpyDataset as NpyDataset
 from .datasets.shards.tokens import TokenDataset as TokenDataset

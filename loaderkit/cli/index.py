@@ -15,10 +15,11 @@ from typing import Any
 
 from loaderkit.cli.arguments import add_settings, count, size
 from loaderkit.cli.report import complain, say, with_progress
+from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.formats import format_named, format_of, formats_of, known_suffixes
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import expand, is_remote, stat
-from loaderkit.datasets.shards.index import ShardError, ShardIndex, content_checksum, index_path, save_index
+from loaderkit.datasets.shards.index import ShardIndex, content_checksum, index_path, save_index
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.system.process_pool import map_in_processes, usable_cpus
 

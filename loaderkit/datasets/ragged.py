@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from loaderkit.datasets.shards.index import ShardError
+from loaderkit.datasets.errors import ShardError
 from loaderkit.system.arrays import Int64Array
 
 Array = npt.NDArray[Any]

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from loaderkit.datasets.arrow.parquet import ParquetDataset
+from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.shards.documents import DocumentDataset
-from loaderkit.datasets.shards.index import ShardError, ShardIndex, content_checksum, load_index
+from loaderkit.datasets.shards.index import ShardIndex, content_checksum, load_index
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.datasets.tar.dataset import TarDataset
 from loaderkit.writing.format import WriteError

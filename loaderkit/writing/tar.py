@@ -10,8 +10,9 @@ from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
+from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.images.pictures import encode_picture, is_picture
-from loaderkit.datasets.shards.index import ShardError, ShardIndex
+from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.tar.dataset import TarDataset
 from loaderkit.datasets.tar.index import group
 from loaderkit.datasets.tar.walk import walk

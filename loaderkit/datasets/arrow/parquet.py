@@ -8,9 +8,10 @@ import numpy as np
 
 from loaderkit.datasets.arrow.columns import Column, layout_of, make_batch
 from loaderkit.datasets.arrow.rowgroups import GroupedTable, Groups
+from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls
-from loaderkit.datasets.shards.index import ShardError, ShardIndex
+from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.sharded import ShardedDataset, by_number
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.per_thread import PerThread

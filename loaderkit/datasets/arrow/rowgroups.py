@@ -10,8 +10,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from loaderkit.datasets.arrow.columns import Column
+from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.remote.urls import is_remote
-from loaderkit.datasets.shards.index import ShardError
 from loaderkit.system.arrays import Int64Array
 
 _PARQUET, _ARROW, _STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"

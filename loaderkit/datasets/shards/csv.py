@@ -8,9 +8,10 @@ from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
+from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls
-from loaderkit.datasets.shards.index import ShardError, ShardIndex
+from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.lines import BOM, LineFile, check_text, scan_lines
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.seeding.draws import Draws, draws

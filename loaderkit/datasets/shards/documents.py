@@ -6,10 +6,11 @@ from typing import Any, BinaryIO, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.ragged import Ragged, Spans, join_parts
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls, is_remote, shard_name
-from loaderkit.datasets.shards.index import ShardError, ShardIndex
+from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.mapped import Array, local_size
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.system.arrays import Int64Array

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.remote.storage import Stat, Storage
 from loaderkit.datasets.remote.urls import INDEX_SUFFIX, is_remote, open_file, shard_name, write_atomically
 from loaderkit.seeding.keys import derive_seed
@@ -15,10 +16,6 @@ from loaderkit.system.arrays import Int64Array
 
 VERSION = 1
 _MAGIC = b"LKINDEX\n"
-
-
-class ShardError(ValueError):
-    """A shard that can't be read as what it should be; names the shard, and the offset where there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)

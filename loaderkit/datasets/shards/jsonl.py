@@ -3,7 +3,8 @@
 import json
 from typing import Any, ClassVar
 
-from loaderkit.datasets.shards.index import ShardError, ShardIndex
+from loaderkit.datasets.errors import ShardError
+from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.lines import LineFile, scan_lines
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.system.arrays import Int64Array

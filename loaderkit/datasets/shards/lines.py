@@ -6,7 +6,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from loaderkit.datasets.shards.index import ShardError
+from loaderkit.datasets.errors import ShardError
 from loaderkit.system.arrays import Int64Array
 
 BOM = b"\xef\xbb\xbf"

@@ -11,8 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.memory.gather import take
-from loaderkit.datasets.shards.index import ShardError, ShardIndex
+from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.npyheader import NpyHeader, read_npy_header
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.system.arrays import Int64Array

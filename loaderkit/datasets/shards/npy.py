@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls
-from loaderkit.datasets.shards.index import ShardError, ShardIndex
+from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.mapped import Array, Layout, MappedDataset, map_npy, npy_layout, take_native
 from loaderkit.system.arrays import Int64Array
 

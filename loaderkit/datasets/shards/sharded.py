@@ -10,9 +10,10 @@ from typing import Any, BinaryIO, ClassVar
 import numpy as np
 
 from loaderkit.datasets.base import check_index
+from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.remote.storage import Stat, Storage
 from loaderkit.datasets.remote.urls import Urls, expand, is_remote, open_file, shard_name, stat
-from loaderkit.datasets.shards.index import ShardError, ShardIndex, load_index, save_index
+from loaderkit.datasets.shards.index import ShardIndex, load_index, save_index
 from loaderkit.seeding.draws import SaysDraws
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array

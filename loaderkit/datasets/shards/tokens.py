@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
+from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.memory.gather import take
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls, shard_name
-from loaderkit.datasets.shards.index import ShardError, ShardIndex
+from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.mapped import Array, MappedDataset, local_size, map_npy, npy_layout
 from loaderkit.system.arrays import Int64Array
 

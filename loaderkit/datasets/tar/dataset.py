@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar
 
+from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.images.pictures import decode_picture, decode_pictures
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls
-from loaderkit.datasets.shards.index import ShardError, ShardIndex
+from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.npyheader import decode_npy
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.datasets.tar.index import group

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from loaderkit.datasets.shards.index import ShardError
+from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.tar.group import Grouper
 from loaderkit.datasets.tar.headers import File, Files
 from loaderkit.system.arrays import Int64Array

@@ -6,7 +6,8 @@ from itertools import accumulate, groupby, pairwise
 from operator import add, sub
 from typing import Any, BinaryIO
 
-from loaderkit.datasets.shards.index import ShardError, ShardIndex
+from loaderkit.datasets.errors import ShardError
+from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.lines import GAP, LineFile
 from loaderkit.datasets.tar.index import TarTable
 

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from loaderkit.datasets.shards.index import ShardError
+from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.tar.headers import BLOCK, File, Files, have_checksums
 from loaderkit.datasets.tar.runs import RunReader
 

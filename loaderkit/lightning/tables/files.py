@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls, expand, open_file
-from loaderkit.datasets.shards.index import ShardError
 from loaderkit.lightning.tables.values import Categories, Column, Table, as_column
 
 _TEXT, _BINARY = (".csv", ".tsv"), (".parquet", ".pq", ".arrow", ".feather", ".ipc")

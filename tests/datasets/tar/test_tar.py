@@ -19,7 +19,7 @@ from shards import SIZES, check_laws, check_reads, with_draws
 from tars_made import make, member, read_by_webdataset
 
 import loaderkit as lk
-from loaderkit.datasets.shards.index import ShardError
+from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.tar.dataset import DECODERS
 
 

@@ -19,9 +19,10 @@ import loaderkit as lk
 from loaderkit import testing
 from loaderkit.collate.stack import CollateError, stack
 from loaderkit.datasets.base import reads_columns
+from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.images.pictures import decode_picture, decode_pictures
 from loaderkit.datasets.shards import lines
-from loaderkit.datasets.shards.index import ShardError, ShardIndex
+from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.lines import LineFile
 from loaderkit.datasets.tar import open_shard as taropen
 from loaderkit.datasets.tar.dataset import DECODERS

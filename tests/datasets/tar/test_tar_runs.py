@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loaderkit.datasets.shards.index import ShardError
+from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.tar import runs as tarruns
 from loaderkit.datasets.tar import walk as tarwalk
 from loaderkit.datasets.tar.headers import find_run

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from loaderkit.datasets.shards.index import ShardError
+from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.tar import index as tartable
 from loaderkit.datasets.tar.group import Grouper
 from loaderkit.datasets.tar.headers import File, Files

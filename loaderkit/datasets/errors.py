@@ -1,0 +1,16 @@
+"""Errors that name the data at fault."""
+
+
+class ShardError(ValueError):
+    """A shard that cannot be read: damaged, cut, changed, or of another format.
+
+    The message names the shard and, if it is known, the line or byte.
+
+    Example:
+        >>> _ = open("a.jsonl", "w").write("not JSON")
+        >>> try:
+        ...     lk.JsonlDataset("a.jsonl")[0]
+        ... except lk.ShardError as error:
+        ...     print(str(error)[:34])
+        a.jsonl: line 1 (byte 0) is not JS
+    """
