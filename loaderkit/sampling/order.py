@@ -9,11 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.sampling.permutation import SMALL, permute, permute_stretch, prepare
+from loaderkit.sampling.permutation import permute
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.overrides import overridden_below
-
-_AT = frozenset({"at"})  # in a class of one's own it counts, and need not be right in several threads
 
 
 class Order(ABC):
@@ -41,24 +38,11 @@ class Order(ABC):
     def reach(self) -> int:
         """Return one more than the largest index: the least size of a dataset for this order."""
 
-    @property
-    def is_dear(self) -> bool:
-        """Whether a thread is to look up positions ahead: look-ups take long, and may be made from several threads at a time."""
-        return False
-
-    def prepare(self, epoch: int) -> None:  # noqa: B027 - few need it
-        """Begin to make what look-ups in an epoch need."""
-
     def indices(self, epoch: int, start: int, stop: int) -> Int64Array:
         """Return the indices (stop - start,) of a stretch of positions."""
         size = self.size(epoch)
         if not 0 <= start <= stop <= size:
             raise IndexError(f"order: positions {start} to {stop} asked for, wanted 0 <= start <= stop <= {size}.")
-        if overridden_below(self, "_stretch", _AT):
-            return self.at(epoch, np.arange(start, stop, dtype=np.int64))
-        return self._stretch(epoch, start, stop)
-
-    def _stretch(self, epoch: int, start: int, stop: int) -> Int64Array:
         return self.at(epoch, np.arange(start, stop, dtype=np.int64))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -132,16 +116,6 @@ class Shuffled(Order):
     def at(self, epoch: int, positions: Int64Array) -> Int64Array:
         return permute(positions, self.length, self.seed, epoch, self._epochs)
 
-    def _stretch(self, epoch: int, start: int, stop: int) -> Int64Array:
-        return permute_stretch(start, stop, self.length, self.seed, epoch, self._epochs)
-
-    @property
-    def is_dear(self) -> bool:
-        return self.length >= SMALL and not overridden_below(self, "is_dear", _AT)
-
-    def prepare(self, epoch: int) -> None:
-        prepare(self.length, self.seed, epoch, self._epochs)
-
     @property
     def reach(self) -> int:
         return self.length
@@ -180,14 +154,6 @@ class Subset(Order):
         if self._shuffle:
             positions = permute(positions, len(self._chosen), self._seed, epoch, self._epochs)
         return np.take(self._chosen, positions)
-
-    @property
-    def is_dear(self) -> bool:
-        return self._shuffle and len(self._chosen) >= SMALL and not overridden_below(self, "is_dear", _AT)
-
-    def prepare(self, epoch: int) -> None:
-        if self._shuffle:
-            prepare(len(self._chosen), self._seed, epoch, self._epochs)
 
     @property
     def reach(self) -> int:

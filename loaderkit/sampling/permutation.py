@@ -8,18 +8,15 @@ contract: changing a bit of it needs a new version in the orders' keys.
 """
 
 import math
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from loaderkit.sampling.ahead import Ahead
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.system.arrays import Int64Array, UInt64Array
 
 SMALL = 1 << 20
 ROUNDS = 6  # with 3 or 4 the displacement test fails
-_LARGE = 1 << 16  # from here on drawing one takes longer than handing that to a thread
 _TABLE = 1 << 14  # the largest a whose tables, 15 * a words in all, stay in a core's cache
 _BLOCK = 1 << 17  # positions at a time: the temporaries stay in caches, and threads seldom have to wait for each other
 
@@ -40,33 +37,13 @@ def permute(positions: Int64Array, size: int, seed: int, epoch: int, cache: dict
     return np.take(table, positions)
 
 
-def permute_stretch(start: int, stop: int, size: int, seed: int, epoch: int, cache: dict[int, Any]) -> Int64Array:
-    """Return where the permutation sends [start, stop): as `permute`, without a look-up for each position."""
-    table = _table(size, seed, epoch, cache)
-    if isinstance(table, _Feistel):
-        return table.at(np.arange(start, stop, dtype=np.int64))
-    return table[start:stop].copy()
-
-
-def prepare(size: int, seed: int, epoch: int, cache: dict[int, Any]) -> None:
-    """Begin to make what an epoch's look-ups need, in a thread, if that takes long."""
-    if _LARGE <= size < SMALL and epoch not in cache:
-        cache[epoch] = Ahead(partial(_drawn_permutation, size, seed, epoch))
-
-
 def _table(size: int, seed: int, epoch: int, cache: dict[int, Any]) -> "Int64Array | _Feistel":
-    table = cache.get(epoch)
-    if table is None or type(table) is Ahead:
-        if table is not None:
-            table = table.result()
-        elif size < SMALL:
-            table = _drawn_permutation(size, seed, epoch)
-        else:
-            table = _Feistel(size, seed, epoch)
+    table: Int64Array | _Feistel | None = cache.get(epoch)
+    if table is None:
+        table = _drawn_permutation(size, seed, epoch) if size < SMALL else _Feistel(size, seed, epoch)
         cache.clear()
         cache[epoch] = table
-    found: Int64Array | _Feistel = table
-    return found
+    return table
 
 
 def _drawn_permutation(size: int, seed: int, epoch: int) -> Int64Array:

@@ -2,24 +2,20 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import repeat
 from typing import Literal, Self
 
 import numpy as np
 
-from loaderkit.sampling.ahead import Ahead
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.order import Order
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.world import World
 
 Tail = Literal["keep", "drop", "pad"]
-# Positions looked up at a time, so that numpy's cost per call is spread over many batches; more of them where a thread does it,
-# which then asks for the interpreter less often.
-_AHEAD, _AHEAD_IN_THREAD = 1 << 15, 1 << 17
+_LOOKED_UP = 1 << 15  # positions in one call of the order: this spreads numpy's cost per call over many batches
 
 
 class BatchKey:
@@ -164,47 +160,25 @@ class BatchPlan(Plan):
         return Cursor(epoch=cursor.epoch, samples=samples, batches=cursor.batches + batches)
 
     def keys(self, cursor: Cursor) -> Iterator[BatchKey]:
-        stretches = self._stretches(cursor)
-        stretch, is_first = next(stretches, None), True
-        while stretch is not None:
-            count, positions, look_up = stretch
-            keys = map(BatchKey, repeat(cursor.epoch), positions, look_up().reshape(count, -1))
-            yield next(keys)
-            # Who asks for a second batch will want the others: they may be looked up meanwhile.
-            stretch = next(stretches, None)
-            if is_first:
-                self.order.prepare(cursor.epoch + 1)
-                is_first = False
-            yield from keys
-
-    def _stretches(
-        self, cursor: Cursor
-    ) -> Iterator[tuple[int, Iterable[Int64Array | range], Callable[[], Int64Array]]]:
-        """Yield the number C of some batches at a time, the positions of each, and what looks up the indices (C * B,) there."""
-        left, samples, in_thread = self.remaining(cursor), cursor.samples, False
-        size = self._size(cursor.epoch)
-        ahead = _AHEAD
+        epoch, size = cursor.epoch, self._size(cursor.epoch)
+        left, start = self.remaining(cursor), cursor.samples
         while left > 0:
             if left > 2:
-                count, step = min(left - 2, max(1, ahead * self.world.size // self.step)), self.step
-            else:  # the last two steps may be short: they go one by one
-                count, step = 1, self._step(cursor, samples)
-            end = samples + count * step
+                steps, step = min(left - 2, max(1, _LOOKED_UP * self.world.size // self.step)), self.step
+            else:  # the last two steps may be short
+                steps, step = 1, self._step(cursor, start)
+            end = start + steps * step
             positions: Iterable[Int64Array | range]
-            if self.world.size == 1 and end <= size:  # all positions are this rank's
-                positions = map(range, range(samples, end, step), range(samples + step, end + step, step))
-                look_up = partial(self.order.indices, cursor.epoch, samples, end)
+            if self.world.size == 1 and end <= size:
+                positions = map(range, range(start, end, step), range(start + step, end + step, step))
+                indices = self.order.indices(epoch, start, end)
             else:
-                positions = places = self._places(samples, count, step)
+                positions = places = self._places(start, steps, step)
                 if end > size:
                     places %= size  # only tail="pad" looks past the end
-                look_up = partial(self.order.at, cursor.epoch, places.reshape(-1))
-            yield count, positions, Ahead(look_up).result if in_thread and count > 1 else look_up
-            samples += count * step
-            left -= count
-            if not in_thread and self.order.is_dear:  # the first ones were wanted at once
-                in_thread = True
-                ahead = _AHEAD_IN_THREAD
+                indices = self.order.at(epoch, places.reshape(-1))
+            yield from map(BatchKey, repeat(epoch), positions, indices.reshape(steps, -1))
+            start, left = end, left - steps
 
     def _places(self, start: int, count: int, step: int) -> Int64Array:
         """Return the positions (C, B) of this rank in some steps from `start` on."""

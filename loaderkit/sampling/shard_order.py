@@ -108,13 +108,6 @@ class ShardOrder(Order):
             result[low : low + _POSITIONS] = self._look_up(epoch, starts, starts + np.diff(heads, append=len(some)))
         return result
 
-    def _stretch(self, epoch: int, start: int, stop: int) -> Int64Array:
-        result = np.empty(stop - start, dtype=np.int64)
-        for low in range(start, stop, _POSITIONS):
-            high = min(stop, low + _POSITIONS)
-            result[low - start : high - start] = self._look_up(epoch, np.array([low]), np.array([high]))
-        return result
-
     def _look_up(self, epoch: int, starts: Int64Array, ends: Int64Array) -> Int64Array:
         """Return the indices at runs of positions, from starts (R,) to ends (R,): most is done once for a piece of a window."""
         line = self._line(epoch)

@@ -162,8 +162,6 @@ def test_a_class_of_ones_own_that_overrides_at_counts(kind: Any, data: Any, worl
     assert len(keys) == 5
     for key in keys:
         assert key.indices.tolist() == order.at(0, last - key.positions).tolist()
-    assert order.is_dear == (data == SMALL)
-    assert not own.is_dear  # nobody said that it may be asked from a thread
 
 
 def test_an_order_may_change_its_length_with_the_epoch() -> None:
