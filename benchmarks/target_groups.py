@@ -38,7 +38,7 @@ def on_the_host(results: Results) -> Iterator[Target]:
     yield Target(
         "Rows in memory, `auto`, 0 and 2 workers: over the bare gather",
         lambda: [value("rows", "ratio_to_limit", contender=name) for name in (ROWS, f"{ROWS}, 2 workers")],
-        most=1.2,
+        most=1.3,
     )
     yield Target(
         "Rows in memory, 2 workers: `DataLoader` over ours",
@@ -55,8 +55,15 @@ def on_the_host(results: Results) -> Iterator[Target]:
         speeds = [speed for workload, cells in found if workload.timed for speed in cells.values()]
         return [max(speeds)] if machines else []
 
-    yield Target("All workloads of throughput, geometric mean: ours over `DataLoader`", lambda: overall(True), least=3)
-    yield Target("All workloads of throughput, all loaders: the fastest of them over ours", behind, most=1.05)
+    yield Target(
+        "All workloads of throughput, geometric mean: ours over `DataLoader`", lambda: overall(True), least=3.5
+    )
+    yield Target(
+        "All workloads of throughput, all loaders: the fastest of them over ours (samples of 100 us and JPEGs without workers are "
+        "seeded one by one, which peers do not do: the price of a guarantee)",
+        behind,
+        most=1.1,
+    )
 
     def slow(contender: str) -> list[float]:
         settings = [(work, size) for work in ("computing", "waiting") for size in ("1", "8")]
