@@ -113,7 +113,6 @@ def import_all() -> None:
     """Import what the contenders would import when they are first used."""
     wanted = [
         "loaderkit.loader.loader",
-        "loaderkit.engine.auto",
         "loaderkit.engine.ring.engine",
         "loaderkit.engine.torch",
     ]

@@ -1,33 +1,36 @@
-"""What a loader says of how it works: who makes its batches, and why."""
+"""How a loader makes its batches, and why."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Description:
-    """How a loader makes its batches, or is going to; `str()` gives it in a few lines.
+    """How a loader makes its batches, or is going to. `str()` gives it in a few lines.
 
     Args:
-        engine: "inline", "ring", "torch", "threads", or "torchdata" (of a stream).
-        why: What chose the engine.
-        making_us: Microseconds to read and collate a batch, where that was measured.
-        receiving_us: Microseconds of this process to receive one from a worker, where that was measured; before there are
-            workers, those to write one and to receive it.
-        num_workers: Worker processes (or threads) in use, or to be started; 0 without.
-        workers_why: Where that number comes from.
+        engine: "inline", "ring", "torch", "threads", or "torchdata" (for a stream).
+        why: The reason for this engine.
+        num_workers: Worker processes or threads, running or to be started; 0 without.
+        workers_why: The reason for this number.
         start_method: How processes are started; None without them.
-        prefetch: Batches that are made ahead at most, by all workers together.
+        prefetch: The most batches made ahead, by all workers together.
         dealing: Which worker makes which batch; None without workers.
         pinned: Whether batches are in page-locked memory.
         pinned_why: Why, or why not.
         device: Where batches go; None leaves them on the host.
         device_why: How they are copied there, or why not.
+
+    Example:
+        >>> about = lk.Loader(lk.RecordDataset([1, 2, 3]), batch_size=2).describe()
+        >>> print(about)
+        engine: inline (no workers)
+        workers: 0 (batches are made in this process)
+        pinned: no (there is no CUDA device)
+        device: none, batches stay on the host
     """
 
     engine: str
     why: str
-    making_us: float | None = None
-    receiving_us: float | None = None
     num_workers: int
     workers_why: str
     start_method: str | None
@@ -50,3 +53,17 @@ class Description:
             f"device: {self.device or 'none, batches stay on the host'}"
             + (f" ({self.device_why})" if self.device_why else "")
         )
+
+
+AHEAD = 8  # batches for each worker, by default: one slow sample then holds nothing up
+_AHEAD_BYTES = 32 << 20  # of batches ahead, by default: more than that leaves the caches
+
+
+def batches_ahead(size: int, workers: int, prefetch_factor: int | None) -> int:
+    """Return how many batches of `size` bytes all workers together make ahead at most.
+
+    By default that is 32 MB of batches, but at least two and at most eight for each worker.
+    """
+    if prefetch_factor:
+        return workers * prefetch_factor
+    return max(2 * workers, min(AHEAD * workers, _AHEAD_BYTES // max(1, size)))

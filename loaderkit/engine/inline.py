@@ -1,4 +1,4 @@
-"""The engine without workers: batches are made where they are asked for."""
+"""The engine without workers."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -11,19 +11,19 @@ from loaderkit.system.nested import pin
 class InlineEngine:
     """Makes each batch in the calling thread, when it is asked for."""
 
-    name = "inline"
-    num_workers = 0
-    prefetch = 0
-    dealing = None
-    pinned_why = ""
+    name: str = "inline"
+    num_workers: int = 0
+    prefetch: int = 0
+    dealing: str | None = None
+    pinned_why: str = ""
 
-    def __init__(self, feed: BatchReader, *, pin_memory: bool = False) -> None:
-        self._feed = feed
+    def __init__(self, reader: BatchReader, *, pin_memory: bool = False) -> None:
+        self._reader = reader
         self.pinned = pin_memory
 
     def run(self, keys: Iterable[BatchKey]) -> Iterator[Any]:
-        batches = map(self._feed.read, keys)
+        batches = map(self._reader.read, keys)
         return map(pin, batches) if self.pinned else batches
 
     def close(self) -> None:
-        """Nothing runs in the background."""
+        """Do nothing: nothing runs in the background."""

@@ -165,7 +165,7 @@ class Repair:
     def _candidate(self, row: int, attempt: int) -> int:
         if self._order is None:
             raise ValueError(
-                "feed: a replacement is wanted, and there is no order to choose it from. Give BatchReader order=."
+                "batch reader: a replacement is wanted, and there is no order to choose it from. Give BatchReader order=."
             )
         key = self._key
         word = hash_positions(key.positions[row : row + 1], "replacement", self._seed, key.epoch, attempt)[0]

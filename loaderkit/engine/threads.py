@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from loaderkit.engine.batch_reader import BatchReader
-from loaderkit.engine.depth import AHEAD, batches_ahead
+from loaderkit.engine.description import AHEAD, batches_ahead
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.draws import Draws, draws
 from loaderkit.system.nested import map_leaves, pin
@@ -23,15 +23,17 @@ from loaderkit.system.threads import NotWanted, is_reader
 _PATIENCE_S = 5.0  # for threads that are to end, and read a last batch
 
 
-def check_threads(feed: BatchReader) -> None:
+def check_threads(reader: BatchReader) -> None:
     """Refuse data for threads that needs seeds: the global generators are the trainer's, and it draws beside them.
 
     Raises:
         ValueError: If it does not say what it draws.
     """
-    if feed.draws_from() is not Draws.ANYTHING:
+    if reader.draws_from() is not Draws.ANYTHING:
         return
-    what, who = ("dataset", feed.dataset) if draws(feed.dataset) is Draws.ANYTHING else ("collate_fn", feed.collate_fn)
+    what, who = (
+        ("dataset", reader.dataset) if draws(reader.dataset) is Draws.ANYTHING else ("collate_fn", reader.collate_fn)
+    )
     name = getattr(who, "__qualname__", type(who).__name__)
     also = " (on its transform, where it has one)" if what == "dataset" else ""
     raise ValueError(
@@ -49,12 +51,12 @@ class ThreadsEngine:
     """
 
     name = "threads"
-    dealing = "to whoever is free"
+    dealing: str | None = "to whoever is free"
     pinned_why = ""
 
     def __init__(
         self,
-        feed: BatchReader,
+        reader: BatchReader,
         *,
         num_workers: int,
         pin_memory: bool = False,
@@ -62,8 +64,8 @@ class ThreadsEngine:
         persistent_workers: bool = False,
         timeout: float = 0,
     ) -> None:
-        check_threads(feed)
-        self._read, self.num_workers, self.pinned = feed.read, num_workers, pin_memory
+        check_threads(reader)
+        self._read, self.num_workers, self.pinned = reader.read, num_workers, pin_memory
         self.factor, self.timeout_s = prefetch_factor, timeout or None
         self.prefetch = num_workers * (prefetch_factor or AHEAD)
         self.persistent = persistent_workers

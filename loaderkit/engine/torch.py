@@ -119,12 +119,12 @@ class TorchEngine:
     """Worker processes that make batches ahead; torch deals the keys to them in turn and keeps the order."""
 
     name = "torch"
-    dealing = "in turn"
+    dealing: str | None = "in turn"
     pinned_why = ""
 
     def __init__(
         self,
-        feed: BatchReader,
+        reader: BatchReader,
         *,
         num_workers: int,
         pin_memory: bool = False,
@@ -145,7 +145,7 @@ class TorchEngine:
             "worker_init_fn": StartWorker(worker_init_fn),
             "timeout": timeout,
         }
-        self._feed, self._init = feed, worker_init_fn
+        self._reader, self._init = reader, worker_init_fn
         self._keys = _Keys()
         self._loader: torch_data.DataLoader[Any] | None = None
         self._owner = process_id()
@@ -156,13 +156,13 @@ class TorchEngine:
             self._loader, self._owner = None, process_id()
         if self._loader is None:
             # With a generator of its own the DataLoader leaves the global one alone.
-            generator = torch.Generator().manual_seed(derive_seed("torch", self._feed.seed))
-            dataset: Any = self._feed
+            generator = torch.Generator().manual_seed(derive_seed("torch", self._reader.seed))
+            dataset: Any = self._reader
             self._loader = torch_data.DataLoader(
                 dataset, batch_sampler=self._keys, collate_fn=Hidden, generator=generator, **self._settings
             )
         self._keys.now = keys
-        with explained(self._settings["multiprocessing_context"], self._feed, worker_init_fn=self._init):
+        with explained(self._settings["multiprocessing_context"], self._reader, worker_init_fn=self._init):
             batches: Iterator[Hidden] = iter(self._loader)
         return Batches(batches) if self._settings["num_workers"] else (batch.content for batch in batches)
 

@@ -44,7 +44,7 @@ class IndexedPosition(Position):
         if config.bad_samples.policy != "raise":
             self._order()
         if config.engine == "threads":
-            check_threads(self._make_feed())
+            check_threads(self._make_reader())
         self._engine: Engine | None = None
         self._origin = Cursor()  # where the current pass began, or will begin
         self._yielded = 0  # batches since then
@@ -70,7 +70,7 @@ class IndexedPosition(Position):
     def describe(self) -> Description:
         workers, why = self._workers()
         engine = self._engine or self._make_engine(workers)
-        return describe(engine, self.config, why)
+        return describe(engine, self._make_reader(), self.config, workers, why)
 
     def length(self) -> int:
         cursor = self.cursor  # a plan may need more steps for what is left than for the whole: it counts from here
@@ -81,19 +81,20 @@ class IndexedPosition(Position):
         self._stand_at(cursor)
         self._begun = True
         self._check_sampler(cursor.epoch)
-        plan, workers = self._bound_plan(), self.num_workers
+        plan = self._bound_plan()
         self._left = plan.remaining(cursor)
         if self._left == 0:
             self.say(no_batches(self.config, plan, cursor.epoch, self._size))
             return iter(())
         if (remark := plan.remark()) is not None:
             self.say(remark)
+        if self._engine is None:
+            self._engine = self._make_engine(self.num_workers)
+        workers = self._engine.num_workers
         if self._left < workers and not cursor.samples:
             self.say(
                 f"Loader: {workers} workers for {self._left} batches an epoch: {workers - self._left} of them will be idle."
             )
-        if self._engine is None:
-            self._engine = self._make_engine(self.num_workers)
         return self._engine.run(plan.keys(cursor))
 
     def count(self, report: Reported | None) -> bool:
@@ -230,9 +231,9 @@ class IndexedPosition(Position):
         return BatchPlan(order=order, batch_size=config.batch_size, tail=config.tail_policy)
 
     def _make_engine(self, workers: int) -> Engine:
-        return make_engine(self._make_feed(), self.config, workers, in_turn=keeps_shards(self._plan))
+        return make_engine(self._make_reader(), self.config, workers, in_turn=keeps_shards(self._plan))
 
-    def _make_feed(self) -> BatchReader:
+    def _make_reader(self) -> BatchReader:
         config = self.config
         raises = config.bad_samples.policy == "raise"
         return BatchReader(

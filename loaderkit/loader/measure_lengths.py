@@ -151,15 +151,15 @@ def _describe(dataset: MapStyle, length: Length | None) -> dict[str, str]:
     return {"samples": f"{size:,}", "data": fingerprint(dataset, size), "length": LengthOf(length).name}
 
 
-def _measure(feed: BatchReader, span: tuple[int, int]) -> Int64Array:
+def _measure(reader: BatchReader, span: tuple[int, int]) -> Int64Array:
     indices = np.arange(*span, dtype=np.int64)
     return np.concatenate(
-        [_lengths_at(feed, indices[start : start + _READ]) for start in range(0, len(indices), _READ)]
+        [_lengths_at(reader, indices[start : start + _READ]) for start in range(0, len(indices), _READ)]
     )
 
 
-def _lengths_at(feed: BatchReader, indices: Int64Array) -> Int64Array:
-    lengths: Int64Array = feed.read(BatchKey(0, indices, indices))
+def _lengths_at(reader: BatchReader, indices: Int64Array) -> Int64Array:
+    lengths: Int64Array = reader.read(BatchKey(0, indices, indices))
     if lengths.size and lengths.min() < 0:
         wrong = int(lengths.argmin())
         raise ValueError(f"lengths: sample {indices[wrong]:,} has length {lengths[wrong]}, wanted at least 0.")

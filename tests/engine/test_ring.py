@@ -330,9 +330,9 @@ class Sizes(Numbers):
 
 @pytest.mark.parametrize("factor", [None, 1, 2, 3, 4, 16])
 def test_workers_have_another_task_when_more_are_handed_out(factor: int | None) -> None:
-    feed = BatchReader([1, 2], None, 0)
+    reader = BatchReader([1, 2], None, 0)
     for workers in (1, 2, 3, 8):
-        engine = RingEngine(feed, num_workers=workers, prefetch_factor=factor)
+        engine = RingEngine(reader, num_workers=workers, prefetch_factor=factor)
         assert engine.prefetch == workers * (factor or 8)
         for size in (0, 1 << 10, 1 << 22, 1 << 30):
             engine.fit(size)

@@ -27,8 +27,6 @@ def answers(draw: random.Random) -> list[Answer]:
             image or 5,
             draw.randbytes(structure),
             draw.randbytes(image),
-            n / 7,
-            n % 2 > 0,
         )
         for n, (structure, image) in enumerate(sizes)
     ]
@@ -39,9 +37,7 @@ def test_answers_arrive_however_they_are_cut(seed: int) -> None:
     draw = random.Random(seed)
     sent = answers(draw)
     content = b"".join(
-        ANSWER.pack(a.number, a.slot, a.kind, a.size, len(a.structure), len(a.image), a.making_s, a.asked)
-        + a.structure
-        + a.image
+        ANSWER.pack(a.number, a.slot, a.kind, a.size, len(a.structure), len(a.image)) + a.structure + a.image
         for a in sent
     )
     cuts = sorted({0, len(content), *draw.sample(range(len(content)), 60), *range(0, len(content), PIPE)})

@@ -74,9 +74,9 @@ def _nothing_is_left_behind() -> Iterator[None]:
 def make_engine(cudart: Any, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[RingEngine, list[Any]]:
     monkeypatch.setattr("loaderkit.engine.ring.engine.pin", copied)
     monkeypatch.setattr("loaderkit.engine.ring.engine.cuda_runtime", lambda device: cudart)
-    feed = BatchReader(Rows(), None, 0, batched=False)
+    reader = BatchReader(Rows(), None, 0, batched=False)
     settings = {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True} | settings
-    engine = RingEngine(feed, pin_memory=True, pin_in_place=torch.device("cuda"), **settings)
+    engine = RingEngine(reader, pin_memory=True, pin_in_place=torch.device("cuda"), **settings)
     return engine, list(BatchPlan(order=lk.Sequential(60), batch_size=None, tail="keep").keys(lk.Cursor()))
 
 

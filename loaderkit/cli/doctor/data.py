@@ -10,7 +10,7 @@ import torch
 from loaderkit.cli.bench.subject import Setting, Subject
 from loaderkit.cli.doctor.finding import MIB, Finding, in_units
 from loaderkit.cli.doctor.host import Host
-from loaderkit.engine.depth import batches_ahead
+from loaderkit.engine.description import batches_ahead
 from loaderkit.testing import find_private_generators, find_unpicklable
 from loaderkit.testing.generators import reachable
 

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from loaderkit.engine.batch_reader import BatchReader
-from loaderkit.engine.depth import AHEAD, batches_ahead
+from loaderkit.engine.description import AHEAD, batches_ahead
 from loaderkit.engine.ring.messages import Answer, pack_key
 from loaderkit.engine.ring.pins import cuda_runtime
 from loaderkit.engine.ring.starting import Workers
 from loaderkit.engine.ring.team import Team, WorkerDied
-from loaderkit.engine.timed import Timed, TimedFeed
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.system.nested import pin
 from loaderkit.system.process import process_id, refuse_in_fork
@@ -40,7 +39,7 @@ class RingEngine:
 
     def __init__(
         self,
-        feed: BatchReader,
+        reader: BatchReader,
         *,
         num_workers: int,
         pin_memory: bool = False,
@@ -52,10 +51,10 @@ class RingEngine:
         in_turn: bool = False,
         pin_in_place: torch.device | None = None,
     ) -> None:
-        self._feed, self.num_workers, self.pinned = feed, num_workers, pin_memory
+        self._reader, self.num_workers, self.pinned = reader, num_workers, pin_memory
         self._in_place = pin_in_place if pin_memory else None
         self._in_turn = in_turn
-        self.dealing = "in turn, so that each keeps to its shards" if in_turn else "to whoever is free"
+        self.dealing: str | None = "in turn, so that each keeps to its shards" if in_turn else "to whoever is free"
         self.prefetch = num_workers * (prefetch_factor or AHEAD)
         self._factor, self._most = prefetch_factor, self.prefetch
         self._size = -1  # of the batch that came last
@@ -84,7 +83,7 @@ class RingEngine:
             if self._in_place is not None and cudart is None:
                 self.pinned_why = "CUDA is not there"
             workers = Workers(
-                feed=self._feed,
+                reader=self._reader,
                 count=self.num_workers,
                 in_turn=self._in_turn,
                 context=self._context,
@@ -120,7 +119,6 @@ class _Run:
 
     def __init__(self, engine: RingEngine, team: Team, keys: Iterator[BatchKey]) -> None:
         self._engine, self._team, self._keys = engine, team, keys
-        self._timed = isinstance(engine._feed, TimedFeed)
         self._first = self._next = self._submitted = engine._numbers
         self._answers: dict[int, Answer] = {}
         self._over = False
@@ -166,7 +164,7 @@ class _Run:
         except BaseException:
             self.end(failed=True)
             raise
-        return Timed(batch, answer.making_s, answer.asked) if self._timed else batch
+        return batch
 
     def _submit(self, most: int | None = None) -> None:
         """Have as many tasks under way as there are places for, or so many."""

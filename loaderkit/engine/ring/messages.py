@@ -9,8 +9,7 @@ import numpy as np
 from loaderkit.sampling.plan import BatchKey
 
 TASK = struct.Struct("<qqq")  # number of the batch, slot, size of its key there; a pipe hands it over whole
-# Number of the batch, slot, kind; bytes in the slot, of the structure, of the image; of a timed batch what the feed says of it.
-ANSWER = struct.Struct("<qqqqqqd?")
+ANSWER = struct.Struct("<qqqqqq")  # number of the batch, slot, kind; bytes in the slot, of the structure, of the image
 
 IN_SLOT, IN_PIPE, FAILED, LEFT = range(4)  # kinds of answers: where the batch is, or why there is none
 
@@ -27,8 +26,6 @@ class Answer(NamedTuple):
     size: int  # bytes of the slot, or of the image in its place
     structure: bytes
     image: bytes
-    making_s: float = 0.0
-    asked: bool = False
 
 
 class Inbox:
@@ -59,13 +56,13 @@ class Inbox:
         answers = []
         start = 0
         while size - start >= ANSWER.size:
-            number, slot, kind, used, structure, image, *timing = ANSWER.unpack_from(data, start)
+            number, slot, kind, used, structure, image = ANSWER.unpack_from(data, start)
             middle = start + ANSWER.size + structure
             end = middle + image
             if size < end:
                 break
             content, rest = bytes(data[middle - structure : middle]), bytes(data[middle:end]) if image else b""
-            answers.append(Answer(number, slot, kind, used, content, rest, *timing))
+            answers.append(Answer(number, slot, kind, used, content, rest))
             start = end
         if data is self._begun:
             del data[:start]

@@ -22,14 +22,14 @@ class Workers:
     """Worker processes to be started.
 
     Args:
-        feed: What they run.
+        reader: What they run.
         count: How many.
         in_turn: Whether each has tasks of its own; else whoever is free takes the next.
         context: How processes are started, as multiprocessing has it.
         init: Called in each with its number.
     """
 
-    feed: BatchReader
+    reader: BatchReader
     count: int
     in_turn: bool
     context: Any
@@ -58,7 +58,7 @@ class Workers:
             answers, theirs = own.pipe()
             os.set_blocking(answers, False)
             work = Worker(
-                feed=self.feed,
+                reader=self.reader,
                 slots=slots,
                 tasks=PipeEnd(mine),
                 answers=PipeEnd(theirs),
@@ -86,7 +86,7 @@ class Workers:
     def explained(self, own: Processes) -> Iterator[None]:
         """Give back what was taken if they can't be started, and say why."""
         try:
-            with explained(self.context, self.feed, worker_init_fn=self.init):
+            with explained(self.context, self.reader, worker_init_fn=self.init):
                 yield
         except BaseException as error:
             own.close()

@@ -18,7 +18,6 @@ from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.ring.layout import write
 from loaderkit.engine.ring.messages import ANSWER, FAILED, IN_PIPE, IN_SLOT, LEFT, TASK, unpack_key
 from loaderkit.engine.ring.slots import STOP, Slots
-from loaderkit.engine.timed import Timed
 from loaderkit.seeding.global_seeds import seed_all
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.system.threads import limit_threads
@@ -46,7 +45,7 @@ class Worker:
         pools: As `limit_threads` takes them, for a forked worker.
     """
 
-    feed: BatchReader
+    reader: BatchReader
     slots: Slots
     tasks: PipeEnd
     answers: PipeEnd
@@ -83,13 +82,13 @@ class Worker:
 
     def _prepare(self) -> None:
         limit_threads(self.pools)
-        seed = derive_seed("ring", self.feed.seed, self.number)
+        seed = derive_seed("ring", self.reader.seed, self.number)
         seed_all(seed)
         about: dict[str, Any] = {
             "id": self.number,
             "num_workers": self.workers,
             "seed": seed,
-            "dataset": self.feed.dataset,
+            "dataset": self.reader.dataset,
         }
         torch_worker._worker_info = _SlotWorkerInfo(**about)
         if self.init is not None:
@@ -97,15 +96,12 @@ class Worker:
 
     def _answer(self, number: int, slot: int, size: int, failed: bytes | None) -> Sequence[Any]:
         if number < self.slots.wanted:
-            return (ANSWER.pack(number, slot, LEFT, 0, 0, 0, 0.0, False),)
+            return (ANSWER.pack(number, slot, LEFT, 0, 0, 0),)
         if failed is None:
             key = unpack_key(self.slots.key(slot, size))
             doing = "made"
             try:
-                batch = self.feed.read(key)
-                making_s, asked = 0.0, False
-                if type(batch) is Timed:  # its numbers travel in the answer's head
-                    batch, making_s, asked = batch
+                batch = self.reader.read(key)
                 doing = "sent"
                 structure, size, image = write(batch, self.slots, slot)
             except BaseException as error:
@@ -116,9 +112,9 @@ class Worker:
             else:
                 kind = IN_SLOT if image is None else IN_PIPE
                 beside = 0 if image is None else size
-                head = ANSWER.pack(number, slot, kind, size, len(structure), beside, making_s, asked)
+                head = ANSWER.pack(number, slot, kind, size, len(structure), beside)
                 return (head + structure,) if image is None else (head + structure, image)
-        return (ANSWER.pack(number, slot, FAILED, 0, len(failed), 0, 0.0, False) + failed,)
+        return (ANSWER.pack(number, slot, FAILED, 0, len(failed), 0) + failed,)
 
 
 class _SlotWorkerInfo(torch_worker.WorkerInfo):

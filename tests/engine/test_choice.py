@@ -1,0 +1,153 @@
+"""engine="auto" reads rows in memory inline, starts workers for other data, and says why."""
+
+import json
+import os
+import pickle
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data as torch_data
+from drawing import equal
+
+import loaderkit as lk
+from loaderkit.engine.batch_reader import BatchReader
+from loaderkit.loader.engines import choose
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
+
+
+class Pids:
+    """Samples that say which process read them."""
+
+    draws_nothing = True
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        return os.getpid()
+
+
+def engine_of(dataset: Any, **settings: Any) -> str:
+    return lk.Loader(dataset, **{"num_workers": 2} | settings).describe().engine
+
+
+def test_rows_in_memory_are_read_inline(tmp_path: Path) -> None:
+    """A mapped file, a transform, another reader and other devices do not count as rows in memory."""
+    array, tensor = np.zeros((4, 2)), torch.zeros(4)
+    np.save(tmp_path / "a.npy", array)
+    mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
+    for dataset in (
+        lk.ArrayDataset((array, tensor, [1, 2, 3, 4])),
+        torch_data.TensorDataset(tensor),
+        torch_data.Subset(lk.ArrayDataset(array), [1]),
+        array[1:],
+        tensor,
+    ):
+        assert engine_of(dataset) == "inline"
+    for dataset in (
+        lk.ArrayDataset((array, mapped)),
+        lk.ArrayDataset(np.asarray(mapped)[1:]),  # still the file's
+        lk.ArrayDataset(array, transform=abs),
+        lk.ArrayDataset(lk.RecordDataset([1, 2, 3, 4])),
+        mapped,
+        Pids(),
+        torch.zeros(4, device="meta"),
+    ):
+        assert engine_of(dataset) == "ring"
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"worker_init_fn": print}, "worker_init_fn"),
+        ({"timeout": 60}, "timeout"),
+        ({"collate_fn": torch.stack}, "num_workers=2"),
+        ({"engine": "ring"}, "engine='ring'"),
+    ],
+)
+def test_settings_that_need_workers_keep_them(settings: dict[str, Any], why: str) -> None:
+    about = lk.Loader(lk.ArrayDataset(torch.arange(40)), num_workers=2, **settings).describe()
+    assert (about.engine, about.num_workers) == ("ring", 2)
+    assert why in about.why
+
+
+def test_elsewhere_than_on_linux_the_workers_are_torchs() -> None:
+    reader, config = BatchReader(Pids(), None, 0), lk.LoaderConfig(num_workers=2)
+    assert choose(reader, config, 2, platform="darwin")[0] == "torch"
+    assert choose(reader, config, 2, platform="linux")[0] == "ring"
+
+
+def test_inline_reading_changes_no_batch_and_no_resume() -> None:
+    columns = {"x": torch.arange(26).view(13, 2), "y": np.arange(13)}
+
+    def make(**settings: Any) -> lk.Loader:
+        return lk.Loader(lk.ArrayDataset(columns), 2, shuffle=True, **settings)
+
+    alone = make()
+    whole = [*alone, *alone]
+    assert len(whole) == 14
+    for engine in ("auto", "ring"):
+        first, resumed = make(num_workers=2, engine=engine), make(num_workers=1)
+        found = list(islice(first, 5))
+        resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        found += [*resumed, *resumed]
+        assert equal(found, whole)
+        assert first.describe().engine == ("inline" if engine == "auto" else "ring")
+
+
+def test_other_data_is_read_by_workers_alone() -> None:
+    """Files that this process opened would be shared with forked workers."""
+    found = torch.cat(list(lk.Loader(Pids(), 4, num_workers=2)))
+    assert len(found) == 40
+    assert os.getpid() not in found
+
+
+def test_the_description_says_what_a_loader_does() -> None:
+    loader = lk.Loader(Pids(), 4, num_workers=2, prefetch_factor=3, multiprocessing_context="spawn", device="cpu")
+    about = loader.describe()
+    assert pickle.loads(pickle.dumps(about)) == about
+    assert str(about).splitlines() == [
+        "engine: ring (num_workers=2)",
+        "workers: 2 (num_workers), started by spawn, up to 6 batches ahead, dealt to whoever is free",
+        "pinned: no (the device is cpu)",
+        "device: cpu",
+    ]
+    inline = str(lk.Loader(torch.arange(8), num_workers=2).describe()).splitlines()
+    assert inline[:2] == [
+        "engine: inline (rows in memory without a transform take less time to read here than to receive from workers)",
+        "workers: 0 (batches are made in this process)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "lines"),
+    [
+        ({}, ["engine: inline (no workers)", "workers: 0 (batches are made in this process)"]),
+        (
+            {"engine": "torch", "num_workers": 1},
+            ["engine: torch (engine='torch')", "workers: 1 (num_workers), started by", "ahead, dealt in turn"],
+        ),
+        ({"pin_memory": False}, ["pinned: no (pin_memory=False)"]),
+        ({"num_workers": "auto"}, ["(auto: ", " on this host)"]),
+    ],
+)
+def test_the_description_says_what_was_asked_for(settings: dict[str, Any], lines: list[str]) -> None:
+    text = str(lk.Loader(Pids(), **settings).describe())
+    for line in lines:
+        assert line in text
+
+
+def read_numbers(shard: str, start: int) -> Any:
+    return iter(range(start, 10))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_streams_workers_are_torchdatas(workers: int) -> None:
+    about = lk.Loader(lk.StreamDataset(["a", "b"], read=read_numbers), 2, num_workers=workers).describe()
+    assert about.engine == ("torchdata" if workers else "inline")
+    assert about.num_workers == workers
