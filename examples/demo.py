@@ -5,10 +5,10 @@
 A small classifier with dropout and random augmentation learns scikit-learn's digits
 three times: uninterrupted; in a process that gets SIGKILL in the middle of its second
 epoch; and in a new process that resumes from the last checkpoint, with another number
-of workers. First with loaderkit's DataModule, then with torch's DataLoader, both under Lightning.
-Every sample's id is written down as it is trained on; at the end the two runs are
-compared, id by id, and the final weights bit by bit. It exits with 1 if loaderkit's
-resumed run is not exactly the uninterrupted one.
+of workers. It does so first with loaderkit's DataModule, then with torch's DataLoader, both under Lightning.
+Each step records the ids of its samples. At the end the script compares the runs id by id,
+and the final weights bit by bit. It exits with 1 if loaderkit's resumed run differs
+from the uninterrupted one.
 """
 
 import argparse
@@ -40,7 +40,7 @@ Steps = list[dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came out of a killed and resumed run, against the uninterrupted one."""
+    """The result of a killed and resumed run, compared with the uninterrupted one."""
 
     timeline: Timeline
     same_order: bool
@@ -120,7 +120,7 @@ def read_steps(run: Run) -> Steps:
 
 
 def compare(whole: Run, killed: Run, resumed: Run) -> Outcome:
-    """Put the killed run up to its checkpoint and the resumed run together, and compare them with the whole."""
+    """Join the killed run up to its checkpoint with the resumed run, and compare them with the uninterrupted run."""
     wanted, before, after = read_steps(whole), read_steps(killed), read_steps(resumed)
     if len(wanted) != STEPS or resumed.resume_from is None:
         raise SystemExit(f"demo: the uninterrupted run has {len(wanted)} steps, wanted {STEPS}.")
@@ -152,14 +152,14 @@ def ids_of(steps: Steps, epoch: int | None = None) -> list[int]:
 
 
 def same_bits(first: Path, second: Path) -> bool:
-    """Say whether two files hold the same weights, to the last bit."""
+    """Return whether two files hold the same weights, bit for bit."""
     weights = [torch.load(path, weights_only=True) for path in (first, second)]
     contents = [{name: value.numpy().tobytes() for name, value in state.items()} for state in weights]
     return contents[0] == contents[1]
 
 
 def accuracy(weights: Path) -> float:
-    """Return the share of digits told right among those that were kept back."""
+    """Return the accuracy on the held-out digits."""
     model = Classifier().eval()
     model.load_state_dict(torch.load(weights, weights_only=True))
     rest = Digits(TRAIN, TRAIN + 297, augment=False)
@@ -168,7 +168,7 @@ def accuracy(weights: Path) -> float:
 
 
 def state_bytes(checkpoint: dict[str, Any]) -> int:
-    """Return the size of what a checkpoint says about the place in the data, as JSON; 0 if it says nothing."""
+    """Return the size in bytes of the data position in a checkpoint, as JSON; 0 if there is none."""
     loaders = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader")
     state = checkpoint.get("DataModule") or loaders
     return len(json.dumps(state)) if state else 0

@@ -1,4 +1,4 @@
-"""What the demo trains: one run in a process of its own, which may be told to kill itself."""
+"""The demo's training: one run in its own process, which kills itself if told to."""
 
 import json
 import multiprocessing
@@ -41,7 +41,7 @@ class Run:
 
     @property
     def steps(self) -> Path:
-        """One JSON line a step: what it was trained on. Whoever kills the process, this stays."""
+        """Write one JSON line a step with the samples it was trained on; a kill does not remove it."""
         return self.folder / f"{self.kind}-{self.name}.jsonl"
 
     @property

@@ -35,12 +35,12 @@ NAMES = list(COLOURS)
 
 
 def values_of_boxes(sample: tuple[Any, dict[str, Tensor]]) -> tuple[Tensor, ...]:
-    """Return what goes with each box, and where it is dropped."""
+    """Return the fields that belong to each box."""
     return tuple(sample[1][name] for name in ("labels", "area", "iscrowd"))
 
 
 class Artist(pl.LightningModule):
-    """Draws what a detector would be trained on."""
+    """Draws the batches that a detector would train on."""
 
     def __init__(self, classes: list[str]) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Artist(pl.LightningModule):
             self.drawn.append(drawn.as_subclass(Tensor))
 
     def configure_optimizers(self) -> None:
-        """Nothing is learnt."""
+        """Train nothing."""
 
 
 def write_pictures(folder: Path) -> Path:

@@ -4,8 +4,8 @@
     python examples/image_classification_lightning.py --resume last
 
 The first command trains on scikit-learn's handwritten digits and saves a checkpoint every
-20 steps. Stop it wherever you like (Ctrl-C, kill -9) and start the second: it goes on behind the
-last checkpoint, with the samples and augmentations that were to come. `--workers`,
+20 steps. Stop it wherever you like (Ctrl-C, kill -9) and start the second: it continues after the
+last checkpoint, with the samples and augmentations that come next. `--workers`,
 `--batch-size` and `--devices` may change in between. `--stop-after 30` stops it for you.
 """
 
@@ -69,7 +69,7 @@ class Classifier(pl.LightningModule):
 
 
 class StopAfter(pl.Callback):
-    """Stop the process without ceremony, as a preempted machine does."""
+    """Kill the process as a preempted machine does."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -100,7 +100,7 @@ def main() -> None:
     )
     callbacks: list[pl.Callback] = [
         ModelCheckpoint(given.folder, every_n_train_steps=20, save_last=True, enable_version_counter=False),
-        lk.SeedSteps(),  # dropout draws after a resume what it would have drawn
+        lk.SeedSteps(),  # dropout draws the same numbers after a resume
     ]
     if given.stop_after is not None:
         callbacks.append(StopAfter(given.stop_after))

@@ -4,13 +4,13 @@
     python examples/image_classification_torch.py --resume
 
 The first command trains on scikit-learn's handwritten digits, saves every 20 steps, and kills itself
-(SIGKILL) in its second epoch. The second goes on behind the last checkpoint. It prints a digest of the
-final weights; without interruption it is the same:
+(SIGKILL) in its second epoch. The second continues after the last checkpoint. It prints a digest of the
+final weights. A run without interruption prints the same digest:
 
     python examples/image_classification_torch.py
 
-The loader's part of it: `loader.state_dict()` goes into the checkpoint beside the model's, and
-`loader.load_state_dict()` comes before the loop. `--workers` and `--batch-size` may change in between.
+For the loader, add `loader.state_dict()` to the checkpoint next to the model's, and call
+`loader.load_state_dict()` before the loop. `--workers` and `--batch-size` may change in between.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def main() -> None:
     loss = torch.zeros(())
     while (epoch := loader.cursor.epoch) < given.epochs:
         for batch in loader:
-            # Behind an epoch's last batch the cursor stands at the next epoch's start.
+            # After an epoch's last batch the cursor is at the start of the next epoch.
             step = loader.cursor.epoch * len(loader) + loader.cursor.batches
             torch.manual_seed(lk.derive_seed("step", step))  # the dropout's, on every device
             loss = train_on(batch, model, optimizer)
@@ -94,7 +94,7 @@ def train_on(batch: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.
 
 
 def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, loader: lk.Loader) -> None:
-    """Write a checkpoint: whole, or, if killed while writing, not at all."""
+    """Write a checkpoint atomically: a kill never leaves a partial file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     state = {
         "model": model.state_dict(),

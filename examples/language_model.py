@@ -4,7 +4,7 @@
     python examples/language_model.py
 
 The tokens are the bytes of Python's own help texts (`pydoc_data.topics`), in shards of raw uint8. A sample is a
-window of 65 of them, and stays uint8 until it is on the device. The second command resumes behind the last checkpoint.
+window of 65 of them, and stays uint8 until it reaches the device. The second command resumes after the last checkpoint.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def main() -> None:
     pl.seed_everything(0, verbose=False)
     callbacks: list[Any] = [
         ModelCheckpoint(given.folder, every_n_train_steps=25, save_last=True, enable_version_counter=False),
-        lk.SeedSteps(),  # dropout goes on as it would have
+        lk.SeedSteps(),  # dropout draws the same numbers after a resume
     ]
     trainer = pl.Trainer(
         max_steps=given.steps,

@@ -50,13 +50,13 @@ class Transformer(nn.Module):
 
 
 def packed_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Sum over all places that have a label."""
+    """Sum the loss over all positions that have a label."""
     logits = model(batch["tokens"], batch["position_ids"], lk.document_mask(batch["document_ids"]))
     return nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="sum")
 
 
 def loss_alone(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Sum over one text by itself, without packing or mask between texts."""
+    """Sum the loss over one text alone, without packing or a mask."""
     positions = torch.arange(len(tokens))[None]
     mask = torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril()
     logits = model(tokens[None], positions, mask)

@@ -4,7 +4,7 @@
     python examples/pictures_from_tar.py --workers 0
 
 Writes scikit-learn's handwritten digits as PNG into tar shards, as WebDataset lays them out: `000000001.png`, `000000001.cls`. Workers
-decode and turn them; they go to the device as uint8 and are normalised there. The second command resumes behind
+decode and turn them; they go to the device as uint8 and are normalised there. The second command resumes after
 the last checkpoint, here without workers, and ends with the weights of a run that was never killed.
 """
 
@@ -52,7 +52,7 @@ class Classifier(pl.LightningModule):
 
 
 def write_shards(folder: Path) -> None:
-    """Write the digits into shards, the last ones for validation; what is there already stays."""
+    """Write the digits into shards, the last ones for validation; existing shards stay."""
     digits = load_digits()
     columns = {"png": (digits.images * 15).astype("uint8"), "cls": digits.target}
     for name, rows in (("train", slice(0, -HELD_OUT)), ("val", slice(-HELD_OUT, None))):

@@ -66,14 +66,14 @@ def train(rank: int, ranks: int, folder: Path, options: dict[str, Any], resume: 
 
 
 def as_tensor(row: dict[str, Any]) -> dict[str, Any]:
-    """Make a picture of a row's numbers."""
+    """Encode a row of numbers as a picture."""
     return row | {"image": torch.tensor(row["image"], dtype=torch.float32) / 16}
 
 
 def run(
     ranks: int, folder: Path, options: dict[str, Any], *, resume: bool = False, kill_after: int | None = None
 ) -> None:
-    """Run the ranks as processes; where one is killed, the others are ended."""
+    """Run the ranks as processes; if one is killed, end the others."""
     context = multiprocessing.get_context("forkserver")
     processes = [
         context.Process(target=train, args=(rank, ranks, folder, options, resume, kill_after)) for rank in range(ranks)

@@ -3,8 +3,8 @@
     python examples/stream_service.py
 
 A server on this machine gives paragraphs of Python's documentation, page by page. Three processes train on them:
-one to the end of the epoch, one that is killed with SIGKILL on its way, and one that resumes behind the killed one's last
-checkpoint, with another number of workers.
+one runs to the end of the epoch, one is killed with SIGKILL, and one resumes after the last checkpoint of the killed one,
+with another number of workers.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def is_text(sample: dict[str, Any]) -> bool:
 
 
 def encode(sample: dict[str, Any]) -> tuple[int, torch.Tensor, torch.Tensor]:
-    """Count words, of which one in ten is left out at random, to tell how long the text is."""
+    """Count words, and leave out one in ten at random, to predict the length of the text."""
     words = sample["text"].split()
     kept = [sum(word.encode()) % WORDS for word in words if lk.sample_rng().random() > 0.1]
     counts = torch.bincount(torch.tensor(kept, dtype=torch.int64), minlength=WORDS).float()
@@ -69,7 +69,7 @@ def encode(sample: dict[str, Any]) -> tuple[int, torch.Tensor, torch.Tensor]:
 
 
 def train(url: str, folder: Path, workers: int, kill_after: int | None) -> None:
-    """Train for an epoch, or what is left of it; note the samples of each batch that was learnt."""
+    """Train for the rest of an epoch; record the samples of each trained batch."""
     torch.manual_seed(0)
     model = torch.nn.Linear(WORDS, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
@@ -100,7 +100,7 @@ def train(url: str, folder: Path, workers: int, kill_after: int | None) -> None:
 
 def run(*arguments: Any) -> int | None:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "loaderkit.datasets.streams"])  # imported once for all three
+    context.set_forkserver_preload(["torch", "loaderkit.datasets.streams.dataset"])  # imported once for all three
     process = context.Process(target=train, args=arguments)
     process.start()
     process.join(120)

@@ -23,7 +23,7 @@ SOILS = ("clay", "slate", "sand")
 
 
 class Classifier(pl.LightningModule):
-    """An embedding for each categorical column, beside the numbers."""
+    """An embedding for each categorical column, joined with the numeric columns."""
 
     def __init__(self, num_numeric: int, cardinalities: list[int], num_classes: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def main() -> None:
     trainer = make_trainer(given.folder, given.epochs)
     trainer.fit(Classifier(data.num_numeric, data.cardinalities, data.num_classes), datamodule=data)
 
-    path.unlink()  # from here on there is the checkpoint alone
+    path.unlink()  # from here on only the checkpoint is left
     columns = {name: [row[name] for row in held_out] for name in rows[0] if name != "cultivar"}
     data = lk.TableDataModule.load_from_checkpoint(saved, predict=columns, loader=lk.LoaderConfig(batch_size=16))
     outputs: Any = make_trainer(given.folder, 0).predict(Classifier.load_from_checkpoint(saved), datamodule=data)

@@ -3,7 +3,7 @@
     python examples/text_classification.py
 
 The texts are the paragraphs of the sixteen longest sections of `pydoc_data.topics`. A token is a word, hashed. Batches hold
-paragraphs of like lengths (`TextBatching(how="buckets")`), and `pack_padded_sequence` skips what padding is left.
+paragraphs of similar lengths (`TextBatching(how="buckets")`), and `pack_padded_sequence` skips the remaining padding.
 """
 
 import argparse
