@@ -1,4 +1,4 @@
-"""Contenders in processes of their own: none stops or slows the others, and each has a time limit."""
+"""Run each contender in its own process: none stops or slows the others, and each has a time limit."""
 
 import contextlib
 import gc
@@ -27,14 +27,14 @@ Make = Callable[[ExitStack], Callable[[], Any]]
 
 
 class Apart:
-    """A contender in a fork of this process, which makes it at its first turn and keeps it.
+    """A contender in one forked process, which makes it at its first turn and keeps it.
 
-    It has as many threads as torch takes by itself; this process has one.
+    The contender has as many threads as torch takes by default; this process has one.
 
     Args:
-        make: Returns what to call at each turn; what it puts on the stack is closed at the end.
+        make: Returns the function to call at each turn. Its exit stack closes at the end.
         limit_s: Seconds for a turn.
-        heap: With another number memory lies elsewhere in its heap; 0 leaves that as it is.
+        heap: Another number gives the process another heap layout; 0 leaves the heap as it is.
     """
 
     def __init__(self, make: Make, *, limit_s: float = 60, heap: int = 0) -> None:
@@ -68,12 +68,11 @@ class Apart:
         os.waitpid(self._child, 0)
 
 
-class Anew:
-    """A contender in a new process at each turn, with a heap of its own; there a first call is not counted.
+class FreshProcess:
+    """A contender in a new process at each turn, with its own heap; the first call there does not count.
 
-    Where the C library finds memory depends on all that was allocated before. So each contender has a place of its own for what
-    the same code works on, the same in each process, and PIL takes up to 1.4 times as long to decode the same picture at one
-    place as at another.
+    Where the C library finds memory depends on all earlier allocations. PIL takes up to 1.4 times as long to
+    decode the same picture in one heap as in another.
     """
 
     def __init__(self, make: Make, *, limit_s: float = 60) -> None:
@@ -108,26 +107,26 @@ def interleave_apart(
     rounds: int,
     limit_s: float = math.inf,
     turn_s: float = 60,
-    anew: bool = False,
+    fresh: bool = False,
     programs: int = 1,
     prepare: Callable[[], object] = gc.collect,
     **settings: Any,
 ) -> dict[str, dict[int, float]]:
-    """Time contenders as `interleave` does, each in a process of its own.
+    """Time contenders as `interleave` does, each in its own process.
 
     Args:
-        makes: What makes them, by name.
-        rounds: As `interleave` takes them, as `limit_s` and the other settings.
+        makes: What makes each contender, by name.
+        rounds: Passed to `interleave`, like `limit_s` and the other settings.
         limit_s: Seconds for all rounds.
-        turn_s: Who takes longer for a turn is left out.
-        anew: In a process for each turn; see `Anew`.
-        programs: Where it is more than one, so many are started, one after the other, each for as many of the rounds, which it counts on:
-            forks of one have its addresses. Then contenders have to pickle.
-        prepare: Called by each of them before it forks.
+        turn_s: A contender that takes longer for a turn is left out.
+        fresh: Start a process for each turn; see `FreshProcess`.
+        programs: Number of programs that share the rounds, one after another. Forks of one program have
+            equal addresses, so several give a fairer mean. Contenders must pickle if there is more than one.
+        prepare: Called by each program before it forks.
         settings: See `interleave`.
     """
     each = -(-rounds // programs)
-    settings |= {"turn_s": turn_s, "anew": anew, "prepare": prepare, "rounds": each, "limit_s": limit_s / programs}
+    settings |= {"turn_s": turn_s, "fresh": fresh, "prepare": prepare, "rounds": each, "limit_s": limit_s / programs}
     if programs == 1:
         return _interleave(makes, first=0, **settings)
     found: dict[str, dict[int, float]] = {name: {} for name in makes}
@@ -139,10 +138,10 @@ def interleave_apart(
 
 
 def _interleave(
-    makes: Mapping[str, Make], *, turn_s: float, anew: bool, prepare: Callable[[], object], **settings: Any
+    makes: Mapping[str, Make], *, turn_s: float, fresh: bool, prepare: Callable[[], object], **settings: Any
 ) -> dict[str, dict[int, float]]:
     prepare()
-    kind = Anew if anew else Apart
+    kind = FreshProcess if fresh else Apart
     with ExitStack() as stack:
         turns = {name: kind(make, limit_s=turn_s) for name, make in makes.items()}
         for turn in turns.values():

@@ -1,9 +1,8 @@
-"""Sequences of several lengths to a batch: padded with mask and lengths, or end to end with offsets.
+"""Collate sequences of different lengths: padded with mask and lengths, or joined with offsets.
 
-Batches of 64 to 256 sequences of 16 to 512 tokens, one after another. The reference is what one
-writes by hand on torch: `pad_sequence`, a comparison for the mask, a tensor of lengths. One thread, as
-in a worker of `DataLoader`; times are the process's CPU time. The limit is what no collate of tensors does without: their types, dtypes
-and lengths, and one `torch.cat`.
+Batches hold 64 to 256 sequences of 16 to 512 tokens. The reference is written by hand on torch:
+`pad_sequence`, a comparison for the mask, a tensor of lengths. Times are CPU time on one thread, as in a
+worker. The limit is what no collate can avoid: types, dtypes and lengths, and one `torch.cat`.
 """
 
 import time

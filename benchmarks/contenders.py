@@ -1,9 +1,8 @@
-"""The loaders that the scripts compare over the same map-style data, each used as its documentation says.
+"""The loaders that the scripts compare on the same map-style data, each used as its documentation says.
 
-Each `by_...` returns a callable that runs an epoch, in a process of its own. Workers are forked, grain's spawned, and kept from epoch to
-epoch where that can be had. torchdata.nodes starts its processes with each epoch, spdl's pipeline begins with one, and grain has no
-epochs: with processes, and grain always, they say themselves how long an epoch takes, from when they run steadily. Peers get whole
-batches of indices, as tensors, wherever they take them. grain's batches are left as numpy arrays.
+Each `by_...` returns a callable that runs an epoch in its own process. Workers are forked (grain spawns)
+and persist if the loader can keep them. If a loader cannot, it reports the time of an epoch from when it
+runs steadily. Peers receive whole batches of indices, as tensors, if they accept them. grain's batches stay numpy arrays.
 """
 
 import importlib
@@ -54,10 +53,10 @@ class Job:
         dataset: With `__len__` and `__getitem__`; its length is a multiple of the batch size.
         batch_size: Samples a batch.
         collate: From a list of samples to a batch.
-        shuffle: Or in order.
-        gather: Reads a whole batch from a tensor or array of its indices, where the data allows that.
-        own: The dataset that lk.Loader is given, where that is another one.
-        most: Batches that those peers are given; their time is scaled to an epoch.
+        shuffle: Shuffle, or read in order.
+        gather: Reads a whole batch from a tensor or array of indices, if the data allows it.
+        own: The dataset for lk.Loader, if it differs.
+        most: Number of batches that slow peers read; their time is scaled to an epoch.
     """
 
     dataset: Any
@@ -178,7 +177,7 @@ def _fetch_kept(indices: Any) -> Any:
 def by_spdl(job: Job, workers: int, method: Any, stack: ExitStack) -> Epoch:
     from spdl.pipeline import PipelineBuilder
 
-    count = max(1, workers)  # without workers, one thread beside the main one
+    count = max(1, workers)  # without workers, one thread next to the main one
     settings: dict[str, Any] = {}
     operation: Any = job.fetch
     if method == "process":
@@ -206,7 +205,7 @@ OTHERS: dict[str, Callable[[Job, int, Any, ExitStack], Epoch]] = {NODES: by_node
 
 
 def others(job: Job, workers: int) -> dict[str, Make]:
-    """Return the peers beside torch's that are installed; say which are not."""
+    """Return the installed peers other than torch; report the others."""
     found: dict[str, Make] = {}
     for name, make in OTHERS.items():
         if not installed(name):
@@ -251,14 +250,14 @@ def compare(
     Args:
         job: What they do.
         workers: Processes or threads.
-        rounds: How often.
-        limit_s: Seconds for all rounds, as `interleave` takes it.
-        bare: The same work without a loader, in one process; its time is divided by the number of workers, unless the work
-            is a gather.
-        columns: That come before the others.
-        more: Contenders beside these.
-        alone: Without the other peers.
-        programs: Where there are any, so many share the rounds, and each turn is a process of its own, whose heap is another one.
+        rounds: Number of rounds.
+        limit_s: Seconds for all rounds; see `interleave`.
+        bare: The same work without a loader, in one process. Its time is divided by the number of workers,
+            unless the work is a gather.
+        columns: Columns to put first.
+        more: Additional contenders.
+        alone: Leave out the other peers.
+        programs: If given, this many programs share the rounds, and each turn is a new process with its own heap.
     """
     makes: dict[str, Make] = {BARE: partial(_as_it_is, bare), LOADER: partial(ours, job, workers, "auto")}
     makes |= {RING: partial(ours, job, workers, "ring")} if workers else {}
@@ -267,8 +266,8 @@ def compare(
     if not alone:
         makes |= {STATEFUL: partial(by_torch, job, workers, StatefulDataLoader)} | others(job, workers)
     label = ", ".join([*(f"{key} {value}" for key, value in (columns or {}).items()), f"{workers} workers"])
-    anew: dict[str, Any] = {"anew": True, "programs": programs, "prepare": import_peers} if programs else {}
-    found = interleave_apart(makes, rounds=rounds, limit_s=limit_s, label=label, **anew)
+    own: dict[str, Any] = {"fresh": True, "programs": programs, "prepare": import_peers} if programs else {}
+    found = interleave_apart(makes, rounds=rounds, limit_s=limit_s, label=label, **own)
     share = 1 if job.gather else max(1, workers)
     found[BARE] = {number: taken / share for number, taken in found[BARE].items()}
     size = len(job.dataset)

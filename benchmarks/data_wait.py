@@ -1,8 +1,8 @@
-"""DataWaitMonitor: how far its share is from that of synthetic sleeps, and what it costs a step.
+"""Measure how exact DataWaitMonitor's share is, and what it costs a step.
 
-What is watched are sleeps alone, or `lk.Loader` over samples that sleep. The reference takes the time itself: of the sleeps, so that
-what a busy machine adds to them counts, or of the Loader's calls: after 5 ms of sleep any loader takes some 0.2 to 0.4 ms for a batch of one,
-`DataLoader` as well, and that is waiting too. The cost is time of the process, over the same loop without the monitor.
+The monitor watches plain sleeps, or `lk.Loader` over samples that sleep. The reference times the sleeps or the
+Loader's calls itself, so that both see what a busy machine adds. The cost is CPU time over the same loop
+without the monitor.
 """
 
 import time

@@ -1,7 +1,7 @@
-"""From the host to a CUDA device: copies by size and method, overlap with the computation, and what is small on its way.
+"""Measure the way from the host to a CUDA device: copies by size and method, overlap with computation, small dtypes.
 
-Times of copies are those of the device's own events. A step's limit is the longer of its computation and
-its copy. Needs CUDA: without it nothing is measured, and `--quick` runs everything small on the CPU, as a check of the script.
+Copies are timed by the device's events. A step's limit is the longer of its computation and its copy. The script
+needs CUDA and measures nothing without it; `--quick` then runs on the CPU, only to check that the script works.
 """
 
 import statistics
@@ -29,7 +29,7 @@ def synchronize() -> None:
 
 
 def timed(function: Callable[[], object], repeats: int) -> tuple[float, float]:
-    """Return the seconds that a call takes on the device, and those until it returns to the host: medians."""
+    """Return the median seconds of a call on the device, and until it returns to the host."""
     there, here = [], []
     for number in range(-2, repeats):
         synchronize()
@@ -171,7 +171,7 @@ def overlap(quick: bool) -> list[Row]:
 
 
 def small_on_the_way(quick: bool) -> list[Row]:
-    """Time what is finished on the device beside what comes finished from the host."""
+    """Time batches that are finished on the device, and batches that the host finishes."""
     size = 2 if quick else 256
     pictures = pin(torch.randint(0, 256, (size, 3, 224, 224), dtype=torch.uint8))
     floats = pin(torch.randn(size, 3, 224, 224))

@@ -1,7 +1,7 @@
 """What the benchmarks share: interleaved repeats, medians of paired ratios, CSV files and plots.
 
-Contenders take turns, in an order drawn anew each round, and are compared within a round: what
-else the machine does then meets all of them alike.
+Contenders take turns, in another order each round, and are compared within a round. Whatever else the machine
+does then slows all of them alike.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def drain(batches: Iterable[Any]) -> None:
 
 
 def steady(batches: Iterator[Any], count: int, ahead: int = 8) -> float:
-    """Return the seconds of so many batches in the middle of a run: without its start, and what was made ahead of it."""
+    """Return the seconds of this many batches in the middle of a run, without its start and prefetched batches."""
     skip = min(ahead, count // 4) + 1
     for _ in range(skip):
         next(batches)
@@ -80,10 +80,10 @@ def steady(batches: Iterator[Any], count: int, ahead: int = 8) -> float:
 
 
 def turns(count: int, number: int) -> list[int]:
-    """Return in which order so many contenders take turns in a round.
+    """Return the order in which the contenders take turns in a round.
 
-    Over 2 * count rounds each comes directly behind each other one equally often (Williams, 1949), as what one leaves behind may
-    slow the next.
+    Over 2 * count rounds each contender follows each other one equally often (Williams, 1949), because one may slow
+    the next.
     """
     zigzag = [(step + 1) // 2 if step % 2 else -(step // 2) for step in range(count)]
     order = [(place + number) % count for place in zigzag]
@@ -100,16 +100,16 @@ def interleave(
     clock: Callable[[], float] = time.perf_counter,
     label: str = "",
 ) -> dict[str, dict[int, float]]:
-    """Time each contender once a round, after one call that is not counted; say when a round is done, and who is left out.
+    """Time each contender once a round, after one call that does not count; report rounds and contenders that are left out.
 
     Args:
         contenders: What to call, by name.
-        rounds: How many times.
-        first: The first round's number, where others come before.
-        limit_s: No round is begun later than this once there are three, nor later than three times this.
-        seldom: The contenders that take part in every so many rounds only.
-        clock: What seconds are counted by: `time.process_time` for what runs on one thread and never waits.
-        label: What is measured, for the lines that tell of it.
+        rounds: Number of rounds.
+        first: Number of the first round, if others came before.
+        limit_s: After three rounds, none begins later than this; before, none later than three times this.
+        seldom: Contenders that take part only every so many rounds.
+        clock: Counts seconds: `time.process_time` for work on one thread that never waits.
+        label: What is measured, for progress lines.
 
     Returns:
         Seconds by name and round, without the contenders that raised LeftOutError.
@@ -198,11 +198,11 @@ def report(name: str, rows: list[Row], options: Options, draw: Callable[[Any], N
     """Print rows, and write them with the machine and a plot to `<name>.csv` and `<name>.png`.
 
     Args:
-        name: Of the benchmark.
-        rows: With the same columns each.
-        options: Where to.
+        name: Name of the benchmark.
+        rows: Rows with equal columns.
+        options: Where the files go.
         draw: Draws the rows on a figure.
-        height: Of the figure, in inches.
+        height: Height of the figure, in inches.
     """
     shown = [{key: _short(value) for key, value in row.items()} for row in rows]
     widths = {key: max(len(key), *(len(row[key]) for row in shown)) for key in shown[0]}

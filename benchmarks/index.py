@@ -94,7 +94,7 @@ def reads_of(shards: list[Path]) -> Reads:
     recorded = {shard.stat().st_ino: shard for shard in shards}
     reads = {number: record_reads(shard) for number, shard in recorded.items()}
     memory = memoryview(bytearray(1 << 20))
-    # A window each, one behind the other, as many as are read at once.
+    # One window each, one after the other, as many as are read at once.
     views: dict[tuple[int, int], tuple[memoryview]] = {}
 
     def places(calls: list[tuple[int, int]]) -> Iterator[tuple[int, tuple[memoryview]]]:

@@ -1,10 +1,9 @@
-"""Batches of 38 MB: what a loader costs whose batches the C library would give back to the system each time.
+"""Measure batches of 38 MB, whose memory the C library returns to the system each time.
 
-Two jobs over real pictures (224 x 224 crops of scikit-learn's two), shuffled. *float32*: a sample is one picture made float32, 602 KB,
-batches of 64, stacked; next to no work, so that what is left is memory. *uint8 rows*: 4,096 pictures lie in one array, batches of 256 are
-gathered from it (the other loaders get whole batches of indices where they take them). The limit is the same loop without a loader
-as one writes it, into new memory each time: a loader that uses memory again may be faster. lk.Loader seeds each sample of float32, the others none;
-where the dataset says that it draws nothing, it seeds none either.
+Two jobs over real pictures (224 x 224 crops of scikit-learn's two), shuffled. *float32*: a sample is one picture as float32,
+602 KB, stacked in batches of 64. *uint8 rows*: 4,096 pictures lie in one array, and batches of 256 are gathered from it. The
+limit is the same loop without a loader, into new memory each time; a loader that reuses memory may be faster. lk.Loader
+seeds each float32 sample unless the dataset declares that it draws nothing.
 """
 
 import random

@@ -1,13 +1,10 @@
-"""Worker memory: how much a million records in a dataset grow over a full pass of four workers.
+"""Measure how much four workers grow over a full pass through a million records.
 
-A record is a dict of a text, a tag and three numbers. Each contender runs in a fork of its own, which makes the records and the loader;
-workers are forked (or four threads, which have no memory of their own), the pass is shuffled, in batches of 1,024, and a batch keeps the
-records' ids alone. `growth` is what the workers' unique set sizes (Private_Clean and Private_Dirty of smaps_rollup) add up to at the end of
-the pass, over what they were after the first batch (a worker that has made none by then counts with all that its first one takes, 1.5 MB:
-the ring hands over whichever is ready). `total_growth` is that of the proportional set sizes of all processes, the main one and shared
-memory included; `later_total_growth` the same from a twentieth of the pass on, by when each worker has made a batch; `whole` what they are
-at the end of the pass, over what the one process had before it made the records. `records` is what the list of dicts itself takes. Medians
-of five runs, in turn.
+A record is a dict of a text, a tag and three numbers. Each contender runs in its own fork, which makes the records and the
+loader. Workers are forked (or four threads). The pass is shuffled, in batches of 1,024. `growth` is the sum of the workers' unique
+set sizes at the end of the pass, less that after the first batch. `total_growth` is the same for the proportional
+set sizes of all processes, shared memory included. `later_total_growth` begins at a twentieth of the pass, when each worker has made
+a batch. `whole` is the size at the end over that before the records were made. `records` is the size of the list. Medians of five runs.
 """
 
 import gc
@@ -117,7 +114,7 @@ def measure(make: Callable[[int], Any], engine: str, count: int) -> dict[str, fl
         seen += len(batch)
         if number == left // 20:  # each worker has made a batch
             later = sum(memory_of(process, "Pss") for process in (os.getpid(), *workers))
-        if number in (left // 2, left - 1):  # behind the last one the workers end
+        if number in (left // 2, left - 1):  # the workers end after the last one
             most = max(most, sum(memory_of(worker, "Private") for worker in workers))
             most_total = max(most_total, sum(memory_of(process, "Pss") for process in (os.getpid(), *workers)))
     if seen != count:

@@ -1,8 +1,7 @@
-"""The order alone: time to the first batch, memory, and cost per index, as the data grows.
+"""Measure the order alone: time to the first batch, memory, and cost per index, as the data grows.
 
-Batches of 1,024 of a dataset that costs nothing. Memory is measured in a process of its own, as
-the growth of its resident size at the peak; for ours also as what Python and numpy allocate at
-the peak. `RandomSampler` and `torch.randperm` run where they fit in memory.
+Batches of 1,024 of a dataset that costs nothing. Memory is the peak growth of the resident size of a fresh process; for
+ours also what Python and numpy allocate. `RandomSampler` and `torch.randperm` run as long as they fit in memory.
 """
 
 import multiprocessing

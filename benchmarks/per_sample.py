@@ -1,9 +1,9 @@
-"""Samples that cost something each: seeding every one of them, against a DataLoader that seeds none.
+"""Measure what seeding every sample costs, compared with a DataLoader that seeds none.
 
-A sample is a numpy computation of 10 to 1,000 us, batches of 32, shuffled, with 0 and 2 workers; at 100 us beside the other
-peers. They draw nothing; lk.Loader seeds them all the same, unless the dataset says so by `draws_nothing`. Beside it is a DataLoader
-whose dataset seeds torch, numpy and `random` for each sample itself, as it has to where augmentations are to be the same again. The reference is
-the DataLoader with as many workers; the limit is a loop over the dataset, without any loader and without collating (with 2 workers: half of it).
+A sample is a numpy computation of 10 to 1,000 us, in batches of 32, shuffled, with 0 and 2 workers. At 100 us the other peers take
+part. The samples draw nothing; lk.Loader seeds them unless the dataset declares `draws_nothing`. "Seeded by hand" is a
+DataLoader whose dataset seeds torch, numpy and `random` itself. The reference is a DataLoader with as many workers. The limit is a
+loop over the dataset without loader or collate (half of it with 2 workers).
 """
 
 import copy

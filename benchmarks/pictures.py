@@ -1,11 +1,11 @@
-"""JPEGs decoded and augmented one by one, as for training a classifier: loaders over the same dataset.
+"""Measure JPEGs that are decoded and augmented one by one, as for training a classifier.
 
 512 crops of scikit-learn's two sample pictures, 256 x 256, in memory. A sample is decoded by PIL, cropped at random to
-224 x 224 and mirrored by chance, and stays uint8; batches of 32 (4.8 MB). The limit is a loop over the dataset that stacks, in one
-process (with 2 workers: half of it). Each turn is a new process with another heap, as where memory lies makes decoding up to
-1.4 times as long, and without workers four programs share the turns. Augmentations draw from torch's generator, which lk.Loader seeds for each sample with numpy's and random's; no peer does.
-Beside it are torch's and, without workers, torchdata's loaders over a dataset that seeds the three itself, which is the same work, and lk.Loader over the same augmentations drawn from `lk.sample_rng()` alone
-and said to be, by processes and by threads: there the three are left alone.
+224 x 224, and mirrored at random; it stays uint8, in batches of 32 (4.8 MB). The limit is a loop over the dataset that stacks, in one
+process (half of it with 2 workers). Each turn is a new process with its own heap, because the place of memory changes the time of decoding
+by up to 40 %. Augmentations draw from torch's generator. lk.Loader seeds it for each sample, with numpy's and random's; no peer
+does. "Seeded by hand" are peers whose dataset seeds the three itself. "sample_rng" is lk.Loader over augmentations that draw from
+`lk.sample_rng()` alone, by processes and by threads.
 """
 
 import io
@@ -96,7 +96,7 @@ def main() -> None:
             f"{STATEFUL}{BY_HAND}": partial(by_torch, by_hand, workers, StatefulDataLoader),
             OWN: partial(ours, own, workers, "auto"),
         }
-        if not workers and installed(NODES):  # its processes hang here, where they are forked beside threads
+        if not workers and installed(NODES):  # its processes hang here if they are forked while threads run
             more[f"{NODES}{BY_HAND}"] = partial(by_nodes, by_hand, 0, "thread")
         more |= {THREADS: partial(ours, own, workers, "threads")} if workers else {}
         bare = partial(run, data)

@@ -1,7 +1,7 @@
-"""Resuming late in an epoch: how long until the first batch, and how much is read again.
+"""Measure a resume late in an epoch: time until the first batch, and what is read again.
 
-10,000,000 samples, batches of 1,024, shuffled, no workers, at 90 % of an epoch. Each time is from
-making the loader to its first batch. A DataLoader has no state: it is run to the place again.
+10,000,000 samples, batches of 1,024, shuffled, no workers, at 90 % of an epoch. Each time is from making the loader to its
+first batch. A DataLoader has no state, so it runs to the place again.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Rows of an array in memory: what a loader costs over the gather that any loader has to do.
+"""Measure rows of an array in memory: what a loader costs over the gather that every loader must do.
 
-1,000,000 x 32 float32, batches of 1,024, shuffled; one epoch of each contender. The reference
-is the loop that one would write by hand, the limit is its gather alone.
+1,000,000 x 32 float32, batches of 1,024, shuffled; one epoch of each contender. The reference is the loop as written by
+hand. The limit is its gather alone.
 """
 
 from collections.abc import Callable, Iterator

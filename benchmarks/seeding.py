@@ -1,12 +1,10 @@
-"""What it costs that samples have seeds of their own, over the JPEGs of `pictures.py` without workers, where little else differs.
+"""Measure what seeds for each sample cost, on the JPEGs of `pictures.py` without workers.
 
-An epoch of `pictures.py` takes 5 % to 10 % more or less in each process, by where memory lies in its heap, and seeding takes 2 %.
-Decoding, cutting and mirroring, nine tenths of it, is the same code for all. So what is compared here is the time beside it: of the loader,
-the collate, seeding and drawing. Ratios are one and the mean difference of that, over the other loader's whole time; the standard errors come
-from the differences between programs, as all forks of one have its addresses. The ratios of the whole times are beside them.
-*Not seeding* is lk.Loader told that the data draws nothing, which is not so: all that is left is the loader itself. *sample_rng* draws from
-`lk.sample_rng()` alone, and seeds none of the three generators. *Seeded by hand* are peers over a dataset that seeds the three for each
-sample, *Philox by hand* one whose dataset makes a generator of the same kind for each and draws as *sample_rng* does.
+Decoding, cropping and mirroring take nine tenths of the time and are the same code for all. The script compares the rest: loader,
+collate, seeding, drawing. Ratios are one plus the mean difference over the other loader's whole time. Standard errors come from
+the differences between programs, because all forks of one program have equal addresses.
+*Not seeding* is lk.Loader told that the data draws nothing. *sample_rng* draws from `lk.sample_rng()` alone. *Seeded by hand* are
+peers whose dataset seeds the three generators. *Philox by hand* is a peer whose dataset makes a generator for each sample.
 """
 
 import math
@@ -85,14 +83,14 @@ def main() -> None:
     options = parse_options(__doc__)
     samples, programs = (BATCH, 2) if options.quick else (COUNT, 12)
     makes = make_contenders(samples)
-    # Rounds of a program: each loader comes behind each other one as often.
+    # Rounds of a program: each loader follows each other one equally often.
     each = 1 if options.quick else 2 * len(makes)
     taken = interleave_apart(
         makes,
         rounds=each * programs,
         programs=programs,
         limit_s=75 * programs,
-        anew=True,
+        fresh=True,
         prepare=import_peers,
         label="seeding",
     )
@@ -154,14 +152,14 @@ def counted(
 
 
 def mean_ratio(turns: Turns, others: Turns, each: int) -> tuple[float, float]:
-    """Return 1 and the mean difference over the other's mean whole time, and the standard error by programs of so many rounds."""
+    """Return 1 plus the mean difference over the other's mean whole time, and the standard error over programs."""
     whole = statistics.fmean(turn.whole for turn in others.values())
     mean, error = mean_by_programs({number: turns[number] - others[number] for number in turns}, each)
     return 1 + mean / whole, error / whole
 
 
 def mean_whole_ratio(turns: Turns, others: Turns, each: int) -> tuple[float, float]:
-    """Return the geometric mean of the whole times' ratios, and its standard error by programs of so many rounds."""
+    """Return the geometric mean of the ratios of whole times, and its standard error over programs."""
     logs = {number: math.log(turns[number].whole / others[number].whole) for number in turns}
     mean, error = mean_by_programs(logs, each)
     return math.exp(mean), math.exp(mean) * error
@@ -189,7 +187,7 @@ def draw(figure: Any, rows: list[Row]) -> None:
     axes.axvline(1, color="#24292f", linewidth=0.8, linestyle=":", zorder=0)
     axes.margins(x=0.25, y=0.12)
     axes.invert_yaxis()
-    axes.set_xlabel("time over DataLoader's, where they differ: beside decoding (less is better; two standard errors)")
+    axes.set_xlabel("time over DataLoader's, where they differ: without decoding (less is better; two standard errors)")
     figure.suptitle("JPEGs decoded and augmented without workers: what seeds of their own cost", x=0.01, ha="left")
 
 

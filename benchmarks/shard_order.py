@@ -1,9 +1,8 @@
-"""What a ShardOrder costs and gives, by lanes and window: opens, mixing, time per index.
+"""Measure a ShardOrder by lanes and window: opens of a shard, mixing, time per index.
 
-Shards of 1,000 samples, batches of 256, four workers and one, each with its last shards kept
-open. `mix` is how much the means of batches vary over what a full shuffle gives (1), for data that
-is sorted by shard; `mix_16` the same for 16 batches together, as gradients are over ranks or
-steps. Reading in order has the first row, a full shuffle the second.
+Shards of 1,000 samples, batches of 256, four workers and one, each with its last shards kept open. `mix` is the variation of
+batch means over that of a full shuffle (1), for data that is sorted by shard. `mix_16` is the same for 16 batches together. The
+first row reads in order, the second shuffles fully.
 """
 
 import math

@@ -1,9 +1,9 @@
-"""Two workers: time to the first batch, cold and the second time, and the gap from one epoch to the next.
+"""Measure two workers: time to the first batch, cold and the second time, and the gap between epochs.
 
 Samples cost next to nothing. Each run is a fork of a process that has imported everything and started nothing. `cold` is from making
-its first loader to the first batch, `second` the same for another loader after that one was closed. `gap` is from an epoch's last batch to
-the next epoch's first; torchdata.nodes starts its workers anew, so that only as many are counted as come within three seconds. grain has
-no epochs and no gap, and starts by spawn alone.
+the first loader to its first batch, `second` the same for another loader after the first was closed. `gap` is from an epoch's last
+batch to the next epoch's first. torchdata.nodes starts its workers again, so only gaps within three seconds count. grain has
+no epochs, and starts by spawn alone.
 """
 
 import importlib
@@ -94,7 +94,7 @@ def measure(name: str, method: str) -> dict[str, list[float]]:
 
 
 def gaps(loader: Loader, batches: Iterator[Any]) -> Iterator[float]:
-    """Yield the seconds from each epoch's last batch to the next one's first, the second epoch and later."""
+    """Yield the seconds from each epoch's last batch to the next epoch's first, from the second epoch on."""
     left, begun = SIZE // BATCH - 1, time.monotonic()
     for _ in range(EPOCHS):
         if time.monotonic() - begun > GAPS_S:

@@ -1,9 +1,9 @@
-"""Stragglers: one sample in twenty takes ten times as long, and the batches still come in order.
+"""Measure stragglers: one sample in twenty takes ten times as long, and batches still come in order.
 
-A sample takes 1 ms, a straggler 10 ms; which ones, is drawn once. Two workers, batches of 1 and of 8, in order. "Computing" uses the CPU,
-"waiting" sleeps, as reading from a service does. Perfect balance is the least that two workers need: two bare processes that share the
-batches so that each has as much to do, measured in the same round. Threads can't seed what samples draw from, and no peer does: lk.Loader is
-measured with seeding and, by `draws_nothing`, without, with processes and with threads.
+A sample takes 1 ms, a straggler 10 ms, drawn once. Two workers, batches of 1 and of 8, in order. "Computing" uses the CPU, "waiting"
+sleeps, like a read from a service. Perfect balance is the least that two workers need: two bare processes that share the batches
+evenly, in the same round. Threads cannot seed the global generators, and no peer does; lk.Loader is measured with seeding and, by
+`draws_nothing`, without, with processes and with threads.
 """
 
 import copy

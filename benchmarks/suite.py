@@ -1,7 +1,7 @@
-"""Run every benchmark, then write the summary, the targets and the README's table: what `make bench` does.
+"""Run every benchmark, then write the summary, the targets and the README's table: `make bench`.
 
-A script that fails or takes three times as long as it should, and contenders that are left out, are said at the end. Peers with an
-environment of their own are looked for in envs/NAME (see benchmarks/README.md).
+The suite stops a script that takes three times its time, and reports scripts that fail and contenders that are left out. It looks
+for peers with their own environment in envs/NAME (see benchmarks/README.md).
 """
 
 import argparse

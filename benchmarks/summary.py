@@ -1,9 +1,9 @@
-"""Every workload of the suite by every loader, in one table and one picture: speed over loaderkit's.
+"""Put every workload of the suite by every loader into one table and one picture: speed over loaderkit's.
 
-Reads the CSV files of the other scripts and writes `summary.csv` and `summary.png`. A cell is how fast a loader is, in times of lk.Loader with
-default settings (`engine="auto"`; the ring where a worker's transport is what is measured; where a line says so its dataset
-draws nothing, or from `lk.sample_rng()` alone, and threads read it): below 1, loaderkit is ahead. Of data on disk it is an epoch after the first. Of a loader that can be used in several ways, threads or processes, the fastest counts. Cells that were not measured are empty: no such job for
-that loader, or it was not installed. The geometric means are those of loaderkit's speed over DataLoader's.
+Reads the CSV files of the other scripts and writes `summary.csv` and `summary.png`. A cell is a loader's speed over that of lk.Loader with
+default settings; below 1, loaderkit is ahead. If a workload says so, its dataset draws nothing or only from `lk.sample_rng()`. For data on disk, an
+epoch after the first counts. If a loader can run threads or processes, the faster one counts. A cell is empty if it was not
+measured. The geometric means are loaderkit's speed over DataLoader's.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def read(workload: Workload, folder: Path) -> tuple[Found, str]:
 
 
 def is_of(loader: str, contender: str) -> bool:
-    """Whether a contender is the loader as one uses it: whole batches of indices for DataLoader, and seeding by hand, are another matter."""
+    """Return whether a contender is the loader in its usual form, without batched indices or seeding by hand."""
     start = contender.split("(")[0].split(",")[0].strip()
     return start == loader and not any(
         part in contender for part in ("sampler of batches", "prefetch_factor", "by hand")

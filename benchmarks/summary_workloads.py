@@ -1,4 +1,4 @@
-"""The workloads of the summary: where each one's numbers are."""
+"""The workloads of the summary, and where their numbers are."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,17 +18,17 @@ LOADERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Where a workload's numbers are.
+    """Where the numbers of a workload are.
 
     Args:
-        name: In the table.
-        file: The script whose results they are.
-        column: What is compared.
-        where: The rows that belong to it.
-        ours: Our contender's name there.
-        names: The other contenders' names, where they don't begin with the loader's.
+        name: Name in the table.
+        file: The script that writes them.
+        column: The column to compare.
+        where: Values that select the rows.
+        ours: Our contender's name.
+        names: The other contenders' names, if they do not begin with the loader's.
         more: Whether more is better.
-        timed: Whether it is throughput; otherwise start, resume or memory.
+        timed: Whether it is a throughput; otherwise start-up, resume or memory.
     """
 
     name: str

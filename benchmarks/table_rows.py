@@ -276,7 +276,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Path], Iterator[Line]]]] = {
     "Training on texts": ("text", of_texts),
     "Index of shards": ("index", of_index),
     "Pictures from tar": ("tar", of_tar),
-    "Stopped and resumed, beside the peers": ("peers/peers_resume", of_resumes),
-    "Data on disk, beside the peers": ("peers/peers_throughput", of_speeds),
+    "Stopped and resumed, compared with the peers": ("peers/peers_resume", of_resumes),
+    "Data on disk, compared with the peers": ("peers/peers_throughput", of_speeds),
     "Every workload by every loader": ("summary", of_suite),
 }

@@ -1,9 +1,8 @@
-"""Small JPEGs in tar shards, in one thread: what a loader costs over reading and decoding, which any loader has to do.
+"""Measure small JPEGs in tar shards, in one thread: a loader over reading and decoding, which every loader must do.
 
-5,000 crops of scikit-learn's two sample pictures, 96 x 96, ten shards, each with a class; epochs in the main process, in
-order and shuffled, in batches of 64. The limit is a bare loop over places known beforehand:
-seek, read, decode, stack, with the same decoder. Both take turns in one process; times are its CPU time. With the threads that torch
-may use, with workers, and beside other libraries: `peers/peers_throughput.py`.
+5,000 crops of scikit-learn's two sample pictures, 96 x 96, in ten shards, each with a class. Epochs run in the main process, in
+order and shuffled, in batches of 64. The limit is a bare loop over known offsets: seek, read, decode, stack, with the same decoder.
+Both take turns in one process. Times are CPU time. `peers/peers_throughput.py` measures threads, workers and other libraries.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""A target of the benchmarks: what is wanted of some values that were measured."""
+"""A target of the benchmarks: a bound on measured values."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ class Target:
     """A bound on some values.
 
     Args:
-        text: What they are.
+        text: What the values are.
         values: Finds them, or raises NotMeasuredError.
-        most: The bound above,
-        least: or below.
-        unit: Behind the numbers.
+        most: Upper bound.
+        least: Lower bound, if there is no upper one.
+        unit: Printed after the numbers.
     """
 
     text: str
@@ -25,7 +25,7 @@ class Target:
     unit: str = ""
 
     def line(self) -> tuple[str, bool | None]:
-        """Return the line of the table, and whether the target is met: None where nothing was measured."""
+        """Return the line of the table, and whether the target is met; None if nothing was measured."""
         wanted = f"at most {self.most:g}" if self.least is None else f"at least {self.least:g}"
         try:
             found = [value for value in self.values() if value == value]

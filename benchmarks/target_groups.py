@@ -1,4 +1,4 @@
-"""The targets of the benchmarks, group by group, each with where its values are found."""
+"""The targets of the benchmarks by group, and where their values are."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -224,7 +224,7 @@ def on_disk(results: Results) -> Iterator[Target]:
         cells = {case: cell for case, cell in cells.items() if not case.startswith(("state", "a shard"))}
         return [sum(not cell.startswith(("exact", "equal")) for cell in cells.values())]
 
-    yield Target("Stopped and resumed, beside the peers: cells of ours that are not exact", wrong_cells, most=0)
+    yield Target("Stopped and resumed, compared with the peers: cells of ours that are not exact", wrong_cells, most=0)
     yield Target(
         "Opens of a shard in an epoch of a ShardOrder (16 lanes, windows of 4,096), 4 workers",
         lambda: [results.value("shard_order", "opens_per_shard_4_workers", lanes="16", window="4096")],

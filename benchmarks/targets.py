@@ -1,6 +1,6 @@
-"""Each target of the benchmarks, what was measured, and whether it is met: `targets.md`, from the other scripts' CSV files.
+"""Compare each target of the benchmarks with what was measured: writes `targets.md` from the other scripts' CSV files.
 
-A line is met where each of its values is; they stand in the order in which the line names them. What was not measured says so.
+A target is met if each of its values is. The values stand in the order in which the line names them.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from target_groups import GROUPS
 
 TESTS = {
     "No shared memory or descriptors grow over 200 epochs": "`tests/engine/test_ring.py`",
-    "Faults: each ends in an error or a clean stop, nothing is left behind": "`tests/engine/test_ring_faults.py`",
+    "Faults: each ends in an error or a clean stop, nothing is left over": "`tests/engine/test_ring_faults.py`",
     "Copies to CUDA: poisoned memory never shows": "`tests/device/test_device_gpu.py`, on CUDA alone",
 }
 

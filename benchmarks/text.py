@@ -1,9 +1,9 @@
-"""Texts of different lengths: what is padding with each plan, what planning costs, and what a training gets from it.
+"""Measure texts of different lengths: the padding of each plan, the cost of planning, and the effect on a training.
 
-Lengths are lognormal (median 150, sigma 0.6 and 1.0), cut off at 2,048 as by a model's context; plans also without the cut. The model is the same for
-all contenders: an embedding and two layers at each token, so that a step costs what its tokens cost, padding included.
-Budget and rows are those of 64 mean texts. lhotse's constraint counts padding too. Times are the process's CPU time on one
-thread: nothing here waits, and what else the machine does is not counted. Columns with `wall` have wall time beside it.
+Lengths are lognormal (median 150, sigma 0.6 and 1.0), cut off at 2,048 like a model's context; plans also without the cut. The model
+is the same for all contenders: an embedding and two layers for each token, so that a step costs what its tokens cost, padding
+included. Budgets and rows are those of 64 mean texts. lhotse's constraint counts padding too. Times are CPU time on one
+thread; columns with `wall` have wall time.
 """
 
 import functools
@@ -27,7 +27,7 @@ from loaderkit.system.arrays import Int64Array
 
 SIGMAS, LONGEST, BATCH, ROW, VOCABULARY, WIDTH = (0.6, 1.0), 2048, 64, 4096, 64, 32
 DRAWS: tuple[tuple[float, int | None], ...] = ((0.6, LONGEST), (1.0, LONGEST), (1.0, None))  # sigma, where cut
-WINDOWS = (2_048, 8_192, 131_072)  # beside the default
+WINDOWS = (2_048, 8_192, 131_072)  # besides the default
 RANDOM, BUCKETS, BUDGET, PACKED = "random batches", "lk.LengthBuckets", "lk.TokenBudget", "lk.PackPlan"
 REFERENCE, LHOTSE = "DataLoader + pad_sequence, shuffled", "lhotse DynamicBucketingSampler"
 COLOURS = {RANDOM: TORCH, REFERENCE: TORCH, LHOTSE: DATA}
@@ -54,7 +54,7 @@ def plans_of(lengths: Int64Array) -> dict[str, Callable[[], Any]]:
 
 
 def floors_of(lengths: Int64Array) -> dict[str, Callable[[], Any]]:
-    """Return the least padding that batches of a fixed size can have in other windows: those of sorted samples."""
+    """Return the least padding of fixed-size batches in other windows: that of sorted samples."""
     return {
         f"{BUCKETS}, window {window:,}": functools.partial(lk.LengthBuckets, lengths, BATCH, window=window)
         for window in WINDOWS
@@ -151,7 +151,7 @@ def train(model: nn.Module, batches: Iterator[tuple[Tensor, int]]) -> dict[str, 
 
 
 def run_epochs(loaders: dict[str, Batches], model: nn.Module, rounds: int) -> tuple[Any, Any, Any, Any]:
-    """Return each contender's counts, the CPU seconds of its epochs with and without the model, and the wall's with it."""
+    """Return each contender's counts, CPU seconds of its epochs with and without the model, and wall seconds with it."""
     counts: dict[str, dict[str, int]] = {}
     found: dict[str, list[float]] = {name: [] for name in loaders}
     alone: dict[str, list[float]] = {name: [] for name in loaders}

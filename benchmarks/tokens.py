@@ -1,7 +1,7 @@
-"""Windows of tokens from a memory-mapped file, as for training a language model.
+"""Measure windows of tokens from a memory-mapped file, as for training a language model.
 
-51,200 windows of 1,024 uint16 tokens, 105 MB in the page cache; batches of 64 (131 KB), shuffled. torch's loaders read them sample
-by sample, the other peers a batch at a time. The limit is a loop over gathers of whole batches, in one process, whatever the number of workers.
+51,200 windows of 1,024 uint16 tokens, 105 MB in the page cache, in shuffled batches of 64 (131 KB). torch's loaders read them sample
+by sample, the other peers a batch at a time. The limit is a loop over gathers of whole batches, in one process.
 """
 
 import tempfile

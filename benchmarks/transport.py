@@ -1,10 +1,9 @@
-"""From a worker to the main process: what handing over a batch costs, by its size and its number of tensors.
+"""Measure what a batch costs on its way from a worker to the main process, by its size and number of tensors.
 
-Batches of 40 KB, 400 KB and 4 MB, in one tensor or ten, from one worker. The worker copies a batch that it has, as if it had just
-made it; the loop takes batches and looks at none. The limit is a bare shared buffer of eight slots that are used again:
-one process copies the tensors into a slot and writes its number into a pipe, the other makes tensors that are views of it.
-Costs are CPU time, of the main process and of both together, so that a busy machine changes them little; `wall` is how often
-a batch comes.
+Batches of 40 KB, 400 KB and 4 MB, in one tensor or ten, from one worker. The worker copies a batch as if it had just made it; the
+loop takes batches and does not look at them. The limit is a bare shared buffer of eight reused slots: one process copies the
+tensors into a slot and writes its number into a pipe, the other makes views of it. Costs are CPU time of the main process and of
+both together; `wall` is the time from batch to batch.
 """
 
 import mmap
@@ -59,7 +58,7 @@ class Numbers:
 
 
 def by_hand(data: Batches, stack: ExitStack) -> Iterator[Batch]:
-    """The bare buffer: yields views of its slots in turn; a slot is written again when seven more were taken."""
+    """Yield views of a bare buffer's slots in turn; a slot is reused after seven more."""
     example = data[0]
     each = [leaf.numel() * 4 for leaf in example.values()]
     starts = np.concatenate([[0], np.cumsum([-(-size // 64) * 64 for size in each])]).tolist()
@@ -160,7 +159,7 @@ def contenders() -> dict[str, Callable[[Batches, ExitStack], Iterator[Any]]]:
 
 
 class Turns:
-    """A contender in a process of its own, that takes some batches at each turn; keeps what they cost."""
+    """A contender in its own process that takes some batches at each turn and keeps their cost."""
 
     def __init__(self, make: Callable[[Batches, ExitStack], Iterator[Any]], data: Batches, count: int) -> None:
         self.costs: list[tuple[float, float, float]] = []  # seconds of wall, of the main process, of both

@@ -1,11 +1,11 @@
-"""Samples a second from the same data on local disk, in the page cache: loaderkit beside the peers and the bare loop.
+"""Samples a second from the same data on local disk, in the page cache: loaderkit, the peers and the bare loop.
 
 Tokens: 200,000 sequences of 16 to 512 uint16 tokens in ten shards. Pictures: 5,000 JPEGs of 96 x 96 with a class, in
 ten shards. Batches of 64, in order and shuffled, 0 and 2 workers. All decode with the same function, and
 collate alike: tokens end to end with offsets, pictures stacked. A contender's run is a fresh process. The clock
 goes from an epoch's first batch to its end, or for a few seconds where an epoch takes longer: once in the process's first
 epoch (`first_epoch`), and once in another epoch of the same loader (`later_epoch`). What comes before the first batch, making
-dataset and loader included, is `first_batch_ms`. Contenders take turns in an order drawn anew each round, and speeds
+dataset and loader included, is `first_batch_ms`. Contenders take turns in an order drawn again each round, and speeds
 are compared within a round.
 
 The bare loop reads, decodes and collates sample by sample, without a loader, in one thread. Without workers, loaderkit

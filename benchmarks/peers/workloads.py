@@ -67,7 +67,7 @@ def timed_job(
 ) -> Callable[..., Any]:
     """Return the function that times a loader's first epoch, and one more of the same loader.
 
-    Each from its first batch to its end, or for so many seconds. A generator is made anew for the second.
+    Each from its first batch to its end, or for so many seconds. A generator is made again for the second.
     """
 
     def run(*, folder: str, kind: str, shuffle: bool, workers: int, seconds: float) -> dict[str, Any]:

@@ -43,8 +43,8 @@ def in_new_memory(stack):
     calls = iter([None, float(id(bytearray(1 << 16)))])
     return lambda: next(calls)
 
-anew = interleave_apart({"new": in_new_memory, "dies": dies}, rounds=4, anew=True)
-assert len(anew.pop("new").values()) == 4 and not anew, anew
+found = interleave_apart({"new": in_new_memory, "dies": dies}, rounds=4, fresh=True)
+assert len(found.pop("new").values()) == 4 and not found, found
 
 on = interleave_apart({"timed": partial(_as_it_is, time.time)}, rounds=3, programs=2, prepare=partial(os.system, "echo $PPID"))
 assert list(on["timed"]) == [0, 1, 2, 3], on
