@@ -16,7 +16,7 @@ from loaderkit.datasets.base import (
     reads_many,
 )
 from loaderkit.sampling.order import digest
-from loaderkit.seeding.draws import Draws, SaysDraws, draws
+from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
 from loaderkit.seeding.samples import part_of_batch, per_sample
 from loaderkit.system.arrays import Int64Array
 
@@ -26,7 +26,7 @@ def _fingerprint(dataset: Any) -> str:
     return f"{len(dataset)}:{own() if callable(own) else ''}"
 
 
-class ConcatDataset(SaysDraws):
+class ConcatDataset(DeclaresDraws):
     """Datasets one after another."""
 
     def __init__(self, datasets: Sequence[MapStyle]) -> None:
@@ -83,7 +83,7 @@ class ConcatDataset(SaysDraws):
         return int(self._ends[part - 1]) if part else 0
 
 
-class ZipDataset(SaysDraws):
+class ZipDataset(DeclaresDraws):
     """Datasets side by side: a sample is a tuple (or dict) with one sample of each.
 
     Raises:
@@ -131,7 +131,7 @@ class ZipDataset(SaysDraws):
         return tuple(parts) if self._names is None else dict(zip(self._names, parts, strict=True))
 
 
-class SubsetDataset(SaysDraws):
+class SubsetDataset(DeclaresDraws):
     """Some samples of a dataset, by their indices.
 
     Raises:
@@ -175,7 +175,7 @@ class SubsetDataset(SaysDraws):
         return f"subset({picked}, {digest(self.indices)})"
 
 
-class MapDataset(SaysDraws):
+class MapDataset(DeclaresDraws):
     """A dataset with a transform, which draws its randomness per sample.
 
     Args:

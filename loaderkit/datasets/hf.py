@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from loaderkit.datasets.base import check_index
-from loaderkit.seeding.draws import Draws, SaysDraws
+from loaderkit.seeding.draws import DeclaresDraws, Draws
 from loaderkit.seeding.samples import per_sample
 
 
-class HFDataset(SaysDraws):
+class HFDataset(DeclaresDraws):
     """The rows of a `datasets.Dataset`, read many at once, as its own format gives them.
 
     A function of its `set_transform` or `with_transform` is called row by row, under that

@@ -15,7 +15,7 @@ from loaderkit.datasets.bad_samples import RAISE, BadSamples
 from loaderkit.datasets.base import reads_batches, reads_columns, reads_many
 from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import BatchKey
-from loaderkit.seeding.draws import Draws, OwnSeeds, Unseeded, draws
+from loaderkit.seeding.draws import Draws, NoSeeds, SampleRngSeeds, draws
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.arrays import Int64Array
@@ -111,10 +111,10 @@ class BatchReader:
 
     def _seeds(self, drawn: Draws, key: BatchKey, rows: slice = slice(None)) -> SampleSeeds:
         if drawn is Draws.NOTHING:
-            return Unseeded(len(key.indices[rows]))
+            return NoSeeds(len(key.indices[rows]))
         words = hash_positions(key.positions[rows], "sample", self.seed, key.epoch)
         if drawn is Draws.SAMPLE_RNG:
-            return OwnSeeds(words)
+            return SampleRngSeeds(words)
         return SampleSeeds(words, restore=torch_data.get_worker_info() is None)
 
     def _read_whole(self, key: BatchKey, read_batch: Callable[[Int64Array], Any]) -> Any:
@@ -160,7 +160,7 @@ class BatchReader:
         else:
             with self._seeds(self._collate_drawn, key, slice(1)) as own:
                 if not self.batched:
-                    own.go_on(seeds)
+                    own.continue_from(seeds)
                 batch = self._collate_seeded(samples, indices, bounds, own)
         return batch if repair is None else repair.report(batch)
 

@@ -1,4 +1,4 @@
-"""Seeds of a process's own global generators, for what is drawn outside samples."""
+"""Seeds for a process's global generators, for draws outside samples."""
 
 import os
 import random
@@ -10,10 +10,10 @@ from loaderkit.seeding.keys import derive_seed
 
 
 def seed_all(seed: int) -> None:
-    """Seed torch, on all devices that there are, numpy and `random`."""
+    """Seed torch on all its devices, numpy and `random`."""
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
-    else:  # the same, without formatting the stack for each kind of device that may yet appear: 10 ms and 1.3 MB in a new process
+    else:  # torch.manual_seed also prepares devices that may come later: 10 ms and 1.3 MB in a new process
         torch.default_generator.manual_seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
@@ -22,20 +22,22 @@ def seed_all(seed: int) -> None:
 def seed_worker(worker_id: int, *, rank: int | None = None) -> None:
     """Seed torch, numpy and `random` differently in each worker, epoch and rank.
 
-    A `worker_init_fn` for a bare `torch.utils.data.DataLoader`. Workers start
-    anew each epoch unless they persist, and torch draws their base seed from
-    the main process's generator: seed that, and the run is reproducible.
+    This is a `worker_init_fn` for `torch.utils.data.DataLoader`; `lk.Loader` does not need it. torch draws the workers'
+    base seed from the main process's generator at each start of workers. Seed that generator and the run is
+    reproducible. Persistent workers start once, so they are seeded once.
 
     Args:
-        worker_id: As the DataLoader gives it.
-        rank: This process's rank; found in torch.distributed or the RANK
-            variable by default. Where neither is set in a spawned worker, give
-            it: `functools.partial(seed_worker, rank=rank)`.
+        worker_id: The number that the DataLoader passes.
+        rank: This process's rank. By default it comes from torch.distributed or from the RANK variable. If a spawned
+            worker knows neither, pass `functools.partial(seed_worker, rank=rank)`.
+
+    Example:
+        >>> loader = torch.utils.data.DataLoader(range(4), num_workers=2, worker_init_fn=lk.seed_worker)
+        >>> lk.seed_worker(0, rank=1)  # what each worker runs
     """
     if rank is None:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             rank = torch.distributed.get_rank()
         else:
             rank = int(os.environ.get("RANK", 0))
-    seed = derive_seed("worker", torch.initial_seed(), worker_id, rank)
-    seed_all(seed)
+    seed_all(derive_seed("worker", torch.initial_seed(), worker_id, rank))

@@ -1,4 +1,4 @@
-"""Randomness that belongs to a sample: seeds from keys, and generators that are left as they were."""
+"""Randomness that belongs to a sample: global generators are seeded around each sample, and restored afterwards."""
 
 import os
 import random
@@ -6,24 +6,18 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
-import numpy.random.mtrand as np_random
 import torch
+from numpy.random import mtrand
 
-from loaderkit.seeding.generators import Generators
+from loaderkit.seeding.generators import generator
 from loaderkit.seeding.keys import GOLDEN
 from loaderkit.system.arrays import UInt64Array
 
 T = TypeVar("T")
 S = TypeVar("S")
-
-# Bound once: this runs for each sample. `random.seed` checks its argument's type for as long as it takes to seed torch.
-_random: Any = random.seed.__self__  # type: ignore[attr-defined]  # the module's own generator
-_seed_random: Callable[[int], None] = super(random.Random, _random).seed
-_seed_numpy = np.random.seed
-_seed_torch = torch.default_generator.manual_seed
 
 
 class _Current(threading.local):
@@ -34,41 +28,40 @@ _current = _Current()
 
 
 class SampleSeeds:
-    """The seeds of one batch's samples, as a context in which global generators are ours.
+    """A context in which `enter(row)` seeds torch, numpy and `random` for one sample of a batch.
 
-    Inside, `enter(i)` seeds torch, numpy and `random` for sample i. On leaving,
-    the caller's generators stand where they stood (unless `restore` is off, as
-    in a worker process, where nobody else draws from them).
+    numpy's global generator gets 32 bits of the seed, the other generators and `sample_rng()` get 64.
 
-    The generators are the process's: another thread that reads samples waits until they are given back.
+    The global generators belong to the process. With `restore`, another thread that enters such a context waits until
+    this one leaves.
 
-    numpy's global generator is seeded with 32 bits, `sample_rng()` with 64.
+    Args:
+        words: One 64-bit seed for each sample of the batch (N,).
+        restore: Whether to restore the caller's generators on leaving. A worker process does not need it.
     """
 
     _numpy_bits = np.random.MT19937()
-    _turn = threading.RLock()  # of the thread whose samples the generators are seeded for
+    _lock = threading.RLock()  # held by the thread whose samples the global generators are seeded for
 
     def __init__(self, words: UInt64Array, *, restore: bool = True) -> None:
         self._words = words.tolist()
         self._restore = restore
         self._word = 0
         self._rng: np.random.Generator | None = None
-        self._generators = Generators()
-        self._rows: Sequence[int] = range(len(self._words))  # of the samples being read, in the batch
-        self._stream = 0  # differs between the parts of a sample that draw apart
-        self.row: int | None = None  # the sample entered last; None where many are read at once
+        self._rows: Sequence[int] = range(len(self._words))  # rows of the batch that the current part reads
+        self._stream = 0  # differs between parts of one sample that must draw independently
+        self.row: int | None = None  # the current sample; None while many are read at once
 
     def __enter__(self) -> Self:
         self._outer = _current.seeds
         if self._restore:
-            SampleSeeds._turn.acquire()
+            SampleSeeds._lock.acquire()
             self._torch = torch.default_generator.get_state()
             self._random = random.getstate()
-            self._bits = np_random.get_bit_generator()
-            # Not the words alone: set_bit_generator() forgets a kept normal deviate.
-            whole = self._bits is self._numpy_bits or _numpy_keeps_normal()
-            self._numpy: Any = np.random.get_state(legacy=False) if whole else None
-            np_random.set_bit_generator(self._numpy_bits)
+            # Another bit generator is faster than restoring 624 words, and `np.random.seed` needs an MT19937.
+            self._bits = mtrand.get_bit_generator()
+            self._numpy = np.random.get_state(legacy=False)
+            mtrand.set_bit_generator(self._numpy_bits)
         _current.seeds = self
         return self
 
@@ -79,45 +72,41 @@ class SampleSeeds:
         if self._restore:
             torch.default_generator.set_state(self._torch)
             random.setstate(self._random)
-            np_random.set_bit_generator(self._bits)
-            if self._numpy is not None:
+            mtrand.set_bit_generator(self._bits)
+            # `set_bit_generator` drops the normal deviate that numpy keeps for its next draw.
+            if self._bits is self._numpy_bits or self._numpy["has_gauss"]:
                 np.random.set_state(self._numpy)
-            SampleSeeds._turn.release()
+            SampleSeeds._lock.release()
 
     def enter(self, row: int) -> None:
-        """Make the randomness that of sample number `row` of those being read."""
+        """Seed the generators for one sample.
+
+        Args:
+            row: The sample's row in the batch, or in the current `part`.
+        """
         self.row = row = self._rows[row]
-        self._word = word = self._words[row] ^ self._stream
-        self._rng = None
-        # As in _seed, without another call: this runs for each sample.
-        _seed_torch(word)
-        _seed_numpy(word & 0xFFFFFFFF)
-        _seed_random(word)
-        _random.gauss_next = None
+        self._seed(self._words[row] ^ self._stream)
 
     def enter_batch(self) -> None:
-        """Make the randomness that of the batch as a whole, for its collate and for reads of many at once."""
+        """Seed the generators for the whole batch: for its collate, and for reads of many samples at once."""
         self.row = None
         self._seed(self._words[0] ^ GOLDEN)
 
-    def go_on(self, before: "SampleSeeds") -> None:
-        """Stand in the batch's only sample, where seeds that left the global generators alone stand in it."""
+    def continue_from(self, other: "SampleSeeds") -> None:
+        """Enter the only sample of the batch, with the seed and the `sample_rng()` that `other` has reached in it."""
         self.enter(0)
-        if before._word:
-            self._seed(before._word)
-            self._rng = before._rng
-
-    def _seed(self, word: int) -> None:
-        self._word = word
-        self._rng = None
-        _seed_torch(word)
-        _seed_numpy(word & 0xFFFFFFFF)
-        _seed_random(word)
-        _random.gauss_next = None
+        if other._word:
+            self._seed(other._word)
+            self._rng = other._rng
 
     @contextmanager
     def part(self, number: int | None, rows: Sequence[int] | None = None) -> Iterator[None]:
-        """Within, `enter(i)` means the i-th of the rows, and draws are of part `number` of the samples (None: as without)."""
+        """Seed a part of each sample independently of its other parts.
+
+        Args:
+            number: Identifies the part. None keeps the sample's own seed.
+            rows: The rows of the batch that `enter` counts in this part; all by default.
+        """
         outer = self._rows, self._stream
         if rows is not None:
             self._rows = [self._rows[row] for row in rows]
@@ -129,45 +118,41 @@ class SampleSeeds:
             self._rows, self._stream = outer
 
     def rng(self) -> np.random.Generator:
-        """Return the current sample's own generator, the same object until the next `enter`."""
+        """Return the current sample's own Generator: the same object until the next `enter`."""
         if self._rng is None:
-            self._rng = self._generators.of(self._word)
+            self._rng = generator(self._word)
         return self._rng
 
-
-def _new_turn() -> None:
-    SampleSeeds._turn = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_new_turn)  # the thread that has the turn is not in the child
-
-
-class _NoWords:
-    state: ClassVar[dict[str, Any]] = {"bit_generator": ""}
+    def _seed(self, word: int) -> None:
+        self._word, self._rng = word, None
+        torch.default_generator.manual_seed(word)
+        np.random.seed(word & 0xFFFFFFFF)
+        random.seed(word)
 
 
-def _numpy_keeps_normal() -> bool:
-    """Say whether numpy's global generator keeps a normal deviate for its next draw.
+def _new_lock() -> None:
+    SampleSeeds._lock = threading.RLock()
 
-    Its whole state says it too, and takes a hundred times as long: 624 words go through Python.
-    """
-    generator: Any = np_random._rand
-    bits = getattr(generator, "_bit_generator", None)
-    if bits is None:
-        return True  # another numpy: then its whole state is kept
-    try:
-        generator._bit_generator = _NoWords
-        return bool(generator.get_state(legacy=False)["has_gauss"])
-    finally:
-        generator._bit_generator = bits
+
+os.register_at_fork(after_in_child=_new_lock)  # the thread that holds the lock does not exist in the child
 
 
 def sample_rng() -> np.random.Generator:
-    """Return the current sample's own numpy Generator, for use in a dataset, transform or collate.
+    """Return the current sample's own numpy Generator, for a dataset, transform or collate.
 
-    It is a function of the loader's seed, the epoch and the sample's position.
-    Outside a loader, as in `dataset[0]` by hand, it is a new generator seeded
-    from numpy's global one.
+    Its draws depend on the loader's seed, the epoch and the sample's position alone. Outside a loader, as in
+    `dataset[0]`, it is a new Generator that is seeded from numpy's global one.
+
+    Example:
+        >>> class Noise:
+        ...     draws_only_sample_rng = True
+        ...     def __len__(self):
+        ...         return 4
+        ...     def __getitem__(self, index):
+        ...         return lk.sample_rng().random()
+        >>> first, second = (torch.cat(list(lk.Loader(Noise(), 2, seed=3))) for _ in range(2))
+        >>> torch.equal(first, second)
+        True
     """
     seeds = _current.seeds
     if seeds is None:
@@ -176,10 +161,17 @@ def sample_rng() -> np.random.Generator:
 
 
 def per_sample(function: Callable[[S], T], samples: Iterable[S]) -> list[T]:
-    """Apply a function to each sample of the batch being read, under that sample's seed.
+    """Apply a function to each sample of the batch, under that sample's seed.
 
-    For a dataset's `__getitems__`: the samples have to be those of the call, in
-    their order. Outside a loader it is a plain loop.
+    Call it in a dataset's `__getitems__`, with the samples of that call in their order. Outside a loader it is a plain
+    loop.
+
+    Args:
+        function: Called with one sample.
+        samples: What the function is called with, in the order of the batch.
+
+    Returns:
+        The results, in the same order.
     """
     seeds = _current.seeds
     if seeds is None:
@@ -194,13 +186,13 @@ def per_sample(function: Callable[[S], T], samples: Iterable[S]) -> list[T]:
 
 @contextmanager
 def part_of_batch(number: int, rows: Sequence[int] | None = None) -> Iterator[None]:
-    """Read a part of the batch's samples: within, `per_sample` draws apart from other parts.
+    """Read a part of the batch; inside, `per_sample` draws independently of other parts.
 
-    For a dataset's `__getitems__` that asks other datasets.
+    A dataset whose `__getitems__` asks other datasets needs it.
 
     Args:
-        number: Tells the parts of one sample apart.
-        rows: Which of the call's samples are read within; all by default.
+        number: Identifies the part of a sample.
+        rows: The rows of the call that are read inside; all by default.
     """
     seeds = _current.seeds
     if seeds is None:

@@ -10,13 +10,13 @@ import numpy as np
 
 from loaderkit.datasets.base import check_index
 from loaderkit.datasets.images.pictures import decode_picture
-from loaderkit.seeding.draws import SaysDraws
+from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.system.arrays import Int64Array
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
 
 
-class ImageFolder(SaysDraws):
+class ImageFolder(DeclaresDraws):
     """Pictures at `root/class/.../file`, as torchvision's ImageFolder takes them and in its order.
 
     A sample is `(picture, label)`: uint8 (3, H, W), and the class's number.

@@ -14,7 +14,7 @@ from loaderkit.datasets.base import check_index, is_frame
 from loaderkit.datasets.combine import SubsetDataset
 from loaderkit.datasets.memory.gather import TensorColumn, gather
 from loaderkit.datasets.memory.shared import SharedList
-from loaderkit.seeding.draws import Draws, SaysDraws
+from loaderkit.seeding.draws import DeclaresDraws, Draws
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array
 
@@ -22,7 +22,7 @@ _PLAIN = (TensorColumn, np.ndarray, np.memmap, list, range, SharedList)  # colum
 Columns = Any  # a Tensor, ndarray or sequence, or a tuple or dict of them, nested
 
 
-class ArrayDataset(SaysDraws):
+class ArrayDataset(DeclaresDraws):
     """A dataset over columns with one length.
 
     Args:

@@ -8,11 +8,11 @@ import numpy as np
 
 from loaderkit.datasets.base import check_index
 from loaderkit.datasets.memory.packed import Packed
-from loaderkit.seeding.draws import SaysDraws
+from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.seeding.samples import per_sample
 
 
-class RecordDataset(SaysDraws):
+class RecordDataset(DeclaresDraws):
     """Text-and-number records, such as dicts, tuples or strings, each packed to bytes.
 
     A list of a million dicts is copied into each worker as it is read, since

@@ -14,7 +14,7 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.remote.storage import Stat, Storage
 from loaderkit.datasets.remote.urls import Urls, expand, is_remote, open_file, shard_name, stat
 from loaderkit.datasets.shards.index import ShardIndex, load_index, save_index
-from loaderkit.seeding.draws import SaysDraws
+from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.per_thread import Opened, PerThread
@@ -23,7 +23,7 @@ from loaderkit.system.process import process_id
 _UNSIGNED = np.dtype(np.uint64)  # a view takes half as long with it as with the type
 
 
-class ShardedDataset(SaysDraws, ABC):
+class ShardedDataset(DeclaresDraws, ABC):
     """A dataset over shards that were indexed once.
 
     A format gives `kind`, `suffixes`, `scan`, `open` and `read`. Handles are opened

@@ -1,4 +1,4 @@
-"""Randomness belongs to the sample, and the caller's own generators are left as they were."""
+"""Randomness belongs to the sample, and the caller's own generators are restored."""
 
 import concurrent.futures
 import random
@@ -15,9 +15,7 @@ import torch.utils.data as torch_data
 from drawing import Drawing, drawing_collate, draws, equal, generator_states
 
 import loaderkit as lk
-from loaderkit.seeding.global_seeds import seed_all
-from loaderkit.seeding.keys import hash_positions
-from loaderkit.seeding.samples import SampleSeeds, part_of_batch, per_sample
+from loaderkit.seeding import SampleSeeds, hash_positions, part_of_batch, per_sample, seed_all
 
 
 def words(*positions: int, seed: int = 0) -> Any:
@@ -31,8 +29,8 @@ def test_seeds_tell_keys_apart() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_numpys_integers_are_seeds_as_pythons_are() -> None:
-    """Both look the same in an order's key, so they have to make the same order."""
+def test_numpy_integers_give_the_seeds_of_python_integers() -> None:
+    """An order's key shows both alike, so both must give the same order."""
     assert lk.derive_seed("sample", np.uint32(7), np.int64(1)) == lk.derive_seed("sample", 7, 1)
     assert lk.Shuffled(50, seed=np.uint32(7)).key(0) == lk.Shuffled(50, seed=7).key(0)
     assert np.array_equal(
@@ -50,8 +48,8 @@ GOLDEN_SEED = 9055952992643859390
 GOLDEN_WORDS = [4511172499846040211, 16054369157710745818, 9870787152696739821]
 
 
-def test_position_words_are_distinct_and_even() -> None:
-    """Also across the block that is hashed at a time."""
+def test_position_words_are_distinct_and_uniform() -> None:
+    """Also across the blocks in which they are hashed."""
     positions = np.arange(200_000, dtype=np.int64)
     found = hash_positions(positions, "x", 1)
     assert len(np.unique(found)) == len(positions)
@@ -77,7 +75,7 @@ def prepare_nothing() -> None:
 
 
 def prepare_cached_deviates() -> None:
-    """A normal deviate is kept for the next call by numpy and by `random`."""
+    """numpy and `random` each keep a normal deviate for the next call."""
     np.random.seed(5)
     random.seed(5)
     np.random.randn()
@@ -92,7 +90,7 @@ def prepare_another_bit_generator() -> None:
 @pytest.mark.parametrize("prepare", [prepare_nothing, prepare_cached_deviates, prepare_another_bit_generator])
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_callers_generators_are_left_as_they_were(prepare: Callable[[], None], nested: bool, fails: bool) -> None:
+def test_the_callers_generators_are_restored(prepare: Callable[[], None], nested: bool, fails: bool) -> None:
     prepare()
     before = generator_states()
     seeds = SampleSeeds(words(1, 2))
