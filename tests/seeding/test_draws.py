@@ -15,7 +15,7 @@ import loaderkit as lk
 from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
 from loaderkit.datasets.tar.dataset import DECODERS
 from loaderkit.seeding import Draws, SampleSeeds, draws
-from loaderkit.system import threads_of_a_read
+from loaderkit.system.threads import threads_of_a_read
 
 THREADS: dict[str, Any] = {"num_workers": 3, "engine": "threads"}
 
