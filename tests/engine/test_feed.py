@@ -377,5 +377,5 @@ def test_a_dataset_that_draws_nothing_gets_no_generator() -> None:
         def __getitem__(self, index: int) -> float:  # type: ignore[override]
             return lk.sample_rng().random()
 
-    with pytest.raises(RuntimeError, match=r"the dataset \(or collate_fn\) says draws_nothing.*Leave that out"):
+    with pytest.raises(RuntimeError, match=r"the dataset \(or collate_fn\) has draws_nothing = True.*Remove"):
         list(lk.Loader(Asks(), 4))

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 import loaderkit as lk
 from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
 from loaderkit.datasets.tar.dataset import DECODERS
-from loaderkit.seeding import Draws, SampleSeeds, draws
+from loaderkit.seeding import Draws, draws
 from loaderkit.system.threads import threads_of_a_read
 
 THREADS: dict[str, Any] = {"num_workers": 3, "engine": "threads"}
@@ -148,16 +148,20 @@ def test_plain_sequences_draw_nothing_and_classes_made_of_them_may() -> None:
     assert draws(Mine([1, 2])) is Draws.ANYTHING
 
 
-@pytest.mark.parametrize(("dataset", "seeded"), [(Own, 0), (Hidden, 12)])
-def test_the_global_generators_are_seeded_only_where_they_may_be_drawn_from(
-    dataset: Any, seeded: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-    enter = SampleSeeds.enter
-    monkeypatch.setattr(SampleSeeds, "enter", lambda self, row: (calls.append(row), enter(self, row))[1])
-    transform = Own() if dataset is Own else Hidden(Own())
-    found = list(lk.Loader(MapDataset(range(12), transform), 4, collate_fn=Keep()))
-    assert (len(found), len(calls)) == (3, seeded)
+@pytest.mark.parametrize("says", [True, False])
+def test_the_global_generators_are_seeded_only_if_they_may_be_drawn_from(says: bool) -> None:
+    found = []
+
+    class Asks(Own):
+        draws_only_sample_rng = says
+
+        def __call__(self, sample: Any) -> Any:
+            found.append(torch.initial_seed())
+            return super().__call__(sample)
+
+    assert len(list(lk.Loader(MapDataset(range(12), Asks()), 4, collate_fn=Keep()))) == 3
+    assert len(found) == 12
+    assert set(found) == {torch.initial_seed()} if says else len(set(found)) == 12
 
 
 class Empty:
