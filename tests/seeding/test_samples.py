@@ -75,7 +75,7 @@ def prepare_nothing() -> None:
 
 
 def prepare_cached_deviates() -> None:
-    """numpy and `random` each keep a normal deviate for the next call."""
+    """Leave a normal deviate that `random` and numpy keep for their next call."""
     np.random.seed(5)
     random.seed(5)
     np.random.randn()
