@@ -14,7 +14,7 @@ from loaderkit.cli.source import add_source, given_source
 from loaderkit.loader.measure_lengths import measure_lengths
 from loaderkit.sampling.by_length.packing import PackPlan
 from loaderkit.sampling.by_length.plans import LengthBuckets, TokenBudget
-from loaderkit.sampling.by_length.summary import Batches, PlanSummary, longest_times_count, summarise
+from loaderkit.sampling.by_length.summary import BatchCounts, PlanSummary, longest_times_count, summarise
 from loaderkit.sampling.order import Shuffled
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.process_pool import usable_cpus
@@ -151,7 +151,7 @@ def _random(lengths: Int64Array, batch_size: int, arguments: argparse.Namespace)
     taken = len(lengths) // (ranks * batch_size) * ranks * batch_size
     indices = Shuffled(len(lengths), seed=arguments.seed).indices(epoch, 0, taken)
     bounds = np.arange(0, taken + 1, batch_size, dtype=np.int64)
-    batches = Batches(longest_times_count(lengths[indices], bounds), int(lengths[indices].sum()), taken, 0)
+    batches = BatchCounts(longest_times_count(lengths[indices], bounds), int(lengths[indices].sum()), taken, 0)
     return summarise([batches], epoch=epoch, ranks=ranks, size=len(lengths))
 
 

@@ -1,1 +1,1 @@
-"""Plans that look at the lengths of samples: buckets, token budgets, packing."""
+"""Plans that arrange samples by length: buckets, token budgets and packed rows."""

@@ -1,4 +1,4 @@
-"""What plans by length ask of their settings."""
+"""Checks of the settings of plans by length."""
 
 from typing import Any, Literal, get_args
 
@@ -10,11 +10,12 @@ from loaderkit.sampling.plan import Tail
 from loaderkit.system.arrays import Int64Array
 
 TooLong = Literal["error", "drop", "alone"]
-TAILS = get_args(Tail)
+TAILS: tuple[Tail, ...] = get_args(Tail)
+TOO_LONG: tuple[TooLong, ...] = get_args(TooLong)
 
 
 def as_lengths(lengths: npt.ArrayLike, name: str) -> Int64Array:
-    """Check lengths (N,).
+    """Return lengths as an array (N,) int64.
 
     Raises:
         ValueError: If they are not integers of at least 0 on one axis, or there are none.
@@ -23,8 +24,8 @@ def as_lengths(lengths: npt.ArrayLike, name: str) -> Int64Array:
         found = np.asarray(lengths)
     except ValueError as error:  # such as samples
         raise ValueError(
-            f"{name}: lengths are a {type(lengths).__name__} that is no array ({error}), wanted the length of each sample: "
-            "loaderkit.measure_lengths(dataset) finds them."
+            f"{name}: lengths are a {type(lengths).__name__} that numpy can't make an array of ({error}), wanted the length "
+            "of each sample. loaderkit.measure_lengths(dataset) finds them."
         ) from None
     if found.shape == (0,):
         raise ValueError(f"{name}: there are no lengths, wanted the length of each sample.")
@@ -39,7 +40,7 @@ def as_lengths(lengths: npt.ArrayLike, name: str) -> Int64Array:
 
 
 def check_order(order: Any, lengths: Int64Array, name: str) -> None:
-    """Refuse what is no order, or one of more samples than there are lengths."""
+    """Raise an error unless `order` is an Order with indices below the number of lengths."""
     if not isinstance(order, Order):
         raise TypeError(
             f"{name}: order is {order!r:.60}, wanted a loaderkit.Order such as loaderkit.Shuffled(size) or loaderkit.Subset(indices)."
@@ -57,30 +58,22 @@ def check_count(value: Any, name: str, what: str) -> None:
         raise ValueError(f"{name}: {what} is {value!r}, wanted an integer of at least 1.")
 
 
-def too_few(samples: int, ranks: int) -> ValueError:
-    """Make the error for samples that the ranks can't share."""
-    return ValueError(
-        f"plan: the last {samples} samples of an epoch can't be shared evenly by {ranks} ranks (tail='keep'): each "
-        "rank needs as many batches, none of them empty. Use fewer ranks, a larger window, or tail='drop' or 'pad'."
-    )
-
-
-def check_tail(tail: str, name: str) -> Tail:
-    """Return the tail policy, or raise ValueError."""
-    if tail not in TAILS:
-        raise ValueError(f"{name}: tail is {tail!r}, wanted one of {', '.join(map(repr, TAILS))}.")
-    return tail  # type: ignore[return-value]  # it is one
-
-
-def check_too_long(too_long: str, name: str, wanted: tuple[str, ...] = get_args(TooLong)) -> TooLong:
-    """Return the policy for long samples, or raise ValueError."""
-    if too_long not in wanted:
-        raise ValueError(f"{name}: too_long is {too_long!r}, wanted one of {', '.join(map(repr, wanted))}.")
-    return too_long  # type: ignore[return-value]  # it is one
+def check_choice(value: str, choices: tuple[str, ...], name: str, what: str) -> None:
+    """Raise ValueError unless a setting is one of the choices."""
+    if value not in choices:
+        raise ValueError(f"{name}: {what} is {value!r}, wanted one of {', '.join(map(repr, choices))}.")
 
 
 def check_longest(costs: Int64Array, limit: int, name: str, what: str, way_out: str) -> None:
-    """Raise ValueError if a sample is longer than allowed."""
+    """Raise ValueError if a sample costs more than the limit.
+
+    Args:
+        costs: Tokens that each sample counts (N,).
+        limit: The most that one sample may count.
+        name: The plan's name.
+        what: The name of the setting that limits.
+        way_out: What to do instead of raising the limit.
+    """
     if costs.max() > limit:
         longest, count = int(costs.argmax()), int(np.count_nonzero(costs > limit))
         raise ValueError(
@@ -89,19 +82,27 @@ def check_longest(costs: Int64Array, limit: int, name: str, what: str, way_out: 
         )
 
 
+def too_few(samples: int, ranks: int) -> ValueError:
+    """Return the error for last samples that the ranks can't share."""
+    return ValueError(
+        f"plan: the last {samples} samples of an epoch can't be shared evenly by {ranks} ranks (tail='keep'): each "
+        "rank needs as many batches, none of them empty. Use fewer ranks, a larger window, or tail='drop' or 'pad'."
+    )
+
+
 def small_window(plan: str, window: int, samples: int, needed: float, ranks: int) -> str | None:
-    """Say that a window is too small for a full batch on each rank, where a larger one would help.
+    """Return a remark if a larger window would give larger batches, else None.
 
     Args:
-        plan: Its name.
+        plan: The plan's name.
         window: Samples arranged together.
-        samples: Of the data.
-        needed: Samples of a full step, about.
-        ranks: That share it.
+        samples: Samples of the dataset.
+        needed: Samples of a full step, computed from the mean length.
+        ranks: Ranks that share a step.
     """
-    if 1.25 * window >= needed or samples < 2 * window:  # what samples take differs, `needed` is by their mean
+    if 1.25 * window >= needed or samples < 2 * window:  # 1.25: `needed` is an estimate
         return None
     return (
-        f"{plan}: a window of {window:,} samples is less than a full step, about {round(needed):,} for {ranks} ranks, so that "
-        "batches are smaller than they may be. Give a larger window=."
+        f"{plan}: a window of {window:,} samples is less than a full step, about {round(needed):,} for {ranks} ranks, so "
+        "batches are smaller than they could be. Give a larger window=."
     )

@@ -5,9 +5,15 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.sampling.by_length.checks import TAILS, check_count, check_longest, check_too_long, small_window, too_few
-from loaderkit.sampling.by_length.line import Room
-from loaderkit.sampling.by_length.segment import Cut, Geometry
+from loaderkit.sampling.by_length.checks import (
+    TAILS,
+    check_choice,
+    check_count,
+    check_longest,
+    small_window,
+    too_few,
+)
+from loaderkit.sampling.by_length.segments import Arrangement, Geometry
 from loaderkit.sampling.by_length.window_plan import WindowPlan
 from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import Tail
@@ -16,28 +22,34 @@ from loaderkit.system.arrays import Int64Array
 
 
 class PackPlan(WindowPlan):
-    """Batches of rows that samples are packed into, by best fit decreasing within each window.
+    """Batches of rows of a fixed length, each packed with several samples.
 
-    The collate is called with a list of rows, each a list of samples: see `loaderkit.PackCollate`. Over 1,000 samples
-    about 0.5 % of a row stays empty, over 10,000 about 0.15 %. A row has the same cost as any other, so that ranks are in
-    step whatever they hold. `len()` plans the whole epoch.
+    The plan packs each window by best fit decreasing. The collate gets a list of rows, each a list of samples: see
+    `loaderkit.PackCollate`. With windows of 1,000 samples about 0.5 % of a row stays empty, with 10,000 about 0.15 %.
+    All rows cost the same, so all ranks take equally long. `len()` plans the whole epoch.
 
     Args:
-        lengths: Of each sample of the dataset, in tokens (N,).
+        lengths: Length of each sample of the dataset, in tokens (N,).
         row_length: Tokens of a row.
-        batch_size: Rows a batch and rank, at most.
-        window: How many samples are packed together: half of them, from 1,024 to 32,768, by default.
-        too_long: A sample longer than a row: "error" refuses it when the plan is made, "drop" leaves it out of each epoch.
+        batch_size: The most rows of a batch, for each rank.
+        window: Samples that are packed together; by default half of them, from 1,024 to 32,768.
+        too_long: What happens to a sample longer than a row: "error" refuses it when the plan is made, "drop" leaves
+            it out.
         shuffle: Whether samples and steps come in a new order each epoch.
-        seed: Of that.
-        order: Another order of the samples, in place of `shuffle`.
-        tail: At an epoch's end, as for a Loader, counted in rows.
+        seed: Of the shuffle.
+        order: Another order of the samples, instead of `shuffle`.
+        tail: What happens to an epoch's last rows, as for a Loader.
 
     Raises:
         ValueError: If a number is out of range, a sample is too long, or the order does not fit the lengths.
-    """
 
-    alike = False  # long ones leave room that short ones fill
+    Example:
+        >>> samples = [[1] * 3, [2] * 5, [3] * 2, [4] * 6]
+        >>> plan = lk.PackPlan([3, 5, 2, 6], row_length=8, batch_size=2)
+        >>> for batch in lk.Loader(samples, plan=plan, collate_fn=list):
+        ...     print([sum(len(sample) for sample in row) for row in batch])
+        [8, 8]
+    """
 
     def __init__(
         self,
@@ -56,7 +68,8 @@ class PackPlan(WindowPlan):
         check_count(row_length, "PackPlan", "row_length")
         check_count(batch_size, "PackPlan", "batch_size")
         self.row_length, self.batch_size = int(row_length), int(batch_size)
-        self.too_long = check_too_long(too_long, "PackPlan", ("error", "drop"))
+        check_choice(too_long, ("error", "drop"), "PackPlan", "too_long")
+        self.too_long = too_long
         if too_long == "error":
             way_out = "or leave such samples out: too_long='drop'"
             check_longest(self.lengths, self.row_length, "PackPlan", "row_length", way_out)
@@ -73,12 +86,7 @@ class PackPlan(WindowPlan):
         needed = self.step * self.row_length / max(1.0, float(self.lengths.mean()))
         return small_window("PackPlan", self.window, len(self.lengths), needed, self.world.size)
 
-    def room(self, lengths: Int64Array, geometry: Geometry) -> Room:
-        ranks, batch_size, _, row_length = geometry
-        most = ranks * batch_size * row_length
-        return Room(np.where(lengths > row_length, 0, np.maximum(lengths, 1)), most, most)
-
-    def cut(self, lengths: Int64Array, geometry: Geometry, *, last: bool) -> Cut | None:
+    def arrange(self, lengths: Int64Array, geometry: Geometry, *, last: bool) -> Arrangement | None:
         ranks, batch_size, tail, row_length = geometry
         policy = TAILS[tail] if last else "keep"
         numbers, rows = pack(lengths, row_length)
@@ -89,8 +97,9 @@ class PackPlan(WindowPlan):
             if rows < steps * ranks and last:
                 raise too_few(len(lengths), ranks)
             if rows < max(1, steps * ranks):
-                return None if not last else Cut(np.empty(0, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64))
-        # Decreasing lengths fill the first rows with few long samples: mixed, the batches are alike.
+                zero = np.zeros(1, np.int64)
+                return Arrangement(np.empty(0, np.int64), zero, zero) if last else None
+        # Best fit decreasing fills the first rows with few long samples; shuffled rows give batches of like size.
         wanted = np.argsort(hash_positions(np.arange(rows, dtype=np.int64), "rows"), kind="stable")
         if policy != "keep":
             wanted = wanted[np.arange(steps * ranks * batch_size) % max(1, rows)]
@@ -99,29 +108,30 @@ class PackPlan(WindowPlan):
         places = np.concatenate([members[row] for row in wanted.tolist()] or [np.empty(0, np.int64)])
         ends = np.concatenate([[0], np.cumsum(sizes[wanted])])
         batches = steps * ranks
-        return Cut(places, ends[np.arange(batches + 1) * len(wanted) // max(1, batches)], ends)
+        return Arrangement(places, ends[np.arange(batches + 1) * len(wanted) // max(1, batches)], ends)
 
-    def tokens_of(self, lengths: Int64Array, cut: Cut) -> Int64Array:
-        rows = np.searchsorted(cut.rows if cut.rows is not None else cut.bounds, cut.bounds)
+    def tokens_of(self, lengths: Int64Array, arrangement: Arrangement) -> Int64Array:
+        rows = np.searchsorted(
+            arrangement.rows if arrangement.rows is not None else arrangement.bounds, arrangement.bounds
+        )
         return np.diff(rows) * self.row_length
 
 
 def pack(lengths: Int64Array, row_length: int) -> tuple[npt.NDArray[np.int64], int]:
-    """Put samples into rows by best fit decreasing: the longest first, each where it leaves the least room.
+    """Pack samples into rows by best fit decreasing: the longest first, each into the row with the least room that suffices.
 
-    Johnson, "Near-optimal bin packing algorithms" (MIT, 1973). Which room is the smallest that suffices is read off the
-    bits of one integer.
+    Source: Johnson, "Near-optimal bin packing algorithms" (MIT, 1973).
 
     Args:
-        lengths: Of samples (N,).
+        lengths: Of the samples (N,).
         row_length: Tokens of a row.
 
     Returns:
-        The row of each sample (N,), -1 where it is longer than a row; and the number of rows.
+        The row of each sample (N,), -1 for a sample longer than a row; and the number of rows.
     """
     numbers = np.full(len(lengths), -1, dtype=np.int64)
-    rooms: list[list[int]] = [[] for _ in range(row_length + 1)]  # rows by the room that they have left
-    some, rows = 0, 0  # bit r: there are rows with room r
+    rooms: list[list[int]] = [[] for _ in range(row_length + 1)]  # rows by the room left in them
+    some, rows = 0, 0  # bit r of `some`: a row has room r
     chosen: list[int] = []
     order = np.argsort(-lengths, kind="stable")
     order = order[lengths[order] <= row_length]
@@ -146,7 +156,7 @@ def pack(lengths: Int64Array, row_length: int) -> tuple[npt.NDArray[np.int64], i
 
 
 def _split_rows(numbers: Int64Array, rows: int, wanted: int) -> int:
-    """Halve the rows with most samples, in place, until there are so many; return how many there are in the end."""
+    """Halve the rows with most samples, in place, until there are `wanted` rows or none can be halved; return their number."""
     while rows < wanted:
         sizes = np.bincount(numbers[numbers >= 0], minlength=rows)
         if not sizes.size or sizes.max() < 2:

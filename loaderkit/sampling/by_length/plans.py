@@ -1,22 +1,21 @@
-"""Batches of samples of like lengths: buckets of a fixed size, and batches under a budget of tokens."""
+"""Batches of samples with like lengths: buckets of a fixed size, and batches under a budget of tokens."""
 
 from bisect import bisect_right
-from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from loaderkit.sampling.by_length.checks import (
     TAILS,
+    TOO_LONG,
     TooLong,
+    check_choice,
     check_count,
     check_longest,
-    check_too_long,
     small_window,
     too_few,
 )
-from loaderkit.sampling.by_length.line import Room
-from loaderkit.sampling.by_length.segment import Cut, Geometry
+from loaderkit.sampling.by_length.segments import Arrangement, Geometry
 from loaderkit.sampling.by_length.summary import longest_times_count
 from loaderkit.sampling.by_length.window_plan import WindowPlan
 from loaderkit.sampling.order import Order
@@ -25,23 +24,31 @@ from loaderkit.system.arrays import Int64Array
 
 
 class LengthBuckets(WindowPlan):
-    """Batches of a fixed size whose samples, on all ranks of a step, have like lengths.
+    """Batches of a fixed size. All samples of a step, over all ranks, have like lengths.
 
-    Each window is sorted by length and cut into steps; the steps come in shuffled order. Where a window is no multiple
-    of a step, its batches are a little smaller than `batch_size`, evenly.
+    The plan sorts each window by length and cuts it into steps, which come in shuffled order. If a window is not a
+    multiple of a step, its batches are a little smaller than `batch_size`, evenly.
 
     Args:
-        lengths: Of each sample of the dataset, (N,) integers of at least 0.
-        batch_size: Samples a batch and rank, at most.
-        window: How many samples are sorted together: half of them, from 1,024 to 32,768, by default. 500 steps'
-            worth leave at most about 5 % of padding.
+        lengths: Length of each sample of the dataset, integers of at least 0 (N,).
+        batch_size: The most samples of a batch, for each rank.
+        window: Samples that are sorted together; by default half of them, from 1,024 to 32,768. With 500 steps in a
+            window, padding is at most about 5 %.
         shuffle: Whether samples and steps come in a new order each epoch.
-        seed: Of that.
-        order: Another order of the samples, in place of `shuffle`.
-        tail: At an epoch's end, as for a Loader; "drop" leaves out some of the last window at random, "pad" repeats some.
+        seed: Of the shuffle.
+        order: Another order of the samples, instead of `shuffle`.
+        tail: What happens to an epoch's last samples, as for a Loader. "drop" leaves out random samples of the last
+            window, "pad" repeats some.
 
     Raises:
         ValueError: If a number is out of range, or the order does not fit the lengths.
+
+    Example:
+        >>> samples = [torch.ones(n) for n in (3, 9, 4, 8)]
+        >>> plan = lk.LengthBuckets([3, 9, 4, 8], batch_size=2)
+        >>> loader = lk.Loader(samples, plan=plan, collate_fn=lk.PadCollate())
+        >>> sorted(tuple(batch["data"].shape) for batch in loader)
+        [(2, 4), (2, 9)]
     """
 
     def __init__(
@@ -73,11 +80,7 @@ class LengthBuckets(WindowPlan):
     def steps_of(self, samples: int, *, last: bool) -> int | None:
         return _steps(samples, self.geometry, last=last)
 
-    def room(self, lengths: Int64Array, geometry: Geometry) -> Room:
-        step = geometry[0] * geometry[1]
-        return Room(np.ones(len(lengths), dtype=np.int64), step, step)
-
-    def cut(self, lengths: Int64Array, geometry: Geometry, *, last: bool) -> Cut | None:
+    def arrange(self, lengths: Int64Array, geometry: Geometry, *, last: bool) -> Arrangement | None:
         ranks, batch_size, tail = geometry
         steps = _steps(len(lengths), geometry, last=last)
         if steps is None:
@@ -87,35 +90,43 @@ class LengthBuckets(WindowPlan):
         wanted = len(lengths)
         if last and TAILS[tail] != "keep":
             wanted = steps * ranks * batch_size
-        rows = np.arange(wanted, dtype=np.int64) % len(lengths)  # those that come first in the order
-        places = rows[by_length(lengths[rows])]
+        rows = np.arange(wanted, dtype=np.int64) % len(lengths)  # "drop" and "pad" take the first samples in the order
+        places = rows[_by_length(lengths[rows])]
         batches = steps * ranks
-        return Cut(places, np.arange(batches + 1, dtype=np.int64) * wanted // max(1, batches))
+        return Arrangement(places, np.arange(batches + 1, dtype=np.int64) * wanted // max(1, batches))
 
 
 class TokenBudget(WindowPlan):
-    """Batches of as many samples as a budget of tokens allows, with like lengths on all ranks of a step.
+    """Batches with as many samples as a budget of tokens allows, of like lengths on all ranks of a step.
 
-    Each window is sorted by length and filled into batches, from the longest sample down; so many batches are halved that
-    their number is a multiple of the ranks'. The steps come in shuffled order. `len()` plans the whole epoch.
+    The plan sorts each window by length and fills batches from the longest sample down. It halves the largest batches
+    until their number is a multiple of the ranks. The steps come in shuffled order. `len()` plans the whole epoch.
 
     Args:
-        lengths: Of each sample of the dataset, in tokens (N,).
-        max_tokens: The most a batch of a rank may hold.
-        window: How many samples are arranged together: half of them, from 1,024 to 32,768, by default.
-        padded: Whether padding counts: the longest length times the samples; otherwise only real tokens do.
-        max_samples: The most samples of a batch.
-        multiple_of: Padded lengths are rounded up to this, as by the collate.
-        too_long: A sample over the budget: "error" refuses it when the plan is made, "drop" leaves it out of each epoch,
-            "alone" gives it a batch of its own, over the budget.
+        lengths: Length of each sample of the dataset, in tokens (N,).
+        max_tokens: The most tokens of a batch, for each rank.
+        window: Samples that are arranged together; by default half of them, from 1,024 to 32,768.
+        padded: Whether padding counts: a batch counts its longest length times its samples. Otherwise only real tokens
+            count.
+        max_samples: The most samples of a batch; None means no limit.
+        multiple_of: The collate pads lengths to a multiple of this.
+        too_long: What happens to a sample over the budget: "error" refuses it when the plan is made, "drop" leaves it
+            out, "alone" gives it a batch of its own.
         shuffle: Whether samples and steps come in a new order each epoch.
-        seed: Of that.
-        order: Another order of the samples, in place of `shuffle`.
-        tail: Where the last batches can't be shared evenly among the ranks, for want of a batch that can be halved: "keep"
-            raises, "drop" leaves them out, "pad" repeats some.
+        seed: Of the shuffle.
+        order: Another order of the samples, instead of `shuffle`.
+        tail: What happens if the ranks can't share the last batches evenly, because none can be halved: "keep" raises,
+            "drop" leaves them out, "pad" repeats some.
 
     Raises:
         ValueError: If a number is out of range, a sample is too long, or the order does not fit the lengths.
+
+    Example:
+        >>> samples = [torch.ones(n) for n in (2, 2, 2, 6)]
+        >>> plan = lk.TokenBudget([2, 2, 2, 6], max_tokens=6)
+        >>> loader = lk.Loader(samples, plan=plan, collate_fn=lk.PadCollate())
+        >>> sorted(tuple(batch["data"].shape) for batch in loader)
+        [(1, 6), (3, 2)]
     """
 
     def __init__(
@@ -134,18 +145,16 @@ class TokenBudget(WindowPlan):
         tail: Tail = "keep",
     ) -> None:
         super().__init__(lengths, window=window, shuffle=shuffle, seed=seed, order=order, tail=tail)
-        for what, value in (
-            ("max_tokens", max_tokens),
-            ("max_samples", 1 if max_samples is None else max_samples),
-            ("multiple_of", multiple_of),
-        ):
-            check_count(value, "TokenBudget", what)
+        check_count(max_tokens, "TokenBudget", "max_tokens")
+        check_count(1 if max_samples is None else max_samples, "TokenBudget", "max_samples")
+        check_count(multiple_of, "TokenBudget", "multiple_of")
+        check_choice(too_long, TOO_LONG, "TokenBudget", "too_long")
         self.max_tokens, self.multiple_of = int(max_tokens), int(multiple_of)
         self.max_samples = None if max_samples is None else int(max_samples)
-        self.padded, self.too_long = padded, check_too_long(too_long, "TokenBudget")
+        self.padded, self.too_long = padded, too_long
         if too_long == "error":
             way_out = "or say what to do with such samples: too_long='drop' or 'alone'"
-            check_longest(self._costs(self.lengths, multiple_of), max_tokens, "TokenBudget", "max_tokens", way_out)
+            check_longest(_costs(self.lengths, self.multiple_of), max_tokens, "TokenBudget", "max_tokens", way_out)
 
     @property
     def step(self) -> int:
@@ -153,8 +162,8 @@ class TokenBudget(WindowPlan):
 
     @property
     def geometry(self) -> Geometry:
-        choices = 9 * int(self.padded) + 3 * get_args(TooLong).index(self.too_long) + TAILS.index(self.tail)
-        return self.world.size, self.max_tokens, self.max_samples or 0, self.multiple_of, choices
+        limits = self.world.size, self.max_tokens, self.max_samples or 0, self.multiple_of
+        return *limits, int(self.padded), TOO_LONG.index(self.too_long), TAILS.index(self.tail)
 
     def remark(self) -> str | None:
         ranks = self.world.size
@@ -162,54 +171,48 @@ class TokenBudget(WindowPlan):
         needed = ranks * (batch if self.max_samples is None else min(batch, self.max_samples))
         return small_window("TokenBudget", self.window, len(self.lengths), needed, ranks)
 
-    def room(self, lengths: Int64Array, geometry: Geometry) -> Room:
-        ranks, budget, most, multiple, choices = geometry
-        costs = self._costs(lengths, multiple)
-        left_out = (costs > budget) & (get_args(TooLong)[choices // 3 % 3] == "drop")
-        return Room(np.where(left_out, 0, np.minimum(costs, budget)), ranks * budget, ranks * (most or budget))
-
-    def cut(self, lengths: Int64Array, geometry: Geometry, *, last: bool) -> Cut | None:
-        ranks, budget, most, multiple, choices = geometry
-        padded, too_long, tail = choices // 9, get_args(TooLong)[choices // 3 % 3], TAILS[choices % 3]
-        places = by_length(lengths)[::-1]
-        costs = self._costs(lengths[places], multiple)
-        if too_long == "drop":
+    def arrange(self, lengths: Int64Array, geometry: Geometry, *, last: bool) -> Arrangement | None:
+        ranks, budget, most, multiple, padded, too_long, tail = geometry
+        places = _by_length(lengths)[::-1]
+        costs = _costs(lengths[places], multiple)
+        if TOO_LONG[too_long] == "drop":
             fitting = int(np.searchsorted(-costs, -budget))
             places, costs = places[fitting:], costs[fitting:]
         most = most or len(places)
         ends = _fill_padded(costs, budget, most) if padded else _fill_real(costs, budget, most)
-        bounds = halved_to_multiple(ends, ranks)
+        bounds = _halved_to_multiple(ends, ranks)
         if bounds is None and not last:
             return None
         if bounds is None:
             bounds = np.array([0, *ends], dtype=np.int64)
-            if ends and tail == "keep":
+            if ends and TAILS[tail] == "keep":
                 raise too_few(len(places), ranks)
-            if tail == "pad":
-                return padded_to_multiple(places, bounds, ranks)
+            if TAILS[tail] == "pad":
+                return _padded_to_multiple(places, bounds, ranks)
             bounds = bounds[: len(ends) - len(ends) % ranks + 1]
-        return Cut(places[: bounds[-1]], bounds)
+        return Arrangement(places[: bounds[-1]], bounds)
 
-    def tokens_of(self, lengths: Int64Array, cut: Cut) -> Int64Array:
+    def tokens_of(self, lengths: Int64Array, arrangement: Arrangement) -> Int64Array:
         if not self.padded:  # the batches are not padded
             total = np.concatenate([[0], np.cumsum(lengths)])
-            return np.diff(total[cut.bounds])
-        return longest_times_count(-(-lengths // self.multiple_of) * self.multiple_of, cut.bounds)
-
-    def _costs(self, lengths: Int64Array, multiple: int) -> Int64Array:
-        """Return what a sample counts: a step at least, so that empty ones fill a batch too."""
-        return np.maximum(-(-lengths // multiple) * multiple, 1)
+            return np.diff(total[arrangement.bounds])
+        return longest_times_count(-(-lengths // self.multiple_of) * self.multiple_of, arrangement.bounds)
 
 
-def by_length(lengths: Int64Array) -> Int64Array:
-    """Sort rows by length; equal ones stay in their order."""
+def _costs(lengths: Int64Array, multiple: int) -> Int64Array:
+    """Return the tokens that each sample counts: at least 1, so that a batch of empty samples has an end."""
+    return np.maximum(-(-lengths // multiple) * multiple, 1)
+
+
+def _by_length(lengths: Int64Array) -> Int64Array:
+    """Return rows sorted by length; equal lengths keep their order."""
     if lengths.size and lengths.max() < 1 << 16:
-        return np.argsort(lengths.astype(np.uint16), kind="stable")  # by radix: four times as fast
+        return np.argsort(lengths.astype(np.uint16), kind="stable")  # a radix sort: four times as fast
     return np.argsort(lengths, kind="stable")
 
 
-def halved_to_multiple(ends: list[int], ranks: int) -> Int64Array | None:
-    """Return the bounds of batches, the largest of them halved until their number is a multiple of the ranks'."""
+def _halved_to_multiple(ends: list[int], ranks: int) -> Int64Array | None:
+    """Return the bounds of batches, the largest halved until their number is a multiple of `ranks`; None if impossible."""
     bounds = np.array([0, *ends], dtype=np.int64)
     for _ in range(-len(ends) % ranks):
         sizes = np.diff(bounds)
@@ -220,18 +223,19 @@ def halved_to_multiple(ends: list[int], ranks: int) -> Int64Array | None:
     return bounds if ends else None
 
 
-def padded_to_multiple(places: Int64Array, bounds: Int64Array, ranks: int) -> Cut:
-    """Repeat batches from the start until their number is a multiple of the ranks'."""
+def _padded_to_multiple(places: Int64Array, bounds: Int64Array, ranks: int) -> Arrangement:
+    """Repeat batches from the start until their number is a multiple of `ranks`."""
     parts = [places]
     count = len(bounds) - 1
     for number in range(-count % ranks):
         first, last = bounds[number % count], bounds[number % count + 1]
         parts.append(places[first:last])
         bounds = np.append(bounds, bounds[-1] + last - first)
-    return Cut(np.concatenate(parts), bounds)
+    return Arrangement(np.concatenate(parts), bounds)
 
 
 def _steps(samples: int, geometry: Geometry, *, last: bool) -> int | None:
+    """Return the number of steps of a window in buckets; None if the samples give no batch for each rank."""
     ranks, batch_size, tail = geometry
     full, rest = divmod(samples, ranks * batch_size)
     if last and TAILS[tail] == "drop":
@@ -241,11 +245,11 @@ def _steps(samples: int, geometry: Geometry, *, last: bool) -> int | None:
     steps = full + 1
     if samples >= steps * ranks:
         return steps
-    return full or None  # with batches of one sample the rest joins the others
+    return full or None  # with batch_size 1 the rest joins the other batches
 
 
 def _fill_padded(costs: Int64Array, budget: int, most: int) -> list[int]:
-    """Return where batches end, of samples by falling cost: each holds as many as its first one's cost allows."""
+    """Return the ends of batches over falling costs; each holds as many samples as the cost of its first one allows."""
     counts = np.clip(budget // costs, 1, most).tolist()
     ends, at = [], 0
     while at < len(counts):
@@ -255,7 +259,7 @@ def _fill_padded(costs: Int64Array, budget: int, most: int) -> list[int]:
 
 
 def _fill_real(costs: Int64Array, budget: int, most: int) -> list[int]:
-    """Return where batches end, each with as many samples as fit together."""
+    """Return the ends of batches; each holds as many samples as fit into the budget together."""
     total = np.cumsum(costs).tolist()
     ends, at, before = [], 0, 0
     while at < len(total):

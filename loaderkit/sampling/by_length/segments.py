@@ -1,40 +1,136 @@
-"""How samples become segments: windows, what is left of one under another geometry, and lines after many of these."""
+"""Segments: the stretches of an order that a plan by length arranges together.
 
-from collections.abc import Callable
+A segment is a window of the order. If a run resumes inside a window with another geometry (ranks, batch size), the rest
+of that window is one more segment.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from loaderkit.sampling.by_length.line import CutFunction, Room, deal, joined, lined_up
-from loaderkit.sampling.by_length.segment import Cut, Geometry, Segment
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.order import Order
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.system.arrays import Int64Array
 
-# Characters that the geometries of a window may take in a state until no more of them are added: with one more and the rest of
-# it, names of 200 characters included, it is under 1 KB.
-_FULL = 180
+Geometry = tuple[int, ...]  # the settings that shape an arrangement: ranks, batch size or budget, then the plan's own
+
+
+class Arrangement(NamedTuple):
+    """The samples of a segment, arranged in batches.
+
+    There are steps x ranks batches; the batches of one step follow each other.
+
+    Attributes:
+        places: Rows of the segment's samples (N,), batch after batch.
+        bounds: Start of each batch in `places`, and the end of the last one (B + 1,).
+        rows: For packed rows, the start of each row in `places` and the end of the last one (R + 1,).
+    """
+
+    places: Int64Array
+    bounds: Int64Array
+    rows: Int64Array | None = None
+
+    def samples_of_steps(self, ranks: int, size: int) -> Int64Array:
+        """Return how many of `size` samples each step (S,) delivers for the first time."""
+        numbers = np.arange(len(self.places), dtype=np.int64)
+        first = np.empty(size, dtype=np.int64)
+        first[self.places[::-1]] = numbers[::-1]
+        before = np.concatenate([[0], np.cumsum(first[self.places] == numbers)])
+        counts: Int64Array = np.diff(before[self.bounds[::ranks]])
+        return counts
+
+
+class Arrange(Protocol):
+    """How a plan turns the samples of a segment into batches."""
+
+    def __call__(self, lengths: Int64Array, geometry: Geometry, *, last: bool) -> Arrangement | None:
+        """Arrange samples of lengths (N,).
+
+        Args:
+            lengths: Of the segment's samples, in the order's order.
+            geometry: Of this plan, or of the run that began the segment.
+            last: Whether the epoch ends with these samples. Then the tail policy applies.
+
+        Returns:
+            The batches; None if the samples give no batch for each rank and more samples follow.
+        """
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Segment:
+    """Samples that are arranged together, and their steps.
+
+    Attributes:
+        start: Samples of all ranks consumed before the segment.
+        end: Samples of all ranks consumed after it.
+        positions: Positions in the order (N,), ascending.
+        indices: Indices in the dataset (N,).
+        arrangement: The batches.
+        ranks: Batches of a step.
+        steps: Numbers of the arrangement's steps (S,), in the order in which they come.
+        ends: Samples consumed after each of these steps (S,).
+        history: What a cursor needs to rebuild the segment: a start and a geometry for each segment of the window so far.
+    """
+
+    start: int
+    end: int
+    positions: Int64Array
+    indices: Int64Array
+    arrangement: Arrangement
+    ranks: int
+    steps: Int64Array
+    ends: Int64Array
+    history: tuple[int, ...]
+
+    def steps_done(self, samples: int) -> int:
+        """Return how many steps are done after `samples` consumed samples.
+
+        Raises:
+            ValueError: If no step ends there.
+        """
+        if samples == self.start:
+            return 0
+        step = int(np.searchsorted(self.ends, samples))
+        if step == len(self.ends) or self.ends[step] != samples:
+            raise ValueError(
+                f"plan: sample {samples:,} is in the middle of a step, wanted a cursor that this plan gave. "
+                "To jump there: loader.seek(epoch=..., samples=...)."
+            )
+        return step + 1
+
+    def positions_left(self, samples: int) -> Int64Array:
+        """Return the positions (M,), ascending, of the steps that are not done after `samples` consumed samples."""
+        done = np.zeros(len(self.positions), dtype=bool)
+        for step in self.steps[: self.steps_done(samples)].tolist():
+            first, last = self.arrangement.bounds[[step * self.ranks, (step + 1) * self.ranks]]
+            done[self.arrangement.places[first:last]] = True
+        return self.positions[~done]
 
 
 def end_of_window(start: int, size: int, window: int) -> int:
-    """Return where the window ends that a place of so many samples is in."""
+    """Return the end of the window that contains position `start`. The last window also takes the remainder."""
     number = start // window
-    return size if number >= size // window - 1 else (number + 1) * window  # the last one has what is left too
-
-
-def is_border(start: int, size: int, window: int) -> bool:
-    """Say whether a window begins at a place, or the samples end there."""
-    return start == size or (start % window == 0 and (start == 0 or end_of_window(start - 1, size, window) == start))
+    return size if number >= size // window - 1 else (number + 1) * window
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cutter:
-    """Makes the segment that a cursor stands in, as a pure function of it and of the geometry of who reads on.
+class Windows:
+    """Builds the segment that contains a cursor, as a pure function of the cursor and the reader's geometry.
 
-    A cursor's plan names the geometries with which a window was cut, one after the other: for each the samples consumed
-    before and after the segment, then the geometry. Where these became too many, one more number says how many samples
-    were consumed there: what was left then is a line, in which a number of samples is a place for any geometry.
+    `cursor.plan` is the history of the open window: for each geometry it was arranged with, the samples consumed when
+    that segment began, then the geometry. Nothing is counted for each sample.
+
+    Args:
+        name: The plan's name, for errors.
+        order: The order of the samples.
+        lengths: Of each sample of the dataset (N,).
+        window: Samples arranged together.
+        seed: Of the shuffle of steps.
+        shuffle_steps: Whether the steps of a segment come in shuffled order.
+        arrange: Turns samples into batches.
     """
 
     name: str
@@ -42,144 +138,83 @@ class Cutter:
     lengths: Int64Array
     window: int
     seed: int
-    mixed: bool  # whether steps come in shuffled order
-    alike: bool  # whether a step wants samples of like lengths
-    cut: CutFunction
-    room: Callable[[Int64Array, Geometry], Room]
+    shuffle_steps: bool
+    arrange: Arrange
 
-    def segment(self, cursor: Cursor, geometry: Geometry, *, keep: bool) -> Segment | None:
-        """Return what a run of a geometry reads from, None at the epoch's end.
-
-        Args:
-            cursor: Where it stands.
-            geometry: Its own.
-            keep: Whether its tail policy says that nothing is left out or repeated.
+    def segment(self, cursor: Cursor, geometry: Geometry) -> Segment | None:
+        """Return the segment that a run with this geometry reads at a cursor; None at the epoch's end.
 
         Raises:
             ValueError: If the cursor is damaged, or the ranks can't share the end of the epoch.
         """
-        epoch, samples, width = cursor.epoch, cursor.samples, 2 + len(geometry)
-        if not cursor.plan:
-            return self.fresh(epoch, samples, geometry)
-        over = len(cursor.plan) % width
-        if over > 1 or len(cursor.plan) < width:
+        segment = self._restore(cursor, 1 + len(geometry)) if cursor.plan else None
+        if segment is not None and segment.history[-len(geometry) :] == geometry:
+            return segment
+        return self._next(cursor.epoch, segment, cursor.samples, geometry)
+
+    def whole(self, epoch: int, geometry: Geometry, start: int = 0) -> Iterator[Segment]:
+        """Yield the segments of an epoch from `start` on, as a run without interruption reads them."""
+        while (segment := self._next(epoch, None, start, geometry)) is not None:
+            yield segment
+            start = segment.end
+
+    def _restore(self, cursor: Cursor, width: int) -> Segment | None:
+        """Rebuild a segment from its history, `width` numbers for each geometry."""
+        if len(cursor.plan) % width:
             raise ValueError(
                 f"cannot resume: the cursor's plan has {len(cursor.plan)} numbers, wanted a multiple of {width} for "
                 f"{self.name}. The state is damaged, or of another plan."
             )
-        chain, begun = cursor.plan[: len(cursor.plan) - over], cursor.plan[-1] if over else samples
-        segment = self._restored(epoch, chain, width)
-        if segment is None or (not over and chain[-len(geometry) :] == geometry):
-            return segment
-        if not over and sum(len(str(number)) + 2 for number in chain) <= _FULL:
-            left, origin = segment.left(samples), segment.origin
-            return self._arranged(epoch, samples, segment.end, left, geometry, origin)
-        return self._dealt(cursor, segment, begun, geometry, keep=keep)
-
-    def fresh(self, epoch: int, start: int, geometry: Geometry) -> Segment | None:
-        """Return a window, or what follows of it behind a place; None at the epoch's end."""
-        end = end_of_window(start, self._size(epoch), self.window)
-        positions = np.arange(start, end, dtype=np.int64)
-        return self._arranged(epoch, start, end, positions, geometry, ()) if end > start else None
-
-    def _restored(self, epoch: int, chain: tuple[int, ...], width: int) -> Segment | None:
-        """Make a segment again from the geometries that followed each other in a window."""
         segment: Segment | None = None
-        for place in range(0, len(chain), width):
-            start, end, *geometry = chain[place : place + width]
-            sound = 0 <= start < end <= self._size(epoch) and min(geometry) >= 0 and min(geometry[:2]) >= 1
+        for place in range(0, len(cursor.plan), width):
+            start, *geometry = cursor.plan[place : place + width]
             try:
-                if not sound:
+                beyond = segment is None and start >= self._size(cursor.epoch)
+                if beyond or min(start, *geometry) < 0 or min(geometry[:2]) < 1:
                     raise ValueError("a number is out of range")
-                positions = np.arange(start, end, dtype=np.int64)
-                if segment is not None:
-                    positions = np.concatenate([segment.left(start), np.arange(segment.end, end, dtype=np.int64)])
-                segment = self._arranged(epoch, start, end, positions, tuple(geometry), chain[:place])
+                segment = self._next(cursor.epoch, segment, start, tuple(geometry))
             except (ArithmeticError, LookupError, ValueError) as error:
                 raise ValueError(
-                    f"cannot resume: {self.name} can't cut samples {start} to {end} by {geometry}, as the cursor's plan "
-                    "says. The state is damaged, or of other data."
+                    f"cannot resume: {self.name} can't arrange the samples from {start} on by {geometry}, as the cursor's "
+                    "plan says. The state is damaged, or of other data."
                 ) from error
         return segment
 
-    def _arranged(
-        self, epoch: int, start: int, end: int, positions: Int64Array, geometry: Geometry, origin: tuple[int, ...]
-    ) -> Segment | None:
-        """Cut samples, together with those of the next windows if they are too few by themselves."""
+    def _next(self, epoch: int, previous: Segment | None, start: int, geometry: Geometry) -> Segment | None:
+        """Arrange what `previous` has left at `start`, or a new window; None at the epoch's end.
+
+        If that gives no batch for each rank, the segment takes the next window too.
+        """
         size = self._size(epoch)
-        while True:
-            whole = len(positions) == end - positions[0] if len(positions) else False
-            found = self.order.indices(epoch, int(positions[0]), end) if whole else self.order.at(epoch, positions)
-            cut = self.cut(self.lengths[found], geometry, last=end == size)
-            if cut is not None:
-                break
-            if end == size:
-                return None
-            more = end_of_window(end, size, self.window)
-            positions, end = np.concatenate([positions, np.arange(end, more, dtype=np.int64)]), more
+        history: tuple[int, ...] = ()
+        if previous is not None:
+            end, positions, history = previous.end, previous.positions_left(start), previous.history
+        elif start < size:
+            end = end_of_window(start, size, self.window)
+            positions = np.arange(start, end, dtype=np.int64)
+        else:
+            return None
+        indices = self.order.at(epoch, positions)
+        while (found := self.arrange(self.lengths[indices], geometry, last=end == size)) is None:
+            more = np.arange(end, end_of_window(end, size, self.window), dtype=np.int64)
+            end += len(more)
+            positions, indices = np.append(positions, more), np.append(indices, self.order.at(epoch, more))
         ranks = geometry[0]
-        turns = np.arange((len(cut.bounds) - 1) // ranks, dtype=np.int64)
-        if self.mixed:
-            turns = np.argsort(hash_positions(turns, "steps", self.seed, epoch, start), kind="stable")
-        ends = start + np.cumsum(cut.samples_of_steps(ranks, len(positions))[turns])
-        ends[-1:] = end  # what the tail policy or the longest allowed length leaves out counts as consumed
+        steps = np.arange((len(found.bounds) - 1) // ranks, dtype=np.int64)
+        if self.shuffle_steps:
+            steps = np.argsort(hash_positions(steps, "steps", self.seed, epoch, start), kind="stable")
+        ends = start + np.cumsum(found.samples_of_steps(ranks, len(positions))[steps])
+        ends[-1:] = end  # samples that the tail policy or too_long leaves out count as consumed
         return Segment(
             start=start,
             end=end,
             positions=positions,
-            indices=found,
-            cut=cut,
+            indices=indices,
+            arrangement=found,
             ranks=ranks,
-            turns=turns,
+            steps=steps,
             ends=ends,
-            origin=(*origin, start, end, *geometry),
-        )
-
-    def _dealt(self, cursor: Cursor, segment: Segment, begun: int, geometry: Geometry, *, keep: bool) -> Segment:
-        """Deal the line that begins in a segment, from the cursor on.
-
-        Where too few are left at its end, the step goes on with the first samples of the next window.
-        """
-        epoch, start, size = cursor.epoch, cursor.samples, self._size(cursor.epoch)
-        positions = segment.left(begun)
-        if not 0 <= start - begun < max(1, len(positions)):
-            raise ValueError(
-                f"cannot resume: {self.name} has {len(positions)} samples in line behind sample {begun}, as the cursor's plan "
-                f"says, and the cursor stands behind sample {start}. The state is damaged, or of other data."
-            )
-        if self.alike:
-            key = (self.seed, epoch, begun) if self.mixed else ()
-            positions = positions[lined_up(self.lengths[self.order.at(epoch, positions)], *key)]
-        positions = positions[start - begun :]
-        found = self.order.at(epoch, positions)
-        stop, end = len(positions), segment.end
-        at, starts, ends, cuts = 0, list[int](), list[int](), list[Cut]()
-        while at < stop:
-            lengths = self.lengths[found[at:]]
-            room, last = self.room(lengths, geometry), end == size
-            first = at
-            for place, cut in deal(lengths, room, self.cut, geometry, stop=stop - at, last=last, keep=keep):
-                if len(cut.bounds) > 1:
-                    starts.append(at)
-                    cuts.append(cut)
-                    ends.append(start + first + place)
-                at = first + place
-            if at < stop:
-                more = end_of_window(end, size, self.window)
-                positions = np.concatenate([positions, np.arange(end, more, dtype=np.int64)])
-                found, end = np.concatenate([found, self.order.indices(epoch, end, more)]), more
-        after = segment.end + at - stop
-        ends[-1:] = [after] * bool(ends)  # as above
-        return Segment(
-            start=start,
-            end=after,
-            positions=positions[:at],
-            indices=found[:at],
-            cut=joined(cuts, starts, with_rows=any(cut.rows is not None for cut in cuts)),
-            ranks=geometry[0],
-            turns=np.arange(len(cuts), dtype=np.int64),
-            ends=np.array(ends, dtype=np.int64),
-            origin=(*segment.origin, begun),
+            history=(*history, start, *geometry),
         )
 
     def _size(self, epoch: int) -> int:

@@ -1,6 +1,6 @@
-"""What a plan makes of an epoch: how many batches, and how much of them is padding."""
+"""The summary of an epoch under a plan: its batches and their padding."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,21 +11,21 @@ from loaderkit.system.arrays import Int64Array
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanSummary:
-    """An epoch in numbers; `str()` says them in a few lines.
+    """The batches of an epoch in numbers; `str()` gives a few lines of text.
 
-    Args:
-        epoch: Which.
-        ranks: How many share it.
-        samples: That come, over all ranks.
-        repeated: How many come a second time.
-        left_out: How many do not come.
-        batches: Of each rank.
-        tokens: In the batches of all ranks, without padding.
-        padded_tokens: What the batches hold, padding included.
-        mean_batch: Mean of a batch's tokens, padding included.
-        max_batch: Their maximum.
-        rank_spread: How much larger than its mean a step's largest batch is, as a share, on average over the steps: about
-            the time that ranks wait for the slowest.
+    Attributes:
+        epoch: Number of the epoch.
+        ranks: Ranks that share it.
+        samples: Different samples that all ranks deliver.
+        repeated: Samples that come a second time.
+        left_out: Samples that do not come.
+        batches: Batches of each rank.
+        tokens: Tokens in the batches of all ranks, without padding.
+        padded_tokens: The same, with padding.
+        mean_batch: Mean tokens of a batch, with padding.
+        max_batch: Most tokens of a batch, with padding.
+        rank_spread: How far a step's largest batch exceeds the step's mean, as a share, averaged over the steps. About
+            the share of time that ranks wait for the slowest.
     """
 
     epoch: int
@@ -42,7 +42,7 @@ class PlanSummary:
 
     @property
     def padded_to_real(self) -> float:
-        """Tokens with padding for each token without; 1 is best."""
+        """Tokens with padding divided by tokens without; 1 is best."""
         return self.padded_tokens / self.tokens if self.tokens else float("nan")
 
     def __str__(self) -> str:
@@ -61,14 +61,14 @@ class PlanSummary:
         return "\n".join(lines)
 
 
-class Batches(NamedTuple):
-    """Some of an epoch's batches, those of a step next to each other.
+class BatchCounts(NamedTuple):
+    """Counts over some batches of an epoch. The batches of one step follow each other.
 
-    Args:
-        padded: Tokens of each, padding included (B,).
-        tokens: In them, without padding.
-        samples: Different ones in them.
-        repeated: How many come a second time.
+    Attributes:
+        padded: Tokens of each batch, with padding (B,).
+        tokens: Tokens of all batches, without padding.
+        samples: Different samples in them.
+        repeated: Samples that come a second time.
     """
 
     padded: Int64Array
@@ -77,29 +77,28 @@ class Batches(NamedTuple):
     repeated: int
 
 
-def summarise(parts: Iterable[Batches], *, epoch: int, ranks: int, size: int) -> PlanSummary:
-    """Add up an epoch's batches.
+def summarise(parts: Sequence[BatchCounts], *, epoch: int, ranks: int, size: int) -> PlanSummary:
+    """Add up the counts of an epoch.
 
     Args:
-        parts: All of them, in any order of the steps.
-        epoch: Which.
+        parts: Counts that together cover the epoch.
+        epoch: Number of the epoch.
         ranks: Batches of a step.
         size: Samples of the epoch.
     """
-    found = list(parts)
-    padded = np.concatenate([np.empty(0, np.int64), *(part.padded for part in found)])
+    padded = np.concatenate([np.empty(0, np.int64), *(part.padded for part in parts)])
     steps = padded.reshape(-1, ranks)
-    samples = sum(part.samples for part in found)
+    samples = sum(part.samples for part in parts)
     means = steps.mean(axis=1)
     spread = np.divide(steps.max(axis=1), means, out=np.ones(len(steps)), where=means > 0) - 1
     return PlanSummary(
         epoch=epoch,
         ranks=ranks,
         samples=samples,
-        repeated=sum(part.repeated for part in found),
+        repeated=sum(part.repeated for part in parts),
         left_out=size - samples,
         batches=len(steps),
-        tokens=sum(part.tokens for part in found),
+        tokens=sum(part.tokens for part in parts),
         padded_tokens=int(padded.sum()),
         mean_batch=float(padded.mean()) if padded.size else 0.0,
         max_batch=int(padded.max(initial=0)),
@@ -108,11 +107,11 @@ def summarise(parts: Iterable[Batches], *, epoch: int, ranks: int, size: int) ->
 
 
 def longest_times_count(lengths: Int64Array, bounds: Int64Array) -> Int64Array:
-    """Return what batches (B,) hold, each padded to its longest sample.
+    """Return the tokens of batches (B,) that are padded to their longest sample.
 
     Args:
-        lengths: Of samples, batch after batch (N,).
-        bounds: Where each batch begins, and the last one ends (B + 1,); none is empty.
+        lengths: Of the samples, batch after batch (N,).
+        bounds: Start of each batch and end of the last one (B + 1,); no batch is empty.
     """
     if len(bounds) < 2:
         return np.empty(0, np.int64)

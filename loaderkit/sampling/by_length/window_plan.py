@@ -1,4 +1,4 @@
-"""Plans that arrange samples by their lengths: the order is cut into windows, each window into steps of like lengths."""
+"""The base of plans by length: an order in windows, each arranged in steps of samples with like lengths."""
 
 import copy
 from abc import abstractmethod
@@ -8,50 +8,47 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.sampling.by_length.checks import as_lengths, check_count, check_order, check_tail
-from loaderkit.sampling.by_length.line import Room
-from loaderkit.sampling.by_length.segment import Cut, Geometry, Segment
-from loaderkit.sampling.by_length.segments import Cutter, is_border
-from loaderkit.sampling.by_length.summary import Batches, PlanSummary, longest_times_count, summarise
+from loaderkit.sampling.by_length.checks import TAILS, as_lengths, check_choice, check_count, check_order
+from loaderkit.sampling.by_length.segments import Arrangement, Geometry, Segment, Windows
+from loaderkit.sampling.by_length.summary import BatchCounts, PlanSummary, longest_times_count, summarise
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.order import Order, Sequential, Shuffled, digest
 from loaderkit.sampling.plan import BatchKey, Plan, Tail
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.world import World
 
-LARGEST_WINDOW, LEAST_WINDOW = 1 << 15, 1 << 10  # by default
-_KEPT = 4  # segments; a loader asks for the one it reads, and for where it began
+_LARGEST_WINDOW, _LEAST_WINDOW = 1 << 15, 1 << 10  # by default
+_KEPT = 4  # segments: a loader reads one, and asks for the one where it began
 
 
 def default_window(samples: int) -> int:
-    """Return how many of so many samples are arranged together where nobody says it: half of them, from 1,024 to 32,768.
+    """Return half of the samples, from 1,024 to 32,768.
 
-    A larger window has less padding. In one that holds all of the data a sample would meet the same others in every epoch.
+    A larger window gives less padding. A window of all samples would put the same samples together in each epoch.
     """
-    return min(LARGEST_WINDOW, max(LEAST_WINDOW, samples // 2))
+    return min(_LARGEST_WINDOW, max(_LEAST_WINDOW, samples // 2))
 
 
 class WindowPlan(Plan):
-    """Steps made of windows of an order; which samples share a step depends on their lengths.
+    """A plan that arranges each window of an order by the lengths of its samples.
 
-    A window's steps come in shuffled order. A cursor within a window names the geometry (ranks, batch size) that the
-    window was cut with: a run that goes on with another one then knows what is left, and cuts that anew. After several changes
-    in one window the rest of it is dealt in a line instead, for which no more of them have to be named.
+    The steps of a window come in shuffled order. A cursor inside a window names the geometry (ranks, batch size) that
+    the window was arranged with. A run with another geometry thus knows which samples are left, and arranges these.
+
+    Each such change within one window adds a few integers to the state; the next window starts without them. The state
+    stays under 1 KB for 12 changes in one window. More changes stay exact, in a larger state.
 
     Args:
-        lengths: Of each sample of the dataset, (N,) integers of at least 0.
-        window: How many samples are arranged together. It shapes the order, and bounds the memory. By default as
-            `default_window` says.
+        lengths: Length of each sample of the dataset, integers of at least 0 (N,).
+        window: Samples arranged together. It shapes the order and bounds the memory. See `default_window`.
         shuffle: Whether samples, and the steps of a window, come in a new order each epoch.
-        seed: Of that.
-        order: Another order of the samples, in place of `shuffle`; the steps of a window are shuffled then.
-        tail: What becomes of an epoch's last samples.
+        seed: Of the shuffle.
+        order: Another order of the samples, instead of `shuffle`; the steps of a window are shuffled.
+        tail: What happens to an epoch's last samples.
 
     Raises:
         ValueError: If a number is out of range, or the order does not fit the lengths.
     """
-
-    alike = True  # whether a step wants samples of like lengths
 
     def __init__(
         self, lengths: npt.ArrayLike, *, window: int | None, shuffle: bool, seed: int, order: Order | None, tail: Tail
@@ -60,48 +57,39 @@ class WindowPlan(Plan):
         self.lengths = as_lengths(lengths, name)
         window = default_window(len(self.lengths)) if window is None else window
         check_count(window, name, "window")
+        check_choice(tail, TAILS, name, "tail")
         if order is None:
             order = Shuffled(len(self.lengths), seed=seed) if shuffle else Sequential(len(self.lengths))
-            self._mixed = shuffle
+            self._shuffle_steps = shuffle
         else:
             check_order(order, self.lengths, name)
-            self._mixed = True
-        self.order, self.window, self.seed = order, int(window), seed
-        self.world, self.tail = World(), check_tail(tail, name)
+            self._shuffle_steps = True
+        self.order, self.window, self.seed, self.tail = order, int(window), seed, tail
+        self.world = World()
         self._digest = digest(self.lengths)
         self._segments: dict[Any, Segment | None] = {}
-        self._chains: dict[Any, tuple[Int64Array, Int64Array]] = {}
+        self._step_counts: dict[Any, tuple[Int64Array, Int64Array]] = {}
 
     @property
     @abstractmethod
     def geometry(self) -> Geometry:
-        """Return what a cut depends on beside the lengths, the ranks first; as many ints for all plans of the class."""
+        """Return the settings that shape an arrangement, ranks first; equally many integers for all plans of a class."""
 
     @abstractmethod
-    def cut(self, lengths: Int64Array, geometry: Geometry, *, last: bool) -> Cut | None:
-        """Arrange samples of lengths (N,); None if they are too few for a batch on each rank.
-
-        Args:
-            lengths: In the order's order.
-            geometry: Of this plan, or of the run that began the window.
-            last: Whether nothing comes after them: then the tail policy decides what can't be spread evenly.
-        """
-
-    @abstractmethod
-    def room(self, lengths: Int64Array, geometry: Geometry) -> Room:
-        """Return what a step has room for, and what samples of lengths (N,) take of it."""
+    def arrange(self, lengths: Int64Array, geometry: Geometry, *, last: bool) -> Arrangement | None:
+        """Turn samples of lengths (N,) into batches: see `loaderkit.sampling.by_length.segments.Arrange`."""
 
     def steps_of(self, samples: int, *, last: bool) -> int | None:
-        """Return the steps of a window, where these don't depend on the lengths."""
+        """Return the number of steps of a window, if it does not depend on the lengths."""
         return None
 
     def with_world(self, world: World) -> Self:
         changed = copy.copy(self)
-        changed.world, changed._segments, changed._chains = world, {}, {}
+        changed.world, changed._segments, changed._step_counts = world, {}, {}
         return changed
 
     def key(self, epoch: int) -> str:
-        how = "mixed" if self._mixed else "in order"
+        how = "mixed" if self._shuffle_steps else "in order"
         name = type(self).__name__.lower()
         return f"{name}-1({self.order.key(epoch)}, {how} by {self.window}, seed={self.seed}, lengths={self._digest})"
 
@@ -109,17 +97,17 @@ class WindowPlan(Plan):
         segment = self._segment(cursor)
         if segment is None:
             return 0
-        return len(segment.turns) - segment.done(cursor.samples) + self._steps_from(cursor.epoch, segment.end)
+        return len(segment.steps) - segment.steps_done(cursor.samples) + self._steps_from(cursor.epoch, segment.end)
 
     def placed(self, cursor: Cursor) -> Cursor:
-        # A window that was cut a second time may have more steps than it would have had.
+        # A window that was arranged twice may have more steps than if it had been arranged once.
         done = max(0, self.batches(cursor.epoch) - self.remaining(cursor))
         return Cursor(epoch=cursor.epoch, samples=cursor.samples, batches=done, plan=cursor.plan)
 
     def advance(self, cursor: Cursor, batches: int = 1) -> Cursor:
         while (left := self.remaining(cursor)) <= batches:
             if left == 0 and cursor.samples == 0:
-                return cursor  # an epoch without batches: nowhere to go
+                return cursor  # no epoch has batches
             batches -= left
             cursor = cursor.next_epoch()
         done = cursor.batches + batches
@@ -127,140 +115,115 @@ class WindowPlan(Plan):
             segment = self._segment(cursor)
             if segment is None:
                 raise RuntimeError("plan: an epoch ended before its last batch.")
-            first = segment.done(cursor.samples)
-            if first + batches < len(segment.turns):
+            first = segment.steps_done(cursor.samples)
+            if first + batches < len(segment.steps):
                 samples = int(segment.ends[first + batches - 1])
-                return Cursor(epoch=cursor.epoch, samples=samples, batches=done, plan=segment.origin)
-            batches -= len(segment.turns) - first
-            samples, batches = self._skip(cursor.epoch, segment.end, batches)
+                return Cursor(epoch=cursor.epoch, samples=samples, batches=done, plan=segment.history)
+            batches -= len(segment.steps) - first
+            samples, batches = self._skip_windows(cursor.epoch, segment.end, batches)
             cursor = Cursor(epoch=cursor.epoch, samples=samples, batches=done)
         return cursor
 
     def keys(self, cursor: Cursor) -> Iterator[BatchKey]:
         while (segment := self._segment(cursor)) is not None:
-            cut = segment.cut
-            for step in segment.turns[segment.done(cursor.samples) :].tolist():
+            found = segment.arrangement
+            for step in segment.steps[segment.steps_done(cursor.samples) :].tolist():
                 batch = step * self.world.size + self.world.rank
-                first, last = cut.bounds[batch], cut.bounds[batch + 1]
-                places = cut.places[first:last]
+                first, last = found.bounds[batch], found.bounds[batch + 1]
+                places = found.places[first:last]
                 rows = None
-                if cut.rows is not None:
-                    rows = cut.rows[slice(*np.searchsorted(cut.rows, [first, last + 1]))] - first
+                if found.rows is not None:
+                    rows = found.rows[slice(*np.searchsorted(found.rows, [first, last + 1]))] - first
                 yield BatchKey(cursor.epoch, segment.positions[places], segment.indices[places], rows)
             cursor = Cursor(epoch=cursor.epoch, samples=segment.end)
 
     def summary(self, epoch: int = 0) -> PlanSummary:
-        """Say how many batches an epoch has, and how much of them is padding; plans the whole epoch, and reads nothing."""
-        return summarise(
-            map(self._batches_of, self.segments(epoch)), epoch=epoch, ranks=self.world.size, size=self._size(epoch)
-        )
+        """Return the number of batches of an epoch and their padding. Plans the whole epoch; reads no data."""
+        counts = [self._counts(segment) for segment in self._windows.whole(epoch, self.geometry)]
+        return summarise(counts, epoch=epoch, ranks=self.world.size, size=self._size(epoch))
 
-    def tokens_of(self, lengths: Int64Array, cut: Cut) -> Int64Array:
+    def tokens_of(self, lengths: Int64Array, arrangement: Arrangement) -> Int64Array:
         """Return the tokens of each batch (B,), padding included.
 
         Args:
-            lengths: Of the cut's samples, batch after batch.
-            cut: Says where batches begin.
+            lengths: Of the arrangement's samples, batch after batch (N,).
+            arrangement: The batches.
         """
-        return longest_times_count(lengths, cut.bounds)
+        return longest_times_count(lengths, arrangement.bounds)
 
-    def segments(self, epoch: int) -> Iterator[Segment]:
-        """Yield an epoch's segments, as a run without interruption has them."""
-        cursor = Cursor(epoch=epoch)
-        while (segment := self._segment(cursor)) is not None:
-            yield segment
-            cursor = Cursor(epoch=epoch, samples=segment.end)
-
-    def _batches_of(self, segment: Segment) -> Batches:
-        places = segment.cut.places
+    def _counts(self, segment: Segment) -> BatchCounts:
+        places = segment.arrangement.places
         lengths = self.lengths[segment.indices[places]]
         samples = len(np.unique(places))
-        return Batches(self.tokens_of(lengths, segment.cut), int(lengths.sum()), samples, len(places) - samples)
+        padded = self.tokens_of(lengths, segment.arrangement)
+        return BatchCounts(padded, int(lengths.sum()), samples, len(places) - samples)
 
     def _segment(self, cursor: Cursor) -> Segment | None:
-        """Return what a run at the cursor reads from, None at the epoch's end."""
-        geometry, segments = self.geometry, self._segments  # never written to: another thread may look there
-        over = len(cursor.plan) % (2 + len(geometry))
-        known = not over and cursor.plan[-len(geometry) :] == geometry
-        where = (cursor.epoch, cursor.plan, 0 if known else cursor.samples)
-        if over:  # in line: also one that a run began before
-            kept = ((key, segment) for key, segment in segments.items() if segment and key[0] == cursor.epoch)
-            same = (key for key, segment in kept if segment.origin == cursor.plan and segment.has(cursor.samples))
-            where = next(same, where)
+        """Return the segment that a run reads at the cursor, None at the epoch's end."""
+        geometry, segments = self.geometry, self._segments
+        inside = cursor.plan[-len(geometry) :] == geometry  # the same segment wherever in it the cursor is
+        where = (cursor.epoch, cursor.plan, 0 if inside else cursor.samples)
         if where not in segments:
-            segment = self._cutter.segment(cursor, geometry, keep=self.tail == "keep")
+            segment = self._windows.segment(cursor, geometry)
+            # A new dict: another thread may read the old one.
             self._segments = segments = dict([*segments.items(), (where, segment)][-_KEPT:])
         return segments[where]
 
     @property
-    def _cutter(self) -> Cutter:
-        return Cutter(
+    def _windows(self) -> Windows:
+        return Windows(
             name=type(self).__name__,
             order=self.order,
             lengths=self.lengths,
             window=self.window,
             seed=self.seed,
-            mixed=self._mixed,
-            alike=self.alike,
-            cut=self.cut,
-            room=self.room,
+            shuffle_steps=self._shuffle_steps,
+            arrange=self.arrange,
         )
 
     def _steps_from(self, epoch: int, start: int) -> int:
-        """Return the steps of the windows from one on."""
-        if not is_border(start, self._size(epoch), self.window):  # a line took of it
-            segment = self._segment(Cursor(epoch=epoch, samples=start))
-            return len(segment.turns) + self._steps_from(epoch, segment.end) if segment else 0
-        full, last = self._regular(epoch, start)
-        if full is not None:
-            return full[0] * full[1] + last
-        starts, before = self._chain(epoch, start)
+        """Return the number of steps of the windows from the one that begins at `start`."""
+        if (regular := self._regular(epoch, start)) is not None:
+            windows, each, last = regular
+            return windows * each + last
+        starts, before = self._count_steps(epoch, start)
         return int(before[-1] - before[np.searchsorted(starts, start)])
 
-    def _skip(self, epoch: int, start: int, steps: int) -> tuple[int, int]:
-        """Return where the window begins that has the step so many steps after a window's start, and how far in it is."""
-        if not is_border(start, self._size(epoch), self.window):
-            segment = self._segment(Cursor(epoch=epoch, samples=start))
-            if segment is None or steps < len(segment.turns):
-                return start, steps
-            return self._skip(epoch, segment.end, steps - len(segment.turns))
-        full, _ = self._regular(epoch, start)
-        if full is not None:
-            count, each = full
+    def _skip_windows(self, epoch: int, start: int, steps: int) -> tuple[int, int]:
+        """Return the start of the window that is `steps` steps after the window at `start`, and the steps left inside it."""
+        if (regular := self._regular(epoch, start)) is not None:
+            count, each, _ = regular
             windows = min(count, steps // each) if each else 0
             return start + windows * self.window, steps - windows * each
-        starts, before = self._chain(epoch, start)
+        starts, before = self._count_steps(epoch, start)
         steps += int(before[np.searchsorted(starts, start)])
         place = min(int(np.searchsorted(before, steps, side="right")) - 1, len(starts) - 1)
         return int(starts[place]), steps - int(before[place])
 
-    def _regular(self, epoch: int, start: int) -> tuple[tuple[int, int] | None, int]:
-        """Return how many full windows follow and the steps of each, and those of the last, if lengths don't matter."""
-        size = self._size(epoch)
-        each = self.steps_of(self.window, last=False)
+    def _regular(self, epoch: int, start: int) -> tuple[int, int, int] | None:
+        """Return how many full windows follow, the steps of each, and those of the last window; None if lengths matter."""
+        each, size = self.steps_of(self.window, last=False), self._size(epoch)
         if each is None:
-            return None, 0
-        count = max(0, max(1, size // self.window) - 1 - start // self.window) if start < size else 0
-        left = size - start - count * self.window
+            return None
+        windows = max(0, max(1, size // self.window) - 1 - start // self.window) if start < size else 0
+        left = size - start - windows * self.window
         last = self.steps_of(left, last=True) if left > 0 else 0
-        return (count, each), last or 0
+        return windows, each, last or 0
 
-    def _chain(self, epoch: int, start: int) -> tuple[Int64Array, Int64Array]:
-        """Return where windows begin (W + 1,), one of them at `start`, and how many steps of them come before each."""
-        for (planned, _), (starts, before) in self._chains.items():
-            if planned == epoch and starts[np.searchsorted(starts, start)] == start:
+    def _count_steps(self, epoch: int, start: int) -> tuple[Int64Array, Int64Array]:
+        """Return the windows' starts (W + 1,), one of them `start`, and the number of steps before each (W + 1,)."""
+        for (counted, _), (starts, before) in self._step_counts.items():
+            if counted == epoch and starts[np.searchsorted(starts, start)] == start:
                 return starts, before
-        found, counts, at, cutter, geometry = [start], [0], start, self._cutter, self.geometry
-        while (segment := cutter.fresh(epoch, at, geometry)) is not None:
-            at = segment.end
-            found.append(at)
-            counts.append(len(segment.turns))
-        chain = np.array(found, dtype=np.int64), np.cumsum(counts, dtype=np.int64)
-        self._chains = {key: value for key, value in self._chains.items() if key[0] == epoch} | {(epoch, start): chain}
-        return chain
+        segments = [(segment.end, len(segment.steps)) for segment in self._windows.whole(epoch, self.geometry, start)]
+        ends, steps = np.array(segments, dtype=np.int64).reshape(-1, 2).T
+        found = np.append(start, ends), np.append(0, np.cumsum(steps))
+        kept = {key: value for key, value in self._step_counts.items() if key[0] == epoch}
+        self._step_counts = kept | {(epoch, start): found}
+        return found
 
     def _size(self, epoch: int) -> int:
         return int(self.order.size(epoch))
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_segments": {}, "_chains": {}}
+        return self.__dict__ | {"_segments": {}, "_step_counts": {}}
