@@ -7,7 +7,7 @@ class ShardError(ValueError):
     The message names the shard and, if it is known, the line or byte.
 
     Example:
-        >>> _ = open("a.jsonl", "w").write("not JSON")
+        >>> _ = Path("a.jsonl").write_text("not JSON")
         >>> try:
         ...     lk.JsonlDataset("a.jsonl")[0]
         ... except lk.ShardError as error:

@@ -26,7 +26,6 @@ import loaderkit as lk
 from loaderkit.collate import padding, rows
 from loaderkit.collate.stack import stack
 from loaderkit.datasets.combine import MapDataset
-from loaderkit.datasets.memory import gather
 from loaderkit.system import batch_memory as buffers
 from loaderkit.system import memory
 from loaderkit.system.batch_memory import BufferPool, empty_array, lends
@@ -38,7 +37,7 @@ SIZE, SHAPE, BATCH = 60, (64, 256), 4  # of float32: 64 KB a sample, 256 KB a ba
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take small batches for large ones, in forked workers too."""
-    for module in (buffers, memory, padding, rows, gather):
+    for module in (buffers, memory, padding, rows):
         monkeypatch.setattr(module, "LARGE", 1 << 14)
     monkeypatch.setattr(rows, "_LARGE_ROW", 1 << 12)
 

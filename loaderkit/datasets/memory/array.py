@@ -1,39 +1,53 @@
-"""Columns in memory (or memory-mapped), read as one gather per column and batch."""
+"""Columns in memory or mapped from a file: a batch is one gather per column."""
 
 import hashlib
 import mmap
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.utils.data as torch_data
 from torch import Tensor
 
 from loaderkit.datasets.base import check_index, is_frame
 from loaderkit.datasets.combine import SubsetDataset
-from loaderkit.datasets.memory.gather import TensorColumn, gather
 from loaderkit.datasets.memory.shared import SharedList
 from loaderkit.seeding.draws import DeclaresDraws, Draws
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.batch_memory import empty_array
+from loaderkit.system.memory import new_empty
 
-_PLAIN = (TensorColumn, np.ndarray, np.memmap, list, range, SharedList)  # columns that surely draw no random numbers
-Columns = Any  # a Tensor, ndarray or sequence, or a tuple or dict of them, nested
+Columns = Any  # a tensor, array or sequence, or a tuple or dict of them, nested
+
+# Before torch 2.9, index_select does not take unsigned integers of more than 8 bits.
+_SAME_BITS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+_SHORT_ROW = 512  # bytes; numpy copies such rows up to twice as fast as torch, which uses several cores for longer ones
 
 
 class ArrayDataset(DeclaresDraws):
-    """A dataset over columns with one length.
+    """A dataset over columns of equal length, such as tensors and numpy arrays.
 
     Args:
-        columns: A tensor (N, *), numpy array (N, *) (memory-mapped too) or
-            sequence of N, or a tuple, list or dict of them, nested. A sample has
-            the same structure; numpy rows come as arrays, and batches as tensors.
-        transform: From a sample to a sample; its random numbers are the sample's
-            own. Rows are then made one by one: without it a batch is one gather.
+        columns: A tensor (N, *), a numpy array (N, *), also memory-mapped, or a
+            sequence of N values; or a tuple, list or dict of them, nested. A sample
+            has the same structure.
+        transform: Called with each sample. Without it, a batch is one gather per column.
 
     Raises:
         ValueError: If there is no column, or the lengths differ.
+        TypeError: If a column is not one of these types.
+
+    Example:
+        >>> data = lk.ArrayDataset({"x": torch.arange(12).reshape(6, 2), "y": np.arange(6)})
+        >>> data[1]
+        {'x': tensor([2, 3]), 'y': np.int64(1)}
+        >>> batch = next(iter(lk.Loader(data, batch_size=4)))
+        >>> batch["x"].shape, batch["y"].dtype
+        (torch.Size([4, 2]), torch.int64)
     """
 
     def __init__(self, columns: Columns, *, transform: Callable[[Any], Any] | None = None) -> None:
@@ -46,38 +60,36 @@ class ArrayDataset(DeclaresDraws):
             found = ", ".join(f"{name or 'column'} has {length:,}" for name, length in lengths.items())
             raise ValueError(f"ArrayDataset: {found}; wanted columns of one length.")
         self._length = next(iter(lengths.values()))
-        kinds: list[type] = []
-        _walk(self._columns, lambda column: kinds.append(type(column)))
-        self._columns_draw_nothing = all(kind in _PLAIN for kind in kinds)
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, index: int) -> Any:
         check_index(self, index)
-        sample = _walk(self._columns, lambda column: column[index])
+        sample = _map_columns(self._columns, lambda column: column[index])
         return sample if self.transform is None else self.transform(sample)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         rows = np.asarray(indices, dtype=np.int64)
-        gathered = _walk(self._columns, lambda column: gather(column, rows))
-        samples = [_walk(gathered, lambda column, row=row: column[row]) for row in range(len(rows))]
+        gathered = _map_columns(self._columns, lambda column: _gather(column, rows))
+        samples = [_map_columns(gathered, itemgetter(row)) for row in range(len(rows))]
         return samples if self.transform is None else per_sample(self.transform, samples)
 
     def read_batch(self, indices: Int64Array) -> Any:
-        """Return a batch of the columns' structure, each leaf a tensor (B, *) or, for sequences, a list."""
-        return _walk(self._columns, lambda column: _read(column, indices))
+        """Return a batch with the structure of the columns: tensors (B, *), or lists for sequences of other values."""
+        return _map_columns(self._columns, lambda column: _collated(_gather(column, indices)))
 
     def _draws(self) -> Draws:
-        return super()._draws() if self._columns_draw_nothing else Draws.ANYTHING
+        # Reading a sequence of the user's own class may draw.
+        plain = (_TensorColumn, np.ndarray, np.memmap, list, range, SharedList)
+        return super()._draws() if all(type(leaf) in plain for leaf in _leaves(self._columns)) else Draws.ANYTHING
 
     def fingerprint(self) -> str:
-        """Digest the columns' shapes and dtypes, and 16 rows spread over them."""
+        """Return a digest of the columns' shapes and dtypes, and of 16 rows spread over them."""
         rows = np.unique(np.linspace(0, max(0, self._length - 1), 16).astype(np.int64))[: self._length]
         digest = hashlib.blake2b(digest_size=8)
-
-        def add(column: Any) -> None:
-            picked = gather(column, rows)
+        for column in _leaves(self._columns):
+            picked = _gather(column, rows)
             if isinstance(picked, Tensor):
                 digest.update(f"{picked.dtype}{tuple(picked.shape)}".encode())
                 picked = picked.contiguous().view(torch.uint8).numpy(force=True)  # numpy lacks some dtypes
@@ -85,47 +97,124 @@ class ArrayDataset(DeclaresDraws):
                 digest.update(f"{picked.dtype}{picked.shape}".encode() + np.ascontiguousarray(picked).tobytes())
             else:
                 digest.update(repr(list(picked)).encode())
-
-        _walk(self._columns, add)
         return digest.hexdigest()
 
 
 def in_memory(dataset: Any) -> bool:
-    """Say whether all samples surely lie in this process's memory, so that reading some opens nothing and draws nothing."""
+    """Return whether all samples are in this process's memory, and reading them draws no random numbers."""
     while type(dataset) in (SubsetDataset, torch_data.Subset):
         dataset = dataset.dataset
     if type(dataset) is ArrayDataset:
-        columns: list[Any] = []
-        _walk(dataset._columns, columns.append)
-        return dataset.transform is None and all(map(_is_in_memory, columns))
+        return dataset.transform is None and all(map(_is_in_memory, _leaves(dataset._columns)))
     if type(dataset) is torch_data.TensorDataset:
         return all(map(_is_in_memory, dataset.tensors))
     return type(dataset) in (Tensor, np.ndarray) and _is_in_memory(dataset)
 
 
+def take(array: npt.NDArray[Any], rows: Int64Array) -> npt.NDArray[Any]:
+    """Return rows (B, *) of a contiguous array.
+
+    Raises:
+        IndexError: If a row is out of range.
+    """
+    is_plain = array.strides[0] > _SHORT_ROW and array.dtype.kind in "biufc"
+    if not is_plain or not rows.size or rows.min() < 0 or rows.max() >= len(array):
+        return array.take(rows, 0)
+    # If numpy checks the indices itself, it ignores `out` at first and copies twice.
+    return array.take(rows, 0, out=empty_array((len(rows), *array.shape[1:]), array.dtype), mode="clip")
+
+
+class _TensorColumn:
+    """A tensor (N, *) as a column."""
+
+    __slots__ = ("_by_numpy", "tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        is_short = tensor[:1].numel() * tensor.element_size() <= _SHORT_ROW
+        self._by_numpy = is_short and _is_plain(tensor) and tensor.is_contiguous() and tensor.numel() > 0
+        try:
+            tensor[:0].numpy()
+        except (TypeError, RuntimeError):  # numpy lacks the dtype, or the tensor requires gradients
+            self._by_numpy = False
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.tensor[index]
+
+    def gather(self, indices: Int64Array) -> Tensor:
+        """Return the rows (B, *) at `indices` (B,)."""
+        tensor = self.tensor
+        if self._by_numpy:
+            # Do not keep this view: torch moves the tensor's memory if a part of it leaves a worker.
+            return torch.from_numpy(tensor.numpy().take(indices, 0))
+        bits = tensor.view(_SAME_BITS[tensor.dtype]) if tensor.dtype in _SAME_BITS else tensor
+        out = new_empty((len(indices), *tensor.shape[1:]), bits) if _is_plain(tensor) else None
+        found = torch.index_select(bits, 0, torch.from_numpy(indices).to(tensor.device), out=out)
+        return found if bits is tensor else found.view(tensor.dtype)
+
+    def __reduce__(self) -> Any:
+        return _TensorColumn, (self.tensor,)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) is Tensor and tensor.is_cpu and not tensor.requires_grad
+
+
+def _gather(column: Any, indices: Int64Array) -> Any:
+    """Return rows (B, *) of a column."""
+    if isinstance(column, _TensorColumn):
+        return column.gather(indices)
+    if isinstance(column, np.ndarray):
+        # `array[indices]` takes several times as long as `take`, which first copies an array that is not contiguous.
+        is_whole = column.flags.c_contiguous and column.flags.aligned
+        return np.asarray(take(column, indices) if is_whole else column[indices])
+    return [column[index] for index in indices.tolist()]
+
+
+def _collated(rows: Any) -> Any:
+    """Return gathered rows as the default collate would return them."""
+    if isinstance(rows, np.ndarray) and rows.dtype.kind in "biufc":
+        return torch.from_numpy(rows if rows.dtype.isnative else rows.astype(rows.dtype.newbyteorder("=")))
+    if isinstance(rows, np.ndarray):
+        return rows.tolist()
+    if isinstance(rows, list) and rows and isinstance(rows[0], int | float | np.number | np.bool_):
+        return torch.from_numpy(np.asarray(rows))  # float64 if one is a float, as in the default collate
+    return rows
+
+
 def _is_in_memory(column: Any) -> bool:
-    if isinstance(column, TensorColumn):
+    if isinstance(column, _TensorColumn):
         column = column.tensor
     if isinstance(column, Tensor):
         return column.is_cpu
     if not isinstance(column, np.ndarray):
         return type(column) in (list, range)
-    while isinstance(column, np.ndarray):  # a view of a mapped file is an array, too
+    while isinstance(column, np.ndarray):  # the array may be a view of a mapped file
         column = column.base
     return not isinstance(column, mmap.mmap)
 
 
-def _walk(columns: Columns, function: Any) -> Any:
+def _map_columns(columns: Columns, function: Callable[[Any], Any]) -> Any:
+    """Return the same structure with `function(leaf)` in the place of each leaf."""
     if isinstance(columns, dict):
-        return {name: _walk(column, function) for name, column in columns.items()}
+        return {name: _map_columns(column, function) for name, column in columns.items()}
     if isinstance(columns, tuple):
-        parts = [_walk(column, function) for column in columns]
+        parts = [_map_columns(column, function) for column in columns]
         return type(columns)(*parts) if hasattr(columns, "_fields") else tuple(parts)
     return function(columns)
 
 
+def _leaves(columns: Columns) -> list[Any]:
+    leaves: list[Any] = []
+    _map_columns(columns, leaves.append)
+    return leaves
+
+
 def _prepare(columns: Columns) -> Columns:
-    """Keep arrays, wrap tensors; a list of columns is a tuple of them, other sequences are columns."""
+    """Check the columns and wrap tensors; turn a list of columns into a tuple."""
     if isinstance(columns, str | bytes):
         raise TypeError(
             f"ArrayDataset: found the text {columns!r:.60}, wanted a tensor, a numpy array, a sequence, or a tuple or dict of "
@@ -141,9 +230,9 @@ def _prepare(columns: Columns) -> Columns:
     if isinstance(columns, Tensor | np.ndarray) and columns.ndim == 0:
         raise ValueError(f"ArrayDataset: found a column without rows, {columns!r}; wanted at least one axis.")
     if isinstance(columns, Tensor):
-        return TensorColumn(columns)
+        return _TensorColumn(columns)
     if is_frame(columns) or not hasattr(columns, "__len__") or not hasattr(columns, "__getitem__"):
-        hint = " Of a frame: {name: frame[name].to_numpy() for name in frame}." if is_frame(columns) else ""
+        hint = " Convert the frame: {name: frame[name].to_numpy() for name in frame}." if is_frame(columns) else ""
         raise TypeError(
             f"ArrayDataset: found a column of type {type(columns).__name__}, "
             f"wanted a tensor, a numpy array, a sequence, or a tuple or dict of them.{hint}"
@@ -152,28 +241,12 @@ def _prepare(columns: Columns) -> Columns:
 
 
 def _lengths(columns: Columns, name: str) -> dict[str, int]:
-    if isinstance(columns, dict):
-        parts = columns.items()
-    elif isinstance(columns, tuple):
-        parts = dict(enumerate(columns)).items()
-    else:
+    """Return the length of each leaf by its dotted name."""
+    if not isinstance(columns, dict | tuple):
         return {name: len(columns)}
+    parts = columns if isinstance(columns, dict) else dict(enumerate(columns))
     return {
         key: length
-        for part, column in parts
+        for part, column in parts.items()
         for key, length in _lengths(column, f"{name}.{part}" if name else str(part)).items()
     }
-
-
-def _read(column: Any, indices: Int64Array) -> Any:
-    """Gather rows as the default collate would return them."""
-    rows = gather(column, indices)
-    if isinstance(rows, Tensor):
-        return rows
-    if isinstance(rows, np.ndarray) and rows.dtype.kind in "biufc":
-        return torch.from_numpy(rows if rows.dtype.isnative else rows.astype(rows.dtype.newbyteorder("=")))
-    if isinstance(rows, np.ndarray):
-        return rows.tolist()
-    if isinstance(rows, list) and rows and isinstance(rows[0], int | float | np.number | np.bool_):
-        return torch.from_numpy(np.asarray(rows))  # float64 where one is a float, as the default collate has it
-    return rows

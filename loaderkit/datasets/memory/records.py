@@ -1,4 +1,4 @@
-"""Many small records in memory, packed so that worker processes share them."""
+"""Many small records in memory that worker processes share."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
@@ -13,19 +13,25 @@ from loaderkit.seeding.samples import per_sample
 
 
 class RecordDataset(DeclaresDraws):
-    """Text-and-number records, such as dicts, tuples or strings, each packed to bytes.
+    """A dataset over dicts, tuples, strings or other small objects, pickled into shared memory.
 
-    A list of a million dicts is copied into each worker as it is read, since
-    reading counts references. Packed they lie in two tensors, which forked
-    workers share, and spawned ones are handed in shared memory. Each read
-    gives a new object, equal to what was given.
+    A list of a million dicts grows each worker's memory as the worker reads it,
+    because reading an object changes its reference count. This dataset keeps the
+    records in two tensors that all workers share. Each read returns a new object.
 
     Args:
         records: Any iterable; read once.
-        transform: From a record to a sample; its random numbers are the sample's own.
+        transform: Called with each record.
 
     Raises:
-        TypeError: If a record can't be pickled.
+        TypeError: If a record cannot be pickled.
+
+    Example:
+        >>> data = lk.RecordDataset({"text": text, "label": len(text)} for text in ["a", "bc"])
+        >>> data[1]
+        {'text': 'bc', 'label': 2}
+        >>> next(iter(lk.Loader(data, batch_size=2)))
+        {'text': ['a', 'bc'], 'label': tensor([1, 2])}
     """
 
     def __init__(self, records: Iterable[Any], *, transform: Callable[[Any], Any] | None = None) -> None:
@@ -41,28 +47,25 @@ class RecordDataset(DeclaresDraws):
         return record if self.transform is None else self.transform(record)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        records = self._read(indices)
-        return records if self.transform is None else per_sample(self.transform, records)
-
-    def fingerprint(self) -> str:
-        """Digest the number of records, and 16 spread over them."""
-        rows = np.unique(np.linspace(0, max(0, len(self) - 1), 16).astype(np.int64))[: len(self)].tolist()
-        text = "\x1f".join(_describe(record) for record in self._read(rows))
-        return hashlib.blake2b(f"{len(self)}\x1f{text}".encode(errors="surrogatepass"), digest_size=8).hexdigest()
-
-    def _read(self, indices: Sequence[int]) -> list[Any]:
         rows = np.asarray(indices, dtype=np.int64)
         outside = rows[(rows < 0) | (rows >= len(self))]
         if outside.size:
             raise IndexError(f"RecordDataset: index {outside[0]} in a dataset of {len(self):,} samples.")
-        return self._records.read(indices)
+        records = self._records.read(indices)
+        return records if self.transform is None else per_sample(self.transform, records)
+
+    def fingerprint(self) -> str:
+        """Return a digest of the number of records, and of 16 records spread over them."""
+        rows = np.unique(np.linspace(0, max(0, len(self) - 1), 16).astype(np.int64))[: len(self)].tolist()
+        text = "\x1f".join(_describe(record) for record in self._records.read(rows))
+        return hashlib.blake2b(f"{len(self)}\x1f{text}".encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
 def _describe(value: Any) -> str:
-    """Write a record down, the same in every process: an object's own repr may hold its address."""
+    """Return a text for a record that is the same in every process; an object's own repr may hold its address."""
     if isinstance(value, dict):
         return f"{{{','.join(f'{_describe(key)}:{_describe(entry)}' for key, entry in value.items())}}}"
     if isinstance(value, list | tuple):
         return f"{type(value).__name__}({','.join(map(_describe, value))})"
-    plain = isinstance(value, str | bytes | int | float | complex | np.generic | None)
-    return repr(value) if plain else type(value).__name__
+    is_plain = isinstance(value, str | bytes | int | float | complex | np.generic | None)
+    return repr(value) if is_plain else type(value).__name__

@@ -1,7 +1,7 @@
-"""Lists and dicts of records in packed memory, for datasets that keep them and that many workers read."""
+"""Lists and dicts of records in packed memory, for a user's own dataset class."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -11,6 +11,7 @@ from loaderkit.datasets.memory.packed import Packed
 
 K = TypeVar("K")
 V = TypeVar("V")
+_BLOCK = 256  # records that an iteration reads at once
 
 
 @overload
@@ -18,32 +19,35 @@ def share(records: Mapping[K, V]) -> "SharedDict[K, V]": ...
 @overload
 def share(records: Sequence[V]) -> "SharedList[V]": ...
 def share(records: Any) -> Any:
-    """Pack a dataset's list or dict of records, so that worker processes share it.
+    """Pack a list or dict of records into memory that worker processes share.
 
-    A list of a million dicts is copied, page by page, into each worker that
-    reads it, since reading an object counts its references. Packed they lie in
-    a few tensors. What is returned reads like the list or dict, and can't be
-    changed; each read gives a new object, equal to what was given.
+    Use it in a dataset class that keeps a large list or dict. The result reads like
+    the original but cannot be changed. Each read returns a new object.
 
     Args:
-        records: A list, tuple or other sequence of anything that pickles; or a
-            dict with keys of str, int, bytes, or tuples of these.
+        records: A list, tuple or other sequence of objects that pickle; or a
+            dict of them, with keys of str, int, bytes, or tuples of these.
 
     Raises:
-        TypeError: If it is neither, a record can't be pickled, or a key is of another type.
+        TypeError: If it is neither, a record cannot be pickled, or a key is of another type.
+
+    Example:
+        >>> captions = lk.share({"a.jpg": "a cat", "b.jpg": "a dog"})
+        >>> captions["b.jpg"], len(captions), list(captions)
+        ('a dog', 2, ['a.jpg', 'b.jpg'])
     """
     if isinstance(records, Mapping):
         return SharedDict(records)
     if isinstance(records, Sequence) and not isinstance(records, str | bytes | bytearray):
         return SharedList(records)
     raise TypeError(
-        f"share: got {type(records).__name__}, wanted a list or dict of records. Arrays and tensors are shared as they are; "
+        f"share: got {type(records).__name__}, wanted a list or dict of records. Arrays and tensors need no share(); "
         "make a list of anything else."
     )
 
 
 class SharedList(Sequence[V]):
-    """What `share` makes of a list."""
+    """The list that `share` returns."""
 
     def __init__(self, records: Sequence[V]) -> None:
         self._records = Packed(records, "share: record")
@@ -64,18 +68,24 @@ class SharedList(Sequence[V]):
         return self._records.read_one(index % size)
 
     def __iter__(self) -> Iterator[V]:
-        for start in range(0, len(self), 256):
-            yield from self[start : start + 256]
+        for start in range(0, len(self), _BLOCK):
+            yield from self[start : start + _BLOCK]
 
     def __repr__(self) -> str:
         return f"SharedList({len(self):,} records, {self._records.size_bytes:,} bytes)"
 
 
 class SharedDict(Mapping[K, V]):
-    """What `share` makes of a dict; in its order."""
+    """The dict that `share` returns, in the same order.
 
-    def __init__(self, records: Mapping[K, V]) -> None:
-        hashes = np.array([_hash(key) for key in records], dtype=np.int64)
+    Args:
+        records: The dict to pack.
+        hash_key: Returns an int64 hash of a key, the same in every process.
+    """
+
+    def __init__(self, records: Mapping[K, V], *, hash_key: Callable[[Any], int] | None = None) -> None:
+        self._hash_key = hash_key or _hash
+        hashes = np.array([self._hash_key(key) for key in records], dtype=np.int64)
         self._keys, self._values = Packed(records.keys(), "share: key"), Packed(records.values(), "share: entry")
         self._rows = torch.from_numpy(np.argsort(hashes, kind="stable"))
         self._hashes = torch.from_numpy(hashes)[self._rows]
@@ -85,28 +95,28 @@ class SharedDict(Mapping[K, V]):
 
     def __getitem__(self, key: K) -> V:
         try:
-            wanted = _hash(key)
+            wanted = self._hash_key(key)
         except TypeError:
             raise KeyError(key) from None
-        hashes, rows = self._hashes.numpy(), self._rows.numpy()
-        place = int(np.searchsorted(hashes, wanted))
-        while place < len(hashes) and hashes[place] == wanted:
-            row = int(rows[place])
+        hashes = self._hashes.numpy()
+        for place in range(int(np.searchsorted(hashes, wanted)), len(hashes)):
+            if hashes[place] != wanted:
+                break
+            row = int(self._rows[place])
             if self._keys.read_one(row) == key:
                 return self._values.read_one(row)  # type: ignore[no-any-return]
-            place += 1
         raise KeyError(key)
 
     def __iter__(self) -> Iterator[K]:
-        for start in range(0, len(self), 256):
-            yield from self._keys.read(range(start, min(start + 256, len(self))))
+        for start in range(0, len(self), _BLOCK):
+            yield from self._keys.read(range(start, min(start + _BLOCK, len(self))))
 
     def __repr__(self) -> str:
         return f"SharedDict({len(self):,} records, {self._keys.size_bytes + self._values.size_bytes:,} bytes)"
 
 
 def _hash(key: Any) -> int:
-    """Hash a key, the same in every process: Python's own hash of a string is not."""
+    """Return a hash that is the same in every process, unlike Python's hash of a string."""
     digest = hashlib.blake2b(_encode(key), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 

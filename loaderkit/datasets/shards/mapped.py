@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.memory.gather import take
+from loaderkit.datasets.memory.array import take
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.npyheader import NpyHeader, read_npy_header
 from loaderkit.datasets.shards.sharded import ShardedDataset

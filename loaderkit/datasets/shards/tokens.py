@@ -10,7 +10,7 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
 from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.memory.gather import take
+from loaderkit.datasets.memory.array import take
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls, shard_name
 from loaderkit.datasets.shards.index import ShardIndex
