@@ -1,21 +1,35 @@
-"""What several commands take as arguments."""
+"""Argument types that several commands share, and a parser that suggests the right spelling."""
 
 import argparse
 import importlib
 import json
 import re
-from typing import Any
+from typing import Any, NoReturn
+
+from loaderkit.system.suggest import did_you_mean
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors suggest the closest option or choice."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the error with a suggestion, and exit with code 2."""
+        if wrong := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
+            message += did_you_mean(wrong[1], re.findall(r"[\w-]+", wrong[2]))
+        elif wrong := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):
+            message += "." + did_you_mean(wrong[1], re.findall(r"--[\w-]+", self.format_usage()))
+        super().error(message)
+
+
 def count(text: str) -> int:
-    """Parse a number of at least 1."""
+    """Parse a whole number of at least 1."""
     return _whole(text, 1)
 
 
 def number(text: str) -> int:
-    """Parse a number of at least 0."""
+    """Parse a whole number of at least 0."""
     return _whole(text, 0)
 
 
@@ -28,7 +42,7 @@ def size(text: str) -> int:
 
 
 def option(text: str) -> tuple[str, Any]:
-    """Parse NAME=VALUE; the value as JSON, or as it stands."""
+    """Parse NAME=VALUE, where VALUE is JSON or plain text."""
     name, sign, value = text.partition("=")
     if not name.isidentifier() or not sign:
         raise argparse.ArgumentTypeError(f"{text!r}, wanted NAME=VALUE")
@@ -39,21 +53,21 @@ def option(text: str) -> tuple[str, Any]:
 
 
 def add_settings(parser: argparse.ArgumentParser, name: str, text: str) -> None:
-    """Add an argument that is given once for each setting, as NAME=VALUE.
+    """Add an option that can be repeated, each time with one NAME=VALUE.
 
     Args:
-        parser: Of the command.
-        name: Such as "--option".
-        text: Says what the settings are of.
+        parser: The command's parser.
+        name: The option, such as "--option".
+        text: The option's help.
     """
     parser.add_argument(name, type=option, action="append", default=[], metavar="NAME=VALUE", help=text)
 
 
 def named(text: str) -> Any:
-    """Return what MODULE:NAME names.
+    """Import and return the object that MODULE:NAME names.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If the module or the name does not exist.
     """
     module, _, names = text.partition(":")
     try:

@@ -1,22 +1,26 @@
-"""The command line: one file a command, each with `add_to` and a function from arguments to an exit code."""
+"""The `loaderkit` command: each subcommand's module has `add_to` and a function from arguments to an exit code."""
 
-import argparse
 from collections.abc import Sequence
 
 import loaderkit
 from loaderkit.cli import bench, doctor, index, lengths, shard, verify
+from loaderkit.cli.arguments import Parser
 
 COMMANDS = (bench, doctor, index, lengths, shard, verify)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return 0 if all went well, 1 if something failed, 130 if it was interrupted."""
-    parser = argparse.ArgumentParser(prog="loaderkit", description="Data loading that resumes anywhere.")
+    """Run a command and return its exit code: 0 for success, 1 for a failure, 130 for an interrupt."""
+    parser = Parser(prog="loaderkit", description="Data loading that resumes anywhere.")
     parser.add_argument("--version", action="version", version=f"loaderkit {loaderkit.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add_to(commands)
-    parsed = parser.parse_args(arguments)
+    for subparser in commands.choices.values():
+        subparser.set_defaults(parser=subparser)
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parsed.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         code: int = parsed.run(parsed)
     except KeyboardInterrupt:

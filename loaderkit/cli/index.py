@@ -1,4 +1,4 @@
-"""`loaderkit index`: make the index files of shards, in parallel; what is fresh is left alone, so that a rerun goes on."""
+"""`loaderkit index`: write the index files of shards in parallel; a rerun skips shards with a fresh index."""
 
 import argparse
 import contextlib
@@ -24,12 +24,21 @@ from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.system.process_pool import map_in_processes, usable_cpus
 
 _PART = re.compile(r"[.][0-9a-f]{32}[.]part$")
-_LEFT_AFTER_S = 3600  # a part of an index file that is older than this belongs to a run that was killed
+_LEFT_AFTER_S = 3600  # an older partial index file belongs to a run that was killed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What is to be done with each shard."""
+    """What to do with each shard.
+
+    Args:
+        format: The format's name. None: decide by suffix.
+        index_dir: Folder of the index files. None: next to the shards.
+        options: Keyword arguments of the format's dataset.
+        check: Only report each index's status.
+        checksum: Write and compare checksums of the shards' content.
+        storage: How to reach remote shards.
+    """
 
     format: str | None
     index_dir: str | None
@@ -41,10 +50,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was found or done: one of made, fresh, without (it needs no index), missing, stale, damaged."""
+    """A shard's result."""
 
-    status: str
-    count: int = 0
+    status: str  # made, fresh, without (needs no index), missing, stale, damaged or failed
+    count: int = 0  # samples
     detail: str = ""
 
 
@@ -52,40 +61,34 @@ def add_to(commands: Any) -> None:
     """Add the command to a parser's subcommands."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "index",
-        help="make the index files of shards",
-        description="Make the index files of shards, beside them or in a folder. Those that are fresh are left alone. "
-        "The exit code is 1 if a shard failed, or with --check if one is not fresh.",
+        help="write the index files of shards",
+        description="Write the index files of shards, next to them or in a folder. Shards with a fresh index are "
+        "skipped. The exit code is 1 if a shard failed, or with --check if an index is not fresh.",
     )
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a file, folder, glob or URL")
-    parser.add_argument("--format", help="as jsonl or tar, or MODULE:CLASS of your own; by suffix if not given")
-    parser.add_argument("--index-dir", metavar="DIR", help="where index files lie; beside local shards if not given")
+    parser.add_argument("--format", help="such as jsonl or tar, or MODULE:CLASS; default: by suffix")
+    parser.add_argument("--index-dir", metavar="DIR", help="folder of the index files; default: next to the shards")
     parser.add_argument("--jobs", type=count, default=usable_cpus(), help="parallel processes (%(default)s)")
-    parser.add_argument("--check", action="store_true", help="only say which index files are fresh")
+    parser.add_argument("--check", action="store_true", help="only report the index files' status")
     parser.add_argument(
         "--checksum",
         action="store_true",
-        help="read shards through: keep their checksum, compare it where there is one",
+        help="read each shard: record its checksum, or compare it with the recorded one",
     )
-    parser.add_argument("--quiet", action="store_true", help="name only the shards that failed")
-    add_settings(
-        parser,
-        "--option",
-        "a setting of the format that shapes its index, as its dataset takes it; VALUE as JSON, or as it stands",
-    )
-    add_settings(
-        parser, "--storage-option", "a setting of a remote file system, as fsspec takes it: endpoint_url=http://..."
-    )
-    parser.add_argument("--cache-dir", metavar="DIR", help="where copies of remote shards are kept")
-    parser.add_argument("--cache-bytes", type=size, metavar="BYTES", help="what the copies take at most")
+    parser.add_argument("--quiet", action="store_true", help="print only shards that failed")
+    add_settings(parser, "--option", "an argument of the format's dataset; VALUE is JSON or plain text")
+    add_settings(parser, "--storage-option", "an argument of the fsspec file system, such as endpoint_url=http://...")
+    parser.add_argument("--cache-dir", metavar="DIR", help="folder for copies of remote shards")
+    parser.add_argument("--cache-bytes", type=size, metavar="BYTES", help="most bytes that the copies take")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Index the shards, say what came of it, and return the exit code."""
+    """Index the shards, print the results and return the exit code."""
     try:
         storage = _storage(arguments)
-        given = format_named(arguments.format) if arguments.format else None
-        shards = expand(arguments.paths, given.suffixes if given else known_suffixes(), storage)
+        kind = format_named(arguments.format) if arguments.format else None
+        shards = expand(arguments.paths, kind.suffixes if kind else known_suffixes(), storage)
     except (ValueError, OSError, ImportError) as error:
         complain(f"loaderkit index: {error}")
         return 1
@@ -99,10 +102,10 @@ def run(arguments: argparse.Namespace) -> int:
         storage=storage,
     )
     if not job.check:
-        _sweep({index_path(shard, index_dir).parent for shard in shards})
+        _remove_old_parts({index_path(shard, index_dir).parent for shard in shards})
     counts: Counter[str] = Counter()
     samples = 0
-    for shard, outcome in _outcomes(shards, job, arguments.jobs):
+    for shard, outcome in _index_all(shards, job, arguments.jobs):
         counts[outcome.status] += 1
         samples += outcome.count
         line = _line(shard, outcome)
@@ -111,25 +114,17 @@ def run(arguments: argparse.Namespace) -> int:
                 say(line)
         else:
             complain(line)
-    said = ", ".join(f"{number:,} {status}" for status, number in sorted(counts.items()))
-    say(f"{len(shards):,} shards: {said}; {samples:,} samples")
+    summary = ", ".join(f"{number:,} {status}" for status, number in sorted(counts.items()))
+    say(f"{len(shards):,} shards: {summary}; {samples:,} samples")
     return 0 if counts.total() == counts["made"] + counts["fresh"] + counts["without"] else 1
 
 
 def _storage(arguments: argparse.Namespace) -> Storage:
-    options = dict(arguments.storage_option)
-    given = {"cache_bytes": arguments.cache_bytes} if arguments.cache_bytes else {}
-    return (
-        Storage(options, cache_dir=arguments.cache_dir, **given) if arguments.cache_dir else Storage(options, **given)
-    )
+    cache = {"cache_dir": arguments.cache_dir, "cache_bytes": arguments.cache_bytes}
+    return Storage(dict(arguments.storage_option), **{name: value for name, value in cache.items() if value})
 
 
-def _storage_of(shard: str, job: Job) -> dict[str, Any]:
-    """Return it for remote shards only: a format of one's own need not know of it."""
-    return {"storage": job.storage} if is_remote(shard) else {}
-
-
-def _outcomes(shards: list[str], job: Job, jobs: int) -> Iterator[tuple[str, Outcome]]:
+def _index_all(shards: list[str], job: Job, jobs: int) -> Iterator[tuple[str, Outcome]]:
     fork = not any(map(is_remote, shards))  # fsspec's threads don't survive a fork
     done = map_in_processes(functools.partial(index_one, job=job), shards, jobs=jobs, fork=fork)
     for shard, result in with_progress(done, len(shards), "checking" if job.check else "indexing"):
@@ -137,7 +132,7 @@ def _outcomes(shards: list[str], job: Job, jobs: int) -> Iterator[tuple[str, Out
 
 
 def index_one(shard: str, job: Job) -> Outcome:
-    """Index one shard, or look at the index that it has."""
+    """Index one shard, or check its index."""
     kinds = [format_named(job.format)] if job.format else list(formats_of(shard).values())
     if not any(kind.keeps_index for kind in kinds):
         stat(shard, job.storage)
@@ -151,11 +146,13 @@ def _make(shard: str, kind: type[ShardedDataset], job: Job) -> Outcome:
     if _check(shard, kind, job).status not in ("fresh", "missing"):
         path.unlink(missing_ok=True)
     before = _identity(path)
-    # Taken before the scan: a shard that changes meanwhile then differs from it.
+    # Before the scan: if the shard changes during it, the checksum will not fit.
     content = content_checksum(shard, job.storage) if job.checksum and before is None else ""
+    # A user's own format need not know `storage`.
+    storage = {"storage": job.storage} if is_remote(shard) else {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a shard has changed is why this runs
-        dataset = kind(shard, index_dir=job.index_dir, **_storage_of(shard, job), **job.options)
+        warnings.simplefilter("ignore")  # a changed shard is expected here
+        dataset = kind(shard, index_dir=job.index_dir, **storage, **job.options)
     if content and path.exists():
         index = ShardIndex.from_bytes(path.read_bytes(), path)
         save_index(shard, dataclasses.replace(index, content=content), job.index_dir)
@@ -180,13 +177,13 @@ def _check(shard: str, kind: type[ShardedDataset], job: Job) -> Outcome:
     if not index.fits(found):
         return Outcome("stale", detail="was changed after it was indexed")
     if job.checksum and index.content != content_checksum(shard, job.storage):
-        what = "has other content, of the same size and time, than when it was indexed"
+        what = "its content changed after it was indexed, but not its size and time"
         return Outcome("stale", detail=what if index.content else "its index has no checksum")
     return Outcome("fresh", index.count)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Tell a file that was replaced from the one before."""
+    """Return a value that changes if the file is replaced; None if there is no file."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -194,8 +191,8 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_ino, found.st_mtime_ns
 
 
-def _sweep(folders: set[Path]) -> None:
-    """Remove parts of index files that a killed run left."""
+def _remove_old_parts(folders: set[Path]) -> None:
+    """Remove partial index files that a killed run left."""
     for folder in folders:
         for part in folder.glob(".*.part"):
             with contextlib.suppress(FileNotFoundError):
@@ -206,5 +203,5 @@ def _sweep(folders: set[Path]) -> None:
 def _line(shard: str, outcome: Outcome) -> str:
     if outcome.status in ("made", "fresh"):
         return f"{outcome.status:<8}{shard}  {outcome.count:,} samples"
-    named = outcome.detail.startswith(shard)  # as errors of shards do
+    named = outcome.detail.startswith(shard)  # a ShardError names its shard
     return f"{outcome.status:<8}{outcome.detail}" if named else f"{outcome.status:<8}{shard}: {outcome.detail}"

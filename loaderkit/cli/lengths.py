@@ -1,4 +1,4 @@
-"""`loaderkit lengths`: how long samples are, and what padding costs with each plan."""
+"""`loaderkit lengths`: report how long samples are, and how much padding each plan needs."""
 
 import argparse
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ import numpy as np
 
 from loaderkit.cli.arguments import count, named, number
 from loaderkit.cli.report import complain, say
-from loaderkit.cli.source import add_source, given_source
+from loaderkit.cli.source import add_source, source_from
 from loaderkit.loader.measure_lengths import measure_lengths
 from loaderkit.sampling.by_length.packing import PackPlan
 from loaderkit.sampling.by_length.plans import LengthBuckets, TokenBudget
@@ -18,18 +18,20 @@ from loaderkit.sampling.by_length.summary import BatchCounts, PlanSummary, longe
 from loaderkit.sampling.order import Shuffled
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.process_pool import usable_cpus
+from loaderkit.system.suggest import did_you_mean
 from loaderkit.system.world import World
 
-_BINS, _BAR = 16, 40
+_BINS, _BAR_WIDTH = 16, 40
+_BLUE, _GREY, _RED = "#1f6feb", "#d0d7de", "#d1603d"
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How many samples have which length, in bins that grow with the length.
+    """Numbers of samples by length.
 
     Args:
-        edges: Where bins begin, and the last one ends (B + 1,).
-        counts: Samples in each (B,).
+        edges: Edges of the bins (B + 1,); bin b holds lengths from edges[b] up to, not including, edges[b + 1].
+        counts: Samples in each bin (B,).
     """
 
     edges: Int64Array
@@ -40,42 +42,45 @@ def add_to(commands: Any) -> None:
     """Add the command to a parser's subcommands."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "lengths",
-        help="say how long samples are, and what padding costs with each plan",
-        description="Measure the lengths of samples, and say how much of an epoch is padding: with random batches, with "
-        "buckets, under a budget of tokens, and packed.",
+        help="report how long samples are, and how much padding each plan needs",
+        description="Measure the lengths of samples. Report how much of an epoch is padding with random batches, with "
+        "length buckets, under a token budget, and with packing.",
     )
     add_source(parser)
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--column", metavar="FIELD", help="the field (or its place) whose length counts, or that is one")
-    how.add_argument("--length", metavar="MODULE:FUNCTION", help="from a sample to its length, such as a tokenizer's")
-    parser.add_argument("--batch-size", type=count, default=32, metavar="N", help="samples a batch (%(default)s)")
+    how.add_argument("--column", metavar="FIELD", help="field name or number: its length counts, or it is the length")
+    how.add_argument("--length", metavar="MODULE:FUNCTION", help="returns a sample's length, such as a token count")
+    parser.add_argument("--batch-size", type=count, default=32, metavar="N", help="samples in a batch (%(default)s)")
     parser.add_argument(
-        "--max-tokens", type=count, metavar="N", help="budget of a batch; that of BATCH_SIZE mean samples if not given"
+        "--max-tokens",
+        type=count,
+        metavar="N",
+        help="token budget of a batch; default: BATCH_SIZE times the mean length",
     )
     parser.add_argument(
-        "--row-length", type=count, metavar="N", help="of a packed row; that of the longest sample if not given"
+        "--row-length", type=count, metavar="N", help="length of a packed row; default: the longest sample"
     )
     parser.add_argument(
         "--window",
         type=count,
         metavar="N",
-        help="samples arranged at once; half of them, from 1,024 to 32,768, if not given",
+        help="samples that a plan arranges together; default: half of the data, from 1,024 to 32,768",
     )
-    parser.add_argument("--ranks", type=count, default=1, metavar="N", help="that share the data (%(default)s)")
-    parser.add_argument("--epoch", type=number, default=0, metavar="N", help="which (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the order (%(default)s)")
-    parser.add_argument("--plot", metavar="FILE.png", help="also draw it; needs matplotlib")
-    parser.add_argument("--cache", metavar="FILE", help="keeps the lengths for the next time")
+    parser.add_argument("--ranks", type=count, default=1, metavar="N", help="ranks that share the data (%(default)s)")
+    parser.add_argument("--epoch", type=number, default=0, metavar="N", help="epoch to report (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order (%(default)s)")
+    parser.add_argument("--plot", metavar="FILE.png", help="also draw a picture; needs matplotlib")
+    parser.add_argument("--cache", metavar="FILE", help="file that keeps the lengths for the next run")
     parser.add_argument("--jobs", type=count, default=usable_cpus(), help="parallel processes (%(default)s)")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, say what came of it, and return the exit code."""
+    """Measure, print the report and return the exit code."""
     try:
         if arguments.plot is not None and not Path(arguments.plot).absolute().parent.is_dir():
             raise FileNotFoundError(f"no folder for --plot {arguments.plot}.")
-        source, method = given_source(arguments)
+        source, method = source_from(arguments)
         _check_fields(source, arguments)
         lengths = measure_lengths(
             source,
@@ -87,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not len(lengths):
             raise ValueError("the source has no samples.")
         histogram = histogram_of(lengths)
-        say(_about(lengths))
+        say(_overview(lengths))
         say("")
         for line in _bars(histogram):
             say(line)
@@ -96,9 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
         for line in _table(found):
             say(line)
         if arguments.plot is not None:
-            from loaderkit.cli.lengths_picture import draw  # matplotlib is needed only here
-
-            draw(arguments.plot, histogram, found)
+            _draw(arguments.plot, histogram, found)
             say(f"\n{arguments.plot}")
     except (ValueError, TypeError, KeyError, RuntimeError, OSError, ImportError) as error:
         complain(f"loaderkit lengths: {error}")
@@ -107,16 +110,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_fields(source: Any, arguments: argparse.Namespace) -> None:
-    """Say which fields there are, where the one that counts is not named or not among them."""
+    """Raise ValueError if samples have several fields and --column names none of them."""
     sample = source[0] if len(source) and arguments.length is None else None
     if not isinstance(sample, Mapping) or arguments.column in sample:
         return
     found = ", ".join(map(str, sample))
     if arguments.column is None:
         raise ValueError(
-            f"samples have the fields {found}: say which counts, --column FIELD or --length MODULE:FUNCTION."
+            f"samples have the fields {found}: say which one counts, --column FIELD or --length MODULE:FUNCTION."
         )
-    raise ValueError(f"samples have no field {arguments.column!r}, wanted one of {found} (--column).")
+    hint = did_you_mean(arguments.column, map(str, sample))
+    raise ValueError(f"samples have no field {arguments.column!r}, wanted one of {found} (--column).{hint}")
 
 
 def _length(arguments: argparse.Namespace) -> Any:
@@ -127,13 +131,13 @@ def _length(arguments: argparse.Namespace) -> Any:
 
 
 def summaries(lengths: Int64Array, arguments: argparse.Namespace) -> dict[str, PlanSummary]:
-    """Return what random batches and each plan make of an epoch, by the call that makes the plan."""
+    """Return an epoch's summary for random batches and for each plan, keyed by the plan's constructor call."""
     longest, size = int(lengths.max()), arguments.batch_size
     budget = arguments.max_tokens or max(round(float(lengths.mean()) * size), longest, 1)
     row_length = arguments.row_length or max(longest, 1)
     rows = max(1, round(budget / row_length))
     more: dict[str, Any] = {"window": arguments.window, "seed": arguments.seed}
-    # With few samples the ranks can't always share the last ones: left out, the plan is still comparable.
+    # With few samples the ranks can't always share the last batch; without it plans are still comparable.
     plans = {
         f"LengthBuckets(batch_size={size})": LengthBuckets(lengths, size, tail="drop", **more),
         f"TokenBudget(max_tokens={budget:,})": TokenBudget(lengths, budget, tail="drop", too_long="drop", **more),
@@ -156,7 +160,7 @@ def _random(lengths: Int64Array, batch_size: int, arguments: argparse.Namespace)
 
 
 def histogram_of(lengths: Int64Array) -> Histogram:
-    """Count lengths in at most 16 bins, each a constant factor larger than the one before."""
+    """Count lengths in at most 16 bins of geometrically growing width."""
     low, high = max(1, int(lengths.min())), int(lengths.max()) + 1
     edges = np.unique(np.geomspace(low, max(high, low + 1), _BINS + 1).round().astype(np.int64))
     if lengths.min() == 0:
@@ -164,7 +168,7 @@ def histogram_of(lengths: Int64Array) -> Histogram:
     return Histogram(edges, np.histogram(lengths, edges)[0].astype(np.int64))
 
 
-def _about(lengths: Int64Array) -> str:
+def _overview(lengths: Int64Array) -> str:
     return (
         f"{len(lengths):,} samples, {int(lengths.sum()):,} tokens: shortest {int(lengths.min()):,}, median "
         f"{float(np.median(lengths)):,.0f}, mean {float(lengths.mean()):,.1f}, longest {int(lengths.max()):,}"
@@ -176,9 +180,9 @@ def _bars(histogram: Histogram) -> list[str]:
     rows = []
     for low, high, samples in zip(histogram.edges, histogram.edges[1:], histogram.counts.tolist(), strict=False):
         name = f"{low:,}" if high == low + 1 else f"{low:,} to {high - 1:,}"
-        rows.append((name, samples, "#" * -(-_BAR * samples // most)))
+        rows.append((name, samples, "#" * -(-_BAR_WIDTH * samples // most)))
     width = max(len(name) for name, _, _ in rows)
-    return [f"{name:>{width}}  {bar:<{_BAR}}  {samples:,}".rstrip() for name, samples, bar in rows]
+    return [f"{name:>{width}}  {bar:<{_BAR_WIDTH}}  {samples:,}".rstrip() for name, samples, bar in rows]
 
 
 def _table(found: dict[str, PlanSummary]) -> list[str]:
@@ -197,3 +201,38 @@ def _table(found: dict[str, PlanSummary]) -> list[str]:
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+
+
+def _draw(path: str, histogram: Histogram, found: dict[str, PlanSummary]) -> None:
+    """Write a PNG: the histogram of lengths, and each plan's ratio of padded to real tokens."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, width_ratios=[1, 1.1])
+    bins = range(len(histogram.counts))
+    left.bar(bins, histogram.counts, width=0.9, color=_BLUE)
+    left.set_xticks([edge - 0.5 for edge in range(len(histogram.edges))], [f"{edge:,}" for edge in histogram.edges])
+    left.tick_params(axis="x", rotation=60)
+    left.set_xlabel("length")
+    left.set_ylabel("samples")
+    left.set_title("Lengths", loc="left")
+    found = {name: one for name, one in found.items() if one.tokens}  # others have no ratio
+    names = [name.replace("(", "\n(").replace(", b", ",\nb") for name in found]
+    ratios = [one.padded_to_real for one in found.values()]
+    right.barh(names, ratios, color=_RED, label="padding")
+    right.barh(names, [1] * len(names), color=_GREY, label="tokens")
+    for row, one in enumerate(found.values()):
+        ratio, batches = one.padded_to_real, "batch" if one.batches == 1 else "batches"
+        right.text(ratio, row, f" {ratio:.4g}\n {one.batches:,} {batches}", va="center")
+    right.invert_yaxis()
+    right.set_xlim(0, max(ratios, default=1) * 1.25)
+    right.set_xlabel("computed tokens for each real one")
+    ranks = max((one.ranks for one in found.values()), default=1)
+    right.set_title("Padding, and batches" + (f" on each of {ranks} ranks" if ranks > 1 else ""), loc="left")
+    if found:
+        right.legend(loc="lower right", frameon=False)
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130, format="png")

@@ -1,4 +1,4 @@
-"""What a command says: lines as they come."""
+"""How commands print: results to standard output, complaints to standard error, one line at a time."""
 
 import sys
 import traceback
@@ -21,7 +21,10 @@ def complain(line: str) -> None:
 
 
 def complain_of(command: str, error: Exception) -> None:
-    """Write an error, which may be of the user's own code: its type and place where ours would not have them, and its notes."""
+    """Write an error and its notes.
+
+    Most other errors come from the user's own code: for these the line also names the type and the place.
+    """
     plain = isinstance(error, ValueError | FileNotFoundError | ImportError)
     frames = [] if plain else traceback.extract_tb(error.__traceback__)
     where = "".join(f"\n  {one.filename}, line {one.lineno}, in {one.name}" for one in frames[-1:])

@@ -1,4 +1,4 @@
-"""What a command reads samples from: files of any format, a folder of pictures, or a function of one's own."""
+"""The SOURCE argument: files of any format, a folder of pictures, or the user's own factory."""
 
 import argparse
 import inspect
@@ -13,31 +13,32 @@ from loaderkit.datasets.images.images import ImageFolder
 from loaderkit.datasets.images.pictures import decode_picture
 from loaderkit.datasets.remote.urls import expand, is_remote
 from loaderkit.datasets.tar.dataset import TarDataset
+from loaderkit.system.suggest import suggest_argument
 
-_NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-_SAME = {"jpeg": "jpg", "tiff": "tif"}
+_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_SAME_KIND = {"jpeg": "jpg", "tiff": "tif"}
 
 
 def add_source(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """Add the arguments that name a source and its settings to a command."""
+    """Add the arguments that name a source and its settings."""
     parser.add_argument(
         "source",
         metavar="SOURCE",
         nargs=None if required else "?",
-        help="a file, folder, glob, URL, or MODULE:FACTORY of a dataset",
+        help="a file, folder, glob, URL, or MODULE:FACTORY that returns a dataset",
     )
     parser.add_argument(
-        "--source-format", metavar="FORMAT", help="as jsonl or tar, or MODULE:CLASS; by suffix if not given"
+        "--source-format", metavar="FORMAT", help="such as jsonl or tar, or MODULE:CLASS; default: by suffix"
     )
-    add_settings(parser, "--option", "a setting of the source's dataset")
-    parser.add_argument("--spawn", action="store_true", help="start processes anew: for a source that can't be forked")
+    add_settings(parser, "--option", "an argument of the source's dataset")
+    parser.add_argument("--spawn", action="store_true", help="spawn processes, for a source that can't be forked")
 
 
-def given_source(arguments: argparse.Namespace) -> tuple[Any, Literal["fork", "spawn"]]:
-    """Return the dataset that a command's arguments name, and how processes that read it are started.
+def source_from(arguments: argparse.Namespace) -> tuple[Any, Literal["fork", "spawn"]]:
+    """Return the dataset that the arguments name, and the start method for processes that read it.
 
     Raises:
-        ValueError: If they name none.
+        ValueError: If the arguments name no dataset.
         FileNotFoundError: If there are no files.
     """
     dataset = open_source(arguments.source, arguments.source_format, dict(arguments.option))
@@ -46,26 +47,24 @@ def given_source(arguments: argparse.Namespace) -> tuple[Any, Literal["fork", "s
 
 
 def open_source(source: str, format: str | None, options: dict[str, Any]) -> Any:  # noqa: A002
-    """Return the dataset that a command's argument names.
+    """Return the dataset that SOURCE names.
 
     Args:
-        source: A path, folder, glob or URL, or MODULE:FACTORY.
-        format: As `format_named` takes it; by suffix if None.
-        options: What the dataset or the factory is called with.
+        source: A path, folder, glob, URL, or MODULE:FACTORY.
+        format: A format's name, as `format_named` takes it. None: decide by suffix.
+        options: Keyword arguments for the dataset or the factory.
 
     Raises:
-        ValueError: If it names none.
+        ValueError: If the source names no dataset.
         FileNotFoundError: If there are no files.
     """
-    if _NAMED.fullmatch(source) and not Path(source).exists():
+    if _FACTORY.fullmatch(source) and not Path(source).exists():
         if "" not in sys.path and str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
         factory = named(source)
         if not callable(factory):
             found = type(factory).__name__
-            raise ValueError(
-                f"{source!r} is of type {found}, wanted a function or class that makes what is to be read."
-            )
+            raise ValueError(f"{source!r} is of type {found}, wanted a function or class that returns a dataset.")
         return factory(**options)
     if format is None and (Path(source) / "").is_dir():
         try:
@@ -79,26 +78,27 @@ def open_source(source: str, format: str | None, options: dict[str, Any]) -> Any
             raise ValueError(f"{source}: may be {' or '.join(sorted(kinds))}. Say which: --source-format.")
         kind = next(iter(kinds.values()))
     if kind is TarDataset:
-        options = {"decode": None} | options  # files stay what they are
+        options = {"decode": None} | options  # keep the files' bytes
     try:
         inspect.signature(kind).bind(source, **options)
     except TypeError as error:
-        raise ValueError(f"{kind.__name__}: {error}. Its settings: --option NAME=VALUE.") from None
+        hint = suggest_argument(kind, options)
+        raise ValueError(f"{kind.__name__}: {error}.{hint} Its settings: --option NAME=VALUE.") from None
     return kind(source, **options)
 
 
 class PictureFiles:
-    """A folder of pictures, one folder for each class, as `{"jpg": the file's bytes, "cls": the class}`.
+    """A folder of pictures as samples of undecoded bytes: `{"jpg": bytes, "cls": label}`.
 
-    The pictures' field is named for their kind. Where there are several kinds,
-    all become "png", decoded.
+    Each subfolder is a class. The picture's field is its file type, such as "jpg".
+    If a folder holds several types, all pictures are decoded into the field "png".
     """
 
     def __init__(self, root: str, **options: Any) -> None:
         self._folder = ImageFolder(root, **options)
         self.classes = self._folder.classes
-        found = {self._folder.path(index).suffix.lower()[1:] for index in range(len(self._folder))}
-        kinds = {_SAME.get(kind, kind) for kind in found}
+        suffixes = {self._folder.path(index).suffix.lower()[1:] for index in range(len(self._folder))}
+        kinds = {_SAME_KIND.get(suffix, suffix) for suffix in suffixes}
         self._kind = next(iter(kinds)) if len(kinds) == 1 else None
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""`loaderkit verify`: read shards through, and compare them with their manifest."""
+"""`loaderkit verify`: read every shard and compare it with the manifest."""
 
 import argparse
 from pathlib import Path
@@ -16,8 +16,8 @@ def add_to(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "verify",
         help="check shards that `shard` wrote",
-        description="Read shards through and compare them with their manifest: missing and extra files, sizes, checksums, "
-        "numbers of samples; each sample is decoded. The exit code is 1 if something is wrong.",
+        description="Read every shard and compare it with the manifest: missing and extra files, sizes, checksums and "
+        "sample counts. Each sample is decoded. The exit code is 1 if something is wrong.",
     )
     parser.add_argument(
         "paths", nargs="+", metavar="PATH", help="a folder that `loaderkit shard` wrote, or its manifest"
@@ -27,7 +27,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check the shards, say what is wrong, then a line for each path; return the exit code."""
+    """Check the shards, print each error and one line for each path; return the exit code."""
     claims: list[tuple[str, Claim]] = []
     wrong: dict[str, int] = dict.fromkeys(arguments.paths, 0)
     for path in wrong:
@@ -50,11 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
             wrong[path] += 1
         else:
             samples[path] += result
-    shards = {path: sum(place == path for place, _ in claims) for path in wrong}
+    shards = {path: sum(owner == path for owner, _ in claims) for path in wrong}
     width = max(map(len, wrong))
     for path, number in wrong.items():
-        said = f"{number:,} wrong" if number else "all right"
-        say(f"{path:<{width}}  {shards[path]:>8,} shards  {samples[path]:>12,} samples  {said}")
+        verdict = f"{number:,} wrong" if number else "all right"
+        say(f"{path:<{width}}  {shards[path]:>8,} shards  {samples[path]:>12,} samples  {verdict}")
     return 1 if any(wrong.values()) else 0
 
 

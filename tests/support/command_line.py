@@ -1,4 +1,4 @@
-"""What several tests share: the `loaderkit` command: what it makes, says and leaves behind."""
+"""Run the `loaderkit` command, in this process or in a new one."""
 
 import contextlib
 import io
@@ -7,22 +7,26 @@ import subprocess
 import sys
 from pathlib import Path
 
+import loaderkit as package
 from loaderkit.cli import main
 
-COMMAND = Path(sys.executable).parent / "loaderkit"
+COMMAND = [sys.executable, "-m", "loaderkit.cli"]
+_FOLDERS = [str(Path(package.__file__).parents[1]), os.environ.get("PYTHONPATH", ""), str(Path(__file__).parent)]
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(filter(None, _FOLDERS)),  # this checkout first, also if another one is installed
+    "PYTHONWARNINGS": "error",
+    "TERM": "xterm",
+}
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYTHONWARNINGS": "error", "TERM": "xterm"}
 
-
-def loaderkit(*arguments: object, **changes: str) -> subprocess.CompletedProcess[str]:
-    """Run the command: in this process, where its environment is as it is, since a new one takes seconds to import torch."""
-    command = [str(COMMAND), *map(str, arguments)]
-    if not changes:
-        out, errors = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-            try:
-                code = main(command[1:])
-            except SystemExit as end:
-                code = int(end.code or 0)
-        return subprocess.CompletedProcess(command, code, out.getvalue(), errors.getvalue())
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT | changes)
+def loaderkit(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run the command in this process; a new process takes seconds to import torch."""
+    command = [str(argument) for argument in arguments]
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        try:
+            code = main(command)
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return subprocess.CompletedProcess(command, code, out.getvalue(), errors.getvalue())

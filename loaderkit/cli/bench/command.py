@@ -1,4 +1,4 @@
-"""The command's arguments and what it does in which order."""
+"""The command's arguments and the order of its measurements."""
 
 import argparse
 import sys
@@ -8,10 +8,11 @@ from typing import Any
 from loaderkit.cli.arguments import count
 from loaderkit.cli.bench.costs import measure_costs
 from loaderkit.cli.bench.report import Report, write_csv
-from loaderkit.cli.bench.subject import Subject, add_subject, given_subject
+from loaderkit.cli.bench.subject import Subject, add_subject, subject_from
 from loaderkit.cli.bench.throughput import settings_of, turns
 from loaderkit.cli.report import complain_of, say, with_progress
 from loaderkit.system.process_pool import usable_cpus
+from loaderkit.system.suggest import did_you_mean
 
 _ENGINES = ("inline", "torch", "ring", "threads", "auto")
 _DEFAULT = ("inline", "torch", "ring") if sys.platform == "linux" else ("inline", "torch")
@@ -21,33 +22,35 @@ def add_to(commands: Any) -> None:
     """Add the command to a parser's subcommands."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "bench",
-        help="measure engines and numbers of workers, and say which to take",
-        description="Measure how fast batches come, and from what their cost is made up. MODULE:FACTORY gives a Loader, a "
-        "DataModule or a dataset. Nothing else should run meanwhile: the training's own work is not measured, and needs a "
-        "CPU as well.",
+        help="measure engines and worker counts, and recommend one",
+        description="Measure how many batches a second each engine delivers, and what each part of a batch costs. "
+        "MODULE:FACTORY returns a Loader, a DataModule or a dataset. Run nothing else meanwhile. The training itself is not "
+        "measured, and needs a CPU as well.",
     )
     add_subject(parser)
-    parser.add_argument("--workers", type=_numbers, metavar="0,2,4", help="to try; from 0 to one a CPU if not given")
+    parser.add_argument(
+        "--workers", type=_numbers, metavar="0,2,4", help="worker counts to try; default: 0 to the number of CPUs"
+    )
     parser.add_argument(
         "--engines",
         type=_engines,
         default=list(_DEFAULT),
         metavar="A,B",
-        help=f"to try, of {','.join(_ENGINES)} ({','.join(_DEFAULT)})",
+        help=f"engines to try, of {','.join(_ENGINES)} ({','.join(_DEFAULT)})",
     )
-    parser.add_argument("--seconds", type=_seconds, default=30.0, metavar="S", help="for all, about (%(default)g)")
+    parser.add_argument("--seconds", type=_seconds, default=30.0, metavar="S", help="total time, about (%(default)g)")
     parser.add_argument("--rounds", type=count, default=5, metavar="N", help="turns of each setting (%(default)s)")
-    parser.add_argument("--plot", metavar="FILE.png", help="also draw it; needs matplotlib")
-    parser.add_argument("--csv", metavar="FILE", help="also write each number that was measured")
+    parser.add_argument("--plot", metavar="FILE.png", help="also draw a picture; needs matplotlib")
+    parser.add_argument("--csv", metavar="FILE", help="also write every measurement to a file")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, say what came of it, and return the exit code."""
+    """Measure, print the report and return the exit code."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of idle workers and the like: that is what is measured here
+        warnings.simplefilter("ignore")  # idle workers and the like are what the command measures
         try:
-            found = _measure(given_subject(arguments), arguments)
+            found = _measure(subject_from(arguments), arguments)
             for line in found.lines():
                 say(line)
             if arguments.csv is not None:
@@ -58,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
                 draw(arguments.plot, found)
                 say(f"\n{arguments.plot}")
-        except Exception as error:  # of the user's own code too
+        except Exception as error:  # also from the user's code
             complain_of("bench", error)
             return 1
     return 0 if found.advice is not None else 1
@@ -69,8 +72,8 @@ def _measure(subject: Subject, arguments: argparse.Namespace) -> Report:
     settings = settings_of(engines, arguments.workers or _up_to(usable_cpus()))
     if not settings:
         raise ValueError(
-            f"nothing to measure: engines {','.join(engines)} with {arguments.workers} workers. 'inline' has 0, the "
-            "others at least 1."
+            f"nothing to measure: engines {','.join(engines)} with {arguments.workers} workers. 'inline' needs 0 workers, "
+            "the other engines at least 1."
         )
     seconds = arguments.seconds
     costs = measure_costs(subject, engines, seconds=0.25 * seconds)
@@ -80,7 +83,7 @@ def _measure(subject: Subject, arguments: argparse.Namespace) -> Report:
 
 
 def _up_to(cpus: int) -> list[int]:
-    """Return 0, 1, 2, and powers of two up to the number of CPUs, and that number."""
+    """Return 0, the powers of two up to the number of CPUs, and that number."""
     return sorted({0, cpus} | {1 << power for power in range(cpus.bit_length()) if 1 << power <= cpus})
 
 
@@ -96,8 +99,10 @@ def _numbers(text: str) -> list[int]:
 
 def _engines(text: str) -> list[str]:
     found = text.split(",")
-    if not set(found) <= set(_ENGINES):
-        raise argparse.ArgumentTypeError(f"{text!r}, wanted some of {','.join(_ENGINES)}")
+    unknown = [name for name in found if name not in _ENGINES]
+    if unknown:
+        hint = did_you_mean(unknown[0], _ENGINES)
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r}, wanted some of {','.join(_ENGINES)}.{hint}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""What a batch costs, part by part."""
+"""Measure what each part of a batch costs: read, collate, transport, pin, copy."""
 
 import copy
 import statistics
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from loaderkit.cli.bench.subject import Setting, Subject
+from loaderkit.cli.bench.subject import NO_BATCHES, Setting, Subject
 from loaderkit.collate.stack import stack
 from loaderkit.datasets.base import reads_batches, reads_many
 from loaderkit.engine.batch_reader import takes_batches
@@ -18,10 +18,10 @@ from loaderkit.loader.loader import Loader
 from loaderkit.system.nested import pin, to_device
 
 INLINE = Setting(0, "inline")
-_ENOUGH = 200  # batches, or calls
-_FEWEST_TO_JUDGE = 40
-_STRAGGLER = 5.0
-_LEAST_S = 1e-3  # less matters to nobody
+_ENOUGH = 200  # batches to read
+_FEWEST_TO_JUDGE = 40  # samples or batches
+_STRAGGLER = 5.0  # times the median
+_LEAST_S = 1e-3  # shorter delays don't matter
 
 
 def short(value: float) -> str:
@@ -31,10 +31,10 @@ def short(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """A part of a batch's cost."""
+    """One part of a batch's cost."""
 
     part: str
-    seconds: float | None  # a batch; None: not measured
+    seconds: float | None  # for a batch; None: not measured
     why_not: str = ""
 
     def __str__(self) -> str:
@@ -43,12 +43,12 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The parts, and what was read while they were measured.
+    """The parts of a batch's cost, and the time of each read.
 
     Args:
-        parts: In the order in which a batch goes through them.
-        unit: What `times_s` are of: "samples" or "batches".
-        times_s: How long each of them took to read.
+        parts: The parts, in the order in which a batch passes through them.
+        unit: What was timed: "samples" or "batches".
+        times_s: Seconds that each of them took to read.
     """
 
     parts: list[Cost]
@@ -56,9 +56,10 @@ class Costs:
     times_s: list[float]
 
     def stragglers(self) -> tuple[float, float] | None:
-        """Return the middle of the slowest 5 % and of all, if the first is more than 5 times as long, and a millisecond.
+        """Return (median of the slowest 5 %, median of all) in seconds, or None if there are no stragglers.
 
-        The middle, not the mean: a busy machine stops any one of them.
+        Stragglers take more than 5 times the median and more than a millisecond. The median of
+        the slowest is used because a busy machine delays single reads.
         """
         if len(self.times_s) < _FEWEST_TO_JUDGE:
             return None
@@ -68,7 +69,7 @@ class Costs:
 
 
 class TimedSamples:
-    """A dataset whose samples' times are written down."""
+    """A dataset that records how long each sample takes."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -90,7 +91,7 @@ class TimedSamples:
 
 
 class TimedCollate:
-    """A collate whose time is added up."""
+    """A collate function that adds up its own time."""
 
     def __init__(self, collate: Callable[..., Any]) -> None:
         self._collate, self.seconds = collate, 0.0
@@ -107,8 +108,8 @@ class TimedCollate:
         return batch
 
 
-class Again:
-    """A collate that makes a copy of the same batch each time."""
+class CopyBatch:
+    """A collate function that returns a copy of the same batch each time."""
 
     def __init__(self, batch: Any) -> None:
         self.batch = batch
@@ -118,15 +119,15 @@ class Again:
 
 
 def measure_costs(subject: Subject, engines: list[str], *, seconds: float) -> Costs:
-    """Measure the parts one by one.
+    """Measure the parts one at a time.
 
-    Transport is by how much longer a copy of a batch takes that is asked for from an idle worker, and handed over
-    by it, than one that is made here. So it is what a batch costs in all, not what of it other work hides.
+    Transport is the extra time to get a batch from one idle worker, compared with making it in
+    this process. It is the full cost, even if a training would hide some of it.
 
     Args:
-        subject: Whose batches.
-        engines: Whose transport is measured.
-        seconds: For all parts together, about.
+        subject: The dataset and its loader's settings.
+        engines: The engines whose transport to measure.
+        seconds: Total time, about.
 
     Raises:
         ValueError: If there are no batches.
@@ -135,10 +136,10 @@ def measure_costs(subject: Subject, engines: list[str], *, seconds: float) -> Co
     together = config.collate_fn is None and config.batch_size is not None and reads_batches(dataset)
     one_by_one = not subject.is_stream and not reads_many(dataset) and not reads_batches(dataset)
     timed = TimedSamples(dataset) if one_by_one else dataset
-    collates = config.collate_fn
-    if collates is None and config.batch_size is not None:
-        collates = stack
-    collate = None if together or collates is None else TimedCollate(collates)
+    collate_fn = config.collate_fn
+    if collate_fn is None and config.batch_size is not None:
+        collate_fn = stack
+    collate = None if together or collate_fn is None else TimedCollate(collate_fn)
     loader = subject.loader(INLINE, dataset=timed, collate_fn=collate, device=None, pin_memory=False)
     times_s, collate_s, batch = _read(loader, collate, seconds / 2)
     name = "read and collate" if together else "read"  # such a dataset reads whole batches
@@ -165,8 +166,8 @@ def _read(loader: Loader, collate: TimedCollate | None, seconds: float) -> tuple
         collate_s.append(collate.seconds - before if collate else 0.0)
     loader.close()
     if not times_s:
-        raise ValueError("an epoch has no batches: fewer samples than a batch, and the tail is dropped?")
-    if len(times_s) > 2:  # files are opened, and memory is asked for, in the first one
+        raise ValueError(NO_BATCHES)
+    if len(times_s) > 2:  # the first batch opens files and allocates memory
         del times_s[0], collate_s[0]
     return times_s, collate_s, batch
 
@@ -174,12 +175,12 @@ def _read(loader: Loader, collate: TimedCollate | None, seconds: float) -> tuple
 def _transport(subject: Subject, engines: list[str], batch: Any, seconds: float) -> list[Cost]:
     parts = []
     settings = [Setting(1, engine) for engine in engines if engine in ("torch", "ring")]
-    again = Again(batch)
+    copy_batch = CopyBatch(batch)
     limit_s = seconds / (2 * len(settings) + 1)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as a worker has
+    torch.set_num_threads(1)  # like a worker
     try:
-        here_s = _hand_over(Loader(range(1 << 40), 1, collate_fn=again), limit_s)
+        here_s = _delivery_s(Loader(range(1 << 40), 1, collate_fn=copy_batch), limit_s)
     finally:
         torch.set_num_threads(threads)
     for setting in settings:
@@ -187,14 +188,14 @@ def _transport(subject: Subject, engines: list[str], batch: Any, seconds: float)
         loader = Loader(
             range(1 << 40),
             1,
-            collate_fn=again,
+            collate_fn=copy_batch,
             num_workers=1,
-            prefetch_factor=1,  # nothing is made ahead
+            prefetch_factor=1,  # no batch is made ahead
             engine=setting.engine,  # type: ignore[arg-type]
             multiprocessing_context=subject.config.multiprocessing_context,
         )
         try:
-            parts.append(Cost(name, max(0.0, _hand_over(loader, limit_s) - here_s)))
+            parts.append(Cost(name, max(0.0, _delivery_s(loader, limit_s) - here_s)))
         except Exception as error:
             parts.append(Cost(name, None, f"{type(error).__name__}: {error}"))
         finally:
@@ -202,8 +203,8 @@ def _transport(subject: Subject, engines: list[str], batch: Any, seconds: float)
     return parts
 
 
-def _hand_over(loader: Loader, seconds: float) -> float:
-    """Return the seconds that the fastest tenth of batches take at most: a busy machine wakes a worker when it can."""
+def _delivery_s(loader: Loader, seconds: float) -> float:
+    """Return the 10 % quantile of the time to get a batch; slower ones may be delayed by a busy machine."""
     batches = iter(loader)
     times: list[float] = []
     end = time.perf_counter() + seconds
@@ -211,7 +212,7 @@ def _hand_over(loader: Loader, seconds: float) -> float:
         start = time.perf_counter()
         batch = next(batches)
         times.append(time.perf_counter() - start)
-        del batch  # its memory may be wanted for another one
+        del batch  # frees its memory for the next one
     return float(np.quantile(times[5:], 0.1))
 
 

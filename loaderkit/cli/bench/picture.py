@@ -1,4 +1,4 @@
-"""What `loaderkit bench` says, as a picture."""
+"""The report as a picture."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ _DARK = "#24292f"
 
 
 def draw(path: str, report: Report) -> None:
-    """Write a PNG: throughput by number of workers and engine, and a batch's cost part by part."""
+    """Write a PNG: throughput by engine and number of workers, and the parts of a batch's cost."""
     figure = Figure(figsize=(11, 4.4), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, width_ratios=[1.25, 1])

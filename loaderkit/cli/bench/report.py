@@ -1,4 +1,4 @@
-"""What was measured, in words, as tables and as a file."""
+"""The report: tables, a recommendation, and a CSV file."""
 
 import csv
 import importlib.util
@@ -17,14 +17,14 @@ _NOISY = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that was measured.
+    """All measurements.
 
     Args:
-        subject: What it was measured of.
-        samples_per_batch: Mean.
-        rounds: As many as were wanted.
-        found: By setting.
-        costs: Of a batch.
+        subject: Description of the dataset and its batches.
+        samples_per_batch: Mean number of samples in a batch.
+        rounds: Number of rounds that were planned.
+        found: Throughput of each setting.
+        costs: The parts of a batch's cost.
     """
 
     subject: str
@@ -35,11 +35,11 @@ class Report:
 
     @property
     def advice(self) -> Advice | None:
-        """Which setting to take; None if none could be measured."""
+        """The recommended setting; None if nothing could be measured."""
         return advise(self.found)
 
     def lines(self) -> list[str]:
-        """Return what is said."""
+        """Return the report's lines."""
         cpus = usable_cpus()
         lines = [f"{self.subject}; {cpus} CPU{'s' * (cpus > 1)}", ""]
         return [*lines, *table(self._throughput()), "", *table(self._parts()), "", *self._hints()]
@@ -71,37 +71,37 @@ class Report:
         lines = [f"failed: {setting}: {one.error}" for setting, one in self.found.items() if one.error]
         late = [str(setting) for setting, one in self.found.items() if not one.rates and not one.error]
         if late:
-            lines.append(f"not measured, as the time was over: {'; '.join(late)}.")
+            lines.append(f"not measured, because the time was over: {'; '.join(late)}.")
         fewest = min((len(one.rates) for one in self.found.values() if one.rates), default=self.rounds)
         if fewest < self.rounds:
             lines.append(f"{fewest} of {self.rounds} rounds, then the time was over. Give more --seconds.")
         advice = self.advice
         if advice is None:
-            return [*lines, "recommended: nothing, as nothing could be measured."]
+            return [*lines, "recommended: nothing, because nothing could be measured."]
         chosen, best = self.found[advice.setting], self.found[advice.fastest]
-        said = f"recommended: {advice.setting}  ({chosen.rate * self.samples_per_batch:,.0f} samples/s)"
+        line = f"recommended: {advice.setting}  ({chosen.rate * self.samples_per_batch:,.0f} samples/s)"
         if advice.setting == advice.fastest:
-            said += ": the fastest."
+            line += ": the fastest."
         else:
-            said += (
-                f": the fewest workers that are within {advice.noise:.0%}, the noise, of the fastest ({advice.fastest}: "
+            line += (
+                f": the fewest workers within {advice.noise:.0%}, the noise, of the fastest ({advice.fastest}: "
                 f"{best.rate * self.samples_per_batch:,.0f} samples/s)."
             )
-        lines.append(said)
+        lines.append(line)
         if max(chosen.spread, best.spread) > _NOISY:
-            lines.append("The measurements vary much from round to round: use a quieter machine, or more --seconds.")
+            lines.append("The measurements vary a lot from round to round: use a quieter machine, or more --seconds.")
         slow = self.costs.stragglers()
         if slow is not None:
             lines.append(
                 f"Stragglers: the slowest 5 % of {self.costs.unit} take {slow[0] / slow[1]:.0f} times as long as the median "
-                f'({slow[0] * 1e3:.3g} ms, {slow[1] * 1e3:.3g} ms). engine="ring" lets the other workers go on meanwhile, and a '
-                "larger prefetch_factor evens it out."
+                f'({slow[0] * 1e3:.3g} ms, {slow[1] * 1e3:.3g} ms). With engine="ring" the other workers continue meanwhile; a '
+                "larger prefetch_factor evens out the delays."
             )
         return lines
 
 
 def table(rows: list[list[str]]) -> list[str]:
-    """Return a table's lines: drawn by rich on a terminal, plain elsewhere. The first row is the head."""
+    """Return a table's lines, with rich on a terminal and plain elsewhere. The first row is the head."""
     if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
         return _rich(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -125,7 +125,7 @@ def _rich(rows: list[list[str]]) -> list[str]:
 
 
 def write_csv(path: str, report: Report) -> None:
-    """Write each number as a line of its own: what, engine, workers, round, value, unit."""
+    """Write one line for each measurement: what, engine, workers, round, value, unit."""
     rows: list[list[Any]] = [["what", "engine", "workers", "round", "value", "unit"]]
     for setting, one in report.found.items():
         place = [setting.engine, setting.workers]

@@ -1,4 +1,4 @@
-"""What is measured: a dataset and the settings of its loader."""
+"""The subject of a measurement: a dataset and its loader's settings."""
 
 import argparse
 import dataclasses
@@ -8,16 +8,17 @@ from typing import Any
 import torch.utils.data as torch_data
 
 from loaderkit.cli.arguments import count
-from loaderkit.cli.source import add_source, given_source
+from loaderkit.cli.source import add_source, source_from
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.loader import Loader
 
+NO_BATCHES = "an epoch has no batches. Use a smaller batch size, or tail='keep'."
 _BATCH_SIZE = 32
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Setting:
-    """Who makes the batches."""
+    """An engine and a number of workers."""
 
     workers: int
     engine: str
@@ -28,12 +29,12 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A dataset, and the settings that its loaders have in common.
+    """A dataset and its loader's settings.
 
     Args:
-        dataset: What is read.
-        config: The settings; engine and workers are what is tried.
-        engine: What the source itself asks for.
+        dataset: The dataset.
+        config: The loader's settings; each measurement sets its own engine and workers.
+        engine: The engine that the source asks for.
     """
 
     dataset: Any
@@ -46,7 +47,7 @@ class Subject:
         return isinstance(self.dataset, torch_data.IterableDataset)
 
     def loader(self, setting: Setting, **changes: Any) -> Loader:
-        """Make a loader with other workers, and other settings on top of that."""
+        """Return a loader with the setting's engine and workers, and other changes to the settings."""
         if setting.workers:
             changes = {"persistent_workers": True, **changes}
             if setting.engine == "threads":
@@ -78,32 +79,34 @@ class Subject:
 
 
 def add_subject(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """Add the arguments that name what is measured to a command."""
+    """Add the arguments that name a subject."""
     add_source(parser, required=required)
-    parser.add_argument("--batch-size", type=count, metavar="N", help="in place of the loader's; of a dataset 32")
+    parser.add_argument(
+        "--batch-size", type=count, metavar="N", help=f"default: the loader's; {_BATCH_SIZE} for a dataset"
+    )
 
 
-def given_subject(arguments: argparse.Namespace) -> Subject:
-    """Return what a command's arguments name.
+def subject_from(arguments: argparse.Namespace) -> Subject:
+    """Return the subject that the arguments name.
 
     Raises:
         ValueError: If they name nothing that can be measured.
         FileNotFoundError: If there are no files.
     """
-    source, method = given_source(arguments)
+    source, method = source_from(arguments)
     return subject_of(source, batch_size=arguments.batch_size, spawn=method == "spawn")
 
 
 def subject_of(source: Any, *, batch_size: int | None, spawn: bool) -> Subject:
-    """Return what to measure.
+    """Return the subject for a source.
 
     Args:
         source: A Loader, a DataModule (its training data), a DataLoader, or a dataset.
-        batch_size: In place of the source's.
-        spawn: Whether workers start anew rather than as the source has it.
+        batch_size: Replaces the source's batch size.
+        spawn: Whether to spawn workers, instead of the source's own start method.
 
     Raises:
-        ValueError: If the source is none of these, has no samples, or makes its batches by itself.
+        ValueError: If the source is none of these, is empty, or has a batch sampler.
     """
     if callable(getattr(source, "train_dataloader", None)):
         source.prepare_data()
@@ -127,18 +130,18 @@ def subject_of(source: Any, *, batch_size: int | None, spawn: bool) -> Subject:
         changes["multiprocessing_context"] = "spawn"
     if batch_size is not None:
         if found.config.plan is not None:
-            raise ValueError("the loader has a plan that makes the batches: leave out --batch-size.")
+            raise ValueError("the loader's plan sets the batch size: leave out --batch-size.")
         changes["batch_size"] = batch_size
     if not found.is_stream and not len(found.dataset):
         raise ValueError(f"the dataset ({type(found.dataset).__name__}) is empty: 0 samples.")
-    changes |= {"num_workers": 1, "engine": "auto"}  # each setting brings its own
-    asked = "torch" if found.is_stream else found.engine
-    return Subject(found.dataset, dataclasses.replace(found.config, **changes), asked)
+    changes |= {"num_workers": 1, "engine": "auto"}  # each measurement sets its own
+    engine = "torch" if found.is_stream else found.engine
+    return Subject(found.dataset, dataclasses.replace(found.config, **changes), engine)
 
 
 def _of_data_loader(loader: torch_data.DataLoader[Any]) -> Subject:
     if loader.batch_size is None or type(loader.batch_sampler) not in (torch_data.BatchSampler, type(None)):
-        raise ValueError("the DataLoader has a batch sampler of its own. Give a lk.Loader with a plan, or the dataset.")
+        raise ValueError("the DataLoader has its own batch sampler. Give a lk.Loader with a plan, or the dataset.")
     config = LoaderConfig(
         batch_size=loader.batch_size,
         shuffle=isinstance(loader.sampler, torch_data.RandomSampler),

@@ -1,4 +1,4 @@
-"""How many batches a second come with each setting: in turns, so that what else the machine does meets all alike."""
+"""Measure batches per second for each setting, in turns, because the machine's load changes over time."""
 
 import itertools
 import random
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from loaderkit.cli.bench.subject import Setting, Subject
+from loaderkit.cli.bench.subject import NO_BATCHES, Setting, Subject
 from loaderkit.loader.loader import Loader
 
 _LEAST_NOISE, _MOST_NOISE = 0.05, 0.25
@@ -17,25 +17,25 @@ _LEAST_NOISE, _MOST_NOISE = 0.05, 0.25
 
 @dataclass(slots=True)
 class Measured:
-    """What was measured of a setting."""
+    """The measurements of a setting."""
 
-    rates: dict[int, float] = field(default_factory=dict)  # batches a second, by round
-    first_s: list[float] = field(default_factory=list)  # from nothing to the first batch
+    rates: dict[int, float] = field(default_factory=dict)  # batches per second, by round
+    first_s: list[float] = field(default_factory=list)  # from making the loader to its first batch
     error: str = ""
 
     @property
     def rate(self) -> float:
-        """The median."""
+        """The median rate."""
         return float(np.median(list(self.rates.values())))
 
     @property
     def spread(self) -> float:
-        """Half of the range between the quartiles, over the median."""
+        """Half of the interquartile range, divided by the median."""
         low, high = np.quantile(list(self.rates.values()), [0.25, 0.75])
         return float(high - low) / 2 / self.rate
 
     def ratio_to(self, other: "Measured") -> float:
-        """Return the median ratio over the rounds that both have, or that of the medians if there is none."""
+        """Return the median ratio over the rounds that both settings have."""
         return float(
             np.median([self.rates[turn] / other.rates[turn] for turn in self.rates.keys() & other.rates.keys()])
         )
@@ -43,15 +43,15 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The setting to take, and why: the fewest workers that are as fast as the fastest, as far as can be told."""
+    """The recommended setting: the fewest workers whose rate equals the fastest one's within the noise."""
 
     setting: Setting
     fastest: Setting
-    noise: float  # differences below this share can't be told
+    noise: float  # relative differences below it are not significant
 
 
 def settings_of(engines: Sequence[str], workers: Sequence[int]) -> list[Setting]:
-    """Return each engine with each number of workers that it can have."""
+    """Return each engine with each number of workers that it supports."""
     pairs = itertools.product(dict.fromkeys(engines), sorted(set(workers)))
     return [Setting(number, engine) for engine, number in pairs if (engine == "inline") == (number == 0)]
 
@@ -59,12 +59,12 @@ def settings_of(engines: Sequence[str], workers: Sequence[int]) -> list[Setting]
 def turns(
     subject: Subject, settings: Sequence[Setting], *, seconds: float, rounds: int
 ) -> Iterator[dict[Setting, Measured]]:
-    """Measure the settings in turns, in another order each round, and yield what there is after each turn.
+    """Measure the settings in turns, in a new order each round; yield all measurements after each turn.
 
     Args:
-        subject: What to measure.
-        settings: How.
-        seconds: For all together; the turn that is running then is finished.
+        subject: The dataset and its loader's settings.
+        settings: The settings to measure.
+        seconds: Total time; the last turn may exceed it.
         rounds: Turns of each setting.
     """
     draw, end = random.Random(0), time.perf_counter() + seconds
@@ -82,11 +82,11 @@ def _turn(subject: Subject, setting: Setting, number: int, slice_s: float, into:
     loader = None
     try:
         loader = subject.loader(setting)
-        loader.seek(epoch=number)  # other samples come first, or the page cache would have them
+        loader.seek(epoch=number)  # start with other samples, which the page cache does not hold
         batches = _epochs(loader)
         next(batches)
         first_s = time.perf_counter() - start
-        for _ in range(2 * setting.workers):  # until all workers work, and none of their first batches is left
+        for _ in range(2 * setting.workers):  # let every worker start, and use up the first batches
             next(batches)
             if time.perf_counter() - start > slice_s + first_s:
                 break
@@ -115,13 +115,13 @@ def _epochs(loader: Loader) -> Iterator[Any]:
         for batch in loader:
             empty = False
             yield batch
-            del batch  # its memory may be wanted for another one
+            del batch  # frees its memory for the next one
         if empty:
-            raise ValueError("an epoch has no batches: fewer samples than a batch, and the tail is dropped?")
+            raise ValueError(NO_BATCHES)
 
 
 def advise(found: dict[Setting, Measured]) -> Advice | None:
-    """Say which setting to take; None if nothing was measured."""
+    """Return the recommended setting; None if nothing was measured."""
     there = {setting: measured for setting, measured in found.items() if measured.rates}
     if not there:
         return None

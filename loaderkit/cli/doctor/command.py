@@ -1,4 +1,4 @@
-"""The command: checks the machine, and a dataset on it."""
+"""The command's arguments and the order of its checks."""
 
 import argparse
 import warnings
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from loaderkit.cli.arguments import count, number
-from loaderkit.cli.bench.subject import add_subject, given_subject
+from loaderkit.cli.bench import add_subject, subject_from
 from loaderkit.cli.doctor.data import check_data
 from loaderkit.cli.doctor.finding import Finding
 from loaderkit.cli.doctor.host import Host, check_host
@@ -18,21 +18,19 @@ def add_to(commands: Any) -> None:
     """Add the command to a parser's subcommands."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "doctor",
-        help="say what of this machine, and of a dataset, stands in a loader's way",
-        description="Check CPUs, memory, shared memory, open files and how processes start; with a SOURCE, whether its dataset "
-        "pickles, keeps random generators or a great many objects, and what its batches take. The exit code is 1 if "
-        "something is wrong.",
+        help="find what on this machine or in a dataset will cause trouble",
+        description="Check CPUs, memory, shared memory, the limit of open files and the start method of processes. With a "
+        "SOURCE, also check whether its dataset pickles, keeps random generators or very many objects, and how much "
+        "memory its batches need. The exit code is 1 if something is wrong.",
     )
     add_subject(parser, required=False)
-    parser.add_argument(
-        "--workers", type=number, metavar="N", help='of each rank; as num_workers="auto" has it if not given'
-    )
-    parser.add_argument("--ranks", type=count, metavar="N", help="on this machine; torchrun's, else 1, if not given")
+    parser.add_argument("--workers", type=number, metavar="N", help='workers of each rank; default: num_workers="auto"')
+    parser.add_argument("--ranks", type=count, metavar="N", help="ranks on this machine; default: torchrun's, or 1")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check, say what was found, and return the exit code."""
+    """Print the findings and return the exit code."""
     wrong = False
     try:
         with warnings.catch_warnings():
@@ -40,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
             for finding in _findings(arguments):
                 say(str(finding))
                 wrong |= finding.level == "wrong"
-    except Exception as error:  # of the user's own code too
+    except Exception as error:  # also from the user's code
         complain_of("doctor", error)
         return 1
     return int(wrong)
@@ -51,4 +49,4 @@ def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
     yield from check_host(host, ranks)
     if arguments.source is not None:
         workers = host.cpus.workers(ranks) if arguments.workers is None else arguments.workers
-        yield from check_data(given_subject(arguments), host, workers=workers, ranks=ranks)
+        yield from check_data(subject_from(arguments), host, workers=workers, ranks=ranks)

@@ -1,4 +1,4 @@
-"""What a check finds."""
+"""One line of the doctor's report."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,11 +9,11 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A line of the report.
+    """The result of a check.
 
     Args:
-        level: "ok"; "note", which may matter; or "wrong", which will.
-        what: What was found, with its numbers.
+        level: "ok"; "note", a possible problem; or "wrong", a certain problem.
+        what: What the check found, with numbers.
         remedy: What to do about it.
     """
 
@@ -26,7 +26,7 @@ class Finding:
 
 
 def in_units(size: float) -> str:
-    """Write a number of bytes as people read it."""
+    """Format a number of bytes in KiB, MiB or GiB."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if size >= unit:
             return f"{size / unit:.3g} {name}"

@@ -1,4 +1,4 @@
-"""Checks of the machine: CPUs, memory, shared memory, open files, how processes start."""
+"""Checks of the machine: CPUs, memory, shared memory, open files and the start method of processes."""
 
 import multiprocessing
 import os
@@ -14,20 +14,20 @@ import torch
 from loaderkit.cli.doctor.finding import GIB, Finding, in_units
 from loaderkit.system.cpus import Cpus
 
-_FILES = 4096  # enough for some tens of workers that pass tensors by descriptors
+_ENOUGH_FILES = 4096  # for some tens of workers that pass tensors by file descriptor
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What was read off the machine.
+    """What the machine offers.
 
     Args:
-        cpus: Those that this process may use.
-        cpus_there: Those that there are.
-        memory: Bytes that can be had without swapping, as far as it is known.
-        shared_memory: Bytes that /dev/shm has free and in all; None where there is none.
-        open_files: The limit of open files and what it may be raised to; None where there is none.
-        start_method: How processes are started by default.
+        cpus: CPUs that this process may use.
+        cpus_there: CPUs of the machine.
+        memory: Available bytes without swapping; None if unknown.
+        shared_memory: Free and total bytes of /dev/shm; None if there is no /dev/shm.
+        open_files: Soft and hard limit of open files; None if there are no limits.
+        start_method: Default start method of processes.
         cuda_devices: Names of the CUDA devices.
     """
 
@@ -41,7 +41,7 @@ class Host:
 
     @classmethod
     def detect(cls) -> "Host":
-        """Ask the system."""
+        """Read the values from the system."""
         return cls(
             cpus=Cpus.detect(),
             cpus_there=os.cpu_count() or 1,
@@ -54,15 +54,15 @@ class Host:
 
 
 def check_host(host: Host, ranks: int) -> Iterator[Finding]:
-    """Yield what there is to say of a machine on which so many ranks train."""
+    """Yield findings about a machine that runs `ranks` ranks."""
     yield Finding("ok", _versions())
     yield from _check_cpus(host, ranks)
     if host.memory is not None:
         low = host.memory < GIB
         yield Finding(
             "wrong" if low else "ok",
-            f"memory: {in_units(host.memory)} can be had",
-            "Workers that run out of it are killed: free some, or take fewer." if low else "",
+            f"memory: {in_units(host.memory)} available",
+            "The system kills workers that run out of memory: free some, or use fewer workers." if low else "",
         )
     yield from _check_shared_memory(host)
     yield from _check_open_files(host)
@@ -72,15 +72,17 @@ def check_host(host: Host, ranks: int) -> Iterator[Finding]:
 
 
 def _check_cpus(host: Host, ranks: int) -> Iterator[Finding]:
-    said = f"{host.cpus} may be used, {host.cpus_there} are there"
-    told = f'num_workers="auto" is {host.cpus.workers(ranks)} with {ranks} {"rank" if ranks == 1 else "ranks"} here'
+    cpus = f"usable: {host.cpus}, of {host.cpus_there} on this machine"
+    auto = f'num_workers="auto" is {host.cpus.workers(ranks)} with {ranks} {"rank" if ranks == 1 else "ranks"} here'
     if host.cpus.usable < ranks:
-        yield Finding("wrong", f"{said}, for {ranks} ranks", "Ask for more CPUs a task, or start fewer ranks.")
+        yield Finding("wrong", f"{cpus}, for {ranks} ranks", "Request more CPUs per task, or start fewer ranks.")
     elif host.cpus.usable * 2 <= host.cpus_there:
-        more = "This may be meant (a container, SLURM's --cpus-per-task); numbers of workers that count all CPUs are too high."
-        yield Finding("note", f"{said}; {told}", more)
+        remedy = (
+            "If intended (a container, SLURM's --cpus-per-task), do not choose num_workers by the number of all CPUs."
+        )
+        yield Finding("note", f"{cpus}; {auto}", remedy)
     else:
-        yield Finding("ok", f"{said}; {told}")
+        yield Finding("ok", f"{cpus}; {auto}")
 
 
 def _check_shared_memory(host: Host) -> Iterator[Finding]:
@@ -91,8 +93,8 @@ def _check_shared_memory(host: Host) -> Iterator[Finding]:
     yield Finding(
         "note" if small else "ok",
         f"/dev/shm: {in_units(free)} of {in_units(total)} free",
-        'Torch\'s workers (engine="torch") pass large tensors through it, and crash when it is full. Give a container more '
-        '(docker: --shm-size=8g), or take engine="ring", which does not use it.'
+        'Torch\'s workers (engine="torch") pass large tensors through it and crash when it is full. Give the container '
+        'more (docker: --shm-size=8g), or use engine="ring", which does not need it.'
         if small
         else "",
     )
@@ -102,17 +104,15 @@ def _check_open_files(host: Host) -> Iterator[Finding]:
     if host.open_files is None:
         return
     soft, hard = host.open_files
-    low = soft < _FILES
-    remedy = f"`ulimit -n {min(hard, 65_536)}`: torch's workers need a descriptor for each large tensor under way."
-    yield Finding(
-        "note" if low else "ok", f"open files: at most {soft:,} (may be raised to {hard:,})", remedy if low else ""
-    )
+    low = soft < _ENOUGH_FILES
+    remedy = f"`ulimit -n {min(hard, 65_536)}`: torch's workers need a file descriptor for each large tensor they send."
+    yield Finding("note" if low else "ok", f"open files: at most {soft:,} (hard limit {hard:,})", remedy if low else "")
 
 
 def _check_start_method(host: Host) -> Finding:
     if host.start_method != "fork":
-        return Finding("ok", f"processes are started by {host.start_method}: what a dataset holds is pickled")
-    return Finding("ok", "processes are started by fork: at once, with what the dataset holds")
+        return Finding("ok", f"processes start by {host.start_method}: workers receive the dataset by pickle")
+    return Finding("ok", "processes start by fork: fast, and workers inherit the dataset")
 
 
 def _versions() -> str:
@@ -126,7 +126,7 @@ def _versions() -> str:
 
 
 def available_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return how many bytes of memory can be had: on the host, and in the container around this process."""
+    """Return the bytes of available memory, limited by the host and by the container; None if unknown."""
     found = []
     try:
         lines = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
@@ -139,7 +139,7 @@ def available_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cg
     ):
         try:
             found.append(int((groups / limit).read_text()) - int((groups / used).read_text()))
-        except (OSError, ValueError):  # no such group, or "max"
+        except (OSError, ValueError):  # no such control group, or the limit is "max"
             continue
     return max(0, min(found)) if found else None
 
@@ -158,5 +158,6 @@ def _open_files() -> tuple[int, int] | None:
     except ImportError:  # not on Windows
         return None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    endless = 1 << 20
-    return tuple(endless if each == resource.RLIM_INFINITY else each for each in (soft, hard))  # type: ignore[return-value]
+    unlimited = 1 << 20
+    soft, hard = (unlimited if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard))
+    return soft, hard

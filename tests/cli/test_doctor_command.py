@@ -1,4 +1,4 @@
-"""`loaderkit doctor` names what stands in the way, where it is kept, and what to do."""
+"""`loaderkit doctor` names each problem, its place, and a remedy."""
 
 import dataclasses
 import threading
@@ -13,10 +13,8 @@ import torch.utils.data as torch_data
 
 import loaderkit as lk
 from loaderkit.cli import main
-from loaderkit.cli.bench.subject import subject_of
-from loaderkit.cli.doctor.data import check_data, measure
-from loaderkit.cli.doctor.finding import in_units
-from loaderkit.cli.doctor.host import Host, available_memory, check_host
+from loaderkit.cli.bench import subject_of
+from loaderkit.cli.doctor import Host, available_memory, check_data, check_host, in_units, measure
 from loaderkit.system.cpus import Cpus
 
 ROOMY = Host(
@@ -31,7 +29,7 @@ ROOMY = Host(
 
 
 class Data:
-    """Four samples, and whatever a test puts in."""
+    """Forty samples, and the attributes that a test wants."""
 
     def __init__(self, **kept: Any) -> None:
         self.__dict__.update(kept)
@@ -69,12 +67,12 @@ def test_a_good_machine_and_dataset_are_fine() -> None:
         (
             {"cpus": Cpus(8, 1.5)},
             2,
-            "wrong  8 CPUs, a control group's quota of 1.5 may be used, 8 are there, for 2 ranks",
+            f"wrong  usable: {Cpus(8, 1.5)}, of 8 on this machine, for 2 ranks",
         ),
-        ({"cpus": Cpus(2), "cpus_there": 64}, 1, "note   2 CPUs may be used, 64 are there"),
-        ({"memory": 100 << 20}, 1, "wrong  memory: 100 MiB can be had"),
+        ({"cpus": Cpus(2), "cpus_there": 64}, 1, "note   usable: 2 CPUs, of 64 on this machine"),
+        ({"memory": 100 << 20}, 1, "wrong  memory: 100 MiB available"),
         ({"shared_memory": (1 << 20, 64 << 20)}, 1, "note   /dev/shm: 1 MiB of 64 MiB free"),
-        ({"open_files": (1024, 4096)}, 1, "note   open files: at most 1,024 (may be raised to 4,096)"),
+        ({"open_files": (1024, 4096)}, 1, "note   open files: at most 1,024 (hard limit 4,096)"),
     ],
 )
 def test_what_a_machine_lacks_is_said(changes: Any, ranks: int, message: str) -> None:
@@ -119,9 +117,9 @@ def test_generators_and_many_objects_are_found() -> None:
     records = [{"id": number} for number in range(100_000)]
     found = about(Data(rng=np.random.default_rng(0), records=records, numbers=list(range(100_000))))
     assert [text.split("\n")[0] for text in found] == [
-        "wrong  random generators of the dataset's own: dataset.rng",
-        "note   dataset.records: 100,000 Python objects, of which each worker gets a copy as it reads them",
-        "note   dataset.numbers: 100,000 Python objects, of which each worker gets a copy as it reads them",
+        "wrong  the dataset keeps random generators: dataset.rng",
+        "note   dataset.records: 100,000 Python objects; each worker copies them as it reads them",
+        "note   dataset.numbers: 100,000 Python objects; each worker copies them as it reads them",
     ]
     assert "loaderkit.share" in found[1]
     assert "array" in found[2]
@@ -139,10 +137,8 @@ def test_batches_that_do_not_fit_are_said() -> None:
         (lk.Loader(data, 32, num_workers=1, prefetch_factor=3), 3 * 4),
     ):
         [found] = about(source, small, workers=4, ranks=3)
-        under_way = in_units((ahead + 4) * 3 * batch)
-        assert found.startswith(
-            f"wrong  a batch has 125 KiB in 1 tensors; {under_way} are under way at most: {ahead} ahead"
-        )
+        needed = in_units((ahead + 4) * 3 * batch)
+        assert found.startswith(f"wrong  a batch has 125 KiB in 1 tensors; up to {needed} in memory: {ahead} batches")
     for source, level in ((loader, "wrong"), (data, "note"), (torch_data.DataLoader(data, 32), "wrong")):  # type: ignore[arg-type]
         [found] = about(source, dataclasses.replace(ROOMY, shared_memory=(1 << 20, 8 << 30)), workers=8)
         assert found.startswith(f"{level:<5}  /dev/shm has 1 MiB free, torch's workers would need 1.95 MiB")
@@ -172,7 +168,7 @@ def broken() -> Data:
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) in (0, 1)
-    assert "may be used" in capsys.readouterr().out
+    assert "usable: " in capsys.readouterr().out
     assert main(["doctor", f"{__name__}:Data", "--workers", "1", "--ranks", "1"]) in (0, 1)
     assert "a batch has 125 KiB in 1 tensors" in capsys.readouterr().out
     assert main(["doctor", f"{__name__}:bad"]) == 1

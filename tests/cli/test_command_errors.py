@@ -1,8 +1,9 @@
-"""What is easily given to a command by mistake ends in one line that says what was wanted."""
+"""A mistake on the command line ends in one line that says what was wanted."""
 
 import inspect
 import json
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def missing_length() -> str:
-    """As this version of Python says it."""
+    """Return this Python version's message."""
     with pytest.raises(TypeError, match=r"missing a required .*: 'length'") as caught:
         inspect.signature(lambda *, length: length).bind()
     return str(caught.value)
@@ -40,10 +41,11 @@ def missing_length() -> str:
         ("shard given_here:broken out", "loaderkit shard: RuntimeError: a bug\n"),
         ("shard given_here:nothing out", "loaderkit shard: loader: NoneType has no __len__"),
         ("shard nowhere out", "no shards at 'nowhere' (there is nothing of that name)"),
-        ("lengths texts.jsonl", "samples have the fields text, id: say which counts, --column FIELD"),
-        ("lengths texts.jsonl --column txt", "samples have no field 'txt', wanted one of text, id"),
+        ("lengths texts.jsonl", "samples have the fields text, id: say which one counts, --column FIELD"),
+        ("lengths texts.jsonl --column txt", "wanted one of text, id (--column). Did you mean 'text'?"),
         ("lengths texts.jsonl --column text --plot nowhere/a.png", "no folder for --plot nowhere/a.png"),
         ("lengths a.tokens", f"TokenDataset: {missing_length()}. Its settings: --option"),
+        ("lengths a.tokens --option lenght=3", "Did you mean 'length'? Its settings: --option"),
     ],
 )
 def test_a_mistake_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str], command: str, said: str) -> None:
@@ -67,6 +69,7 @@ def test_an_error_of_ones_own_code_says_where(folder: Path, capsys: pytest.Captu
         ("doctor --workers -2", "--workers: -2, wanted at least 0"),
         ("lengths a --epoch -1", "--epoch: -1, wanted at least 0"),
         ("bench a --seconds long", "--seconds: 'long', wanted a number above 0"),
+        ("bench a --engines rnig", "'rnig', wanted some of inline,torch,ring,threads,auto. Did you mean 'ring'?"),
     ],
 )
 def test_numbers_out_of_range_are_refused(capsys: pytest.CaptureFixture[str], command: str, said: str) -> None:
@@ -80,7 +83,8 @@ def test_no_batches_have_no_padding(folder: Path, capsys: pytest.CaptureFixture[
     assert "nan" not in capsys.readouterr().out
 
 
-def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_installed_script_shows_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    [script] = entry_points(group="console_scripts", name="loaderkit")
     with pytest.raises(SystemExit, match="0"):
-        main(["--version"])
+        script.load()(["--version"])
     assert capsys.readouterr().out == f"loaderkit {__version__}\n"

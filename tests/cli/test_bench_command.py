@@ -1,4 +1,4 @@
-"""`loaderkit bench` measures what is there, and advises the fewest workers that are as fast as the fastest."""
+"""`loaderkit bench` measures each setting and recommends the fewest workers that are as fast as the fastest."""
 
 import csv
 import sys
@@ -13,10 +13,19 @@ import torch
 
 import loaderkit as lk
 from loaderkit.cli import main
-from loaderkit.cli.bench.costs import Cost, Costs, measure_costs
-from loaderkit.cli.bench.report import Report
-from loaderkit.cli.bench.subject import Setting, Subject, subject_of
-from loaderkit.cli.bench.throughput import Measured, advise, settings_of, turns
+from loaderkit.cli.bench import (
+    Cost,
+    Costs,
+    Measured,
+    Report,
+    Setting,
+    Subject,
+    advise,
+    measure_costs,
+    settings_of,
+    subject_of,
+    turns,
+)
 
 INLINE = Setting(0, "inline")
 
@@ -41,7 +50,7 @@ class Broken(Slow):
 
 
 class Unbound(Slow):
-    """Does not pickle."""
+    """A dataset that does not pickle."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +127,7 @@ def run(name: str, *arguments: object) -> int:
 
 
 def table(text: str) -> dict[tuple[str, str], list[str]]:
-    """The throughput's cells by engine and workers."""
+    """Return the throughput table's cells by engine and workers."""
     lines = text.split("\n\n")[1].splitlines()[1:]
     return {(cells[0], cells[1]): cells[2:] for cells in (line.split() for line in lines)}
 
@@ -170,10 +179,10 @@ def test_it_takes_loaders_modules_datasets_and_streams(
         (("two",), "of type dict, wanted a Loader"),
         (("raises",), "KeyError: 'no such table'"),
         (("truncated",), "OSError: truncated\n  "),
-        (("truncated",), "test_bench_cli.py, line"),
+        (("truncated",), "test_bench_command.py, line"),
         (("truncated",), "in __getitem__\n  loaderkit: raised while reading sample"),
         (("nothing",), "has no attribute 'nothing'"),
-        (("READY",), ":READY' is of type list, wanted a function or class that makes what is to be read"),
+        (("READY",), ":READY' is of type list, wanted a function or class that returns a dataset"),
         (("dataset", "--engines", "inline", "--workers", "2"), "nothing to measure"),
         (("planned", "--batch-size", "4"), "leave out --batch-size"),
     ],
@@ -208,7 +217,7 @@ def test_a_setting_that_fails_does_not_hide_the_others(capsys: pytest.CaptureFix
 def test_what_the_time_was_not_enough_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("dataset", "--workers", "0,1,2,3", "--engines", "inline,ring", "--seconds", 0.01) == 0
     text = capsys.readouterr().out
-    assert "not measured, as the time was over: " in text
+    assert "not measured, because the time was over: " in text
 
 
 def measured(*rates: float) -> Measured:
@@ -252,7 +261,7 @@ def test_without_a_measurement_there_is_no_advice() -> None:
 
 
 def test_the_cost_is_split_into_its_parts() -> None:
-    """2 ms a sample, 4 samples, and 5 ms to collate: by less than half, as machines are busy."""
+    """A batch takes 8 ms to read and 5 ms to collate, and on a busy machine less than twice as long."""
 
     def collate(samples: list[Any]) -> Any:
         time.sleep(0.005)
@@ -281,9 +290,9 @@ def test_a_dataset_that_reads_batches_has_one_cost_for_both() -> None:
 
 @pytest.mark.parametrize(("every", "found"), [(0, False), (16, True)])
 def test_stragglers_are_found_where_they_are(every: int, found: bool) -> None:
-    data = torch.utils.data.Subset(Slow(every=every, seconds=0.001), range(400))  # whose __getitems__ is a mere loop
+    data = torch.utils.data.Subset(Slow(every=every, seconds=0.001), range(400))  # its __getitems__ is a loop
     subject = Subject(data, lk.LoaderConfig(batch_size=8))
-    for _ in range(3):  # a busy machine has stragglers of its own
+    for _ in range(3):  # a busy machine causes stragglers
         costs = measure_costs(subject, ["inline"], seconds=1.2)
         if (costs.stragglers() is not None) == found:
             break
@@ -296,9 +305,9 @@ def test_stragglers_are_found_where_they_are(every: int, found: bool) -> None:
 
 
 def test_two_workers_are_found_to_be_twice_as_fast() -> None:
-    """Samples that sleep need no core."""
+    """Samples that sleep need no CPU, so this holds on any machine."""
     settings = [INLINE, Setting(2, "ring")]
-    for _ in range(3):  # a busy machine may stop us anywhere
+    for _ in range(3):  # a busy machine may delay a run
         *_, found = turns(subject_of(loader(), batch_size=None, spawn=False), settings, seconds=3, rounds=2)
         ratio = found[settings[1]].ratio_to(found[INLINE])
         if 1.6 < ratio < 2.4:
@@ -326,7 +335,7 @@ def test_on_a_terminal_the_table_is_drawn(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_streams_workers_are_measured_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """They are torchdata's, whatever the engine."""
+    """A stream's workers are torchdata's with any engine."""
     assert run("stream", "--workers", "0,1", "--seconds", 0.5, "--rounds", 1) == 0
     assert set(table(capsys.readouterr().out)) == {("inline", "0"), ("torch", "1")}
 

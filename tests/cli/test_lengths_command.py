@@ -1,4 +1,4 @@
-"""`loaderkit lengths` says what the plans say."""
+"""`loaderkit lengths` reports what the plans report."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def run(*arguments: object) -> int:
 
 
 def rows(text: str) -> dict[str, list[str]]:
-    """The table's cells by the row's name."""
+    """Return the table's cells by the row's name."""
     lines = text.split("\n\n")[2].splitlines()[1:]
     return {
         cells[0]: [cell.strip() for cell in cells[1:] if cell.strip()] for cells in (line.split("  ") for line in lines)
@@ -128,7 +128,7 @@ def test_each_sample_is_in_one_bin(sizes: list[int]) -> None:
     [
         (("nothing-*.jsonl",), "nothing-"),
         (("--column", "txt"), "txt"),
-        ((), "say which counts, --column FIELD"),
+        ((), "say which one counts, --column FIELD"),
         (("--length", "math:sinus"), "can't be loaded"),
     ],
 )

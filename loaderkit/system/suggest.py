@@ -1,0 +1,38 @@
+"""Suggest the name that a misspelt one probably means."""
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return " Did you mean 'x'?", or an empty string if no known name is close."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def suggest_argument(function: Callable[..., Any], names: Iterable[str]) -> str:
+    """Return `did_you_mean` for the first name that is not an argument of the function."""
+    known = inspect.signature(function).parameters
+    return next((did_you_mean(name, known) for name in names if name not in known), "")
+
+
+def suggest_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate an `__init__` to answer an unknown keyword with the closest known one."""
+    known = list(inspect.signature(function).parameters)[1:]
+    owner = function.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        unknown = next((name for name in kwargs if name not in known), None)
+        if unknown is not None:
+            hint = did_you_mean(unknown, known) or f" It takes {', '.join(known)}."
+            raise TypeError(f"{owner}: unknown argument {unknown!r}.{hint}")
+        return function(*args, **kwargs)
+
+    return checked
