@@ -149,7 +149,7 @@ def _make(shard: str, kind: type[ShardedDataset], job: Job) -> Outcome:
     # Before the scan: if the shard changes during it, the checksum will not fit.
     content = content_checksum(shard, job.storage) if job.checksum and before is None else ""
     # A user's own format need not know `storage`.
-    storage = {"storage": job.storage} if is_remote(shard) else {}
+    storage: dict[str, Any] = {"storage": job.storage} if is_remote(shard) else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a changed shard is expected here
         dataset = kind(shard, index_dir=job.index_dir, **storage, **job.options)

@@ -1,9 +1,8 @@
-"""The laws as functions for any loader: each raises a LawError that says which sample, which batch, and why.
+"""The guarantees as functions for any loader; each raises a LawError that names the sample, the batch and the reason.
 
-A law takes a `make_loader` that returns a new loader: ours, a `DataLoader`, a
-`StatefulDataLoader`, or any iterable, with `state_dict()` and
-`load_state_dict()` or without. It is called with what the law varies, by
-keyword (`world=`, `num_workers=`, ...), and with nothing else.
+Each function takes `make_loader`, which returns a new loader: a `lk.Loader`, a `DataLoader`, a `StatefulDataLoader` or
+any other iterable, with or without `state_dict()` and `load_state_dict()`. It is called with the settings that the
+function varies, as keywords (`world=`, `num_workers=`, ...), and with nothing else.
 """
 
 from loaderkit.system.pickling import find_unpicklable
@@ -14,6 +13,7 @@ from loaderkit.testing.generators import (
     assert_generators_untouched,
     assert_no_private_generators,
     find_private_generators,
+    reachable,
 )
 from loaderkit.testing.repeats import assert_epochs_differ, assert_workers_dont_matter
 from loaderkit.testing.resume import assert_resumable
@@ -33,5 +33,6 @@ __all__ = [
     "find_difference",
     "find_private_generators",
     "find_unpicklable",
+    "reachable",
     "sample_ids",
 ]

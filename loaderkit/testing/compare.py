@@ -1,4 +1,4 @@
-"""What came against what was wanted, in words."""
+"""Compare what a loader delivered with what was wanted, and put the difference into words."""
 
 import dataclasses
 from collections import Counter
@@ -15,18 +15,28 @@ _SHOWN = 8
 
 
 class LawError(AssertionError):
-    """A loader breaks a law; the message says which sample or batch shows it."""
+    """Raised if a loader breaks a guarantee; the message names the sample or batch that shows it.
+
+    Example:
+        >>> lk.testing.assert_exactly_once(lambda: [[0, 1], [1]], samples=2)
+        Traceback (most recent call last):
+        loaderkit.testing.compare.LawError: epoch 0: sample 1 comes twice. For instance sample 1 in batch 0 and batch 1.
+    """
 
 
 def sample_ids(batch: Any) -> list[Hashable]:
-    """Return which samples are in a batch, for batches that say so plainly.
+    """Return the ids of a batch's samples, if the batch contains them.
 
-    That is: integers or strings, one or a list of them; an integer tensor or
-    array (B,); or a dict, namedtuple or dataclass with one of these under "id",
-    "ids", "index", "indices", "idx", "key" or "__key__".
+    Ids are an integer or a string, a list of these, or an integer tensor or array (B,). They
+    may also be a field of a dict, namedtuple or dataclass: "id", "ids", "index", "indices",
+    "idx", "key" or "__key__".
 
     Raises:
-        TypeError: If the batch is anything else: give the law an `ids=` of your own.
+        TypeError: If the batch has no ids. Pass your own function as `ids=`.
+
+    Example:
+        >>> lk.testing.sample_ids({"x": torch.zeros(2, 3), "index": torch.tensor([4, 7])})
+        [4, 7]
     """
     fields = _fields(batch)
     if fields is not None:
@@ -48,10 +58,18 @@ def sample_ids(batch: Any) -> list[Hashable]:
 
 
 def find_difference(wanted: Any, got: Any, path: str = "batch") -> str | None:
-    """Return where two nested values first differ, bit for bit, and how; None if they don't.
+    """Return the first place where two nested values differ bit for bit; None if they are equal.
 
-    NaNs are equal when their bits are. Objects without an `==` of their own are
-    compared by their attributes.
+    NaNs with the same bits are equal. Objects without their own `==` are compared by attribute.
+
+    Args:
+        wanted: Any nested value: tensors, arrays, dicts, lists, tuples, objects.
+        got: The value to compare with it.
+        path: The values' name in the message.
+
+    Example:
+        >>> lk.testing.find_difference({"x": torch.zeros(2)}, {"x": torch.tensor([0.0, 1.0])})
+        "batch['x'][1] is 1.0, wanted 0.0"
     """
     if type(wanted) is not type(got):
         return f"{path} is a {type(got).__name__}, wanted a {type(wanted).__name__}"
@@ -73,39 +91,34 @@ def find_difference(wanted: Any, got: Any, path: str = "batch") -> str | None:
 
 
 def describe_batch(wanted: Any, got: Any, ids: Ids) -> str:
-    """Say how a batch differs from the wanted one: by its samples, or by what is in them."""
+    """Describe how a batch differs from the wanted one: in its samples, or in their content."""
     wanted_ids, got_ids = ids_or_none(wanted, ids), ids_or_none(got, ids)
     if wanted_ids is not None and got_ids is not None and wanted_ids != got_ids:
         return f"wanted samples {listed(wanted_ids)}, got {listed(got_ids)}"
     difference = find_difference(wanted, got)
     if wanted_ids is None:
         return f"{difference}"
-    return f"the samples are the right ones, but not what is in them: {difference}"
+    return f"the samples are right, but their content differs: {difference}"
 
 
 def tally(wanted: Iterable[Hashable], got: Iterable[Hashable]) -> str | None:
-    """Say which samples came too often, not at all, or should not be there; None if all came as wanted."""
+    """Name the samples that came too often, too rarely, never, or are unknown; None if there are none."""
     counts, due = Counter(got), Counter(wanted)
-    strange = [sample for sample in counts if sample not in due]
-    missing = [sample for sample in due if sample not in counts]
-    short = [sample for sample in due if 0 < counts[sample] < due[sample]]
     parts = []
-    missing, short, strange = map(_sorted, (missing, short, strange))
     for times in sorted({count for sample, count in counts.items() if count > due[sample] > 0}):
         often = _sorted([sample for sample, count in counts.items() if count == times > due[sample] > 0])
         parts.append(f"{_samples(often)} {_come(often)} {'twice' if times == 2 else f'{times} times'}")
-    parts += [f"{_samples(few)} {_come(few)} never" for few in (missing,) if few]
-    parts += [f"{_samples(few)} {_come(few)} too seldom" for few in (short,) if few]
-    parts += [
-        f"{_samples(few)} {_come(few)} that {'is' if len(few) == 1 else 'are'} not in the data"
-        for few in (strange,)
-        if few
-    ]
+    if missing := _sorted([sample for sample in due if sample not in counts]):
+        parts.append(f"{_samples(missing)} never {_come(missing)}")
+    if rare := _sorted([sample for sample in due if 0 < counts[sample] < due[sample]]):
+        parts.append(f"{_samples(rare)} {_come(rare)} too rarely")
+    if unknown := _sorted([sample for sample in counts if sample not in due]):
+        parts.append(f"{_samples(unknown)} {'is' if len(unknown) == 1 else 'are'} not in the data")
     return ", ".join(parts) or None
 
 
 def ids_or_none(batch: Any, ids: Ids) -> list[Hashable] | None:
-    """Return a batch's sample ids; None where the default can't tell them."""
+    """Return a batch's sample ids; None if the default `sample_ids` finds none."""
     if ids is not sample_ids:
         return list(ids(batch))
     try:
@@ -115,13 +128,13 @@ def ids_or_none(batch: Any, ids: Ids) -> list[Hashable] | None:
 
 
 def listed(values: Sequence[Any]) -> str:
-    """Write the first few of some values."""
+    """List the first few values, and how many there are."""
     shown = ", ".join(map(str, values[:_SHOWN])) or "none"
     return f"{shown}, ... ({len(values):,} in all)" if len(values) > _SHOWN else shown
 
 
 def raised(error: BaseException) -> str:
-    """Say which error it was, also where it has nothing to say for itself."""
+    """Describe an error by its type and message."""
     message = str(error).strip()
     return f"raised {type(error).__name__}" + (f": {message}" if message else " with no message")
 
@@ -137,7 +150,7 @@ def _fields(value: Any) -> dict[Any, Any] | None:
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:
-    """Return what makes up an object that `==` would compare wrongly: by identity, or tensor by tensor."""
+    """Return the attributes of an object without a usable `==`; None if `==` compares it correctly."""
     if dataclasses.is_dataclass(value):
         return _fields(value)
     by_identity = getattr(type(value), "__eq__", None) is getattr(object, "__eq__", None)
@@ -161,7 +174,7 @@ def _tensor_difference(wanted: torch.Tensor, got: torch.Tensor, path: str) -> st
         return find_difference(list(wanted.unbind()), list(got.unbind()), path)
     if wanted.layout != torch.strided or got.layout != torch.strided:
         return find_difference(wanted.to_dense(), got.to_dense(), path)
-    # Plain tensors from here on: subclasses may have an indexing of their own.
+    # As plain tensors: a subclass may define its own indexing.
     a, b = (x.detach().as_subclass(torch.Tensor).cpu().resolve_conj().resolve_neg() for x in (wanted, got))
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return f"{path} is {_form(b)}, wanted {_form(a)}"
@@ -206,7 +219,7 @@ def _short(value: Any) -> str:
 def _sorted(ids: list[Any]) -> list[Any]:
     try:
         return sorted(ids)
-    except TypeError:  # of several types
+    except TypeError:  # mixed types
         return ids
 
 

@@ -1,4 +1,4 @@
-"""How training draws from a loader: as a Trainer does, or as a for loop does."""
+"""Draw batches from a loader as a training does: like a Lightning Trainer, or in a for loop."""
 
 import copy
 import json
@@ -31,17 +31,17 @@ def run_epoch(
     first: bool = True,
     on_epoch: OnEpoch | None = None,
 ) -> Iterator[Any]:
-    """Yield an epoch's batches as they become trained on: whoever holds one may save the loader's state.
+    """Yield an epoch's batches; while the caller holds one, the loader's state is the one a checkpoint saves.
 
-    They are copies: a loader may write its next batch over the last.
+    The batches are copies, because a loader may reuse its memory for the next batch.
 
     Args:
         loader: Any iterable.
-        epoch: Its number, for `on_epoch` and for the samplers of a DataLoader.
-        consumer: "trainer" does as Lightning: it stops at `len()` and never asks
-            for more; without `len()` it fetches one batch ahead; and it sets a
-            sampler's epoch after the process's first `iter()`. "loop" is a for loop.
-        done: Batches of this epoch that an earlier process has trained on.
+        epoch: The epoch's number, for `on_epoch` and for the samplers of a DataLoader.
+        consumer: "trainer" draws like Lightning: it stops at `len()` without asking for more. Without
+            `len()` it fetches one batch ahead. It sets a sampler's epoch after the process's first
+            `iter()`. "loop" is a for loop.
+        done: Batches of this epoch that an earlier process consumed.
         first: Whether this is the process's first epoch.
         on_epoch: Called with (loader, epoch) before `iter()`.
     """
@@ -79,22 +79,22 @@ def _drawn(
 def _copied(batch: Any) -> Any:
     try:
         return copy.deepcopy(batch)
-    except Exception:  # a batch type that can't be copied is taken as it is
+    except Exception:  # this batch type can't be copied
         return batch
 
 
 def make(make_loader: MakeLoader, world: World | None = None, **changes: Any) -> Any:
-    """Make a loader; `world` is given only where there is one."""
+    """Make a loader, with `world=` unless it is None."""
     return make_loader(**changes) if world is None else make_loader(world=world, **changes)
 
 
 def ranks_of(world_size: int | None) -> list[World | None]:
-    """Return each rank's world; where no size is asked for, one process that is not told of any."""
+    """Return the world of each rank; [None] without a size: a single process that gets no `world=`."""
     return [None] if world_size is None else [World(rank, world_size) for rank in range(world_size)]
 
 
 def length_of(loader: Any) -> int | None:
-    """Return `len(loader)`, or None where it has none."""
+    """Return `len(loader)`, or None if the loader has no length."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
@@ -102,12 +102,12 @@ def length_of(loader: Any) -> int | None:
 
 
 def has_state(loader: Any) -> bool:
-    """Say whether a loader can save where it stands."""
+    """Return whether a loader can save and load its state."""
     return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
 
 
 def through_file(state: Any) -> Any:
-    """Return a state as it comes back from a checkpoint: through JSON where that is exact, else through pickle."""
+    """Return a state as a checkpoint restores it: through JSON if that is exact, else through pickle."""
     try:
         copy = json.loads(json.dumps(state))
         if copy == state:
@@ -119,7 +119,7 @@ def through_file(state: Any) -> Any:
 
 @contextmanager
 def process(seed: int) -> Iterator[None]:
-    """Give the block global generators with seeds of its own, as a process has, and put the caller's back."""
+    """Seed the global generators for the block, as a new process does, and restore them after it."""
     before = generator_states()
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed)
@@ -133,7 +133,7 @@ def process(seed: int) -> Iterator[None]:
 
 
 def generator_states() -> dict[str, Any]:
-    """Return where the three global generators stand."""
+    """Return the states of the three global generators."""
     return {
         "torch": torch.default_generator.get_state(),
         "numpy": np.random.get_state(legacy=True),
@@ -143,7 +143,7 @@ def generator_states() -> dict[str, Any]:
 
 @contextmanager
 def failing_as(what: str) -> Iterator[None]:
-    """Turn an error of the loader's into a LawError that says what was being done."""
+    """Turn the loader's errors into a LawError that names the action."""
     try:
         yield
     except LawError:
@@ -153,20 +153,20 @@ def failing_as(what: str) -> Iterator[None]:
 
 
 def expected_samples(samples: Any, loader: Any) -> list[Any]:
-    """Return the ids that an epoch has to deliver: those given, or 0 to the dataset's length.
+    """Return the ids that an epoch must deliver: `samples`, or all indices of the loader's dataset.
 
     Raises:
-        ValueError: If they are not given, and the loader's dataset has no length.
+        ValueError: If `samples` is None and the loader's dataset has no length.
     """
     if samples is None:
         samples = length_of(getattr(loader, "dataset", None))
         if samples is None:
-            raise ValueError("cannot tell which samples to expect: give samples=, their number or their ids.")
+            raise ValueError("cannot tell which samples to expect. Give samples=, their number or their ids.")
     return list(range(samples)) if isinstance(samples, int) else list(samples)
 
 
 def described(settings: Mapping[str, Any]) -> str:
-    """Say which settings a loader was made with, as in "2 workers, batch_size=3"."""
+    """Describe a loader's settings, such as "2 workers, batch_size=3"."""
     parts = []
     for name, value in settings.items():
         if name == "num_workers":

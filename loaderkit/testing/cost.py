@@ -1,4 +1,4 @@
-"""What a first batch costs, whatever the number of samples."""
+"""Check that a first batch costs the same for any number of samples."""
 
 import time
 import tracemalloc
@@ -17,19 +17,24 @@ def assert_cost_independent_of_size(
     extra_bytes: int = 16 << 20,
     repeats: int = 3,
 ) -> None:
-    """Check that making a loader and drawing its first batch costs the same for few samples and for many.
+    """Check that the time and memory to make a loader and draw its first batch do not grow with the data.
 
     Args:
-        make_loader_of_size: From a number of samples to a loader. What it makes
-            is counted, so the dataset should be a cheap one, such as a `range`.
-        sizes: Numbers of samples; the first is what the others are compared to.
-        extra_s: Seconds that a larger one may take more; the best of `repeats` counts.
-        extra_bytes: Memory that it may take more, as far as tracemalloc sees it:
-            Python's and numpy's, not that of torch's tensors.
-        repeats: How often to take the time.
+        make_loader_of_size: Returns a loader for a number of samples. Making the dataset counts, so
+            use a cheap one, such as a `range`.
+        sizes: Numbers of samples. The first is the reference for the others.
+        extra_s: Most seconds that a larger size may take in addition; the best of `repeats` counts.
+        extra_bytes: Most memory that a larger size may take in addition. Counted by tracemalloc:
+            Python's and numpy's memory, not that of torch's tensors.
+        repeats: Number of time measurements.
 
     Raises:
         LawError: If time or memory grow.
+
+    Example:
+        >>> def make_loader_of_size(size):
+        ...     return lk.Loader(range(size), 32, shuffle=True)
+        >>> lk.testing.assert_cost_independent_of_size(make_loader_of_size, sizes=(1_000, 10**12))
     """
     least_bytes: int | None = None
     least_s: float | None = None
@@ -76,4 +81,4 @@ def _peak_bytes(make_loader_of_size: Callable[[int], Iterable[Any]], size: int) 
 def _draw_one(loader: Iterable[Any]) -> None:
     for _ in loader:
         return
-    raise LawError("the loader has no batches: nothing was measured.")
+    raise LawError("the loader has no batches: nothing to measure.")

@@ -1,4 +1,4 @@
-"""Each sample once: over ranks and workers, and over a change of them in the middle of an epoch."""
+"""Check that an epoch delivers each sample once, also if ranks or workers change in the middle of it."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import islice, permutations
@@ -20,7 +20,7 @@ from loaderkit.testing.consume import (
     through_file,
 )
 
-_NO_STATE = " The loader has no state_dict() and load_state_dict(): the resumed run begins at the start."
+_NO_STATE = " The loader has no state_dict() and load_state_dict(): the resumed run starts from the beginning."
 
 
 def assert_exactly_once(
@@ -32,21 +32,26 @@ def assert_exactly_once(
     ids: Ids = sample_ids,
     on_epoch: OnEpoch | None = None,
 ) -> None:
-    """Check that an epoch has each sample once over all ranks, in equally many batches on each.
+    """Check that an epoch delivers each sample once over all ranks, in the same number of batches on each.
 
     Args:
         make_loader: Called with `world=World(rank, size)` if `worlds` are given.
-        samples: Their ids, or how many there are (0 to samples - 1); by default
-            as many as `loader.dataset` has.
-        worlds: Numbers of ranks, one after the other.
-        epochs: How many in a row.
-        ids: From a batch to the list of its samples' ids.
+        samples: The samples' ids, or their number N for the ids 0 to N - 1. Default: all indices of
+            `loader.dataset`.
+        worlds: Numbers of ranks to check, one after another.
+        epochs: Number of epochs to run in a row.
+        ids: Returns the ids of a batch's samples.
         on_epoch: Called with (loader, epoch) before each epoch, for a `set_epoch`.
 
     Raises:
-        LawError: If a sample is repeated or missing, the ranks' batches are not
-            equally many, or not as many as `len()` says.
-        ValueError: If `samples` are needed and not given.
+        LawError: If a sample is repeated or missing, or the number of batches differs between ranks
+            or from `len()`.
+        ValueError: If `samples` is needed and not given.
+
+    Example:
+        >>> def make_loader(world):
+        ...     return lk.Loader(range(10), 3, shuffle=True, world=world)
+        >>> lk.testing.assert_exactly_once(make_loader, worlds=(1, 2, 3))
     """
     for size in worlds or (None,):
         ranks: list[list[_Pass]] = []
@@ -61,10 +66,10 @@ def assert_exactly_once(
                     ranks.append([_pass(loader, epoch, on_epoch) for epoch in range(epochs)])
         for epoch in range(epochs):
             _check_once(expected, [rank[epoch].batches for rank in ranks], ids, f"epoch {epoch}{_on(size)}")
-            for rank, (said, batches) in enumerate(passed[epoch] for passed in ranks):
-                if said is not None and said != len(batches):
+            for rank, (length, batches) in enumerate(passes[epoch] for passes in ranks):
+                if length is not None and length != len(batches):
                     who = f"rank {rank} of {size}" if size else "the loader"
-                    raise LawError(f"{who} says len() = {said}, but epoch {epoch} has {_batches(len(batches))}.")
+                    raise LawError(f"{who} has len() = {length}, but epoch {epoch} has {_batches(len(batches))}.")
 
 
 def assert_elastic(
@@ -75,59 +80,63 @@ def assert_elastic(
     stops: Sequence[int] | None = None,
     ids: Ids = sample_ids,
 ) -> None:
-    """Check that a run may resume under other settings, and still has each sample once in the epoch.
+    """Check that a run can resume with other settings and still delivers each sample of the epoch once.
 
-    A run under each of the settings is stopped after each batch and resumed
-    under each of the others, with rank 0's state on all ranks; and one run goes
-    through all of them, a batch under each.
+    For each pair of settings, the run stops after each batch with the first and resumes with the
+    second. All ranks load rank 0's state. One more run changes through all settings, with one batch each.
 
     Args:
         make_loader: Called with an entry of `settings`.
-        settings: Such as `{"num_workers": 2}` or `{"world_size": 2, "batch_size": 3}`;
-            in place of `world_size` the loader is given `world=World(rank, size)`.
-        samples: Their ids, or how many there are; as many as `loader.dataset` has by default.
-        stops: After how many batches of each rank; all by default.
-        ids: From a batch to the list of its samples' ids.
+        settings: Two or more, such as `{"num_workers": 2}` or `{"world_size": 2, "batch_size": 3}`.
+            Instead of `world_size` the loader gets `world=World(rank, size)`.
+        samples: The samples' ids, or their number. Default: all indices of `loader.dataset`.
+        stops: Numbers of batches to stop after. Default: every one.
+        ids: Returns the ids of a batch's samples.
 
     Raises:
-        LawError: If a resume raises, or a sample is repeated or missing, or
-            the ranks have not equally many batches.
+        LawError: If a resume raises, a sample is repeated or missing, or the number of batches
+            differs between ranks.
         ValueError: If there are fewer than two settings.
+
+    Example:
+        >>> def make_loader(**settings):
+        ...     return lk.Loader(range(12), **{"batch_size": 2, "shuffle": True} | settings)
+        >>> lk.testing.assert_elastic(make_loader, [{"world_size": 1}, {"world_size": 2}, {"batch_size": 3}])
     """
     if len(settings) < 2:
         raise ValueError(f"elastic: {len(settings)} settings, wanted at least two to change between.")
     with process(seed=1):
         expected = expected_samples(samples, _made(make_loader, settings[0], 0))
     for start, then in permutations(settings, 2):
-        whole, _ = _part(make_loader, start, None, None, f"a run with {described(start)}")
+        whole, _ = _run(make_loader, start, None, None, f"a run with {described(start)}")
         for stop in range(1, len(whole[0]) + 1) if stops is None else stops:
-            _check_chain(make_loader, [(start, stop), (then, None)], expected, ids)
-    parts: list[tuple[Mapping[str, Any], int | None]] = [(entry, 1) for entry in settings[:-1]]
-    _check_chain(make_loader, [*parts, (settings[-1], None)], expected, ids)
+            _check_runs(make_loader, [(start, stop), (then, None)], expected, ids)
+    runs: list[tuple[Mapping[str, Any], int | None]] = [(entry, 1) for entry in settings[:-1]]
+    _check_runs(make_loader, [*runs, (settings[-1], None)], expected, ids)
 
 
-def _check_chain(
-    make_loader: MakeLoader, parts: Sequence[tuple[Mapping[str, Any], int | None]], expected: list[Any], ids: Ids
+def _check_runs(
+    make_loader: MakeLoader, runs: Sequence[tuple[Mapping[str, Any], int | None]], expected: list[Any], ids: Ids
 ) -> None:
-    """Run the parts one after the other, each from the state that the one before left, and count."""
+    """Run (settings, stop) one after another, each from the state that the last one left, and count the samples."""
     state: Any = None
     got: list[Any] = []
-    said: list[str] = []
-    for number, (entry, stop) in enumerate(parts):
+    history: list[str] = []
+    for number, (entry, stop) in enumerate(runs):
         if got and tally(expected, got) is None:
-            got, said = [], [*said, "the epoch's edge"]
+            got, history = [], [*history, "the end of the epoch"]
         what = f"{'resume' if number else 'a run'} with {described(entry)}"
-        what += f" (after {', '.join(said)})" if number else ""
-        ranks, state = _part(make_loader, entry, state, stop, what, seed=100 * number)
+        what += f" (after {', '.join(history)})" if number else ""
+        ranks, state = _run(make_loader, entry, state, stop, what, seed=100 * number)
         hint = _NO_STATE if state is None else ""
         _check_even([len(batches) for batches in ranks], what, hint)
         got += [sample for batches in ranks for batch in batches for sample in ids(batch)]
-        said.append(described(entry) if stop is None else f"{_batches(stop)} with {described(entry)}")
+        history.append(described(entry) if stop is None else f"{_batches(stop)} with {described(entry)}")
     if found := tally(expected, got):
-        raise LawError(f"over an epoch of {', then '.join(said)}: {found}.{hint}")
+        raise LawError(f"over an epoch of {', then '.join(history)}: {found}.{hint}")
 
 
-def _part(
+def _run(
     make_loader: MakeLoader, entry: Mapping[str, Any], state: Any, stop: int | None, what: str, seed: int = 0
 ) -> tuple[list[list[Any]], Any]:
     """Return the batches of each rank, up to `stop`, and rank 0's state after them."""
@@ -152,15 +161,15 @@ def _made(make_loader: MakeLoader, entry: Mapping[str, Any], rank: int) -> Any:
 
 
 class _Pass(NamedTuple):
-    """What `len()` said before an epoch, and the batches that came."""
+    """A loader's `len()` before an epoch, and the epoch's batches."""
 
-    said: int | None
+    length: int | None
     batches: list[Any]
 
 
 def _pass(loader: Any, epoch: int, on_epoch: OnEpoch | None) -> _Pass:
-    said = length_of(loader)
-    return _Pass(said, list(run_epoch(loader, epoch, first=epoch == 0, on_epoch=on_epoch)))
+    length = length_of(loader)
+    return _Pass(length, list(run_epoch(loader, epoch, first=epoch == 0, on_epoch=on_epoch)))
 
 
 def _check_once(expected: list[Any], ranks: list[list[Any]], ids: Ids, where: str) -> None:
@@ -182,7 +191,7 @@ def _check_even(counts: list[int], where: str, hint: str = "") -> None:
         most, least = max(counts), min(counts)
         raise LawError(
             f"{where}: rank {counts.index(most)} has {most} batches, rank {counts.index(least)} has {least}: "
-            f"one would wait for the other for ever.{hint}"
+            f"one would wait for the other forever.{hint}"
         )
 
 

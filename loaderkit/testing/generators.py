@@ -1,4 +1,4 @@
-"""Whose random numbers: the caller's stay where they were, and a dataset keeps none of its own."""
+"""Check that a loader does not use the caller's random generators, and that a dataset keeps none."""
 
 import random
 import types
@@ -18,15 +18,18 @@ _LEAVES = (str, bytes, bytearray, int, float, complex, type(None), np.ndarray, t
 
 
 def assert_generators_untouched(make_loader: MakeLoader) -> None:
-    """Check that torch's, numpy's and `random`'s global generators stand still while an epoch is drawn.
+    """Check that an epoch leaves the global generators of torch, numpy and `random` unchanged.
 
-    They are the trainer's: else its dropout depends on the loader's settings.
+    Otherwise the training's own randomness, such as dropout, depends on the loader's settings.
 
     Args:
         make_loader: Called without arguments.
 
     Raises:
-        LawError: If one was moved; it says by what.
+        LawError: If a generator moved; the message says at which step.
+
+    Example:
+        >>> lk.testing.assert_generators_untouched(lambda: lk.Loader(range(10), 3, shuffle=True))
     """
     with process(seed=0):
         before = generator_states()
@@ -44,14 +47,22 @@ def assert_generators_untouched(make_loader: MakeLoader) -> None:
                     _check_unmoved(before, f"state_dict() after batch {number}")
         _check_unmoved(before, "the epoch's end")
         if number < 0:
-            raise LawError("the epoch has no batches: nothing was shown.")
+            raise LawError("the epoch has no batches: nothing to check.")
 
 
 def find_private_generators(dataset: Any, *, name: str = "dataset") -> list[str]:
-    """Return where a dataset keeps random generators of its own, such as "dataset.transform.rng".
+    """Return the paths of the random generators that a dataset keeps, such as "dataset.transform.rng".
 
-    Looks through attributes, containers, partials, bound methods and closures;
-    of a container at the first 1,000 entries. The global generators don't count.
+    The search covers attributes, containers (their first 1,000 entries), partials, bound methods
+    and closures. The global generators do not count.
+
+    Args:
+        dataset: Any object.
+        name: The object's name in the paths.
+
+    Example:
+        >>> lk.testing.find_private_generators({"noise": np.random.default_rng(0)})
+        ["dataset['noise']"]
     """
     return [
         path for path, value in reachable(dataset, name) if isinstance(value, _GENERATORS) and not _is_global(value)
@@ -59,21 +70,26 @@ def find_private_generators(dataset: Any, *, name: str = "dataset") -> list[str]
 
 
 def assert_no_private_generators(dataset: Any) -> None:
-    """Check that a dataset keeps no random generator of its own.
+    """Check that a dataset keeps no random generator.
 
-    Each worker gets a copy of it that draws the same numbers, and a resume
-    starts it anew.
+    Each worker's copy of a generator draws the same numbers, and a resume restarts it.
+
+    Args:
+        dataset: Any object.
 
     Raises:
-        LawError: If it does; it says where.
+        LawError: If the dataset keeps a generator; the message names its path.
+
+    Example:
+        >>> lk.testing.assert_no_private_generators(lk.ArrayDataset({"x": torch.zeros(10, 2)}))
     """
     paths = find_private_generators(dataset)
     if paths:
         one = len(paths) == 1
         raise LawError(
-            f"{', '.join(paths)} {'is a random generator' if one else 'are random generators'} of the dataset's own: "
-            "each worker gets a copy that draws the same numbers, and a resume starts it anew. Draw from "
-            "loaderkit.sample_rng() when a sample is read, or from torch's, numpy's or random's global functions."
+            f"{', '.join(paths)} {'is a random generator' if one else 'are random generators'} that the dataset keeps: "
+            "each worker's copy draws the same numbers, and a resume restarts it. Draw from loaderkit.sample_rng() when "
+            "a sample is read, or from the global functions of torch, numpy or random."
         )
 
 
@@ -81,15 +97,15 @@ def _check_unmoved(before: Mapping[str, Any], what: str) -> None:
     for name, state in generator_states().items():
         if find_difference(before[name], state) is not None:
             raise LawError(
-                f"{what} moved {name}'s global generator: what the trainer draws from it, dropout for one, "
-                "then depends on the loader."
+                f"{what} moved {name}'s global generator: random numbers of the training, such as dropout, "
+                "then depend on the loader."
             )
 
 
 def reachable(root: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield what can be reached, each object once, nearest first, by the path that leads there."""
+    """Yield (path, object) for each object that can be reached from `root`, nearest first, each once."""
     queue = deque([(name, root)])
-    seen: dict[int, Any] = {}  # keeps them alive: ids are not given twice
+    seen: dict[int, Any] = {}  # holds the objects, so that no id is reused
     while queue:
         path, value = queue.popleft()
         if id(value) in seen or isinstance(value, _LEAVES):
@@ -101,5 +117,6 @@ def reachable(root: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _is_global(value: Any) -> bool:
-    own = (torch.default_generator, getattr(np.random.mtrand, "_rand", None), getattr(random, "_inst", None))
-    return any(value is generator for generator in own)
+    # numpy's and random's global functions are methods of their global generators.
+    known = (torch.default_generator, getattr(np.random.random_sample, "__self__", None), random.seed.__self__)
+    return any(value is generator for generator in known)

@@ -1,4 +1,4 @@
-"""The same batches where they have to be the same, and others where not."""
+"""Check that workers do not change the batches, and that epochs do."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -18,22 +18,28 @@ def assert_workers_dont_matter(
     ids: Ids = sample_ids,
     on_epoch: OnEpoch | None = None,
 ) -> None:
-    """Check that the batches are the same, bit for bit, whatever processes make them.
+    """Check that the batches are the same bit for bit with any number and kind of workers.
 
-    The runs begin with the same global seeds.
+    Every run starts with the same global seeds.
 
     Args:
-        make_loader: Called with `num_workers=`; where they are varied, also with
-            `persistent_workers=True` and `multiprocessing_context=`.
-        workers: Numbers of workers; the first is what the others are compared to.
-        start_methods: "fork", "forkserver", "spawn"; None is the platform's own.
-        persistent: Whether workers outlive an epoch.
-        epochs: How many to compare.
-        ids: From a batch to the list of its samples' ids, for the messages.
+        make_loader: Called with `num_workers=`, and with `persistent_workers=True` and
+            `multiprocessing_context=` if these vary.
+        workers: Numbers of workers. The first is the reference for the others.
+        start_methods: "fork", "forkserver", "spawn", or None for the platform's default.
+        persistent: Values of `persistent_workers`.
+        epochs: Number of epochs to compare.
+        ids: Returns the ids of a batch's samples, for the messages.
         on_epoch: Called with (loader, epoch) before each epoch, for a `set_epoch`.
 
     Raises:
-        LawError: If a batch differs, or there are more or fewer.
+        LawError: If a batch or the number of batches differs.
+
+    Example:
+        >>> def make_loader(**settings):
+        ...     return lk.Loader(range(10), 3, shuffle=True, engine="threads" if settings["num_workers"] else "inline",
+        ...                      num_workers=settings["num_workers"])
+        >>> lk.testing.assert_workers_dont_matter(make_loader, workers=(0, 2), persistent=(False,))
     """
     wanted: list[list[Any]] | None = None
     for settings in _grid(workers, start_methods, persistent):
@@ -46,30 +52,33 @@ def assert_workers_dont_matter(
 
 
 def assert_epochs_differ(make_loader: MakeLoader, *, epochs: int = 3, on_epoch: OnEpoch | None = None) -> None:
-    """Check that no epoch repeats another: by its order or by its augmentations, some batch is new.
+    """Check that no epoch repeats another: the order or the augmentations differ.
 
     Args:
         make_loader: Called without arguments.
-        epochs: How many to compare, each with each.
+        epochs: Number of epochs; each is compared with every other.
         on_epoch: Called with (loader, epoch) before each epoch, for a `set_epoch`.
 
     Raises:
-        LawError: If two epochs are equal, bit for bit.
+        LawError: If two epochs are equal bit for bit.
+
+    Example:
+        >>> lk.testing.assert_epochs_differ(lambda: lk.Loader(range(10), 3, shuffle=True))
     """
     with process(seed=0), failing_as(f"a run of {epochs} epochs"):
         found = _epochs(make(make_loader), epochs, on_epoch)
     for a, b in combinations(range(epochs), 2):
         if find_difference(found[a], found[b]) is None:
             raise LawError(
-                f"epoch {b} repeats epoch {a}: {len(found[a])} batches, all the same to the last bit. "
-                "Either the epoch's number does not reach what shuffles and augments, or nothing does."
+                f"epoch {b} repeats epoch {a}: {len(found[a])} batches, all the same bit for bit. "
+                "Either nothing shuffles or augments, or the epoch's number does not reach it."
             )
 
 
 def _grid(
     workers: Sequence[int], start_methods: Sequence[str | None], persistent: Sequence[bool]
 ) -> list[dict[str, Any]]:
-    """Return the settings to run with; what belongs to workers is varied only where there are any."""
+    """Return the settings of each run; only runs with workers vary the start method and persistence."""
     grid: list[dict[str, Any]] = []
     for count in workers:
         if count == 0:

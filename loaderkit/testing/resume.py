@@ -1,4 +1,4 @@
-"""Stop anywhere, resume in a new loader, get the batches that were left."""
+"""Check that a run that stops anywhere and resumes in a new loader delivers the remaining batches."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from loaderkit.testing.consume import (
     through_file,
 )
 
-_STYLES = {"trainer": "as a Trainer draws", "loop": "in a for loop"}
+_CONSUMERS = {"trainer": "as a Trainer draws", "loop": "in a for loop"}
 
 
 def assert_resumable(
@@ -35,41 +35,41 @@ def assert_resumable(
     ids: Ids = sample_ids,
     on_epoch: OnEpoch | None = None,
 ) -> None:
-    """Check that a stopped run goes on with the batches that were left, bit for bit.
+    """Check that a stopped run continues with the remaining batches, bit for bit.
 
-    The state is taken before the first batch and after every one, also an
-    epoch's last; it goes through JSON or pickle into a new loader, whose process
-    has other global seeds. Its batches to the end of the next epoch have to be
-    those of the uninterrupted run, and once more after a second resume, one
-    batch later.
+    The state is saved before the first batch and after each batch, including an epoch's last. It
+    passes through JSON or pickle into a new loader with other global seeds. That loader must
+    deliver the batches of the uninterrupted run to the end of the next epoch. A second resume, one
+    batch later, must do the same.
 
     Args:
-        make_loader: Called with `world=World(rank, size)` if there is a `world_size`.
-        epochs: How many to stop in; one more is run.
-        stops: Numbers of batches since the start to stop after; all by default.
-        consumers: "trainer" takes the state as Lightning does: it never draws an
-            epoch's StopIteration where there is a `len()`, and where there is
-            none it has fetched one batch ahead. "loop" is a plain for loop.
-        world_size: Run so many ranks. All of them load the state of rank 0, as
-            from a checkpoint that rank 0 wrote.
-        ids: From a batch to the list of its samples' ids, for the messages.
+        make_loader: Called with `world=World(rank, size)` if `world_size` is given.
+        epochs: Number of epochs to stop in. One more epoch is run.
+        stops: Numbers of batches since the start to stop after. Default: every one.
+        consumers: "trainer" draws like Lightning: with `len()` it never draws an epoch's StopIteration,
+            and without `len()` it fetches one batch ahead. "loop" is a for loop.
+        world_size: Number of ranks. All ranks load the state of rank 0, as from a checkpoint.
+        ids: Returns the ids of a batch's samples, for the messages.
         on_epoch: Called with (loader, epoch) before each epoch, for a `set_epoch`.
 
     Raises:
         LawError: If a resume raises, or a batch differs.
+
+    Example:
+        >>> lk.testing.assert_resumable(lambda: lk.Loader(range(10), 3, shuffle=True))
     """
     for consumer in consumers:
         trial = _Trial(make_loader, consumer, world_size, ids, on_epoch)
         trial.record(epochs)
-        later = [trial.check(*place) for place in trial.stops(epochs, stops)]
-        for place in later:
-            if place is not None:
-                trial.check_again(*place)
+        later = [trial.check(*stop) for stop in trial.stops(epochs, stops)]
+        for resumed in later:
+            if resumed is not None:
+                trial.check_again(*resumed)
 
 
 @dataclass
 class _Trial:
-    """One way to draw, and what the uninterrupted run gives that way."""
+    """The uninterrupted run of one consumer, and the checks against it."""
 
     make_loader: MakeLoader
     consumer: Consumer
@@ -82,14 +82,14 @@ class _Trial:
     sized: bool = True
 
     def record(self, epochs: int) -> None:
-        """Run without a stop: once alone, and once with the state saved after every batch."""
+        """Run twice without a stop; the second run saves the state after every batch."""
         for rank, world in enumerate(ranks_of(self.world_size)):
             with process(seed=rank), failing_as(f"the uninterrupted run{self._who(rank)}"):
                 loader = make(self.make_loader, world)
                 self.whole.append([list(self._draw(loader, epoch, first=epoch == 0)) for epoch in range(epochs + 1)])
                 self.sized = length_of(loader) is not None
         if not any(self.whole[0]):
-            raise LawError("the uninterrupted run has no batches: there is nothing to resume.")
+            raise LawError("the uninterrupted run has no batches: nothing to resume.")
         with process(seed=0), failing_as("a run whose state is saved after every batch"):
             loader = make(self.make_loader, ranks_of(self.world_size)[0])
             self.stateful = has_state(loader)
@@ -104,7 +104,7 @@ class _Trial:
                     got,
                     "a second run from the same seeds, whose state is saved after every batch",
                     epoch=epoch,
-                    hint=lambda: " Two runs have to be the same before a resume can be.",
+                    hint=lambda: " Two equal runs must agree before a resume can.",
                 )
                 if self.consumer == "loop":
                     self._save(loader, epoch, len(got))
@@ -113,29 +113,29 @@ class _Trial:
         """Return the points to stop at, as (epoch, batches).
 
         Raises:
-            ValueError: If one is not within the epochs.
+            ValueError: If a wanted stop is beyond the epochs.
         """
-        places = [(0, 0)]
-        places += [(epoch, n + 1) for epoch in range(epochs) for n in range(len(self.whole[0][epoch]))]
+        stops = [(0, 0)]
+        stops += [(epoch, n + 1) for epoch in range(epochs) for n in range(len(self.whole[0][epoch]))]
         for stop in wanted or ():
-            if not 0 <= stop < len(places):
+            if not 0 <= stop < len(stops):
                 raise ValueError(
-                    f"resumable: stop after batch {stop}, wanted at most {len(places) - 1}: all in {epochs} epochs."
+                    f"resumable: stop after batch {stop}, wanted at most {len(stops) - 1}, the batches of {epochs} epochs."
                 )
-        # The start comes last: what it shows is less telling.
-        return [*places[1:], places[0]] if wanted is None else [places[stop] for stop in wanted]
+        # The start comes last, because its failures say least.
+        return [*stops[1:], stops[0]] if wanted is None else [stops[stop] for stop in wanted]
 
     def check(self, epoch: int, batches: int) -> tuple[int, int, Any] | None:
-        """Resume after so many batches of the epoch, and compare what follows.
+        """Resume after `batches` batches of the epoch, and compare the rest.
 
         Returns:
-            The place and rank 0's state one batch later, if there is one.
+            (epoch, batches, rank 0's state) one batch later, if there is a state.
         """
         where = f"resume after {_batches(batches)} of epoch {epoch}"
         return self._check_from(self.states[epoch, batches], *self._at(epoch, batches), where, epochs=2)
 
     def check_again(self, epoch: int, batches: int, state: Any) -> None:
-        """Resume from the state of a run that had itself been resumed, one batch before."""
+        """Resume from the state that a resumed run saved after its first batch."""
         where = f"second resume, after {_batches(batches)} of epoch {epoch}"
         self._check_from(state, *self._at(epoch, batches), where, epochs=1)
 
@@ -166,7 +166,7 @@ class _Trial:
                 self._compare(
                     wanted[start:],
                     found[now],
-                    f"{where}{self._who(rank)}, {_STYLES[self.consumer]}",
+                    f"{where}{self._who(rank)}, {_CONSUMERS[self.consumer]}",
                     epoch=epoch + now,
                     start=start,
                     hint=partial(self._explain, epoch + now, start, rests, rank, fresh=fresh),
@@ -182,13 +182,13 @@ class _Trial:
                     f"{where}: batch {number} of epoch {epoch} differs: {describe_batch(a, b, self.ids)}.{hint()}"
                 )
         if len(wanted) != len(got):
-            raise LawError(f"{where}: {_batches(len(got))} of epoch {epoch} came, wanted {len(wanted)}.{hint()}")
+            raise LawError(f"{where}: epoch {epoch} has {_batches(len(got))}, wanted {len(wanted)}.{hint()}")
 
     def _explain(self, epoch: int, start: int, rests: list[list[Any]], rank: int, *, fresh: bool) -> str:
         return self._tally(epoch, start, rests) + self._hint(rank, fresh=fresh)
 
     def _tally(self, epoch: int, start: int, rests: list[list[Any]]) -> str:
-        """Say what the stopped and the resumed run together do to the epoch, over all ranks."""
+        """Name the samples that the stopped and the resumed run together repeat or miss, over all ranks."""
         wanted: list[Any] = []
         got: list[Any] = []
         for rank, rest in enumerate(rests):
@@ -204,9 +204,9 @@ class _Trial:
 
     def _hint(self, rank: int, *, fresh: bool) -> str:
         if fresh:
-            return " Nothing had been drawn: the batches come from the process's global seeds, which are others now."
+            return " No batch had been drawn: the batches depend on the process's global seeds, which differ now."
         if not self.stateful:
-            return " The loader has no state_dict() and load_state_dict(): the resumed run begins at the start."
+            return " The loader has no state_dict() and load_state_dict(): the resumed run starts from the beginning."
         if not self.sized and self.consumer == "trainer":
             return " The loader has no len(): a Trainer then fetches one batch ahead, and the state counts it as used."
         if rank:
@@ -220,11 +220,11 @@ class _Trial:
         self.states[epoch, batches] = through_file(loader.state_dict()) if self.stateful else None
 
     def _is_over(self, epoch: int, batches: int) -> bool:
-        """Say whether the epoch's state is taken after its end was drawn: in a for loop, behind the loop."""
+        """Return whether the epoch ended before its state is saved: a for loop saves after the loop."""
         return self.consumer == "loop" and batches >= len(self.whole[0][epoch])
 
     def _at(self, epoch: int, batches: int) -> tuple[int, int]:
-        """Move a place at an epoch's end to the start of the next."""
+        """Return the stop, or the next epoch's start if the stop is at the epoch's end."""
         return (epoch + 1, 0) if batches >= len(self.whole[0][epoch]) else (epoch, batches)
 
     def _who(self, rank: int) -> str:

@@ -1,4 +1,4 @@
-"""A loader's state: a tiny value of plain ints and strings, the same on every rank."""
+"""Check that a loader's state is a small value of plain ints and strings, the same on every rank."""
 
 import io
 import json
@@ -12,17 +12,21 @@ from loaderkit.testing.consume import MakeLoader, failing_as, has_state, make, p
 
 
 def assert_small_state(make_loader: MakeLoader, *, size_bytes: int = 1024, worlds: Sequence[int] = ()) -> None:
-    """Check the state before the first batch of an epoch and after each: tiny, plain, and the same on every rank.
+    """Check that the state is small, plain, and the same on every rank, before an epoch and after each batch.
 
     Args:
         make_loader: Called with `world=World(rank, size)` if `worlds` are given.
-        size_bytes: The most that it may be, written as JSON.
-        worlds: Numbers of ranks, one after the other.
+        size_bytes: Largest size of the state as JSON.
+        worlds: Numbers of ranks to check, one after another.
 
     Raises:
-        LawError: If there is no state, a value in it is not a plain int, string,
-            bool or None, it is too large, JSON or `torch.load(weights_only=True)`
-            does not give it back, or two ranks' states differ.
+        LawError: If there is no state, it holds anything but plain ints, strings, bools and None, it is
+            too large, JSON or `torch.load(weights_only=True)` does not restore it, or ranks differ.
+
+    Example:
+        >>> def make_loader(world):
+        ...     return lk.Loader(range(10), 3, shuffle=True, world=world)
+        >>> lk.testing.assert_small_state(make_loader, worlds=(1, 2))
     """
     for size in worlds or (None,):
         first: list[Any] = []
@@ -36,14 +40,14 @@ def assert_small_state(make_loader: MakeLoader, *, size_bytes: int = 1024, world
                 if difference := find_difference(wanted, state, "state"):
                     raise LawError(
                         f"after {batches} batches the state of rank {rank} of {size} is not that of rank 0, "
-                        f"which is the one that a checkpoint keeps: {difference}."
+                        f"which a checkpoint keeps: {difference}."
                     )
 
 
 def _states(loader: Any) -> list[Any]:
     if not has_state(loader):
-        raise LawError(f"{type(loader).__name__} has no state_dict() and load_state_dict(): it cannot be resumed.")
-    # Copied at once: a loader may hand out what it goes on changing.
+        raise LawError(f"{type(loader).__name__} has no state_dict() and load_state_dict(): it cannot resume.")
+    # Copied at once: a loader may return an object that it changes later.
     states = [_copied(loader.state_dict())]
     states += [_copied(loader.state_dict()) for _ in run_epoch(loader, 0, consumer="trainer")]
     return states
@@ -60,7 +64,7 @@ def _check(state: Any, size_bytes: int, what: str) -> None:
         raise LawError(f"{what} has {odd}, wanted plain ints and strings, in dicts with string keys and in lists.")
     text = json.dumps(state)
     if json.loads(text) != state:
-        raise LawError(f"{what} is not what JSON gives back of it.")
+        raise LawError(f"{what} changes when it goes through JSON.")
     if len(text) > size_bytes:
         largest = ""
         if isinstance(state, Mapping):
@@ -75,11 +79,11 @@ def _check(state: Any, size_bytes: int, what: str) -> None:
     except Exception as error:
         raise LawError(f"{what}: torch.load(weights_only=True) {raised(error)}.") from error
     if loaded != state:
-        raise LawError(f"{what} is not what torch.load(weights_only=True) gives back of it.")
+        raise LawError(f"{what} changes when it goes through torch.load(weights_only=True).")
 
 
 def _find_odd(value: Any, path: str) -> str | None:
-    """Return the first thing in a state that is not plain."""
+    """Describe the first value in a state that is not plain; None if all are."""
     if type(value) is dict:
         for key, entry in value.items():
             if type(key) is not str:

@@ -1,4 +1,4 @@
-"""The laws find what other loaders do wrong, one test for each fault, without a Trainer."""
+"""The functions of lk.testing find the known faults of other loaders, one test for each fault."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -36,7 +36,7 @@ class Indices(Numbered):
 
 
 class Stream(IterableDataset[int]):
-    """0 to size - 1, without a length; worker w of n has every n-th."""
+    """Yields 0 to size - 1 and has no length; each of n workers yields every n-th number."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -47,7 +47,7 @@ class Stream(IterableDataset[int]):
 
 
 class CountingStream(Stream):
-    """The same with a state: how many were given out."""
+    """A Stream with a state: the number of samples that it yielded."""
 
     done = 0
 
@@ -66,7 +66,7 @@ class CountingStream(Stream):
 
 
 class RankStream(IterableDataset[int]):
-    """A rank's part of 0 to size - 1, with a state: the next number."""
+    """Yields a rank's share of 0 to size - 1, with a state: the next number."""
 
     def __init__(self, size: int, world: lk.World) -> None:
         self.size, self.world, self.at = size, world, world.rank
@@ -88,7 +88,7 @@ class RankStream(IterableDataset[int]):
 
 
 class SeededStream(IterableDataset[dict[str, Any]]):
-    """Shuffles by the seed that its worker was given."""
+    """Shuffles by its worker's seed."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
@@ -98,7 +98,7 @@ class SeededStream(IterableDataset[dict[str, Any]]):
 
 
 class Noisy:
-    """Augments with a generator of its own."""
+    """Augments with a private generator."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(0)
@@ -111,7 +111,7 @@ class Noisy:
 
 
 def distributed(world: lk.World) -> Any:
-    """What Lightning makes of `StatefulDataLoader(..., shuffle=True)` under DDP."""
+    """Return the loader that Lightning makes from `StatefulDataLoader(..., shuffle=True)` under DDP."""
     data = Indices(12)
     sampler: Any = DistributedSampler(data, world.size, world.rank, shuffle=True)  # type: ignore[arg-type]
     return StatefulDataLoader(data, batch_size=2, sampler=sampler)
@@ -120,7 +120,7 @@ def distributed(world: lk.World) -> Any:
 def test_dataloader_replays_the_start_of_the_epoch() -> None:
     message = (
         r"resume after 1 batch of epoch 0, as a Trainer draws: batch 1 of epoch 0 differs: wanted samples 2, 3, got 0, 1\. "
-        r"Over the epoch samples 0, 1 come twice, samples 10, 11 come never\. The loader has no state_dict\(\)"
+        r"Over the epoch samples 0, 1 come twice, samples 10, 11 never come\. The loader has no state_dict\(\)"
     )
     with pytest.raises(LawError, match=message):
         assert_resumable(lambda: DataLoader(Indices(12), 2))
@@ -132,10 +132,10 @@ def test_stateful_dataloader_without_len_skips_a_batch(workers: int) -> None:
         return StatefulDataLoader(CountingStream(12), batch_size=2, num_workers=workers)
 
     with pytest.raises(
-        LawError, match=r"Over the epoch samples .* come never\. The loader has no len\(\): a Trainer then"
+        LawError, match=r"Over the epoch samples .* never come\. The loader has no len\(\): a Trainer then"
     ):
         assert_resumable(make, epochs=1)
-    # It is Lightning's fetching ahead: a for loop loses nothing.
+    # The cause is Lightning's prefetching: a for loop loses nothing.
     assert_resumable(make, epochs=1, consumers=("loop",), stops=(1, 2, 3))
 
 
@@ -143,9 +143,9 @@ def test_a_second_resume_of_a_stream_without_a_state_skips_batches() -> None:
     def make() -> Any:
         return StatefulDataLoader(Stream(12), batch_size=2)
 
-    # torchdata counts the batches that it draws to get there as yielded once more.
+    # torchdata counts the batches that it replays a second time.
     message = (
-        r"second resume, after 2 batches of epoch 0, .* wanted samples 4, 5, got 6, 7\. .* samples 4, 5 come never"
+        r"second resume, after 2 batches of epoch 0, .* wanted samples 4, 5, got 6, 7\. .* samples 4, 5 never come"
     )
     with pytest.raises(LawError, match=message):
         assert_resumable(make, epochs=1, consumers=("loop",), stops=(1,))
@@ -157,7 +157,7 @@ def test_rank_0_state_puts_rank_1_on_its_data() -> None:
 
     message = (
         r"resume after 1 batch of epoch 0 \(rank 1 of 2\), .* batch 1 of epoch 0 differs: wanted samples 5, 7, got 4, 6\. "
-        r"Over the epoch samples 4, 6, 8, 10 come twice, samples 5, 7, 9, 11 come never\. All ranks loaded rank 0's state"
+        r"Over the epoch samples 4, 6, 8, 10 come twice, samples 5, 7, 9, 11 never come\. All ranks loaded rank 0's state"
     )
     with pytest.raises(LawError, match=message):
         assert_resumable(make, epochs=1, stops=(1,), world_size=2)
@@ -166,7 +166,7 @@ def test_rank_0_state_puts_rank_1_on_its_data() -> None:
 def test_distributed_shuffle_repeats_and_omits_in_the_second_epoch() -> None:
     message = (
         r"resume after 1 batch of epoch 1 \(rank . of 2\), as a Trainer draws: batch 1 of epoch 1 differs: .*"
-        r"Over the epoch sample.* twice, sample.* never\."
+        r"Over the epoch sample.* twice, sample.* never come\."
     )
     with pytest.raises(LawError, match=message):
         assert_resumable(distributed, stops=(4,), world_size=2)
@@ -177,11 +177,11 @@ def test_distributed_shuffle_is_right_in_a_for_loop() -> None:
 
 
 def test_distributed_shuffle_resumes_an_epochs_end_into_an_epoch_of_0_batches() -> None:
-    with pytest.raises(LawError, match=r"resume after 3 batches of epoch 0 .* 0 batches of epoch 1 came, wanted 3\."):
+    with pytest.raises(LawError, match=r"resume after 3 batches of epoch 0 .* epoch 1 has 0 batches, wanted 3\."):
         assert_resumable(distributed, stops=(3,), world_size=2)
 
 
-def test_stateful_dataloader_refuses_other_workers_without_a_word() -> None:
+def test_stateful_dataloader_refuses_other_workers_without_a_message() -> None:
     def make(num_workers: int) -> Any:
         return StatefulDataLoader(Indices(12), batch_size=2, num_workers=num_workers)
 
@@ -200,14 +200,14 @@ def test_dataloader_is_not_elastic() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_augmentations_differ_after_a_resume(workers: int) -> None:
-    message = r"the samples are the right ones, but not what is in them: batch\['draw'\]\[0\] is 0\.\d+, wanted 0\.\d+"
+    message = r"the samples are right, but their content differs: batch\['draw'\]\[0\] is 0\.\d+, wanted 0\.\d+"
     with pytest.raises(LawError, match=message):
         assert_resumable(lambda: StatefulDataLoader(Numbered(12), batch_size=2, num_workers=workers), stops=(2,))
 
 
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
 def test_augmentations_differ_with_the_workers(kind: Any) -> None:
-    message = r"with 2 workers, epoch 0, batch 1 is not that of the run with 1 worker: the samples are the right ones"
+    message = r"with 2 workers, epoch 0, batch 1 is not that of the run with 1 worker: the samples are right"
     with pytest.raises(LawError, match=message):
         assert_workers_dont_matter(lambda **kw: kind(Numbered(12), batch_size=2, **kw), workers=(1, 2), epochs=1)
 
@@ -217,7 +217,7 @@ def test_persistent_workers_repeat_the_epoch() -> None:
         return DataLoader(SeededStream(), 2, num_workers=1, persistent_workers=persistent)
 
     assert_epochs_differ(lambda: make(False))
-    with pytest.raises(LawError, match=r"epoch 1 repeats epoch 0: 6 batches, all the same to the last bit"):
+    with pytest.raises(LawError, match=r"epoch 1 repeats epoch 0: 6 batches, all the same bit for bit"):
         assert_epochs_differ(lambda: make(True))
 
 
@@ -225,7 +225,7 @@ def test_a_private_generator_draws_the_same_in_every_worker() -> None:
     batches = list(DataLoader(Noisy(), 3, num_workers=2))
     assert torch.equal(batches[0]["noise"], batches[1]["noise"])
     with pytest.raises(
-        LawError, match=r"dataset\.rng is a random generator of the dataset's own: .*loaderkit\.sample_rng"
+        LawError, match=r"dataset\.rng is a random generator that the dataset keeps: .*loaderkit\.sample_rng"
     ):
         assert_no_private_generators(Noisy())
 
@@ -234,7 +234,7 @@ def test_a_private_generator_draws_the_same_in_every_worker() -> None:
     "make", [lambda **kw: DataLoader(Noisy(), 3, **kw), lambda **kw: lk.Loader(Noisy(), 3, engine="torch", **kw)]
 )
 def test_a_private_generator_breaks_the_law_of_workers(make: Any) -> None:
-    with pytest.raises(LawError, match=r"batch 1 is not that of .*: the samples are the right ones, but .*\['noise'\]"):
+    with pytest.raises(LawError, match=r"batch 1 is not that of .*: the samples are right, but .*\['noise'\]"):
         assert_workers_dont_matter(make, workers=(1, 2), persistent=(False,))
 
 
@@ -257,7 +257,7 @@ def test_stateful_dataloader_state_is_not_plain() -> None:
         assert_small_state(lambda: StatefulDataLoader(Indices(12), batch_size=2, shuffle=True))
 
 
-def test_distributed_sampler_repeats_what_does_not_divide() -> None:
+def test_distributed_sampler_repeats_samples_if_ranks_do_not_divide_them() -> None:
     def make(world: lk.World) -> Any:
         data: Any = Indices(7)
         return DataLoader(data, 2, sampler=DistributedSampler(data, world.size, world.rank, shuffle=False))

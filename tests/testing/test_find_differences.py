@@ -1,4 +1,4 @@
-"""What the laws are made of: differences between batches, ids of samples, generators that a dataset keeps."""
+"""The laws' parts: differences between batches, ids of samples, private generators of datasets."""
 
 import dataclasses
 import functools
@@ -40,7 +40,7 @@ class Batch:
         (Batch(idx=torch.tensor([3, 4])), [3, 4]),
     ],
 )
-def test_sample_ids_are_found_where_they_are_plain(batch: Any, wanted: list[Any]) -> None:
+def test_sample_ids_are_found_in_plain_batches(batch: Any, wanted: list[Any]) -> None:
     assert sample_ids(batch) == wanted
 
 
@@ -126,7 +126,7 @@ class TestPrivateGenerators:
         found = find_private_generators(hide())
         assert found == [path]
 
-    def test_none_are_seen_where_none_are(self) -> None:
+    def test_global_generators_and_plain_objects_do_not_count(self) -> None:
         box = Box([np.zeros(3), torch.zeros(3), torch.default_generator, np.random.rand, random.random, {"a": print}])
         box.x.append(box)  # a cycle
         assert find_private_generators(box) == []
@@ -134,7 +134,9 @@ class TestPrivateGenerators:
         assert_no_private_generators(Numbered(3))
 
     def test_the_error_names_the_path_and_the_way_out(self) -> None:
-        with pytest.raises(LawError, match=r"dataset\.x is a random generator of the dataset's own: .*sample_rng\(\)"):
+        with pytest.raises(
+            LawError, match=r"dataset\.x is a random generator that the dataset keeps: .*sample_rng\(\)"
+        ):
             assert_no_private_generators(Box(np.random.default_rng(0)))
 
 
