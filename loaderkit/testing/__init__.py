@@ -13,7 +13,6 @@ from loaderkit.testing.generators import (
     assert_generators_untouched,
     assert_no_private_generators,
     find_private_generators,
-    reachable,
 )
 from loaderkit.testing.repeats import assert_epochs_differ, assert_workers_dont_matter
 from loaderkit.testing.resume import assert_resumable
@@ -33,6 +32,5 @@ __all__ = [
     "find_difference",
     "find_private_generators",
     "find_unpicklable",
-    "reachable",
     "sample_ids",
 ]

@@ -118,5 +118,8 @@ def reachable(root: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 def _is_global(value: Any) -> bool:
     # numpy's and random's global functions are methods of their global generators.
-    known = (torch.default_generator, getattr(np.random.random_sample, "__self__", None), random.seed.__self__)
+    known = (
+        torch.default_generator,
+        *(getattr(each, "__self__", None) for each in (np.random.random_sample, random.seed)),
+    )
     return any(value is generator for generator in known)

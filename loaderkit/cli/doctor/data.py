@@ -11,7 +11,8 @@ from loaderkit.cli.bench import Setting, Subject
 from loaderkit.cli.doctor.finding import MIB, Finding, in_units
 from loaderkit.cli.doctor.host import Host
 from loaderkit.engine.description import batches_ahead
-from loaderkit.testing import find_private_generators, find_unpicklable, reachable
+from loaderkit.testing import find_private_generators, find_unpicklable
+from loaderkit.testing.generators import reachable
 
 _MANY = 100_000  # objects in a container that should be packed
 _SHOWN = 8  # paths in a line
