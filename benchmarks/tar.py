@@ -24,8 +24,7 @@ from torch import Tensor
 
 import loaderkit as lk
 from loaderkit.datasets.images.pictures import decode_picture
-from loaderkit.datasets.tar.index import group
-from loaderkit.datasets.tar.walk import walk
+from loaderkit.datasets.tar.index import index_tar
 
 BATCH = 64
 SHARDS = 10
@@ -56,7 +55,7 @@ def find_places(names: list[str]) -> list[Place]:
     places = []
     for shard, name in enumerate(names):
         with Path(name).open("rb") as file:
-            table = group(walk(file, Path(name).stat().st_size, name), name)
+            table = index_tar(file, Path(name).stat().st_size, name)
         for row in range(len(table.ends)):
             files = {extension: (offset, size) for extension, offset, size in table.sample(row)[1]}
             places.append((shard, *files["cls"], *files["jpg"]))

@@ -14,8 +14,7 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.images.pictures import encode_picture, is_picture
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.tar.dataset import TarDataset
-from loaderkit.datasets.tar.index import group
-from loaderkit.datasets.tar.walk import walk
+from loaderkit.datasets.tar.index import index_tar
 from loaderkit.writing.format import Sample, WriteError, Written, check_fields, to_array, to_fields
 
 _TEXT, _NUMBER, _JSON = ("txt", "text", "transcript"), ("cls", "cls2", "index", "inx", "id", "count"), ("json", "jsn")
@@ -77,7 +76,7 @@ class TarFormat:
         size_bytes = shard.stat().st_size
         try:
             with shard.open("rb") as file:
-                table = group(walk(file, size_bytes, str(shard)), str(shard))
+                table = index_tar(file, size_bytes, str(shard))
         except ShardError as error:
             raise WriteError(f"was not written as an archive that can be read: {error}") from error
         return ShardIndex(

@@ -14,9 +14,8 @@ from loaderkit.datasets.remote.urls import Urls
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.npyheader import decode_npy
 from loaderkit.datasets.shards.sharded import ShardedDataset
-from loaderkit.datasets.tar.index import group
+from loaderkit.datasets.tar.index import index_tar
 from loaderkit.datasets.tar.open_shard import Block, OpenTar, place_of, to_samples
-from loaderkit.datasets.tar.walk import walk
 from loaderkit.seeding.draws import Draws, draws
 from loaderkit.system.arrays import Int64Array
 
@@ -85,7 +84,7 @@ class TarDataset(ShardedDataset):
     def scan(self, shard: str) -> tuple[int, Int64Array]:
         """Walk through a shard's headers."""
         with self.open_file(shard) as file:
-            table = group(walk(file, self.stat(shard).size_bytes, shard), shard)
+            table = index_tar(file, self.stat(shard).size_bytes, shard)
         return len(table.ends), table.pack()
 
     def open(self, shard: str, index: ShardIndex) -> OpenTar:

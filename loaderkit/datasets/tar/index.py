@@ -1,21 +1,17 @@
 """Which files of a tar shard make up which sample, in a few flat arrays."""
 
-import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.tar.group import Grouper
-from loaderkit.datasets.tar.headers import File, Files
+from loaderkit.datasets.tar.headers import File, read_headers, shard_error
 from loaderkit.system.arrays import Int64Array
 
-_SLASH = ord("/")
-_MANY = 8192  # files that are grouped at once
 _METADATA = re.compile(rb"__[^/]*__(/|$)")  # webdataset's rule
 
 
@@ -76,106 +72,77 @@ class TarTable:
         )
 
 
-def group(chunks: Iterable[list[File] | Files], shard: str) -> TarTable:
-    """Group an archive's files to samples: the name up to the base name's first dot is the key.
+def index_tar(file: BinaryIO, size_bytes: int, shard: str) -> TarTable:
+    """Read an archive's headers and find its samples.
 
-    Files without an extension, hidden ones, and metadata (`__name__` at the start of the
-    path, as webdataset has it) belong to no sample.
+    Args:
+        file: The archive, seekable.
+        size_bytes: Size of the archive.
+        shard: Name of the archive, for messages.
 
     Raises:
-        ShardError: If a name leads out of the archive, an extension comes
-            twice in a sample, a key's files are not in sequence, or no file makes a sample.
+        ShardError: If the file is not a complete, uncompressed tar archive, a name points outside of it, a sample has an
+            extension twice, the files of a sample are not consecutive, or no file belongs to a sample.
     """
-    rest, taken, grouper = iter(chunks), [], Grouper()
-    waiting: list[Files] = []
-    try:
-        for chunk in rest:
-            taken.append(chunk)
-            files = chunk if isinstance(chunk, Files) else Files.of(chunk)
-            if files is None:
-                break
-            waiting.append(files)
-            if sum(map(len, waiting)) >= _MANY:
-                if not grouper.add(Files.join(waiting)):
-                    break
-                waiting = []
-        else:
-            if grouper.add(Files.join(waiting)) and (found := grouper.finish()) is not None:
-                return TarTable(*found, list(grouper.extensions))
-    except ShardError as error:
-        rest = _raising(error)  # unless something before it is wrong too
-    return _group_one_by_one(itertools.chain(taken, rest), shard)
+    return _group(read_headers(file, size_bytes, shard), shard)
 
 
-def _raising(error: ShardError) -> Iterator[Files]:
-    yield from ()
-    raise error
-
-
-def _group_one_by_one(chunks: Iterable[list[File] | Files], shard: str) -> TarTable:
+def _group(files: Iterable[File], shard: str) -> TarTable:
+    """Group files to samples by their key: the name up to the first dot of its last part."""
     members: list[int] = []
-    ends: list[tuple[int, int]] = []
-    keys: list[bytes] = []
-    seen: set[bytes] = set()
+    keys: dict[bytes, int] = {}  # and the number of members before each
     numbers: dict[bytes, int] = {}
     extensions: dict[str, int] = {}
     current: bytes | None = None
-    mine: set[int] = set()
-    length = 0
+    found: set[int] = set()  # extensions of the current sample
     stray: tuple[bytes, int] | None = None
-    for name, offset, size in (file for chunk in chunks for file in chunk):
-        if b".." in name or b"\0" in name or not name or name[0] == _SLASH:
-            _check_name(name, offset, shard)
+    for name, offset, size in files:
         base = name.rfind(b"/") + 1
         dot = name.find(b".", base)
         key, extension = name[:dot], name[dot + 1 :]
         if dot <= base or not extension or (name[:2] == b"__" and _METADATA.match(name)):
+            _check_name(name, offset, shard)
             stray = stray or (name, offset)
             continue
         number = numbers.get(extension)
         if number is None:
+            _check_name(name, offset, shard)
             text = extension.decode(errors="surrogateescape").lower()
             number = numbers[extension] = extensions.setdefault(text, len(extensions))
             if text == "__key__":
-                raise _error(shard, offset, name, "its extension is the name of the key's own field")
+                raise _name_error(shard, offset, name, "its extension is the name of the key's own field")
         if key != current:
-            if key in seen:
-                raise _error(
-                    shard, offset, name, "its key came before, with others between; wanted a sample's files in sequence: "
-                    "tar --sort=name"
-                )  # fmt: skip
-            if current is not None:
-                ends.append((len(members) // 3, length))
-            seen.add(key)
-            keys.append(key)
-            length += len(key)
-            current, mine = key, set()
-        if number in mine:
-            raise _error(shard, offset, name, "its key has a file with this extension already")
-        mine.add(number)
+            _check_name(name, offset, shard)  # once for each key and extension: others were checked before
+            if key in keys:
+                raise _name_error(
+                    shard,
+                    offset,
+                    name,
+                    "its key came before, with other keys in between; wanted all files of a key in sequence: tar --sort=name",
+                )
+            keys[key] = len(members) // 3
+            current, found = key, set()
+        if number in found:
+            raise _name_error(shard, offset, name, "its key has a file with this extension already")
+        found.add(number)
         members += (offset, size, number)
-    if current is not None:
-        ends.append((len(members) // 3, length))
-    elif stray is not None:
-        raise _error(
-            shard, stray[1], stray[0], "neither this nor any other file makes a sample; wanted names as KEY.EXTENSION"
-        )
-    return TarTable(
-        np.array(members, dtype=np.int64).reshape(-1, 3),
-        np.array(ends, dtype=np.int64).reshape(-1, 2),
-        b"".join(keys),
-        list(extensions),
-    )
+    if not keys and stray is not None:
+        what = "neither this nor any other file belongs to a sample; wanted names as KEY.EXTENSION"
+        raise _name_error(shard, stray[1], stray[0], what)
+    ends = np.empty((len(keys), 2), dtype=np.int64)
+    ends[:, 0] = [*keys.values(), len(members) // 3][1:]
+    ends[:, 1] = np.cumsum([len(key) for key in keys])
+    return TarTable(np.array(members, dtype=np.int64).reshape(-1, 3), ends, b"".join(keys), list(extensions))
 
 
 def _check_name(name: bytes, offset: int, shard: str) -> None:
     if name.startswith(b"/"):
-        raise _error(shard, offset, name, "an absolute name; make the archive of relative ones")
-    if b".." in name and b".." in name.split(b"/"):
-        raise _error(shard, offset, name, "a name that leads out of the archive; wanted one without '..'")
+        raise _name_error(shard, offset, name, "an absolute name, wanted a relative one")
+    if b".." in name.split(b"/"):
+        raise _name_error(shard, offset, name, "a name that leads out of the archive, wanted one without '..'")
     if b"\0" in name or not name:
-        raise _error(shard, offset, name, "a name that is empty or has a zero byte")
+        raise _name_error(shard, offset, name, "a name that is empty or has a zero byte")
 
 
-def _error(shard: str, offset: int, name: bytes, what: str) -> ShardError:
-    return ShardError(f"{shard}, offset {offset:,}: {name.decode(errors='replace')!r}: {what}.")
+def _name_error(shard: str, offset: int, name: bytes, what: str) -> ShardError:
+    return shard_error(shard, offset, f"{name.decode(errors='replace')!r}: {what}")
