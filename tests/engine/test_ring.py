@@ -24,7 +24,7 @@ from torchvision import tv_tensors
 import loaderkit as lk
 from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.ring.engine import RingEngine
-from loaderkit.engine.ring.layout import read, write
+from loaderkit.engine.ring.pickled import read, write
 from loaderkit.engine.ring.processes import Processes
 from loaderkit.engine.ring.slots import Slots
 

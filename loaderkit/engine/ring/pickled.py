@@ -1,9 +1,8 @@
-"""A batch that is pickled: whatever it holds arrives as it was, and the memory of its tensors and arrays lies in the slot."""
+"""How a batch lies in a slot: pickled, with the memory of its tensors and arrays next to each other in the slot."""
 
 import io
 import pickle
 import struct
-from collections.abc import Iterator
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
@@ -13,157 +12,137 @@ import torch
 from torch import Tensor
 from torch.storage import TypedStorage, UntypedStorage
 
-from loaderkit.engine.ring.leaves import Leaf
-from loaderkit.engine.ring.slots import ALIGNMENT
+from loaderkit.engine.ring.slots import ALIGNMENT, Slots
 
-Array = np.ndarray[Any, Any]
-_BUFFER = struct.Struct("<qq")  # where one of pickle's own lies, and its size
-_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}
+_HEAD = struct.Struct("<q")  # bytes of the table
+_PLACE = struct.Struct("<qq?")  # of a buffer: its start in the slot, its size, whether a tensor or storage has it
 _SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 
 
-class Pickled(NamedTuple):
-    """A batch that was pickled."""
+class Written(NamedTuple):
+    """A batch on its way."""
 
-    leaves: tuple[Leaf, ...]
-    parts: list[tuple[int, Array]]  # what is to lie in the slot, and where
-    size: int  # bytes, of all
-    table: bytes  # where pickle's own buffers lie
-    content: bytes
+    structure: bytes
+    size: int  # bytes in the slot or the image
+    image: bytearray | None  # the content of the slot, if the slot has no memory for it
 
 
-def dump(batch: Any) -> Pickled:
-    """Pickle a batch, but for the memory of its tensors and arrays."""
+def write(batch: Any, slots: Slots, slot: int) -> Written:
+    """Write a batch into a slot, or into an image of one if it is too large for the slot or memory runs out."""
     file = io.BytesIO()
-    writer = _Writer(file)
-    writer.dump(batch)
-    table = b"".join(_BUFFER.pack(*place) for place in writer.place_buffers())
-    return Pickled(tuple(writer.leaves), writer.parts, writer.size, table, file.getvalue())
+    pickler = _Pickler(file)
+    pickler.dump(batch)
+    places: dict[tuple[int, int], tuple[int, memoryview]] = {}  # the same memory lies in the slot once
+    table, size = [], 0
+    for buffer in pickler.buffers:
+        content, address = buffer.raw(), pickler.of_tensors.get(id(buffer))
+        key = np.frombuffer(content, np.uint8).ctypes.data if address is None else address, content.nbytes
+        if key not in places:
+            places[key] = size, content
+            size += -(-content.nbytes // ALIGNMENT) * ALIGNMENT
+        table.append(_PLACE.pack(places[key][0], content.nbytes, address is not None))
+    image = None
+    try:
+        slots.reserve(slot, size)
+        memory: Any = memoryview(slots.bytes(slot, size).data)
+    except OSError:
+        image = bytearray(size)
+        memory = memoryview(image)
+    for start, content in places.values():
+        memory[start : start + content.nbytes] = content
+    structure = b"".join((_HEAD.pack(_PLACE.size * len(table)), *table, file.getbuffer()))
+    return Written(structure, size, image)
 
 
-def load(content: bytes, table: bytes, leaves: list[Any], memory: Any, *, own_buffers: bool) -> Any:
-    """Return the batch.
+def read(structure: bytes, memory: Any, *, own_arrays: bool = False) -> Any:
+    """Return the batch of a structure. Its tensors and arrays are views of the slot's memory.
 
     Args:
-        content: Pickled.
-        table: Of pickle's own buffers.
-        leaves: Tensors and storages.
-        memory: Where those and the buffers lie.
-        own_buffers: Whether to copy the latter.
+        structure: As `write` returned it.
+        memory: That of the slot, or of an image.
+        own_arrays: Copy the arrays, so that only tensors hold the memory.
     """
+    (table,) = _HEAD.unpack_from(structure)
+    content = _HEAD.size + table
+    view = memoryview(memory).cast("B")
     buffers: list[Any] = []
-    if table:
-        view = memoryview(memory).cast("B")
-        buffers = [view[start : start + size] for start, size in _BUFFER.iter_unpack(table)]
-    if own_buffers:
-        buffers = [bytearray(buffer) for buffer in buffers]
-    return _Reader(content, buffers, leaves).load()
+    for start, size, of_tensor in _PLACE.iter_unpack(structure[_HEAD.size : content]):
+        buffer = view[start : start + size]
+        buffers.append(bytearray(buffer) if own_arrays and not of_tensor else buffer)
+    return pickle.loads(memoryview(structure)[content:], buffers=buffers)
 
 
-class _Writer(ForkingPickler):
-    """Pickles a batch, but notes where the memory of tensors and arrays will lie; the same memory lies there once."""
+class _Pickler(ForkingPickler):
+    """Pickles a batch but for the memory of its tensors, storages and arrays, which it collects."""
 
     def __init__(self, file: io.BytesIO) -> None:
-        self._buffers: list[pickle.PickleBuffer] = []
-        # Not by a method: the batch would live until the garbage collector finds the circle.
-        super().__init__(file, pickle.HIGHEST_PROTOCOL, True, self._buffers.append)
-        self.leaves: list[Leaf] = []
-        self.parts: list[tuple[int, Array]] = []
-        self.size = 0
-        self._known: dict[int, tuple[Any, int]] = {}  # by id, which the object itself keeps from being used again
-        self._places: dict[tuple[int, int], int] = {}
-
-    def persistent_id(self, value: Any) -> int | None:
-        kind = type(value)
-        if kind is not Tensor and kind is not TypedStorage and kind is not UntypedStorage:
-            return None
-        known = self._known.get(id(value))
-        if known is None:
-            leaf = self._tensor(value) if kind is Tensor else self._storage(value)
-            if leaf is None:
-                return None
-            known = self._known[id(value)] = value, len(self.leaves)
-            self.leaves.append(leaf)
-        return known[1]
+        self.buffers: list[pickle.PickleBuffer] = []
+        self.of_tensors: dict[int, int] = {}  # addresses of the buffers that are tensors' or storages', by id
+        # A method in place of `append` would make a reference cycle, which keeps the batch until the garbage collector runs.
+        super().__init__(file, pickle.HIGHEST_PROTOCOL, True, self.buffers.append)
 
     def reducer_override(self, value: Any) -> Any:
-        # By value, and not through torch's own shared memory; the tensors and storages within come by here again.
-        if isinstance(value, Tensor) and value.device.type == "cpu":
-            if type(value) is Tensor and value.layout in _SPARSE:
-                return _rebuild_sparse, _sparse_parts(value)
-            if type(value) is Tensor and value.dtype in _UNSIGNED and value.layout == torch.strided:
-                return _rebuild_unsigned, (value.view(_SAME_SIZE[value.itemsize]), value.dtype, vars(value))
+        # All by value: torch's own reductions use its own shared memory.
+        if isinstance(value, Tensor) and value.is_cpu:
+            usual = type(value) is Tensor
+            if usual and value.layout == torch.strided and not value.is_quantized and not value.is_nested:
+                return self._tensor(value)
+            if usual and value.layout in _SPARSE:
+                return _make_sparse, _sparse_parts(value)
             if value.layout == torch.strided and not value.is_quantized and not value.is_nested and _is_part(value):
                 value = value.detach().clone().requires_grad_(value.requires_grad)  # a storage travels as a whole
             return value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        if isinstance(value, UntypedStorage) and value.device.type == "cpu":
+            content = torch.empty(0, dtype=torch.uint8).set_(value).numpy()
+            return _make_storage, (self._buffer(content, value.data_ptr()),)
+        if isinstance(value, TypedStorage):
+            return _make_typed_storage, (value._untyped_storage, value.dtype)
         return NotImplemented
 
-    def _tensor(self, value: Tensor) -> Leaf | None:
-        if vars(value) or value.is_nested:
-            return None
-        shape, stride, dtype = tuple(value.shape), None, None
+    def _tensor(self, value: Tensor) -> Any:
+        plain, stride = value, None
+        if value.requires_grad or value.is_conj() or value.is_neg():
+            plain = value.detach().resolve_conj().resolve_neg()
+        if not plain.is_contiguous():
+            dense = plain.permute(sorted(range(plain.dim()), key=plain.stride, reverse=True))
+            plain, stride = (dense, plain.stride()) if dense.is_contiguous() else (plain.contiguous(), None)
         try:
-            content = value.numpy()
-        except (TypeError, RuntimeError):  # it is more than its numbers, not on the host, or numpy lacks the dtype
-            if not _is_plain(value):
-                return None
-            dtype, value = value.dtype, value.view(_SAME_SIZE[value.itemsize])
-            content = value.numpy()
-        if not content.flags.c_contiguous:
-            order = sorted(range(value.dim()), key=value.stride, reverse=True)
-            dense = value.permute(order)
-            value, stride = (dense, value.stride()) if dense.is_contiguous() else (value.contiguous(), None)
-            content = value.numpy()
-        return self._place(content, value.data_ptr()), content.dtype.str, dtype, shape, stride
+            content = plain.numpy()
+        except TypeError:  # numpy lacks the dtype
+            content = plain.reshape(-1).view(torch.uint8).numpy()
+        more = (stride, value.requires_grad, vars(value)) if stride or value.requires_grad or vars(value) else ()
+        return _make_tensor, (self._buffer(content, plain.data_ptr()), value.dtype, tuple(value.shape), *more)
 
-    def _storage(self, value: Any) -> Leaf | None:
-        untyped = _untyped(value)
-        if untyped.device.type != "cpu":
-            return None
-        raw = torch.empty(0, dtype=torch.uint8).set_(untyped).numpy()
-        return self._place(raw, untyped.data_ptr()), raw.size, None if value is untyped else value.dtype, (), None
-
-    def place_buffers(self) -> Iterator[tuple[int, int]]:
-        """Find places for pickle's own buffers; yield where each lies, and its size."""
-        for buffer in self._buffers:
-            raw = np.frombuffer(buffer.raw(), np.uint8)
-            yield self._place(raw, raw.ctypes.data), raw.size
-
-    def _place(self, content: Array, address: int) -> int:
-        if not content.size:
-            return 0
-        where = address, content.nbytes
-        start = self._places.get(where)
-        if start is None:
-            start = self._places[where] = self.size
-            self.parts.append((start, content))
-            self.size = -(-(start + content.nbytes) // ALIGNMENT) * ALIGNMENT
-        return start
+    def _buffer(self, content: Any, address: int) -> pickle.PickleBuffer:
+        buffer = pickle.PickleBuffer(content)
+        self.of_tensors[id(buffer)] = address
+        return buffer
 
 
-class _Reader(pickle.Unpickler):
-    """Puts leaves into a batch; with a method, as Python 3.13.0 lets no function be set on an Unpickler."""
+def _make_tensor(
+    memory: Any,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...] | None = None,
+    requires_grad: bool = False,
+    attributes: dict[str, Any] | None = None,
+) -> Tensor:
+    """Make a tensor over memory. It has a storage of its own, so that saving it saves no more."""
+    tensor: Tensor = torch.frombuffer(memory, dtype=dtype) if len(memory) else torch.empty(0, dtype=dtype)
+    tensor = tensor.view(shape) if stride is None else tensor.as_strided(shape, stride)
+    if requires_grad:
+        tensor.requires_grad_()
+    if attributes:
+        vars(tensor).update(attributes)
+    return tensor
 
-    def __init__(self, structure: bytes, buffers: list[Any], leaves: list[Any]) -> None:
-        super().__init__(io.BytesIO(structure), buffers=buffers)
-        self._leaves = leaves
 
-    def persistent_load(self, place: int) -> Any:
-        return self._leaves[place]
+def _make_storage(memory: Any) -> UntypedStorage:
+    return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage() if len(memory) else UntypedStorage(0)  # type: ignore[no-untyped-call]
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    return (
-        tensor.layout == torch.strided
-        and tensor.device.type == "cpu"
-        and not tensor.requires_grad
-        and not tensor.is_quantized
-        and not tensor.is_nested
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-        and not vars(tensor)
-    )
+def _make_typed_storage(untyped: UntypedStorage, dtype: torch.dtype) -> TypedStorage:
+    return TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
 
 
 def _sparse_parts(tensor: Tensor) -> tuple[Any, ...]:
@@ -179,29 +158,17 @@ def _sparse_parts(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.layout, tuple(tensor.shape), coalesced, tensor.requires_grad, *(part.detach() for part in parts)
 
 
-def _rebuild_sparse(
+def _make_sparse(
     layout: torch.layout, shape: tuple[int, ...], coalesced: bool, requires_grad: bool, *parts: Tensor
 ) -> Tensor:
     if layout == torch.sparse_coo:
         make: Any = partial(torch.sparse_coo_tensor, is_coalesced=coalesced)
     else:
         make = partial(torch.sparse_compressed_tensor, layout=layout)
-    # They were checked, or not, where the tensor was made. Torch 2.11 warns where a call alone says so.
+    # The parts were checked when the tensor was made. Torch 2.11 warns if only the call says so.
     with torch.sparse.check_sparse_tensor_invariants(enable=False):  # type: ignore[no-untyped-call]
         made: Tensor = make(*parts, shape, requires_grad=requires_grad, check_invariants=False)
     return made
-
-
-def _rebuild_unsigned(signed: Tensor, dtype: torch.dtype, attributes: dict[str, Any]) -> Tensor:
-    # torch's own way to rebuild these fails for storages that don't know their dtype.
-    tensor = signed.view(dtype)
-    vars(tensor).update(attributes)
-    return tensor
-
-
-def _untyped(storage: Any) -> UntypedStorage:
-    untyped: UntypedStorage = storage if isinstance(storage, UntypedStorage) else storage._untyped_storage
-    return untyped
 
 
 def _is_part(tensor: Tensor) -> bool:

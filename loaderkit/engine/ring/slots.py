@@ -51,7 +51,6 @@ class Slots:
                 self.stride = self.stride // 2 // mmap.PAGESIZE * mmap.PAGESIZE
         for worker in range(workers):
             self.doing[worker] = -1
-        self.views: dict[int, tuple[Any, Any]] = {}  # of the batch that was last written into a slot, for the next one
 
     def _map(self) -> None:
         self._memory = mmap.mmap(self._fd, self._size)
@@ -143,7 +142,6 @@ class Slots:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-        self.views = {}
         for name in ("_memory", "memory"):
             vars(self).pop(name, None)
         self.doing = self.reserved = self._wanted = memoryview(b"").cast("q")
@@ -157,7 +155,7 @@ class Slots:
         return shape | {"_fd": reduction.DupFd(self._fd)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state | {"_fd": state["_fd"].detach(), "views": {}})
+        vars(self).update(state | {"_fd": state["_fd"].detach()})
         self._map()
 
 

@@ -10,8 +10,8 @@ from functools import partial
 from multiprocessing import util
 from typing import Any
 
-from loaderkit.engine.ring.layout import read
 from loaderkit.engine.ring.messages import FAILED, IN_SLOT, TASK, Answer, Inbox
+from loaderkit.engine.ring.pickled import read
 from loaderkit.engine.ring.pins import Pins
 from loaderkit.engine.ring.processes import Processes
 from loaderkit.engine.ring.slots import Slots
@@ -211,7 +211,7 @@ class Team:
                 pinned = self.pins is not None and self.pins.lease(slot, answer.size)
                 self._own.leased.add(slot)
                 # What stays on the host when the tensors go to the device must not hold the slot.
-                return read(answer.structure, slots.lease(slot, self._freed), own_buffers=pinned), pinned
+                return read(answer.structure, slots.lease(slot, self._freed), own_arrays=pinned), pinned
             memory = bytearray(slots.bytes(slot, answer.size))
         else:
             memory = bytearray(answer.image)

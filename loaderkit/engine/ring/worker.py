@@ -15,8 +15,8 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 
 from loaderkit.engine.batch_reader import BatchReader
-from loaderkit.engine.ring.layout import write
 from loaderkit.engine.ring.messages import ANSWER, FAILED, IN_PIPE, IN_SLOT, LEFT, TASK, unpack_key
+from loaderkit.engine.ring.pickled import write
 from loaderkit.engine.ring.slots import STOP, Slots
 from loaderkit.seeding.global_seeds import seed_all
 from loaderkit.seeding.keys import derive_seed
