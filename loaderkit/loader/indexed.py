@@ -13,7 +13,7 @@ from loaderkit.loader.checks import check_indexed, check_order, check_plan, no_b
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.engines import describe, make_engine
 from loaderkit.loader.position import Position
-from loaderkit.sampling.cursor import Cursor, Identity, fingerprint, pack_state, saved_order, unpack_state
+from loaderkit.sampling.cursor import Cursor, Identity, check_resume, fingerprint, pack_state, unpack_state
 from loaderkit.sampling.order import Order, Sequential
 from loaderkit.sampling.plan import BatchPlan, Plan
 from loaderkit.sampling.samplers import SamplerOrder, as_order
@@ -131,15 +131,11 @@ class IndexedPosition(Position):
         return self._pack(self.cursor)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        before = self._plan
-        self._plan = self._plan_of(saved_order(state))
-        try:
-            cursor = unpack_state(state, self._identity, self._samples)
-        except ValueError:
-            self._plan = before
-            raise
-        if self._plan is not before:
-            self._engine = None  # replacements come from the order
+        cursor, saved = unpack_state(state)
+        plan = self._with_block(saved.block)
+        check_resume(cursor, saved, self._identity(cursor.epoch, plan), self._samples(cursor))
+        if plan is not self._plan:
+            self._plan, self._engine = plan, None  # replacements come from the order
         self._stand_at(cursor)
         self.bad.load(state, cursor)
         self._loaded, self._loaded_step = self.turn, state.get("step")
@@ -147,9 +143,10 @@ class IndexedPosition(Position):
     def follow(self, before: Position) -> None:
         start = before._upcoming() if isinstance(before, IndexedPosition) else Cursor(epoch=before.cursor.epoch)
         self.seek(start.epoch, start.samples)
-        if isinstance(before, IndexedPosition) and isinstance(getattr(before._plan, "order", None), ShardOrder):
-            self._plan = self._plan_of(before._plan.key(0))  # it may be another order for the batch size alone
-            self._engine = None
+        if isinstance(before, IndexedPosition) and (block := _block_of(before._plan)) is not None:
+            plan = self._with_block(block)
+            if plan.key(0) == before._plan.key(0):  # only the batch size differs
+                self._plan, self._engine = plan, None
 
     def mark(self) -> int:
         self._mark = self._upcoming()
@@ -205,12 +202,12 @@ class IndexedPosition(Position):
         return order.size(cursor.epoch) if cursor.samples and order is not None else cursor.samples
 
     def _pack(self, cursor: Cursor) -> dict[str, Any]:
-        state = pack_state(cursor, self._identity(cursor.epoch), self.step)
+        state = pack_state(cursor, self._identity(cursor.epoch, self._plan), self.step)
         return state | self.bad.state(cursor, alone=self.world.size == 1)
 
-    def _identity(self, epoch: int) -> Identity:
+    def _identity(self, epoch: int, plan: Plan) -> Identity:
         dataset = fingerprint(self.dataset, self._size)
-        return Identity(dataset=dataset, order=self._plan.key(epoch), seed=self.config.seed)
+        return Identity(dataset=dataset, order=plan.key(epoch), seed=self.config.seed, block=_block_of(plan))
 
     def _make_plan(self) -> Plan:
         config = self.config
@@ -271,11 +268,16 @@ class IndexedPosition(Position):
             seen=max(seen, min(self._size, JUDGED_FROM)),
         )
 
-    def _plan_of(self, key: str) -> Plan:
-        """Return the plan with which a run continues in the order that a state names, under another batch size too."""
+    def _with_block(self, block: int | None) -> Plan:
+        """Return the plan with the block of a saved order, if the Loader itself chose the block."""
         plan = self._plan
-        if self.config.shuffle and isinstance(plan, BatchPlan) and isinstance(plan.order, ShardOrder):
-            return dataclasses.replace(plan, order=plan.order.with_block_of(key))
+        if (
+            block is not None
+            and self.config.shuffle
+            and isinstance(plan, BatchPlan)
+            and isinstance(plan.order, ShardOrder)
+        ):
+            return dataclasses.replace(plan, order=plan.order.with_block(block))
         return plan
 
     def _bound_plan(self) -> Plan:
@@ -302,3 +304,8 @@ class IndexedPosition(Position):
 def keeps_shards(plan: Plan) -> bool:
     """Say whether workers that get a plan's batches in turn have shards of their own."""
     return isinstance(getattr(plan, "order", None), ShardOrder)
+
+
+def _block_of(plan: Plan) -> int | None:
+    order = getattr(plan, "order", None)
+    return order.block if isinstance(order, ShardOrder) else None

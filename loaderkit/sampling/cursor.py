@@ -1,25 +1,37 @@
-"""Where a run stands in its data: the whole of a loader's state."""
+"""The state of a loader over indexed data: where it is, and in what it counts."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cursor:
     """A point in the sample order, the same on every rank.
 
-    Counting samples rather than steps lets a resumed run use another
-    world size, batch size or worker count.
+    A cursor counts samples rather than steps, so a resumed run may use another world size, batch size or number of
+    workers.
+
+    Attributes:
+        epoch: Number of the epoch.
+        samples: Samples consumed this epoch, over all ranks.
+        batches: Batches yielded this epoch, by each rank.
+        plan: Integers that a plan adds, such as how an open window was arranged.
+
+    Example:
+        >>> loader = lk.Loader(range(10), batch_size=4)
+        >>> batch = next(iter(loader))
+        >>> loader.cursor
+        Cursor(epoch=0, samples=4, batches=1, plan=())
     """
 
     epoch: int = 0
-    samples: int = 0  # consumed this epoch, all ranks together
-    batches: int = 0  # yielded this epoch, by each rank
-    plan: tuple[int, ...] = ()  # what a plan adds, e.g. the geometry of an open bucket window
+    samples: int = 0
+    batches: int = 0
+    plan: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name, value in (("epoch", self.epoch), ("samples", self.samples), ("batches", self.batches)):
@@ -33,19 +45,27 @@ class Cursor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """What a cursor counts in: it means nothing in other data, or in another order."""
+    """The data and order that a cursor belongs to. It has no meaning in others.
+
+    Attributes:
+        dataset: Fingerprint of the dataset.
+        order: Key of the order or plan.
+        seed: The Loader's seed.
+        block: The order's block if it is a ShardOrder, else None.
+    """
 
     dataset: str
     order: str
     seed: int
+    block: int | None = None
 
 
 def fingerprint(dataset: Any, size: int) -> str:
-    """Describe a dataset so that a resume can tell another one from it.
+    """Return a short text that differs between datasets.
 
     Args:
-        dataset: Its `fingerprint()` is used where it has one (a short string
-            that changes with the data, not with transforms).
+        dataset: If it has a method `fingerprint()`, the text includes what that returns: a short string that changes
+            with the data, not with transforms.
         size: Number of samples.
     """
     own = getattr(dataset, "fingerprint", None)
@@ -58,63 +78,23 @@ def fingerprint(dataset: Any, size: int) -> str:
 
 
 def pack_state(cursor: Cursor, identity: Identity, step: int) -> dict[str, Any]:
-    """Turn a position into a dict of plain ints, strings and lists, under 1 KB.
+    """Return a state of plain integers, strings and lists, under 1 KB.
 
     Args:
         cursor: The position.
-        identity: What it counts in.
-        step: Samples of a full step of all ranks, the unit of `cursor.batches`.
-            Only those who count batches need it.
+        identity: The data and order that it belongs to.
+        step: Samples of a full step of all ranks: the unit of `cursor.batches`.
     """
-    position = asdict(cursor)
-    position["plan"] = list(cursor.plan)
+    position = asdict(cursor) | {"plan": list(cursor.plan)}
     return {"version": STATE_VERSION, "cursor": position, "identity": asdict(identity), "step": step}
 
 
-def unpack_state(
-    state: Mapping[str, Any], identify: Callable[[int], Identity], samples_of: Callable[[Cursor], int]
-) -> Cursor:
-    """Check that a state belongs to this data and order, and return its cursor.
-
-    Args:
-        state: As `pack_state` returned it.
-        identify: From an epoch to what its cursors count in here.
-        samples_of: From a cursor to how many samples its epoch has.
+def unpack_state(state: Mapping[str, Any]) -> tuple[Cursor, Identity]:
+    """Return the position in a state, and the data and order that it belongs to.
 
     Raises:
-        ValueError: If it is not a loader's state, was written by a newer
-            version, belongs to another dataset, order or seed, or
-            stands behind an epoch's end.
+        ValueError: If it is not the state of a Loader, is damaged, or has another version.
     """
-    cursor = _check_form(state)
-    saved, identity = state["identity"], identify(cursor.epoch)
-    for field, what in (("dataset", "dataset"), ("seed", "seed"), ("order", "order")):
-        found, wanted = getattr(identity, field), saved.get(field)
-        if found != wanted:
-            raise ValueError(
-                f"cannot resume: the state is for {what} {wanted!r}, this loader has {found!r}. "
-                f"Give the loader that {what} again, or go on with this one from a place you choose: "
-                f"loader.seek(epoch={cursor.epoch}, samples={cursor.samples})."
-            )
-    if cursor.samples > (size := samples_of(cursor)):
-        raise ValueError(
-            f"cannot resume: the state stands behind {cursor.samples:,} samples, and epoch {cursor.epoch} has {size:,}. The state "
-            f"is damaged. Take another one, or go on from a place you choose: loader.seek(epoch={cursor.epoch + 1})."
-        )
-    return cursor
-
-
-def saved_order(state: Mapping[str, Any]) -> str:
-    """Return the key of the order in which a state counts.
-
-    Raises:
-        ValueError: If it is not a loader's state, or of another version.
-    """
-    _check_form(state)
-    return str(state["identity"]["order"])
-
-
-def _check_form(state: Mapping[str, Any]) -> Cursor:
     if not isinstance(state, Mapping) or not {"version", "cursor", "identity"} <= set(state):
         found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
         raise ValueError(
@@ -126,10 +106,37 @@ def _check_form(state: Mapping[str, Any]) -> Cursor:
             f"cannot resume: the state has version {state['version']}, this loaderkit reads version {STATE_VERSION}. "
             "Install the loaderkit that wrote it, or start from a place you choose: loader.seek(epoch=..., samples=...)."
         )
-    position, saved = state["cursor"], state["identity"]
-    for what, found, kind in (("cursor", position, Cursor), ("identity", saved, Identity)):
-        wanted = [f.name for f in fields(kind)]
-        if not isinstance(found, Mapping) or set(found) != set(wanted):
-            shown = sorted(found) if isinstance(found, Mapping) else repr(found)
-            raise ValueError(f"cannot resume: the state's {what} has {shown}, wanted {wanted}. The state is damaged.")
-    return Cursor(**{**position, "plan": tuple(position["plan"])})
+    for part, kind in (("cursor", Cursor), ("identity", Identity)):
+        saved, wanted = state[part], [field.name for field in fields(kind)]
+        if not isinstance(saved, Mapping) or set(saved) != set(wanted):
+            shown = sorted(saved) if isinstance(saved, Mapping) else repr(saved)
+            raise ValueError(f"cannot resume: the state's {part} has {shown}, wanted {wanted}. The state is damaged.")
+    position = state["cursor"]
+    return Cursor(**{**position, "plan": tuple(position["plan"])}), Identity(**state["identity"])
+
+
+def check_resume(cursor: Cursor, saved: Identity, found: Identity, size: int) -> None:
+    """Raise an error unless a saved position belongs to this loader.
+
+    Args:
+        cursor: The saved position.
+        saved: The data and order that it belongs to.
+        found: The data and order of this loader, in the cursor's epoch.
+        size: Samples of the cursor's epoch.
+
+    Raises:
+        ValueError: If the dataset, seed or order differs, or the position is after the epoch's end.
+    """
+    for what in ("dataset", "seed", "order"):
+        before, now = getattr(saved, what), getattr(found, what)
+        if before != now:
+            raise ValueError(
+                f"cannot resume: the state is for {what} {before!r}, this loader has {now!r}. "
+                f"Give the loader that {what} again, or continue with this one from a place you choose: "
+                f"loader.seek(epoch={cursor.epoch}, samples={cursor.samples})."
+            )
+    if cursor.samples > size:
+        raise ValueError(
+            f"cannot resume: the state is at sample {cursor.samples:,}, and epoch {cursor.epoch} has {size:,}. The state "
+            f"is damaged. Use another one, or continue from a place you choose: loader.seek(epoch={cursor.epoch + 1})."
+        )

@@ -339,8 +339,6 @@ def test_a_state_behind_the_epochs_end_is_refused(order: lk.Order | None) -> Non
     size = 13 if order is None else order.size(0)
     loader = lk.Loader(data, 2, order=order)
     loader.load_state_dict({**state, "cursor": {**state["cursor"], "samples": size}})
-    with pytest.raises(
-        ValueError, match=f"stands behind {size + 1} samples, and epoch 0 has {size}. The state is damaged"
-    ):
+    with pytest.raises(ValueError, match=f"is at sample {size + 1}, and epoch 0 has {size}. The state is damaged"):
         loader.load_state_dict({**state, "cursor": {**state["cursor"], "samples": size + 1}})
     assert loader.cursor == lk.Cursor(epoch=1)

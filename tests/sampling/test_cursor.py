@@ -10,13 +10,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderkit.sampling.cursor import STATE_VERSION, Cursor, Identity, fingerprint, pack_state, unpack_state
+from loaderkit.sampling.cursor import (
+    STATE_VERSION,
+    Cursor,
+    Identity,
+    check_resume,
+    fingerprint,
+    pack_state,
+    unpack_state,
+)
 
 IDENTITY = Identity(dataset="10 samples", order="sequential-1", seed=7)
-
-
-def unpack(state: Any, identity: Identity = IDENTITY) -> Cursor:
-    return unpack_state(state, lambda epoch: identity, lambda cursor: cursor.samples)
 
 
 @given(st.builds(Cursor, epoch=st.integers(0, 10**15), samples=st.integers(0, 10**15), batches=st.integers(0, 10**15)))
@@ -24,50 +28,56 @@ def test_a_state_goes_through_json_and_weights_only_unchanged(cursor: Cursor) ->
     state = pack_state(cursor, IDENTITY, 8)
     text = json.dumps(state)
     assert len(text) < 1024
-    assert unpack(json.loads(text)) == cursor
+    assert unpack_state(json.loads(text)) == (cursor, IDENTITY)
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
-    assert unpack(torch.load(file, weights_only=True)) == cursor
+    assert unpack_state(torch.load(file, weights_only=True)) == (cursor, IDENTITY)
 
 
 def test_what_a_plan_adds_travels_too() -> None:
-    cursor = Cursor(epoch=1, samples=2, batches=3, plan=(4, 5))
-    assert unpack(json.loads(json.dumps(pack_state(cursor, IDENTITY, 8)))) == cursor
+    cursor, identity = Cursor(epoch=1, samples=2, batches=3, plan=(4, 5)), replace(IDENTITY, block=6)
+    assert unpack_state(json.loads(json.dumps(pack_state(cursor, identity, 8)))) == (cursor, identity)
 
 
 def test_golden_state() -> None:
     """The state's form is a public contract: another one needs another version."""
     assert pack_state(Cursor(epoch=1, samples=20, batches=5), IDENTITY, 8) == {
-        "version": 1,
+        "version": 2,
         "cursor": {"epoch": 1, "samples": 20, "batches": 5, "plan": []},
-        "identity": {"dataset": "10 samples", "order": "sequential-1", "seed": 7},
+        "identity": {"dataset": "10 samples", "order": "sequential-1", "seed": 7, "block": None},
         "step": 8,
     }
 
 
 @pytest.mark.parametrize("field", ["dataset", "order", "seed"])
 def test_another_identity_is_refused_with_both_values_and_the_way_out(field: str) -> None:
-    state = pack_state(Cursor(epoch=2, samples=4), IDENTITY, 8)
+    cursor = Cursor(epoch=2, samples=4)
     found = replace(IDENTITY, **{field: 8 if field == "seed" else "other"})
     with pytest.raises(ValueError, match="cannot resume") as caught:
-        unpack(state, found)
+        check_resume(cursor, IDENTITY, found, 10)
     message = str(caught.value)
     assert f"for {field} {getattr(IDENTITY, field)!r}" in message
     assert repr(getattr(found, field)) in message
     assert "loader.seek(epoch=2, samples=4)" in message
 
 
-def test_another_version_is_refused() -> None:
-    state = pack_state(Cursor(), IDENTITY, 8) | {"version": STATE_VERSION + 1}
-    with pytest.raises(ValueError, match=f"has version {STATE_VERSION + 1}, this loaderkit reads version"):
-        unpack(state)
+def test_a_position_after_the_epochs_end_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"at sample 11, and epoch 2 has 10.*loader.seek\(epoch=3\)"):
+        check_resume(Cursor(epoch=2, samples=11), IDENTITY, IDENTITY, 10)
+
+
+@pytest.mark.parametrize("version", [1, STATE_VERSION + 1])
+def test_another_version_is_refused(version: int) -> None:
+    state = pack_state(Cursor(), IDENTITY, 8) | {"version": version}
+    with pytest.raises(ValueError, match=f"has version {version}, this loaderkit reads version {STATE_VERSION}"):
+        unpack_state(state)
 
 
 @pytest.mark.parametrize("state", [None, [], 3, {}, {"version": 1}, {"epoch": 3, "_iterator": None}])
 def test_what_is_not_a_state_is_refused(state: Any) -> None:
     with pytest.raises(ValueError, match="not the state of a loaderkit Loader"):
-        unpack(state)
+        unpack_state(state)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +86,7 @@ def test_what_is_not_a_state_is_refused(state: Any) -> None:
 )
 def test_a_damaged_state_is_refused(broken: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="The state is damaged"):
-        unpack(pack_state(Cursor(), IDENTITY, 8) | broken)
+        unpack_state(pack_state(Cursor(), IDENTITY, 8) | broken)
 
 
 @pytest.mark.parametrize("value", [-1, 1.0, True, "2", None])
