@@ -1,1 +1,5 @@
 """From a list of samples to a batch."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

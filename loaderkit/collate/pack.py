@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loaderkit.collate.joining import join_values, joined_values, spread
-from loaderkit.collate.sequences import Pieces, check_value, pieces_of
+from loaderkit.collate.padding import scatter
+from loaderkit.collate.sequences import FieldSequences, check_value, sequences_of
 from loaderkit.collate.stack import CollateError, stack_field
 from loaderkit.system.arrays import Int64Array
 
@@ -117,9 +117,9 @@ class PackCollate:
         missing = [name for name in (self.tokens, *self.fields) if name not in columns]
         if missing:
             raise KeyError(f"PackCollate: the samples have fields {list(columns)}, wanted {missing} too.")
-        pieces = pieces_of(columns[self.tokens], self.tokens, "PackCollate")
-        layout = _Layout(pieces.lengths, bounds, self._steps(pieces.lengths, bounds))
-        tokens = self._row_by_row(pieces, layout, self.pad_value)
+        sequences = sequences_of(columns[self.tokens], self.tokens, "PackCollate")
+        layout = _Layout(sequences.lengths, bounds, self._steps(sequences.lengths, bounds))
+        tokens = self._row_by_row(sequences, layout, self.pad_value)
         made: dict[Any, Any] = {self.tokens: tokens, **layout.describe()}
         if self.labels:
             made["labels"] = self._label(tokens, layout)
@@ -127,8 +127,8 @@ class PackCollate:
             if name != self.tokens and name in made:
                 raise KeyError(f"PackCollate: the samples have a field '{name}', which packing adds. Rename theirs.")
             if name in self.fields:
-                other = pieces_of(values, str(name), "PackCollate")
-                self._check_lengths(name, other.lengths, pieces.lengths)
+                other = sequences_of(values, str(name), "PackCollate")
+                self._check_lengths(name, other.lengths, sequences.lengths)
                 made[name] = self._row_by_row(other, layout, self.fields[name])
             elif name != self.tokens:
                 made[name] = stack_field(values, str(name)) if isinstance(values, list) else values
@@ -146,11 +146,11 @@ class PackCollate:
         return self.row_length
 
     @staticmethod
-    def _row_by_row(pieces: Pieces, layout: "_Layout", value: float) -> Tensor:
-        check_value(value, pieces.like.dtype, pieces.field, "PackCollate")
-        if sum(pieces.lengths) < layout.there.numel():
-            return spread(joined_values(pieces), layout.there, value)
-        return join_values(pieces).view(layout.rows, layout.steps, *pieces.like.shape[1:])
+    def _row_by_row(sequences: FieldSequences, layout: "_Layout", value: float) -> Tensor:
+        check_value(value, sequences.like.dtype, sequences.field, "PackCollate")
+        if sum(sequences.lengths) < layout.there.size:
+            return scatter(sequences.join(copy=False), layout.there, value)
+        return sequences.join().view(layout.rows, layout.steps, *sequences.like.shape[1:])
 
     def _label(self, tokens: Tensor, layout: "_Layout") -> Tensor:
         if tokens.ndim != 2 or tokens.is_floating_point():
@@ -190,7 +190,7 @@ class _Layout:
         self.sizes = np.insert(sizes, padded + 1, gaps[padded])
         self.ends = np.cumsum(self.sizes)
         self.documents = np.repeat(np.insert(numbers, padded + 1, -1), self.sizes).astype(np.int32)
-        self.there = torch.from_numpy(self.documents >= 0).view(self.rows, self.steps)
+        self.there = (self.documents >= 0).reshape(self.rows, self.steps)
 
     def borders(self, *, last: bool) -> Int64Array:
         """Return the place of each sequence's first or last token."""

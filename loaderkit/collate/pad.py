@@ -1,4 +1,4 @@
-"""Collates that pad, join or otherwise treat each field by a rule of its own."""
+"""The collates that treat each field by a rule: pad it, join it, or call a function."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from loaderkit.collate.fields import Rule, Rules, Walk
+from loaderkit.collate.field_collator import FieldCollator, Rule, Rules
 from loaderkit.collate.rules import Jagged, Pad
-from loaderkit.collate.sequences import pieces_of, split
+from loaderkit.collate.sequences import sequences_of, split
 from loaderkit.collate.stack import CollateError
 from loaderkit.datasets.ragged import Ragged
 from loaderkit.seeding.draws import draws_nothing
@@ -17,27 +17,33 @@ from loaderkit.seeding.draws import draws_nothing
 
 @dataclass(frozen=True, slots=True)
 class PadCollate:
-    """A collate function that pads some fields and stacks the others.
+    """Pad some fields and stack the others.
+
+    A call takes B samples. Dict samples make a dict, with `<field>_lengths` and `<field>_mask` after a field if its
+    rule asks for them. Tuples make a tuple, with these appended in the order of the fields. Samples that are
+    sequences make the padded tensor (B, T, *F), or a tuple that begins with it. `unsorted_indices` comes last.
 
     Args:
-        fields: What to pad: a `Pad` for each field, by its key (dict samples), place (tuples) or name (namedtuples), by a
-            path such as "text.tokens", or by a mapping of rules for what is nested; or one, for samples that are
-            sequences themselves.
-        sort_by: A field by whose length samples are put in descending order, as `torch.nn.utils.rnn.pack_padded_sequence`
-            wants them. Adds `unsorted_indices` (B,) int64: `result[unsorted_indices]` has the samples' own order.
-            "" for samples that are sequences themselves.
-
-    Returns (when called with B samples):
-        Dict samples: a dict, with `<field>_lengths` and `<field>_mask` added beside a field where asked for. Tuples: a
-        tuple, these appended in the fields' order. A sequence itself: the padded tensor, or a tuple of it and these.
-        `unsorted_indices` comes last.
+        fields: A `Pad` for each field to pad, by its key (dicts), position (tuples), name (namedtuples), or path such as
+            "text.tokens". A nested mapping of rules works too. Give one `Pad` if samples are sequences.
+        sort_by: Sort samples by the length of this field, longest first, as `torch.nn.utils.rnn.pack_padded_sequence`
+            wants them. Adds `unsorted_indices` (B,) int64: `result[unsorted_indices]` restores the samples' order.
+            Give "" if samples are sequences.
 
     Raises:
-        CollateError: If samples don't fit together; names the field and the samples.
+        CollateError: If samples do not fit together. Names the field and the samples.
         KeyError: If the samples lack a named field.
+
+    Example:
+        >>> collate = lk.PadCollate({"tokens": lk.Pad(mask=True)})
+        >>> batch = collate([{"tokens": [1, 2], "label": 0}, {"tokens": [3], "label": 1}])
+        >>> batch["tokens"].tolist()
+        [[1, 2], [3, 0]]
+        >>> {name: (tuple(value.shape), value.dtype) for name, value in batch.items()}
+        {'tokens': ((2, 2), torch.int64), 'tokens_mask': ((2, 2), torch.bool), 'label': ((2,), torch.int64)}
     """
 
-    takes_rows: ClassVar[bool] = False  # of several samples each, as a PackPlan deals them
+    takes_rows: ClassVar[bool] = False  # rows of several samples each, as a PackPlan makes them
     draws_nothing: ClassVar[bool] = True
 
     fields: Mapping[Any, Any] | Pad = field(default_factory=Pad)
@@ -47,19 +53,19 @@ class PadCollate:
         _check_rules(self.fields, (Pad,), "PadCollate")
 
     def __call__(self, samples: Sequence[Any]) -> Any:
-        return self._collate(samples, Walk("PadCollate"))
+        return self._collate(samples, FieldCollator("PadCollate"))
 
     def collate_batch(self, batch: Any) -> Any:
-        """Return the same for what a dataset's `read_batch` returns, with sequences as a `Ragged`."""
-        return self._collate(batch, Walk("PadCollate", whole=True))
+        """Collate what a dataset's `read_batch` returns, with sequences as a `Ragged`."""
+        return self._collate(batch, FieldCollator("PadCollate", whole=True))
 
-    def _collate(self, samples: Any, walk: Walk) -> Any:
+    def _collate(self, samples: Any, collator: FieldCollator) -> Any:
         if self.sort_by is None:
-            return _by_rules(samples, self.fields, walk)
-        lengths = torch.tensor(pieces_of(_column(samples, self.sort_by, walk), str(self.sort_by)).lengths)
+            return _by_rules(samples, self.fields, collator)
+        lengths = torch.tensor(sequences_of(_column(samples, self.sort_by, collator), str(self.sort_by)).lengths)
         order = lengths.argsort(descending=True, stable=True)
         try:
-            batch = _by_rules(_take(samples, order, walk.whole), self.fields, walk)
+            batch = _by_rules(_reorder(samples, order, collator.whole), self.fields, collator)
         except CollateError as error:
             raise CollateError(str(error), [int(order[row]) for row in error.rows]) from error
         inverse = order.argsort()
@@ -74,14 +80,22 @@ class PadCollate:
 
 @dataclass(frozen=True, slots=True)
 class RaggedCollate:
-    """A collate function that joins sequences of several lengths without padding, and stacks the other fields.
+    """Join sequences of different lengths without padding, and stack the other fields.
+
+    A joined field is a nested tensor (B, j, *F), or a `Ragged` with `values` (T_1 + ... + T_B, *F) and `offsets` (B + 1,)
+    int64.
 
     Args:
-        fields: The fields to join, named as for `PadCollate`; None for samples that are sequences themselves.
-        nested: Whether to nested tensors (layout `torch.jagged`), or to `Ragged`s: values and offsets.
+        fields: The fields to join, named as for `PadCollate`. None: samples are sequences.
+        nested: True makes nested tensors (layout `torch.jagged`), False a `Ragged`.
+
+    Example:
+        >>> values, offsets = lk.RaggedCollate(nested=False)([[1, 2], [3]])
+        >>> values.tolist(), offsets.tolist()
+        ([1, 2, 3], [0, 2, 3])
     """
 
-    takes_rows: ClassVar[bool] = False  # of several samples each, as a PackPlan deals them
+    takes_rows: ClassVar[bool] = False  # rows of several samples each, as a PackPlan makes them
     draws_nothing: ClassVar[bool] = True
 
     fields: Sequence[Any] | None = None
@@ -95,24 +109,29 @@ class RaggedCollate:
         object.__setattr__(self, "_rules", rule if self.fields is None else dict.fromkeys(self.fields, rule))
 
     def __call__(self, samples: Sequence[Any]) -> Any:
-        return _by_rules(samples, self._rules, Walk("RaggedCollate"))
+        return _by_rules(samples, self._rules, FieldCollator("RaggedCollate"))
 
     def collate_batch(self, batch: Any) -> Any:
-        """Return the same for what a dataset's `read_batch` returns, with sequences as a `Ragged`."""
-        return _by_rules(batch, self._rules, Walk("RaggedCollate", whole=True))
+        """Collate what a dataset's `read_batch` returns, with sequences as a `Ragged`."""
+        return _by_rules(batch, self._rules, FieldCollator("RaggedCollate", whole=True))
 
 
 @dataclass(frozen=True, slots=True)
 class MultimodalCollate:
-    """A collate function that makes each field by a rule of its own, and stacks those without one.
+    """Collate each field by a rule of its own, and stack fields without a rule.
+
+    The batch has the layout that `PadCollate` describes.
 
     Args:
-        fields: For each field, named as for `PadCollate`, a `Pad`, a `Jagged`, a mapping of rules for what is nested, or
-            any function from a list of values to what the batch shall hold: another collate, or `list` to keep them as they
-            are.
+        fields: A rule for each field, named as for `PadCollate`: a `Pad`, a `Jagged`, a mapping of rules for nested
+            fields, or a function from the list of B values to what the batch holds. The function may be another
+            collate, or `list` to keep the values.
 
-    Returns (when called with B samples):
-        As PadCollate does.
+    Example:
+        >>> collate = lk.MultimodalCollate({"text": lk.Pad(lengths=True), "meta": list})
+        >>> batch = collate([{"text": [1, 2], "meta": "a"}, {"text": [3], "meta": "b"}])
+        >>> batch["text"].tolist(), batch["text_lengths"].tolist(), batch["meta"]
+        ([[1, 2], [3, 0]], [2, 1], ['a', 'b'])
     """
 
     fields: Mapping[Any, Rule]
@@ -122,11 +141,11 @@ class MultimodalCollate:
 
     @property
     def draws_nothing(self) -> bool:
-        """Whether no rule draws random numbers: those that are functions say so themselves."""
+        """Whether no rule draws random numbers. Rules that are functions say so themselves."""
         return _draw_nothing(self.fields)
 
     def __call__(self, samples: Sequence[Any]) -> Any:
-        return _by_rules(samples, self.fields, Walk("MultimodalCollate"))
+        return _by_rules(samples, self.fields, FieldCollator("MultimodalCollate"))
 
 
 def _draw_nothing(rule: Rule) -> bool:
@@ -141,57 +160,45 @@ def _check_rules(rules: Any, kinds: tuple[type, ...] | None, collate: str) -> No
             _check_rules(rule, kinds, collate)
     elif not (isinstance(rules, kinds) if kinds else isinstance(rules, Pad | Jagged) or callable(rules)):
         wanted = "Pad(...)" if kinds else "Pad(...), Jagged(...), a function of a list of values"
-        hint = (
-            " For other rules use MultimodalCollate."
-            if kinds and (callable(rules) or isinstance(rules, Jagged))
-            else ""
-        )
+        elsewhere = kinds and (callable(rules) or isinstance(rules, Jagged))
+        hint = " For other rules use MultimodalCollate." if elsewhere else ""
         raise TypeError(f"{collate}: a rule is {rules!r}, wanted {wanted}, or a mapping of these.{hint}")
 
 
-def _check_some(samples: Any, walk: Walk) -> None:
-    if not walk.whole and not len(samples):
-        raise ValueError(f"{walk.collate}: no samples given, wanted at least one.")
+def _check_some(samples: Any, collator: FieldCollator) -> None:
+    if not collator.whole and not len(samples):
+        raise ValueError(f"{collator.collate}: no samples given, wanted at least one.")
 
 
-def _by_rules(samples: Any, rules: Any, walk: Walk) -> Any:
-    _check_some(samples, walk)
+def _by_rules(samples: Any, rules: Any, collator: FieldCollator) -> Any:
+    _check_some(samples, collator)
     if not isinstance(rules, Pad | Jagged):
-        return walk.fields(samples, rules)
-    batch, extras = walk.field(samples, rules, "")
+        return collator.collate_fields(samples, rules)
+    batch, extras = collator.collate_field(samples, rules, "")
     return (batch, *extras.values()) if extras else batch
 
 
-def _column(samples: Any, path: str | int, walk: Walk) -> Any:
+def _column(samples: Any, path: str | int, collator: FieldCollator) -> Any:
     """Return the values of one field."""
-    _check_some(samples, walk)
+    _check_some(samples, collator)
     if path == "":
         return samples
     found: list[Any] = []
-
-    def keep(values: Any) -> Any:
-        found.append(values)
-
-    ignoring = Walk(walk.collate, others=lambda *_: None, whole=walk.whole)
-    ignoring.fields(samples, {path: keep})
+    ignoring = FieldCollator(collator.collate, default=lambda *_: None, whole=collator.whole)
+    ignoring.collate_fields(samples, {path: found.append})
     return found[0]
 
 
-def _take(values: Any, order: Tensor, whole: bool) -> Any:
+def _reorder(values: Any, order: Tensor, whole: bool) -> Any:
     """Return samples, or the fields of a whole batch, in another order."""
-    if not whole:
-        return [values[row] for row in order.tolist()]
-    if isinstance(values, Ragged):
+    if whole and isinstance(values, Ragged):
         rows = split(values.values, values.offsets.diff().tolist())
-        sizes = values.offsets.diff()[order]
-        return Ragged(
-            torch.cat([rows[row] for row in order.tolist()]), torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-        )
-    if isinstance(values, Tensor):
+        return sequences_of([rows[row] for row in order.tolist()], "").to_ragged()
+    if whole and isinstance(values, Tensor):
         return values[order]
-    if isinstance(values, Mapping):
-        return {name: _take(value, order, whole) for name, value in values.items()}
-    if isinstance(values, tuple):
-        parts = [_take(value, order, whole) for value in values]
+    if whole and isinstance(values, Mapping):
+        return {name: _reorder(value, order, whole) for name, value in values.items()}
+    if whole and isinstance(values, tuple):
+        parts = [_reorder(value, order, whole) for value in values]
         return type(values)(*parts) if hasattr(values, "_fields") else tuple(parts)
     return [values[row] for row in order.tolist()]

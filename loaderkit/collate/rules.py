@@ -1,4 +1,4 @@
-"""How one field is collated: small values that say it, and the errors of fields that don't fit."""
+"""The rules that say how to collate one field: `Pad` and `Jagged`."""
 
 import math
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from loaderkit.collate.stack import CollateError
+from loaderkit.collate.stack import CollateError, named
 
 Side = Literal["right", "left"]
 TooLong = Literal["error", "truncate_left", "truncate_right"]
@@ -15,25 +15,29 @@ TooLong = Literal["error", "truncate_left", "truncate_right"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pad:
-    """How one field is padded to the longest of its batch.
+    """Pad one field to the longest sample of its batch.
 
-    With several `dims`, `multiple_of` and `max_length` may be a tuple with a
-    number for each, and lengths have one column for each.
+    With several `dims`, `multiple_of` and `max_length` may be tuples with one number for each dim.
 
     Args:
-        value: Written where a sample has nothing.
-        side: Where the padding goes.
-        dims: The axes of a sample whose sizes vary, such as (1, 2) for pictures (C, H, W).
+        value: The number to pad with.
+        side: The side to pad.
+        dims: The axes of a sample that vary in size, such as (1, 2) for images (C, H, W).
         multiple_of: Round the padded length up to this many steps.
-        max_length: Of a sample.
-        too_long: What is done with a longer one: refused, or cut at its left or right end.
-        lengths: Whether to add `<field>_lengths` (B,) int64, after any cut; with several dims (B, D).
-        mask: Whether to add `<field>_mask` (B, T), with several dims (B, T_1, ..., T_D): True or "bool" for bool, True
-            where the data is; "additive" for float32, 0 where the data is, else -inf.
+        max_length: The longest sample allowed, in steps.
+        too_long: What happens to longer samples: an error, or a cut at the left or right end.
+        lengths: Whether to add `<field>_lengths` (B,) int64, counted after a cut; with D dims (B, D).
+        mask: Whether to add `<field>_mask` (B, T), with D dims (B, T_1, ..., T_D). True or "bool": bool, true at data.
+            "additive": float32, 0 at data and -inf elsewhere.
 
     Raises:
         TypeError: If a setting is no number, or no integer.
-        ValueError: If one is out of range.
+        ValueError: If a setting is out of range.
+
+    Example:
+        >>> collate = lk.PadCollate({"tokens": lk.Pad(value=-1, side="left", multiple_of=4)})
+        >>> collate([{"tokens": [1, 2]}, {"tokens": [3]}])["tokens"].tolist()
+        [[-1, -1, 1, 2], [-1, -1, -1, 3]]
     """
 
     value: float = 0
@@ -77,24 +81,29 @@ class Pad:
                     f"Pad: {name} is {given}, wanted a number, or one for each of {len(self.each_dim)} dims."
                 )
             if not all(_is_integer(number) for number in numbers if number is not None):
-                raise TypeError(f"Pad: {name} is {given!r}, wanted an integer, or a tuple of one for each of the dims.")
+                raise TypeError(f"Pad: {name} is {given!r}, wanted an integer, or a tuple with one for each dim.")
             if any(number is not None and number < 1 for number in numbers):
                 raise ValueError(f"Pad: {name} is {given}, wanted at least 1.")
-        if any(
-            most % step for most, step in zip(self.each_max, self.each_multiple, strict=True) if math.isfinite(most)
-        ):
+        limits = zip(self.each_max, self.each_multiple, strict=True)
+        if any(most % step for most, step in limits if math.isfinite(most)):
             raise ValueError(
-                f"Pad: max_length is {self.max_length} and multiple_of {self.multiple_of}, so that a batch would be padded "
-                "beyond its maximum. Wanted a maximum that is a multiple."
+                f"Pad: max_length is {self.max_length} and multiple_of is {self.multiple_of}, which pads a batch beyond its "
+                "maximum. Wanted a max_length that is a multiple of it."
             )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Jagged:
-    """How one field of several lengths is joined, without padding.
+    """Join the sequences of one field without padding.
 
     Args:
-        nested: Whether as a nested tensor (layout `torch.jagged`), or as a `Ragged`: values and offsets.
+        nested: True makes a nested tensor (layout `torch.jagged`), False a `Ragged` of values and offsets.
+
+    Example:
+        >>> collate = lk.MultimodalCollate({"sound": lk.Jagged(nested=False)})
+        >>> values, offsets = collate([{"sound": [1, 2]}, {"sound": [3]}])["sound"]
+        >>> values.tolist(), offsets.tolist()
+        ([1, 2, 3], [0, 2, 3])
     """
 
     nested: bool = True
@@ -104,13 +113,8 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def named(field: str) -> str:
-    """Name a field, given by its path, in a message."""
-    return f"field '{field}'" if field else "the sample"
-
-
 def difference(what: str, found: list[object], field: str, collate: str) -> CollateError:
-    """Make the error of a batch in which something differs that should not."""
+    """Return the error for a batch whose samples differ in something that must be the same."""
     row = next(row for row, other in enumerate(found) if other != found[0])
     return CollateError(
         f"{collate}: {named(field)} has {what} {found[0]} and {found[row]}, wanted one in a batch", [0, row]

@@ -1,4 +1,4 @@
-"""The sequences of one field: whatever they come as, checked to be of one dtype and shape but for their lengths."""
+"""The sequences of one field: checked to agree in dtype and shape, and joined end to end."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,25 +12,28 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from loaderkit.collate.rules import Pad, difference, named
-from loaderkit.collate.stack import CollateError, from_array
+from loaderkit.collate.rules import Pad, difference
+from loaderkit.collate.stack import CollateError, from_array, named
 from loaderkit.datasets.ragged import Ragged
 
 Array = npt.NDArray[Any]
+_PLAIN = {Tensor, np.ndarray}
+# torch.cat refuses a mix of one of these with any other dtype, so that dtypes need no check before.
+_UNPROMOTED = frozenset((torch.uint16, torch.uint32, torch.uint64))
 _DTYPE, _NDIM = attrgetter("dtype"), attrgetter("ndim")
 
 
 @dataclass(slots=True)
-class Pieces:
-    """Sequences (T_i, *F) of one dtype and one F.
+class FieldSequences:
+    """B sequences (T_i, *F) with one dtype and one F.
 
     Args:
-        items: B tensors, or B arrays; none where they are joined.
-        lengths: Their T_i.
+        items: B tensors, or B arrays. Empty if `joined` is set.
+        lengths: The T_i.
         like: A tensor with their dtype, device and F.
-        field: Its path, for messages.
-        collate: Who asks, for messages.
-        joined: (T_1 + ... + T_B, *F): they themselves, where they came end to end; not to be written to.
+        field: The field's path, for messages.
+        collate: The collate's name, for messages.
+        joined: The sequences end to end (T_1 + ... + T_B, *F), if the dataset reads them so. Do not write to it.
     """
 
     items: list[Any]
@@ -40,77 +43,93 @@ class Pieces:
     collate: str
     joined: Tensor | None = None
 
-    def separate(self) -> None:
-        """Make items of what is joined."""
+    def split(self) -> list[Any]:
+        """Return each sequence as a tensor or an array."""
+        return self.items if self.joined is None else split(self.joined, self.lengths)
+
+    def join(self, *, copy: bool = True) -> Tensor:
+        """Return the sequences end to end (T_1 + ... + T_B, *F).
+
+        Args:
+            copy: False may return the dataset's own memory.
+        """
         if self.joined is not None:
-            self.items, self.joined = split(self.joined, self.lengths), None
+            return self.joined.clone() if copy else self.joined
+        if not isinstance(self.items[0], Tensor):
+            return torch.from_numpy(np.concatenate(self.items))
+        try:
+            return torch.cat(self.items)
+        except RuntimeError:
+            check_dtypes(self.items, self.field, self.collate)
+            check_shapes(self.items, self.field, self.collate)
+            raise
+
+    def to_ragged(self) -> Ragged:
+        """Return a copy of the sequences as values and offsets."""
+        return Ragged(self.join(), torch.from_numpy(np.cumsum([0, *self.lengths])))
 
     def truncate(self, rule: Pad) -> None:
-        """Cut what is longer than the rule's maximum.
+        """Cut sequences that are longer than the rule's `max_length`.
 
         Raises:
-            CollateError: If the rule refuses that.
+            CollateError: If the rule refuses them.
         """
         (most,) = rule.each_max
         if max(self.lengths) <= most:
             return
         check_too_long([[length] for length in self.lengths], rule, self.field)
-        self.separate()
+        self.items, self.joined = list(self.split()), None
         for row, length in enumerate(self.lengths):
             if length > most:
-                low = length - int(most) if rule.too_long == "truncate_left" else 0
-                self.items[row] = self.items[row][low : low + int(most)]
+                start = length - int(most) if rule.too_long == "truncate_left" else 0
+                self.items[row] = self.items[row][start : start + int(most)]
                 self.lengths[row] = int(most)
 
 
-def check_too_long(sizes: Sequence[Sequence[int]], rule: Pad, field: str) -> None:
-    """Refuse samples that are longer than the rule's maximum, if it says so."""
-    rows = [row for row, size in enumerate(sizes) if any(n > most for n, most in zip(size, rule.each_max, strict=True))]
-    if rows and rule.too_long == "error":
-        found = sizes[rows[0]][0] if len(rule.each_dim) == 1 else tuple(sizes[rows[0]])
-        raise CollateError(
-            f"PadCollate: {named(field)} has length {found}, wanted at most max_length={rule.max_length}. Cut it by "
-            "Pad(too_long='truncate_right') or 'truncate_left'",
-            rows,
-        )
-
-
-def pieces_of(values: Sequence[Any] | Ragged, field: str, collate: str = "PadCollate") -> Pieces:
+def sequences_of(values: Sequence[Any] | Ragged, field: str, collate: str = "PadCollate") -> FieldSequences:
     """Check the sequences of one field.
 
     Args:
-        values: B tensors, arrays, or lists of numbers; or all in one `Ragged`.
-        field: Its path, for messages.
-        collate: Who asks, for messages.
+        values: B tensors, arrays or lists of numbers, or all of them in one `Ragged`.
+        field: The field's path, for messages.
+        collate: The collate's name, for messages.
 
     Raises:
-        CollateError: If one is no sequence, or their dtypes or other axes differ.
+        CollateError: If a value is no sequence, or dtypes or other axes differ.
     """
     if isinstance(values, Ragged):
-        return _pieces_of_ragged(values, field, collate)
-    items = list(values)
+        steps, ends = values.values, values.offsets.tolist()
+        return FieldSequences([], list(map(sub, ends[1:], ends)), steps, field, collate, steps[ends[0] : ends[-1]])
+    items = values if type(values) is list else list(values)
     kinds = set(map(type, items))
-    if kinds != {Tensor} and kinds != {np.ndarray}:
-        items = _plain(items, field, collate)
+    if len(kinds) > 1 or not kinds <= _PLAIN:
+        items = _as_one_kind(items, field, collate)
     first = items[0]
-    if countOf(map(_DTYPE, items), first.dtype) < len(items):
-        check_shapes(items, field, collate)
-        raise difference("dtype", [item.dtype for item in items], field, collate)
+    if first.dtype not in _UNPROMOTED:
+        check_dtypes(items, field, collate)
     tensors = isinstance(first, Tensor)
     if not tensors and not first.dtype.isnative:
         items = [item.astype(item.dtype.newbyteorder("=")) for item in items]
     if first.ndim == 1 and tensors:
-        lengths = list(map(Tensor.numel, items))  # len() is slow; torch.cat finds those of other shapes, unless empty
+        # Tensor.numel is faster than len. torch.cat refuses other shapes later, except for empty tensors.
+        lengths = list(map(Tensor.numel, items))
         if not all(lengths):
             check_shapes(items, field, collate)
     else:
         check_shapes(items, field, collate)
         lengths = list(map(len, items))
-    return Pieces(items, lengths, first if tensors else _like(first, field, collate), field, collate)
+    return FieldSequences(items, lengths, first if tensors else _empty_like(first, field, collate), field, collate)
+
+
+def check_dtypes(items: list[Any], field: str, collate: str) -> None:
+    """Refuse items with different dtypes."""
+    if countOf(map(_DTYPE, items), items[0].dtype) < len(items):
+        check_shapes(items, field, collate)
+        raise difference("dtype", [item.dtype for item in items], field, collate)
 
 
 def check_shapes(items: list[Any], field: str, collate: str) -> None:
-    """Refuse sequences (T_i, *F) that have no axis, or more than one F."""
+    """Refuse items without axes, and items (T_i, *F) with different F."""
     axes = set(map(_NDIM, items))
     if 0 in axes:
         row = next(row for row, item in enumerate(items) if not item.ndim)
@@ -119,15 +138,27 @@ def check_shapes(items: list[Any], field: str, collate: str) -> None:
         raise difference("shape after the first axis", [tuple(item.shape[1:]) for item in items], field, collate)
 
 
-def _like(array: Array, field: str, collate: str) -> Tensor:
+def check_too_long(sizes: Sequence[Sequence[int]], rule: Pad, field: str) -> None:
+    """Refuse samples that are longer than `max_length`, if the rule says `too_long="error"`."""
+    rows = [row for row, size in enumerate(sizes) if any(n > most for n, most in zip(size, rule.each_max, strict=True))]
+    if rows and rule.too_long == "error":
+        found = sizes[rows[0]][0] if len(rule.each_dim) == 1 else tuple(sizes[rows[0]])
+        raise CollateError(
+            f"PadCollate: {named(field)} has length {found}, wanted at most max_length={rule.max_length}. Cut it with "
+            "Pad(too_long='truncate_right') or 'truncate_left'",
+            rows,
+        )
+
+
+def _empty_like(array: Array, field: str, collate: str) -> Tensor:
     try:
         return torch.from_numpy(np.empty((0, *array.shape[1:]), array.dtype.newbyteorder("=")))
     except TypeError:
         raise _no_sequence(f"an array of {array.dtype}", field, 0, collate) from None
 
 
-def _plain(values: list[Any], field: str, collate: str) -> list[Any]:
-    """Make all plain tensors, or all arrays; empty lists take the type of the others."""
+def _as_one_kind(values: list[Any], field: str, collate: str) -> list[Any]:
+    """Return plain tensors only, or arrays only. An empty list takes the dtype of the other values."""
     items = [as_sequence(value, field, row, collate) for row, value in enumerate(values)]
     bare = [isinstance(value, list | tuple) and not len(value) for value in values]
     known = next((item for item, empty in zip(items, bare, strict=True) if not empty), None)
@@ -139,26 +170,21 @@ def _plain(values: list[Any], field: str, collate: str) -> list[Any]:
     return items
 
 
-def _pieces_of_ragged(ragged: Ragged, field: str, collate: str) -> Pieces:
-    values, ends = ragged.values, ragged.offsets.tolist()
-    return Pieces([], list(map(sub, ends[1:], ends)), values, field, collate, values[ends[0] : ends[-1]])
-
-
 def as_sequence(value: Any, field: str, row: int, collate: str) -> Any:
-    """Return a tensor, or an array that torch can take; lists become one of them, as `torch.tensor` does."""
+    """Return a tensor, or an array that torch accepts. Lists get the dtype that `torch.tensor` gives them."""
     if isinstance(value, list | tuple):
         try:
             value = np.asarray(value)
         except ValueError as error:
-            raise CollateError(f"{collate}: {named(field)} has lists that are no array: {error}", [row]) from None
+            raise CollateError(f"{collate}: {named(field)} has lists that form no array: {error}", [row]) from None
         if value.dtype == np.float64:
             value = torch.from_numpy(value).to(torch.get_default_dtype())
     if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
         raise _no_sequence(f"an array of {value.dtype}", field, row, collate)
     if isinstance(value, Mapping):
         raise CollateError(
-            f"{collate}: {named(field)} is a {type(value).__name__} of {list(value)[:5]}, wanted a sequence (T, *). Say which of "
-            "its fields are sequences: fields=",
+            f"{collate}: {named(field)} is a {type(value).__name__} of {list(value)[:5]}, wanted a sequence (T, *). Name the "
+            "fields that hold sequences: fields=",
             [row],
         )
     if not isinstance(value, Tensor | np.ndarray) or value.ndim == 0:
@@ -168,10 +194,10 @@ def as_sequence(value: Any, field: str, row: int, collate: str) -> Any:
 
 
 def as_tensor(value: Any) -> Tensor:
-    """Return an array as a tensor, which must not be written to."""
+    """Return an array as a tensor. Do not write to it."""
     if isinstance(value, Tensor):
         return value
-    return from_array(value if value.flags.writeable else value.copy())  # torch warns of those read-only
+    return from_array(value if value.flags.writeable else value.copy())  # torch warns of read-only arrays
 
 
 def _no_sequence(found: str, field: str, row: int, collate: str) -> CollateError:
@@ -180,28 +206,23 @@ def _no_sequence(found: str, field: str, row: int, collate: str) -> CollateError
 
 @lru_cache(maxsize=64)
 def check_value(value: float, dtype: torch.dtype, field: str, collate: str = "PadCollate") -> None:
-    """Refuse to pad with what the dtype can't hold.
+    """Refuse a padding value that the dtype cannot hold.
 
     Raises:
-        CollateError: If it can't.
+        CollateError: If it cannot.
     """
-    if dtype.is_floating_point:
-        most = torch.finfo(dtype).max
-        if most < abs(value) < math.inf:
-            raise CollateError(
-                f"{collate}: {named(field)} is padded with {value}, wanted a number from {-most} to {most}, or infinity, for {dtype}"
-            )
-        return
     if dtype.is_complex:
         return
-    low, high = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
-    if not low <= value <= high or value != int(value):
-        raise CollateError(
-            f"{collate}: {named(field)} is padded with {value}, wanted a whole number from {low} to {high} for {dtype}"
-        )
+    if dtype.is_floating_point:
+        low, high = -torch.finfo(dtype).max, torch.finfo(dtype).max
+        fits, wanted = not high < abs(value) < math.inf, f"a number from {low} to {high}, or infinity,"
+    else:
+        low, high = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+        fits, wanted = low <= value <= high and value == int(value), f"a whole number from {low} to {high}"
+    if not fits:
+        raise CollateError(f"{collate}: {named(field)} is padded with {value}, wanted {wanted} for {dtype}")
 
 
 def split(values: Tensor, lengths: list[int]) -> list[Tensor]:
-    """Return the sequences that lie end to end in `values`, as views."""
-    parts: list[Tensor] = list(values.split_with_sizes(lengths))
-    return parts
+    """Return the sequences in `values` (T_1 + ... + T_B, *F) as views."""
+    return list(values.split_with_sizes(lengths))

@@ -1,4 +1,4 @@
-"""The default collate: nested samples of one shape, stacked leaf by leaf with their types kept."""
+"""The default collate: stacks nested samples leaf by leaf and keeps their types."""
 
 import copy
 import dataclasses
@@ -15,7 +15,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from loaderkit.collate.rows import stack_rows
 
-# Tuples of types: a union would be made anew for each field of each batch.
+# Tuples, since Python would build a union of types again for each field of each batch.
 _NUMPY_NUMBERS = (np.number, np.bool_)
 _NUMBERS = (bool, int, float, complex, *_NUMPY_NUMBERS)
 _MIXABLE = (int, float, np.number)
@@ -23,10 +23,17 @@ _DTYPE = operator.attrgetter("dtype")
 
 
 class CollateError(ValueError):
-    """Samples that don't fit together.
+    """Samples do not fit together in one batch.
 
     Attributes:
-        rows: The places in the batch of the samples that the message is about.
+        rows: The positions in the batch of the samples that the message is about.
+
+    Example:
+        >>> try:
+        ...     batch = next(iter(lk.Loader([torch.ones(2), torch.ones(3)], 2)))
+        ... except lk.CollateError as error:
+        ...     print(error.rows)
+        (0, 1)
     """
 
     def __init__(self, message: str, rows: Sequence[int] = ()) -> None:
@@ -37,36 +44,35 @@ class CollateError(ValueError):
 def stack(samples: Sequence[Any]) -> Any:
     """Stack B samples of one structure.
 
-    Tensors, arrays and numbers become tensors (B, *) (Tensor subclasses stay
-    what they are), strings, bytes and None lists; dicts, tuples, namedtuples and dataclasses
-    keep their type. A class with a `collate(samples)` of its own is collated by
-    that, and classes in torch's `default_collate_fn_map` by their entry there.
+    Tensors, arrays and numbers become tensors (B, *). Subclasses of Tensor stay what they are. Strings, bytes and None
+    become lists. Dicts, tuples, namedtuples and dataclasses keep their type. A class may bring a static method
+    `collate(samples)`. Classes in torch's `default_collate_fn_map` use their entry there.
 
     Raises:
-        CollateError: If structures, shapes or dtypes differ; names the field.
-        TypeError: If a leaf has a type that nobody can stack.
+        CollateError: If structures, shapes or dtypes differ. Names the field.
+        TypeError: If a leaf has a type that cannot be stacked.
     """
     return stack_field(samples, "")
 
 
 def stack_columns(columns: Mapping[Any, Sequence[Any]]) -> dict[Any, Any]:
-    """Stack B samples that are dicts with the same fields, given as a sequence (B,) for each field."""
+    """Stack B dict samples, given as one sequence (B,) for each field."""
     return {name: stack_field(values, str(name)) for name, values in columns.items()}
 
 
 def stack_field(values: Sequence[Any], field: str) -> Any:
-    """Stack the values of one field, given by its path for messages."""
+    """Stack the values of one field. Messages name it by its path."""
     first = values[0]
     kind = type(first)
     kinds = set(map(type, values))
-    if len(kinds) == 1 and kind in _PLAIN:  # the usual ones, by as little code as can be: it is not in the caches
+    if len(kinds) == 1 and kind in _PLAIN:  # common types take the shortest way
         return _PLAIN[kind](values, field)
     if not isinstance(first, Tensor) and callable(getattr(kind, "collate", None)):
         return kind.collate(values)
     if len(kinds) > 1 and not all(issubclass(other, _MIXABLE) for other in kinds):
         row = next(row for row, value in enumerate(values) if type(value) is not kind)
         names = sorted(other.__name__ for other in kinds)
-        raise CollateError(f"collate: {_name(field)} has types {names}, wanted one type in a batch", [0, row])
+        raise CollateError(f"collate: {named(field)} has types {names}, wanted one type in a batch", [0, row])
     if isinstance(first, Tensor):
         return _stack_tensors(values, field)
     if isinstance(first, np.ndarray) and first.dtype.kind in "biufc":
@@ -84,26 +90,26 @@ def stack_field(values: Sequence[Any], field: str) -> Any:
     if any(isinstance(first, known) for known in default_collate_fn_map if isinstance(known, type)):
         return default_collate(list(values))
     raise TypeError(
-        f"collate: {_name(field)} has type {kind.__name__}, wanted tensors, arrays, numbers, strings, None, or "
+        f"collate: {named(field)} has type {kind.__name__}, wanted tensors, arrays, numbers, strings, None, or "
         f"dicts, tuples and dataclasses of them. Give {kind.__name__} a static method collate(samples), or pass collate_fn."
     )
 
 
 def from_array(array: npt.NDArray[Any]) -> Tensor:
-    """Return an array as a tensor, of the same memory where torch can take it, which must not be written to."""
+    """Return an array as a tensor that shares its memory if torch can read it. Do not write to it."""
     try:
         return torch.from_numpy(array)
-    except ValueError:  # steps backwards, or another byte order; np.ascontiguousarray keeps the steps of axes of size 1
+    except ValueError:  # negative strides or another byte order; np.ascontiguousarray keeps the strides of axes of size 1
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
 
 
 def _stack_dataclass(values: Sequence[Any], field: str) -> Any:
     names = {each.name: each.init for each in dataclasses.fields(values[0])}
-    stacked = {name: stack_field([getattr(value, name) for value in values], _join(field, name)) for name in names}
+    stacked = {name: stack_field([getattr(value, name) for value in values], join_path(field, name)) for name in names}
     made = type(values[0])(**{name: value for name, value in stacked.items() if names[name]})
     for name, value in stacked.items():
         if not names[name]:
-            object.__setattr__(made, name, value)  # also where it is frozen
+            object.__setattr__(made, name, value)  # works for frozen dataclasses too
     return made
 
 
@@ -133,7 +139,7 @@ def _difference(values: Sequence[Tensor], what: str, field: str) -> CollateError
     else:
         way_out = "Resize, crop or pad them in the dataset, or pass collate_fn"
     return CollateError(
-        f"collate: {_name(field)} has {what}s {_show(found[0])} and {_show(found[row])}, wanted "
+        f"collate: {named(field)} has {what}s {_show(found[0])} and {_show(found[row])}, wanted "
         f"one {what} in a batch. {way_out}",
         [0, row],
     )
@@ -153,14 +159,14 @@ def _stack_mapping(values: Sequence[Mapping[Any, Any]], field: str) -> Any:
     for row, value in enumerate(values):
         if value.keys() != names:
             raise CollateError(
-                f"collate: {_name(field)} has keys {list(names)} and {list(value)}, wanted the same in a batch",
+                f"collate: {named(field)} has keys {list(names)} and {list(value)}, wanted the same in a batch",
                 [0, row],
             )
-    stacked = {name: stack_field([value[name] for value in values], _join(field, name)) for name in names}
+    stacked = {name: stack_field([value[name] for value in values], join_path(field, name)) for name in names}
     kind: Any = type(values[0])
     if kind is dict or not isinstance(values[0], MutableMapping):
         return stacked if kind is dict else kind(stacked)
-    same = copy.copy(values[0])  # its constructor may want other things, as defaultdict's does
+    same = copy.copy(values[0])  # its constructor may take other arguments, as defaultdict's does
     for name, value in stacked.items():
         same[name] = value
     return same
@@ -172,23 +178,25 @@ def _stack_sequence(values: Sequence[Sequence[Any]], field: str) -> Any:
     if len(set(lengths)) > 1:
         row = next(row for row, other in enumerate(lengths) if other != length)
         raise CollateError(
-            f"collate: {_name(field)} has {length} and {lengths[row]} parts, wanted the same number in a batch. "
+            f"collate: {named(field)} has {length} and {lengths[row]} parts, wanted the same number in a batch. "
             "For variable lengths make them tensors and use loaderkit.PadCollate",
             [0, row],
         )
     kind: Any = type(values[0])
     names = getattr(kind, "_fields", range(length))
     columns = zip(*values, strict=True)
-    parts = [stack_field(column, _join(field, name)) for column, name in zip(columns, names, strict=True)]
+    parts = [stack_field(column, join_path(field, name)) for column, name in zip(columns, names, strict=True)]
     return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
 
 
-def _join(field: str, name: Any) -> str:
-    return f"{field}.{name}" if field else str(name)
+def join_path(path: str, name: Any) -> str:
+    """Return the path of a field inside another field."""
+    return f"{path}.{name}" if path else str(name)
 
 
-def _name(field: str) -> str:
-    return f"field '{field}'" if field else "the sample"
+def named(path: str) -> str:
+    """Return a field's name for a message."""
+    return f"field '{path}'" if path else "the sample"
 
 
 def _show(value: Any) -> str:
@@ -201,7 +209,7 @@ def _stack_integers(values: Sequence[int], field: str) -> Tensor:
     except OverflowError:
         row = next(row for row, value in enumerate(values) if not -(2**63) <= value < 2**63)
         raise CollateError(
-            f"collate: {_name(field)} is {values[row]}, wanted integers of 64 bits. Make them numpy.uint64 in the dataset, or text",
+            f"collate: {named(field)} is {values[row]}, wanted integers of 64 bits. Make them numpy.uint64 in the dataset, or text",
             [row],
         ) from None
 

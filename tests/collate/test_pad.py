@@ -3,7 +3,6 @@
 import dataclasses
 import pickle
 from typing import Any, NamedTuple
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,9 +13,7 @@ from torch import Tensor
 from torchvision import tv_tensors
 
 import loaderkit as lk
-import loaderkit.collate.joining as joining
-from loaderkit.collate.padding import pad_sequences
-from loaderkit.collate.stack import CollateError
+from loaderkit import CollateError, pad_sequences
 
 rules = st.builds(
     lk.Pad,
@@ -109,18 +106,15 @@ FORMS: dict[str, Any] = {
     st.sampled_from([torch.int64, torch.uint16, torch.uint32, torch.bool, torch.float16, torch.uint8]),
     rules,
     st.sampled_from(list(FORMS)),
-    st.sampled_from([joining._GROUP, 64, 16, 2]),
 )
-def test_tokens_are_padded_and_joined_the_same_in_any_form_and_group(
-    lengths: list[int], dtype: torch.dtype, rule: lk.Pad, form: str, group: int
+def test_tokens_are_padded_and_joined_the_same_in_any_form(
+    lengths: list[int], dtype: torch.dtype, rule: lk.Pad, form: str
 ) -> None:
-    """Sizes that tests can reach stand for groups of 32,768 elements."""
     values = [(torch.arange(1, 1 + length) % 7).to(dtype) for length in lengths]
     rule = dataclasses.replace(rule, value=min(abs(rule.value), 1), lengths=True, mask=True)
     wanted = slowly(values, rule)
-    with mock.patch.object(joining, "_GROUP", group):
-        found = lk.PadCollate(rule)(FORMS[form](values))
-        joined = lk.RaggedCollate(nested=False)(FORMS[form](values))
+    found = lk.PadCollate(rule)(FORMS[form](values))
+    joined = lk.RaggedCollate(nested=False)(FORMS[form](values))
     assert all(map(same, found, wanted.values()))
     assert isinstance(found[0], Tokens) == (form == "subclass")
     assert same(joined.values[joined.offsets[0] :], torch.cat(values))
@@ -420,7 +414,7 @@ def test_sequences_that_do_not_fit_are_named(samples: list[Any], message: str, r
 
 def test_samples_with_fields_need_rules_for_them() -> None:
     with pytest.raises(
-        CollateError, match=r"the sample is a dict of \['x'\], wanted a sequence .* Say which of its fields"
+        CollateError, match=r"the sample is a dict of \['x'\], wanted a sequence .* Name the fields"
     ):
         lk.PadCollate()([{"x": [1]}])
 
@@ -520,25 +514,6 @@ def test_a_whole_batch_without_its_bad_sample_is_collated() -> None:
     assert [len(padded) for padded, _ in batches] == [19, 20, 20]
     found = [sample for padded, lengths in batches for sample in lk.unpad(padded, lengths)]
     assert all(same(left, torch.from_numpy(right)) for left, right in zip(found, wanted, strict=True))
-
-
-def padded_and_where(samples: list[Any]) -> Any:
-    padded, lengths, mask = lk.PadCollate(lk.Pad(lengths=True, mask=True))(samples)
-    general = lk.PadCollate(lk.Pad(dims=-1))(samples)
-    return padded, lengths, mask, general, [tensor.is_shared() for tensor in (padded, mask, general)]
-
-
-@pytest.mark.parametrize("kind", [np.uint16, torch.tensor])
-def test_torchs_workers_make_large_tensors_in_shared_memory_and_small_ones_not(kind: Any) -> None:
-    rows = [kind(np.arange(n, dtype=np.uint16)) for n in (3000, 0, 2500, *[5] * 29, *[3] * 32)]
-    inline, sent = (
-        list(torch.utils.data.DataLoader(rows, 32, collate_fn=padded_and_where, num_workers=workers))
-        for workers in (0, 2)
-    )
-    assert [batch[-1] for batch in sent] == [[True, False, True], [False, False, False]]
-    assert [batch[-1] for batch in inline] == [[False] * 3] * 2
-    for left, right in zip(inline, sent, strict=True):
-        assert all(map(same, left[:-1], right[:-1]))
 
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64])

@@ -1,85 +1,84 @@
-"""Samples field by field: each field of a batch is made by the rule that its path names."""
+"""From nested samples to a batch, field by field, each by the rule that its path names."""
 
-import dataclasses
 from collections.abc import Callable, KeysView, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from loaderkit.collate.joining import join
 from loaderkit.collate.padding import pad_field
-from loaderkit.collate.rules import Jagged, Pad, named
-from loaderkit.collate.sequences import pieces_of
-from loaderkit.collate.stack import CollateError, stack_field
+from loaderkit.collate.rules import Jagged, Pad
+from loaderkit.collate.sequences import sequences_of
+from loaderkit.collate.stack import CollateError, join_path, named, stack_field
 from loaderkit.datasets.ragged import Ragged
 
 Rule = Pad | Jagged | Mapping[Any, Any] | Callable[[list[Any]], Any]
-Rules = Mapping[Any, Any]  # from a key, a place, or a path such as "a.b", to a Rule
+Rules = Mapping[Any, Any]  # from a key, a position, or a path such as "a.b", to a Rule
 
 
-@dataclasses.dataclass(slots=True)
-class Walk:
-    """Makes a batch of samples, or of a batch that a dataset has read as a whole.
+@dataclass(slots=True)
+class FieldCollator:
+    """Collates each field of samples, or of a whole batch that a dataset reads at once.
 
     Args:
-        collate: Who asks, for messages.
-        others: Makes a field without a rule of its values and its path.
+        collate: The collate's name, for messages.
+        default: Makes a field without a rule from its values and its path.
         whole: Whether fields come as `read_batch` returns them: sequences as a `Ragged`, all else already collated.
     """
 
     collate: str
-    others: Callable[[Sequence[Any], str], Any] = stack_field
+    default: Callable[[Sequence[Any], str], Any] = stack_field
     whole: bool = False
 
-    def field(self, values: Any, rule: Any, path: str) -> tuple[Any, dict[str, Tensor]]:
-        """Return one field of the batch, and what its rule adds beside it."""
+    def collate_field(self, values: Any, rule: Any, path: str) -> tuple[Any, dict[str, Tensor]]:
+        """Return one field of the batch, and the lengths and mask that its rule adds."""
         if isinstance(rule, Pad):
             return pad_field(values, path, rule)
         if isinstance(rule, Jagged):
-            return jagged_field(values, path, rule), {}
+            return _join_field(values, path, rule), {}
         if isinstance(rule, Mapping):
-            return self.fields(values, rule, path), {}
+            return self.collate_fields(values, rule, path), {}
         try:
             return rule(values), {}
         except CollateError as error:
             raise CollateError(f"{error} (in {named(path)})", error.rows) from error
 
-    def fields(self, values: Any, rules: Rules, path: str = "") -> Any:
-        """Return a batch of dicts or tuples.
+    def collate_fields(self, values: Any, rules: Rules, path: str = "") -> Any:
+        """Return the batch of samples that are dicts or tuples.
 
         Raises:
-            CollateError: If samples don't fit together, or a rule can't take them.
-            KeyError: If they lack a field that has a rule.
+            CollateError: If samples differ in their fields, or a rule does not fit its field.
+            KeyError: If a field that has a rule is missing.
         """
         first = values if self.whole else values[0]
         if isinstance(first, Mapping):
-            return self._mapping(values, rules, path)
+            return self._collate_mapping(values, rules, path)
         if isinstance(first, tuple | list) and not isinstance(first, Ragged):
-            return self._tuple(values, rules, path)
+            return self._collate_tuple(values, rules, path)
         raise TypeError(
             f"{self.collate}: rules for fields {list(rules)} of {named(path)}, which is a {type(first).__name__}; wanted "
             "dicts or tuples. For samples that are sequences give one rule, such as Pad()."
         )
 
-    def _mapping(self, values: Any, rules: Rules, path: str) -> dict[Any, Any]:
+    def _collate_mapping(self, values: Any, rules: Rules, path: str) -> dict[Any, Any]:
         names = list(values if self.whole else values[0])
         if not self.whole:
             self._check_parts(values, "keys", path, lambda sample: isinstance(sample, Mapping) and sample.keys())
         rules = self._rules_of(rules, names, path)
         batch: dict[Any, Any] = {}
         for name in names:
-            batch[name], extras = self._part(values, name, name, rules, path)
+            batch[name], extras = self._collate_part(values, name, name, rules, path)
             for what, extra in extras.items():
                 if f"{name}_{what}" in names:
                     raise KeyError(
-                        f"{self.collate}: {named(_join(path, name))} adds {name}_{what}, which the samples have "
+                        f"{self.collate}: {named(join_path(path, name))} adds {name}_{what}, which the samples have "
                         f"already. Rename theirs, or don't ask for {what}."
                     )
                 batch[f"{name}_{what}"] = extra
         return batch
 
-    def _tuple(self, values: Any, rules: Rules, path: str) -> Any:
+    def _collate_tuple(self, values: Any, rules: Rules, path: str) -> Any:
         first = values if self.whole else values[0]
         if not self.whole:
             self._check_parts(values, "parts", path, lambda sample: not isinstance(sample, Mapping) and len(sample))
@@ -88,21 +87,21 @@ class Walk:
         parts: list[Any] = []
         appended: list[Tensor] = []
         for place, name in enumerate(names):
-            part, extras = self._part(values, place, name, rules, path)
+            part, extras = self._collate_part(values, place, name, rules, path)
             parts.append(part)
             appended.extend(extras.values())
         if hasattr(first, "_fields") and not appended:
             return type(first)(*parts)
         return (*parts, *appended)
 
-    def _part(self, values: Any, key: Any, name: Any, rules: Rules, path: str) -> tuple[Any, dict[str, Tensor]]:
+    def _collate_part(self, values: Any, key: Any, name: Any, rules: Rules, path: str) -> tuple[Any, dict[str, Tensor]]:
         column = values[key] if self.whole else [sample[key] for sample in values]
         if name in rules:
-            return self.field(column, rules[name], _join(path, name))
-        return (column if self.whole else self.others(column, _join(path, name))), {}
+            return self.collate_field(column, rules[name], join_path(path, name))
+        return (column if self.whole else self.default(column, join_path(path, name))), {}
 
     def _check_parts(self, samples: Sequence[Any], what: str, path: str, parts: Callable[[Any], Any]) -> None:
-        """Refuse samples with other keys, or another number of parts, than the first."""
+        """Refuse samples whose keys, or number of parts, differ from the first sample's."""
         wanted = parts(samples[0])
         for row, sample in enumerate(samples):
             found = parts(sample) if isinstance(sample, Mapping | tuple | list) else type(sample).__name__
@@ -114,11 +113,11 @@ class Walk:
                 )
 
     def _rules_of(self, rules: Rules, names: list[Any], path: str) -> dict[Any, Any]:
-        """Return the rule of each field that has one; paths become nested rules."""
+        """Return each field's rule. Paths become nested rules."""
         found: dict[Any, Any] = {}
         missing = []
         for name, rule in rules.items():
-            key, rest = _split(name, names)
+            key, rest = _split_path(name, names)
             if key is None:
                 missing.append(name)
             elif not rest:
@@ -127,7 +126,7 @@ class Walk:
                 found[key] = {**found[key], rest: rule}
             else:
                 raise ValueError(
-                    f"{self.collate}: field '{key}' has a rule, and so has '{name}' in it. Give one of them."
+                    f"{self.collate}: field '{key}' has a rule, and so has '{name}' inside it. Give one of them."
                 )
         if missing:
             where = f"{named(path)} has" if path else "the samples have"
@@ -135,20 +134,15 @@ class Walk:
         return found
 
 
-def jagged_field(values: Any, path: str, rule: Jagged) -> Any:
-    """Join the sequences of one field."""
-    ragged = values if isinstance(values, Ragged) else join(pieces_of(values, path, "RaggedCollate"))
+def _join_field(values: Any, path: str, rule: Jagged) -> Any:
+    ragged = values if isinstance(values, Ragged) else sequences_of(values, path, "RaggedCollate").to_ragged()
     return torch.nested.nested_tensor_from_jagged(ragged.values, ragged.offsets) if rule.nested else ragged
 
 
-def _split(name: Any, names: list[Any]) -> tuple[Any, str]:
-    """Return the first part of a path, as it is named in the samples (None: it is not), and the rest."""
+def _split_path(name: Any, names: list[Any]) -> tuple[Any, str]:
+    """Return the first part of a path, as the samples name it, and the rest. The first part is None if they lack it."""
     if name in names:
         return name, ""
     head, _, rest = str(name).partition(".")
     place = int(head) if head.isdecimal() else None
     return next((known for known in names if known in (head, place)), None), rest
-
-
-def _join(path: str, name: Any) -> str:
-    return f"{path}.{name}" if path else str(name)
