@@ -92,6 +92,7 @@ __all__ = [
 ]
 
 from . import testing as testing
+from .collate.default import CollateError as CollateError
 from .collate.detection import DetectionCollate as DetectionCollate
 from .collate.pack import PackCollate as PackCollate
 from .collate.pack import document_mask as document_mask
@@ -103,7 +104,6 @@ from .collate.padding import pad_sequences as pad_sequences
 from .collate.padding import unpad as unpad
 from .collate.rules import Jagged as Jagged
 from .collate.rules import Pad as Pad
-from .collate.stack import CollateError as CollateError
 from .datasets.arrow.parquet import ParquetDataset as ParquetDataset
 from .datasets.bad_samples import BadSample as BadSample
 from .datasets.bad_samples import BadSamples as BadSamples

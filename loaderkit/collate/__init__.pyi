@@ -24,6 +24,9 @@ __all__ = [
 
 from .coco import coco_target as coco_target
 from .coco import draw_segmentation as draw_segmentation
+from .default import CollateError as CollateError
+from .default import stack as stack
+from .default import stack_columns as stack_columns
 from .detection import DetectionCollate as DetectionCollate
 from .pack import PackCollate as PackCollate
 from .pack import document_mask as document_mask
@@ -38,6 +41,3 @@ from .rules import Jagged as Jagged
 from .rules import Pad as Pad
 from .rules import Side as Side
 from .rules import TooLong as TooLong
-from .stack import CollateError as CollateError
-from .stack import stack as stack
-from .stack import stack_columns as stack_columns

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from loaderkit.collate.default import CollateError, join_path, named, stack_field
 from loaderkit.collate.padding import pad_field
 from loaderkit.collate.rules import Jagged, Pad
 from loaderkit.collate.sequences import sequences_of
-from loaderkit.collate.stack import CollateError, join_path, named, stack_field
 from loaderkit.datasets.ragged import Ragged
 
 Rule = Pad | Jagged | Mapping[Any, Any] | Callable[[list[Any]], Any]

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from loaderkit.collate.default import CollateError, stack_field
 from loaderkit.collate.padding import scatter
 from loaderkit.collate.sequences import FieldSequences, check_value, sequences_of
-from loaderkit.collate.stack import CollateError, stack_field
 from loaderkit.system.arrays import Int64Array
 
 

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from loaderkit.collate.default import CollateError
 from loaderkit.collate.field_collator import FieldCollator, Rule, Rules
 from loaderkit.collate.rules import Jagged, Pad
 from loaderkit.collate.sequences import sequences_of, split
-from loaderkit.collate.stack import CollateError
 from loaderkit.datasets.ragged import Ragged
 from loaderkit.seeding.draws import draws_nothing
 

@@ -10,6 +10,7 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
+from loaderkit.collate.default import CollateError, named
 from loaderkit.collate.rules import Pad, Side, difference
 from loaderkit.collate.sequences import (
     Array,
@@ -20,7 +21,6 @@ from loaderkit.collate.sequences import (
     sequences_of,
     split,
 )
-from loaderkit.collate.stack import CollateError, named
 from loaderkit.datasets.ragged import Ragged
 from loaderkit.system.batch_memory import LARGE, empty_array
 from loaderkit.system.memory import as_array, bits_of, new_empty

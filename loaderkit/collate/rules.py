@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from loaderkit.collate.stack import CollateError, named
+from loaderkit.collate.default import CollateError, named
 
 Side = Literal["right", "left"]
 TooLong = Literal["error", "truncate_left", "truncate_right"]

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from loaderkit.collate.default import CollateError, from_array, named
 from loaderkit.collate.rules import Pad, difference
-from loaderkit.collate.stack import CollateError, from_array, named
 from loaderkit.datasets.ragged import Ragged
 
 Array = npt.NDArray[Any]

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch.utils.data as torch_data
 
-from loaderkit.collate.rows import keep_rows
-from loaderkit.collate.stack import CollateError, stack, stack_columns
+from loaderkit.collate import CollateError, keep_rows, stack, stack_columns
 from loaderkit.datasets.bad_samples import RAISE, BadSamples
 from loaderkit.datasets.base import reads_batches, reads_columns, reads_many
 from loaderkit.sampling.order import Order

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from loaderkit.collate.stack import CollateError
+from loaderkit.collate import CollateError
 from loaderkit.datasets.base import MapStyle, knows_lengths
 from loaderkit.datasets.remote.urls import write_atomically
 from loaderkit.engine.batch_reader import BatchReader

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torchvision import tv_tensors
 
 import loaderkit as lk
+from loaderkit.collate import CollateError
 from loaderkit.collate.coco import draw_segmentation
-from loaderkit.collate.stack import CollateError
 
 
 @st.composite

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import loaderkit as lk
-from loaderkit.collate.stack import CollateError
+from loaderkit.collate import CollateError
 
 rows_of_lengths = st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=4), min_size=1, max_size=3)
 dtypes = st.sampled_from([torch.int64, torch.uint16, torch.int32, torch.uint8])

@@ -413,9 +413,7 @@ def test_sequences_that_do_not_fit_are_named(samples: list[Any], message: str, r
 
 
 def test_samples_with_fields_need_rules_for_them() -> None:
-    with pytest.raises(
-        CollateError, match=r"the sample is a dict of \['x'\], wanted a sequence .* Name the fields"
-    ):
+    with pytest.raises(CollateError, match=r"the sample is a dict of \['x'\], wanted a sequence .* Name the fields"):
         lk.PadCollate()([{"x": [1]}])
 
 
@@ -446,7 +444,7 @@ def test_a_rule_out_of_range_is_refused() -> None:
         lk.Pad(multiple_of=0)
     with pytest.raises(ValueError, match="side is 'top'"):
         lk.Pad(side="top")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="max_length is 5 and multiple_of 2"):
+    with pytest.raises(ValueError, match="max_length is 5 and multiple_of is 2"):
         lk.Pad(max_length=5, multiple_of=2)
     with pytest.raises(ValueError, match=r"multiple_of is \(1, 2\), wanted a number, or one for each of 1 dims"):
         lk.Pad(multiple_of=(1, 2))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import default_collate
 from torchvision import tv_tensors
 
-from loaderkit.collate.stack import CollateError, stack
+from loaderkit.collate import CollateError, stack
 
 
 class Point(NamedTuple):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
 import loaderkit as lk
-from loaderkit.collate.stack import stack
+from loaderkit.collate import stack
 
 Row = namedtuple("Row", ["a", "b"])  # noqa: PYI024
 SIZE = 11

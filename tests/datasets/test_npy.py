@@ -11,7 +11,7 @@ from drawing import equal
 from shards import SIZES, check_laws, check_reads, with_draws
 
 import loaderkit as lk
-from loaderkit.collate.stack import stack
+from loaderkit.collate import stack
 from loaderkit.datasets.base import reads_batches
 
 

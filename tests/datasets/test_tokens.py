@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shards import SIZES, check_laws, check_reads, with_draws
 
 import loaderkit as lk
-from loaderkit.collate.stack import stack
+from loaderkit.collate import stack
 from loaderkit.datasets.base import reads_batches
 
 

@@ -11,7 +11,7 @@ import torch.utils.data as torch_data
 from drawing import Drawing, DrawingFrom, add_draws, drawing_collate, draws, equal, generator_states
 
 import loaderkit as lk
-from loaderkit.collate.stack import CollateError
+from loaderkit.collate import CollateError
 from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
 from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.sampling.cursor import Cursor

@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import loaderkit as lk
-from loaderkit.collate import padding, rows
-from loaderkit.collate.stack import stack
+from loaderkit.collate import padding, rows, stack
 from loaderkit.datasets.combine import MapDataset
 from loaderkit.system import batch_memory as buffers
 from loaderkit.system import memory

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from loaderkit.cli.bench.subject import NO_BATCHES, Setting, Subject
-from loaderkit.collate.stack import stack
+from loaderkit.collate import stack
 from loaderkit.datasets.base import reads_batches, reads_many
 from loaderkit.engine.batch_reader import takes_batches
 from loaderkit.loader.loader import Loader

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.utils.data as torch_data
 
-from loaderkit.collate.stack import stack
+from loaderkit.collate import stack
 from loaderkit.datasets.bad_samples import Reported
 from loaderkit.datasets.streams.dataset import StreamDataset
 from loaderkit.datasets.streams.lane import Lane, Place

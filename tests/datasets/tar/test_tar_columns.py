@@ -17,7 +17,7 @@ from tars_made import make
 
 import loaderkit as lk
 from loaderkit import testing
-from loaderkit.collate.stack import CollateError, stack
+from loaderkit.collate import CollateError, stack
 from loaderkit.datasets.base import reads_columns
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.images.pictures import decode_picture, decode_pictures

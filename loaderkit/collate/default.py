@@ -99,7 +99,9 @@ def from_array(array: npt.NDArray[Any]) -> Tensor:
     """Return an array as a tensor that shares its memory if torch can read it. Do not write to it."""
     try:
         return torch.from_numpy(array)
-    except ValueError:  # negative strides or another byte order; np.ascontiguousarray keeps the strides of axes of size 1
+    except (
+        ValueError
+    ):  # negative strides or another byte order; np.ascontiguousarray keeps the strides of axes of size 1
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
 
 
