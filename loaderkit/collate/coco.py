@@ -1,4 +1,4 @@
-"""COCO's annotations as a detector's target: corners of boxes, labels, areas, crowds, and masks."""
+"""From COCO's annotations to a detector's target: boxes, labels, areas, crowds and masks."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -18,20 +18,20 @@ def coco_target(
     classes: Mapping[int, int] | None = None,
     masks: bool = False,
 ) -> dict[str, Any]:
-    """Return the target of one picture.
+    """Return the target of one image.
 
     Args:
-        annotations: Of its N objects: `bbox` (x, y, width, height), `category_id`, and if there `area` (else that of
-            the box), `iscrowd` (else 0), `segmentation`.
-        size: Height and width of the picture.
-        classes: The label of each category id; None: the id itself.
-        masks: Whether to draw the segmentations: polygons, or run lengths.
+        annotations: One for each of N objects, with `bbox` (x, y, width, height) and `category_id`. Optional are `area`
+            (default: the area of the box), `iscrowd` (default: 0) and `segmentation`.
+        size: Height and width of the image, in pixels.
+        classes: The label of each category id. None: the id itself.
+        masks: Whether to draw the segmentations, which are polygons or run lengths.
 
     Returns:
         boxes (N, 4) float32, x1 y1 x2 y2; labels (N,) int64; area (N,) float32; iscrowd (N,) int64; masks (N, H, W) uint8.
 
     Raises:
-        ValueError: If an annotation can't be read; says which.
+        ValueError: If an annotation is not valid. Names it.
     """
     boxes = torch.zeros(len(annotations), 4)
     labels, areas, crowds = [], [], []
@@ -62,33 +62,31 @@ def coco_target(
 
 
 def draw_segmentation(segmentation: Any, size: tuple[int, int]) -> Tensor:
-    """Return the mask (H, W) uint8 of polygons [[x, y, x, y, ...], ...], or of run lengths {"counts": ..., "size": ...}.
+    """Draw the mask (H, W), uint8, of polygons [[x, y, x, y, ...], ...] or run lengths {"counts": ..., "size": ...}.
 
     Raises:
-        ValueError: If the run lengths are for another size.
+        ValueError: If the run lengths describe another size.
     """
     if isinstance(segmentation, Mapping):
         return torch.from_numpy(_from_runs(segmentation, size))
     try:
         from PIL import Image, ImageDraw
     except ImportError as error:
-        raise ImportError("masks of polygons need Pillow: pip install 'loaderkit[images]'.") from error
-    picture = Image.new("L", (size[1], size[0]))
-    draw = ImageDraw.Draw(picture)
+        raise ImportError("masks of polygons need Pillow. Install it: pip install 'loaderkit[images]'.") from error
+    mask = Image.new("L", (size[1], size[0]))
+    draw = ImageDraw.Draw(mask)
     for polygon in segmentation:
         draw.polygon([float(number) for number in polygon], fill=1, outline=1)
-    return torch.from_numpy(np.array(picture))
+    return torch.from_numpy(np.array(mask))
 
 
 def _from_runs(runs: Mapping[str, Any], size: tuple[int, int]) -> Array:
-    """Decode run lengths, which alternate between 0 and 1 and go down the columns."""
+    """Decode run lengths, which alternate between 0 and 1 and run down the columns."""
     counts = runs["counts"]
     if isinstance(counts, str | bytes):
         counts = _read_counts(counts if isinstance(counts, bytes) else counts.encode())
     if tuple(runs["size"]) != size or sum(counts) != size[0] * size[1]:
-        raise ValueError(
-            f"a segmentation is of size {runs['size']}, {sum(counts)} pixels; wanted {size} as the picture"
-        )
+        raise ValueError(f"a segmentation is of size {runs['size']}, {sum(counts)} pixels; wanted {size} as the image")
     flat = np.zeros(size[0] * size[1], dtype=np.uint8)
     ends = list(accumulate(counts))
     for low, high in zip(ends[::2], ends[1::2], strict=False):
@@ -97,7 +95,10 @@ def _from_runs(runs: Mapping[str, Any], size: tuple[int, int]) -> Array:
 
 
 def _read_counts(text: bytes) -> list[int]:
-    """Read COCO's compressed counts: 5 bits a character, from the third on as differences (pycocotools, maskApi.c)."""
+    """Read COCO's compressed counts (pycocotools, maskApi.c).
+
+    Each character holds 5 bits. From the third count on they are differences to the count before the last.
+    """
     counts: list[int] = []
     value = shift = 0
     for character in text:

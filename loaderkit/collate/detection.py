@@ -1,4 +1,4 @@
-"""Detection: pictures in one of three forms, and for each a target with boxes, labels and masks."""
+"""Detection batches: images, and for each a target with boxes, labels and masks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,32 +13,38 @@ from loaderkit.collate.default import CollateError, from_array, stack_field
 from loaderkit.collate.padding import pad_field
 from loaderkit.collate.rules import Pad, difference
 
-_EACH = ("boxes", "labels", "masks", "area", "iscrowd")  # one for each object
+_PER_OBJECT = ("boxes", "labels", "masks", "area", "iscrowd")
 _DTYPES = {"labels": torch.int64, "area": torch.float32, "iscrowd": torch.int64}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DetectionCollate:
-    """A collate function for pictures with boxes, as torchvision's detectors take them.
+    """Make batches of images with boxes, as torchvision's detectors take them.
 
-    A sample is a pair of a picture (C, H, W) and its target, or a dict with the picture and the target's fields. A target
-    is a dict with `boxes` (N, 4), `labels` (N,), and if there `masks` (N, H, W), `area`, `iscrowd` and anything else, or
-    COCO's list of annotations, or a dict that has that list as `annotations`.
+    A sample is a pair of an image (C, H, W) and its target, or a dict with the image and the fields of the target. A target
+    is a dict with `boxes` (N, 4), `labels` (N,) and optional `masks` (N, H, W), `area`, `iscrowd` and other fields. It may
+    also be COCO's list of annotations, or a dict with that list as `annotations`.
+
+    A call takes B samples and returns the images as tv_tensors, the list of B targets, and the lengths and mask of a `Pad`.
+    In a target, `boxes` are BoundingBoxes (N, 4) in XYXY on a canvas of the image's size, `labels` (N,) are int64, and
+    `masks` are a Mask (N, H, W). `area` is float32 and `iscrowd` int64. Other fields stay as they are.
 
     Args:
-        images: "list"; "stack", to (B, C, H, W), which wants one size; or a `Pad` of dims (1, 2), which leaves pictures, and so
-            their boxes, at the upper left, and may add lengths (heights and widths) and mask.
-        box_format: Of boxes that are not tv_tensors and not COCO's: "XYXY", "XYWH" or "CXCYWH", in pixels.
-        classes: The label of each of COCO's category ids; None: the id itself.
+        images: "list"; "stack", to (B, C, H, W), for images of one size; or a `Pad` with dims (1, 2). It pads at the right and
+            at the bottom, which keeps boxes valid.
+        box_format: The format of boxes that are neither tv_tensors nor COCO's: "XYXY", "XYWH" or "CXCYWH", in pixels.
+        classes: The label of each COCO category id. None: the id itself.
         masks: Whether to draw COCO's segmentations.
-        image: The picture's field in dict samples.
-
-    Returns (when called with B samples):
-        The pictures as tv_tensors, the list of B targets, and what `Pad` adds. A target has `boxes` as BoundingBoxes in
-        XYXY on the picture's own size, `labels` int64, `masks` as Mask; the rest as it is.
+        image: The image's field in dict samples.
 
     Raises:
-        CollateError: If a target does not fit its picture, or pictures don't fit together; names the samples.
+        CollateError: If a target does not fit its image, or images do not fit together. Names the samples.
+
+    Example:
+        >>> target = {"boxes": [[0, 0, 2, 1]], "labels": [3]}
+        >>> images, targets = lk.DetectionCollate(images="stack", box_format="XYWH")([(torch.zeros(3, 4, 5), target)] * 2)
+        >>> images.shape, targets[0]["boxes"].tolist(), targets[0]["labels"].dtype
+        (torch.Size([2, 3, 4, 5]), [[0.0, 0.0, 2.0, 1.0]], torch.int64)
     """
 
     draws_nothing: ClassVar[bool] = True
@@ -54,8 +60,8 @@ class DetectionCollate:
             rule = self.images
             if set(rule.each_dim) not in ({1, 2}, {-1, -2}) or rule.side != "right" or rule.too_long != "error":
                 raise ValueError(
-                    f"DetectionCollate: images is {rule}, wanted Pad(dims=(1, 2)) on the right and without a cut: boxes would "
-                    "be elsewhere."
+                    f"DetectionCollate: images is {rule}, wanted Pad(dims=(1, 2), side='right', too_long='error'). "
+                    "Otherwise the boxes would be wrong."
                 )
         elif self.images not in ("list", "stack"):
             raise ValueError(f"DetectionCollate: images is {self.images!r}, wanted 'list', 'stack' or a Pad.")
@@ -66,20 +72,18 @@ class DetectionCollate:
         if not len(samples):
             raise ValueError("DetectionCollate: no samples given, wanted at least one.")
         pairs = [self._pair(sample, row) for row, sample in enumerate(samples)]
-        pictures = [self._picture(picture, row) for row, (picture, _) in enumerate(pairs)]
-        targets = [self._target(target, pictures[row], row) for row, (_, target) in enumerate(pairs)]
+        images = [self._image(image, row) for row, (image, _) in enumerate(pairs)]
+        targets = [self._target(target, images[row], row) for row, (_, target) in enumerate(pairs)]
         if isinstance(self.images, Pad):
-            padded, extras = pad_field(pictures, self.image, self.images)
+            padded, extras = pad_field(images, self.image, self.images)
             return (padded, targets, *extras.values())
         if self.images == "list":
-            return pictures, targets
-        shapes: list[object] = [tuple(picture.shape) for picture in pictures]
+            return images, targets
+        shapes: list[object] = [tuple(image.shape) for image in images]
         if len(set(shapes)) > 1:
             error = difference("shape", shapes, self.image, "DetectionCollate")
-            raise CollateError(
-                f"{error}: images='list' takes several, and images=Pad(dims=(1, 2)) makes them one", error.rows
-            )
-        return stack_field(pictures, self.image), targets
+            raise CollateError(f"{error}: use images='list', or images=Pad(dims=(1, 2)) to pad them to one", error.rows)
+        return stack_field(images, self.image), targets
 
     def _pair(self, sample: Any, row: int) -> tuple[Any, Any]:
         if isinstance(sample, Mapping) and self.image in sample:
@@ -88,27 +92,27 @@ class DetectionCollate:
             return sample[0], sample[1]
         found = f"a dict of {list(sample)}" if isinstance(sample, Mapping) else type(sample).__name__
         raise CollateError(
-            f"DetectionCollate: a sample is {found}, wanted a picture and its target, or a dict with {self.image!r}",
+            f"DetectionCollate: a sample is {found}, wanted an image and its target, or a dict with {self.image!r}",
             [row],
         )
 
     @staticmethod
-    def _picture(picture: Any, row: int) -> Tensor:
+    def _image(image: Any, row: int) -> Tensor:
         from torchvision import tv_tensors
 
-        if not isinstance(picture, Tensor) or picture.ndim != 3:
-            found = tuple(picture.shape) if isinstance(picture, Tensor) else type(picture).__name__
+        if not isinstance(image, Tensor) or image.ndim != 3:
+            found = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
             raise CollateError(
-                f"DetectionCollate: a picture is {found}, wanted a tensor (C, H, W): torchvision's v2.ToImage() makes it",
+                f"DetectionCollate: an image is {found}, wanted a tensor (C, H, W). Use torchvision's v2.ToImage()",
                 [row],
             )
-        image: Tensor = picture if isinstance(picture, tv_tensors.Image) else tv_tensors.Image(picture)
-        return image
+        made: Tensor = image if isinstance(image, tv_tensors.Image) else tv_tensors.Image(image)
+        return made
 
-    def _target(self, target: Any, picture: Tensor, row: int) -> dict[str, Any]:
+    def _target(self, target: Any, image: Tensor, row: int) -> dict[str, Any]:
         from torchvision import tv_tensors
 
-        size = (int(picture.shape[1]), int(picture.shape[2]))
+        size = (int(image.shape[1]), int(image.shape[2]))
         rest: dict[str, Any] = {}
         try:
             if isinstance(target, Mapping) and "annotations" in target:
@@ -132,7 +136,7 @@ class DetectionCollate:
         boxes = target["boxes"]
         if isinstance(boxes, tv_tensors.BoundingBoxes):
             if tuple(boxes.canvas_size) != size:
-                raise ValueError(f"its boxes are on a canvas of {tuple(boxes.canvas_size)}, the picture is {size}")
+                raise ValueError(f"its boxes are on a canvas of {tuple(boxes.canvas_size)}, the image is {size}")
         else:
             plain = _tensor(boxes, "boxes", None)
             plain = plain.reshape(-1, 4) if not len(boxes) else plain
@@ -151,15 +155,15 @@ class DetectionCollate:
                 masks if isinstance(masks, tv_tensors.Mask) else tv_tensors.Mask(_tensor(masks, "masks", None))
             )
             if tuple(made["masks"].shape[-2:]) != size:
-                raise ValueError(f"its masks are {tuple(made['masks'].shape)}, the picture is {size}")
-        counts = {name: len(made[name]) for name in _EACH if name in made}
+                raise ValueError(f"its masks are {tuple(made['masks'].shape)}, the image is {size}")
+        counts = {name: len(made[name]) for name in _PER_OBJECT if name in made}
         if len(set(counts.values())) > 1:
             raise ValueError(f"it has {counts}, wanted one of each for each object")
         return made
 
 
 def _tensor(values: Any, name: str, dtype: torch.dtype | None) -> Tensor:
-    """Return a target's values as a tensor; floats of lists have torch's default dtype."""
+    """Return a target's values as a tensor. Floats in lists get torch's default dtype."""
     if isinstance(values, Tensor):
         return values if dtype is None else values.to(dtype)
     found = np.asarray(values)

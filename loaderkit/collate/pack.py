@@ -1,4 +1,4 @@
-"""Packing: several sequences in one row without padding between them, and what keeps them apart."""
+"""Packing: several sequences in one row without padding between them, with the positions that keep them apart."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,32 +18,43 @@ from loaderkit.system.arrays import Int64Array
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackCollate:
-    """A collate function that puts sequences one after another into rows.
+    """Put sequences one after another into rows.
 
-    It takes a list of samples, which make one row, or a list of rows, each a list of samples, as a `PackPlan` deals them.
-    Samples are dicts, tuples, or sequences themselves; samples that are lists must hold numbers. The first part of a plain
-    tuple is its tokens, the others are named by their place: (tokens, label) gives `batch["tokens"]` and `batch[1]`.
+    A call takes a list of samples, which make one row, or a list of R rows, each a list of samples, as a `PackPlan` makes
+    them. Samples are dicts, tuples or sequences. Samples that are lists must hold numbers. The first part of a plain tuple
+    is its tokens and position names the others: (tokens, label) gives `batch["tokens"]` and `batch[1]`.
+
+    The batch is a dict:
+
+    - `tokens` (R, T): the dtype is kept.
+    - `position_ids` (R, T) int64: counts from 0 in each sequence.
+    - `document_ids` (R, T) int32: the number of the sequence in its row, -1 at padding.
+    - `cu_seqlens` (S + 1,) int32: where each sequence begins in the R * T steps of all rows, for variable-length attention.
+      The padding of a row counts as a sequence here.
+    - `max_seqlen`: the length of the longest sequence, an int.
+    - `labels` (R, T) int64.
 
     Args:
         tokens: The field with the sequences.
-        row_length: Steps of each row, filled up with padding; None: as many as the longest row has.
-        multiple_of: Without `row_length`, round it up to this many steps.
-        pad_value: Written behind a row's last sequence.
-        labels: "next": at each token the next one of its sequence, for a model that compares them place by place; "same":
-            the token itself, for a model that shifts by itself (Hugging Face's); None: no labels. Where nothing is to be
-            learnt (a sequence's last token, or "same": its first; padding) they are `ignore_index`.
-        ignore_index: See above.
-        fields: Other fields with a value for each token, and what is written where there is none: {"weights": 0}. The
-            remaining fields are stacked over all samples.
-
-    Returns (when called with N samples in R rows):
-        A dict: `tokens` (R, T), dtype kept; `position_ids` (R, T) int64, from 0 in each sequence; `document_ids` (R, T) int32,
-        from 0 in each row, -1 at padding; `cu_seqlens` (S + 1,) int32, where sequences begin in the R * T steps of all rows, for
-        variable-length attention; `max_seqlen`, an int. Each row's padding counts there as a sequence of its own. `labels`
-        (R, T) int64.
+        row_length: Steps in each row, padding included. None: as many as the longest row has.
+        multiple_of: Round the longest row up to this many steps. Not with `row_length`.
+        pad_value: Fills a row after its last sequence.
+        labels: "next": the next token of the sequence, for a model that compares position by position. "same": the token
+            itself, for a model that shifts labels (Hugging Face). None: no labels. Padding and the last token of a sequence
+            ("same": its first) get `ignore_index`.
+        ignore_index: The label that a loss ignores.
+        fields: Other fields with one value for each token, and the value that pads them: {"weights": 0}. Fields not named
+            here are stacked over all samples.
 
     Raises:
-        CollateError: If sequences don't fit together, or a row is longer than `row_length`; names the samples.
+        CollateError: If sequences do not fit together, or a row is longer than `row_length`. Names the samples.
+
+    Example:
+        >>> batch = lk.PackCollate(row_length=4)([[[5, 6], [7]]])
+        >>> batch["tokens"].tolist(), batch["labels"].tolist()
+        ([[5, 6, 7, 0]], [[6, -100, -100, -100]])
+        >>> batch["document_ids"].tolist(), batch["cu_seqlens"].tolist()
+        ([[0, 0, 1, -1]], [0, 2, 3, 4])
     """
 
     draws_nothing: ClassVar[bool] = True
@@ -68,13 +79,11 @@ class PackCollate:
                 "field, such as {'weights': 0}."
             )
         if self.row_length is not None and self.multiple_of != 1:
-            raise ValueError("PackCollate: has both row_length and multiple_of, wanted one of them.")
+            raise ValueError("PackCollate: both row_length and multiple_of are given, wanted one of them.")
         if self.labels not in ("next", "same", None):
             raise ValueError(f"PackCollate: labels is {self.labels!r}, wanted 'next', 'same' or None.")
         if self.labels and "labels" in self.fields:
-            raise ValueError(
-                f"PackCollate: makes labels ({self.labels!r}) and packs a field 'labels'. Wanted labels=None."
-            )
+            raise ValueError(f"PackCollate: labels is {self.labels!r} and fields has 'labels' too. Wanted labels=None.")
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
         rows = list(samples) if _are_rows(samples) else [samples]
@@ -103,11 +112,11 @@ class PackCollate:
         return dict(zip(names, map(list, zip(*samples, strict=True)), strict=True))
 
     def collate_batch(self, batch: Any, rows: Int64Array | None = None) -> dict[str, Any]:
-        """Return the same for what a dataset's `read_batch` returns: a `Ragged`, or a dict with some.
+        """Collate what a dataset's `read_batch` returns.
 
         Args:
-            batch: The samples.
-            rows: Where each row begins (R + 1,); None: they make one row.
+            batch: A `Ragged`, or a dict with a `Ragged` for each sequence field.
+            rows: The first sample of each row, and the number of samples (R + 1,). None: they make one row.
         """
         columns = batch if isinstance(batch, Mapping) else {self.tokens: batch}
         bounds = np.array([0, len(columns[self.tokens].offsets) - 1]) if rows is None else rows
@@ -177,7 +186,7 @@ class PackCollate:
 
 
 class _Layout:
-    """Where N sequences lie in R rows of T steps."""
+    """The positions of N sequences in R rows of T steps."""
 
     def __init__(self, lengths: list[int], bounds: Int64Array, steps: int) -> None:
         self.rows, self.steps = len(bounds) - 1, steps
@@ -186,14 +195,14 @@ class _Layout:
         gaps[last] = steps - np.diff(np.concatenate([[0], np.cumsum(sizes)])[bounds])
         padded = last[gaps[last] > 0]
         numbers = np.arange(len(lengths)) - np.repeat(bounds[:-1], np.diff(bounds))
-        # The padding of a row is a sequence of its own, without a number.
+        # The padding of a row is a sequence too, with the number -1.
         self.sizes = np.insert(sizes, padded + 1, gaps[padded])
         self.ends = np.cumsum(self.sizes)
         self.documents = np.repeat(np.insert(numbers, padded + 1, -1), self.sizes).astype(np.int32)
         self.there = (self.documents >= 0).reshape(self.rows, self.steps)
 
     def borders(self, *, last: bool) -> Int64Array:
-        """Return the place of each sequence's first or last token."""
+        """Return the position of each sequence's first or last token in the R * T steps."""
         some = self.sizes > 0
         places: Int64Array = (self.ends - 1 if last else self.ends - self.sizes)[some]
         return places
@@ -209,11 +218,16 @@ class _Layout:
 
 
 def unpack(batch: Mapping[str, Any], name: str = "tokens") -> list[Tensor]:
-    """Return the sequences of a packed batch, in their order, as views.
+    """Return the sequences of a packed batch as views, in their order.
 
     Args:
-        batch: As PackCollate makes it.
-        name: The field; it may also be a model's result (R, T, *) that was put there.
+        batch: A batch of `PackCollate`.
+        name: The field to unpack, (R, T, *). Add a model's output to the batch to unpack that.
+
+    Example:
+        >>> batch = lk.PackCollate(row_length=4)([[[5, 6], [7]]])
+        >>> [tokens.tolist() for tokens in lk.unpack(batch)]
+        [[5, 6], [7]]
     """
     documents, ends = batch["document_ids"].reshape(-1), batch["cu_seqlens"].tolist()
     flat = batch[name].flatten(0, 1)
@@ -221,20 +235,24 @@ def unpack(batch: Mapping[str, Any], name: str = "tokens") -> list[Tensor]:
 
 
 def document_mask(document_ids: Tensor, *, causal: bool = True) -> Tensor:
-    """Return which steps may attend to which (R, 1, T, T), bool: those of their own sequence.
+    """Return the attention mask (R, 1, T, T), bool, that keeps each step within its own sequence.
 
-    It is what `torch.nn.functional.scaled_dot_product_attention` takes as `attn_mask`.
+    Pass it to `torch.nn.functional.scaled_dot_product_attention` as `attn_mask`.
 
     Args:
-        document_ids: (R, T).
-        causal: Whether to no later step.
+        document_ids: (R, T), from `PackCollate`.
+        causal: Whether to hide later steps too.
+
+    Example:
+        >>> lk.document_mask(torch.tensor([[0, 0, 1]]))[0, 0].int().tolist()
+        [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
     """
     mask = document_ids[:, None, :, None] == document_ids[:, None, None, :]
     return mask.tril() if causal else mask
 
 
 def _are_rows(samples: Sequence[Any]) -> bool:
-    """Say whether these are rows of samples: lists of anything but numbers."""
+    """Decide whether these are rows of samples: lists of anything but numbers."""
     if not all(isinstance(sample, list) for sample in samples):
         return False
     first = next((sample[0] for sample in samples if sample), 0)

@@ -1,9 +1,5 @@
-"""Writing shards: any dataset to tar, Parquet or token files, restartable, the same bytes whatever the number of jobs."""
+"""From a dataset to shards: tar, Parquet or token files."""
 
-from loaderkit.writing.format import WriteError
-from loaderkit.writing.parquet import ParquetFormat
-from loaderkit.writing.tar import TarFormat
-from loaderkit.writing.tokens import TokenFormat
-from loaderkit.writing.write import write_shards
+import lazy_loader
 
-__all__ = ["ParquetFormat", "TarFormat", "TokenFormat", "WriteError", "write_shards"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

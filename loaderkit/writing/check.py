@@ -1,4 +1,4 @@
-"""Whether shards are what their manifest says: each file's size and checksum, each sample read and decoded."""
+"""Check shards against their manifest: sizes and checksums of files, and that each sample can be read."""
 
 import tempfile
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from loaderkit.datasets.tar.dataset import TarDataset
 from loaderkit.writing.format import WriteError
 from loaderkit.writing.manifest import MANIFEST, Piece, Plan, Record, is_ours, read_plan, read_records
 
-_READ = 64
+_READ = 64  # samples
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A shard, and what its manifest says of it."""
+    """A shard and its entry in the manifest."""
 
     folder: Path
     plan: Plan
@@ -29,19 +29,19 @@ class Claim:
 
 
 def claims_of(path: Path) -> tuple[list[Claim], list[str]]:
-    """Return what a manifest claims, and the files that lie there without an entry in it.
+    """Return a manifest's entries, and the files in its folder that have no entry.
 
     Args:
         path: The manifest, or its folder.
 
     Raises:
-        WriteError: If there is no manifest, it can't be read, or contradicts itself.
+        WriteError: If the manifest is missing, not readable, or contradicts itself.
     """
     folder = path.parent if path.name == MANIFEST else path
     manifest = folder / MANIFEST
     if not manifest.is_file():
         raise WriteError(
-            f"{folder}: has no {MANIFEST}: not written by `loaderkit shard`, or not to the end. Run it again."
+            f"{folder}: has no {MANIFEST}. `loaderkit shard` did not write it, or did not finish. Run it again."
         )
     plan, records = read_plan(manifest), read_records(manifest)
     samples = sum(record.counts["samples"] for record in records)
@@ -56,10 +56,10 @@ def claims_of(path: Path) -> tuple[list[Claim], list[str]]:
 
 
 def check_shard(claim: Claim) -> int:
-    """Read a shard through and return its number of samples.
+    """Read a whole shard and return its number of samples.
 
     Raises:
-        ShardError: If it is not what its manifest says.
+        ShardError: If it differs from its manifest.
     """
     for piece in (claim.record.file, *claim.record.sides):
         _check_piece(claim.folder / piece.name, piece)
@@ -85,8 +85,8 @@ def _check_piece(path: Path, piece: Piece) -> None:
 def _read_samples(shard: str, form: str) -> int:
     kinds: dict[str, type[ShardedDataset]] = {"tar": TarDataset, "parquet": ParquetDataset}
     if form not in kinds:
-        raise ShardError(f"{shard}: of format {form!r}, wanted one of tar, parquet, tokens.")
-    with tempfile.TemporaryDirectory() as folder:  # indexed anew, whatever lies beside it
+        raise ShardError(f"{shard}: its format is {form!r}, wanted one of tar, parquet, tokens.")
+    with tempfile.TemporaryDirectory() as folder:  # ignore an index next to the shard
         data = kinds[form](shard, index_dir=folder)
         _check_index(shard, data)
         for start in range(0, len(data), _READ):
@@ -98,10 +98,10 @@ def _read_samples(shard: str, form: str) -> int:
 def _check_index(shard: str, data: ShardedDataset) -> None:
     kept = load_index(shard, data.kind, None)
     if kept is None or not kept.fits(data.stat(shard)):
-        return  # readers make a new one
+        return  # readers make a new index
     count, offsets = data.scan(shard)
     if kept.count != count or not np.array_equal(_offsets(kept), np.asarray(offsets)):
-        raise ShardError(f"{shard}: its index is another shard's. Make it again: delete it, then loaderkit index.")
+        raise ShardError(f"{shard}: its index belongs to another shard. Delete it, then run loaderkit index.")
 
 
 def _offsets(index: ShardIndex) -> Any:

@@ -1,4 +1,4 @@
-"""What a format of shards has to do, and what a sample is to it: named fields."""
+"""The protocol of shard formats, and samples as named fields."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,17 +13,25 @@ Sample = tuple[int, Any]  # its index in the source, and the sample
 
 
 class WriteError(ValueError):
-    """Shards that can't be written, or are not what their manifest says; names the sample or the file."""
+    """Shards cannot be written, or differ from their manifest. Names the sample or the file.
+
+    Example:
+        >>> try:
+        ...     lk.write_shards([[1, 2], [70_000]], "shards", format="tokens")
+        ... except lk.WriteError as error:
+        ...     print(error)
+        sample 1: the token 70,000 does not fit uint16, which holds 0 to 65,535. dtype='uint32' holds more.
+    """
 
 
 @dataclass(kw_only=True, slots=True)
 class Written:
-    """What a format has to say of a shard that it wrote.
+    """What a format knows about a shard that it wrote.
 
     Args:
-        counts: Such as samples, tokens.
-        sides: Contents of files that belong to it, by the suffix that they add to its name.
-        offsets: As its adapter's index has them.
+        counts: The number of samples, and of tokens if it counts them.
+        sides: The contents of files that belong to the shard, by the suffix that they add to its name.
+        offsets: The offsets for the index of the format's dataset.
     """
 
     counts: dict[str, int]
@@ -32,26 +40,28 @@ class Written:
 
 
 class Format(Protocol):
-    """How samples become a shard: a frozen value that pickles."""
+    """Writes samples to a shard. A frozen value that pickles."""
 
     name: ClassVar[str]
     suffix: ClassVar[str]
 
     def settings(self) -> dict[str, Any]:
-        """Return what shapes the shards, as plain JSON: shards of other settings are not mixed."""
+        """Return the settings that change the bytes, as plain JSON. One folder holds shards of one set of settings."""
 
     def learn(self, samples: Sequence[Sample]) -> Any:
-        """Return what all shards share, found in a few samples (plain JSON), or raise WriteError."""
+        """Return what all shards share, such as a schema, from a few samples, as plain JSON. May raise WriteError."""
 
     def write(self, file: BinaryIO, samples: Iterable[Sample], learned: Any) -> Written:
         """Write a shard. The same samples give the same bytes."""
 
     def index(self, shard: Path, written: Written) -> ShardIndex | None:
-        """Return the index of a shard that was written, where its adapter keeps one."""
+        """Return the index of a shard, or None if its dataset keeps none."""
 
 
 def to_fields(sample: Any, names: Sequence[str] | None, index: int) -> dict[str, Any]:
-    """Return a sample's fields by name: a mapping's own, a tuple's numbered or named, "value" for all else.
+    """Return a sample's fields by name.
+
+    Mappings keep their names. Tuples use `names`, their own names, or numbers. Anything else is one field "value".
 
     Raises:
         WriteError: If names are missing, or are no strings.
@@ -71,7 +81,7 @@ def to_fields(sample: Any, names: Sequence[str] | None, index: int) -> dict[str,
 
 
 def check_fields(found: Iterable[str], wanted: Sequence[str], index: int, way_out: str) -> None:
-    """Refuse a sample with other fields than the samples before it.
+    """Refuse a sample whose fields differ from the others'.
 
     Raises:
         WriteError: If they differ.
@@ -85,7 +95,7 @@ def check_fields(found: Iterable[str], wanted: Sequence[str], index: int, way_ou
 
 
 def to_array(value: Any) -> Any:
-    """Return a tensor as a numpy array, everything else as it is."""
+    """Return a tensor as a numpy array, and anything else as it is."""
     if not isinstance(value, torch.Tensor):
         return value
     return value.detach().cpu().numpy()

@@ -1,7 +1,7 @@
-"""What lies in a folder of shards: its plan, what is finished, and at the end the manifest.
+"""A folder of shards: its plan, a record of each finished shard, and the manifest at the end.
 
-While shards are written, `.shards/` holds the plan and a record of each shard; the record is there before its shard is visible,
-so that a shard that can be seen is finished. The manifest replaces them when all are.
+During writing, `.shards/` holds the plan and the records. A shard's record is written before the shard becomes visible, so each
+visible shard is finished. The manifest replaces the plan and the records once all shards are finished.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -23,14 +24,13 @@ from loaderkit.writing.format import WriteError
 VERSION = 1
 MANIFEST = "manifest.json"
 _STATE = ".shards"
-_PART = ".loaderkit-shard."
-_INDEX_PART = re.compile(r"[.][0-9a-f]{32}[.]part")
-_LOCK_WAIT_S = 10.0  # processes of a killed run end within that
+_PART = re.compile(r"[.][0-9a-f]{32}[.]part")  # names by `Folder.part` and `write_atomically`
+LOCK_TIMEOUT_S = 10.0  # the processes of a killed run end within that time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """A file that was written."""
+    """A written file."""
 
     name: str
     size_bytes: int
@@ -39,7 +39,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """A shard that is finished: its own file, those beside it, and what it counts."""
+    """A finished shard: its file, the files that belong to it, and its counts."""
 
     file: Piece
     sides: list[Piece] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What is to be written: two runs of one plan write the same bytes."""
+    """What to write. Two runs with one plan write the same bytes."""
 
     format: str
     source: dict[str, Any]
@@ -64,22 +64,22 @@ class Plan:
 
 
 class Folder:
-    """The destination."""
+    """The destination of shards."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
         """Keep other writers out.
 
         Raises:
-            WriteError: If another one is at work.
+            WriteError: If another writer does not end within `timeout_s`.
         """
-        until = time.monotonic() + _LOCK_WAIT_S
+        until = time.monotonic() + timeout_s
         while (lock := self._lock()) is None:
             if time.monotonic() > until:
-                raise WriteError(f"{self.path}: another process writes shards here. Wait for it, or end it.")
+                raise WriteError(f"{self.path}: another process writes shards here. Wait until it ends, or end it.")
             time.sleep(0.05)
         with lock:
             try:
@@ -91,7 +91,7 @@ class Folder:
                         shutil.rmtree(self.path / _STATE, ignore_errors=True)
 
     def _lock(self) -> IO[str] | None:
-        """Take the lock; None if another writer has it, or has removed it meanwhile."""
+        """Take the lock. Return None if another writer holds it, or just removed it."""
         path = self.path / _STATE / "lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as opened, contextlib.suppress(BlockingIOError, FileNotFoundError):
@@ -103,24 +103,24 @@ class Folder:
         return None
 
     def plan(self) -> Plan | None:
-        """Return what this folder is for, if that is known."""
+        """Return the plan of this folder, or None if it has none yet."""
         for path in (self.path / MANIFEST, self.path / _STATE / "plan.json"):
             with contextlib.suppress(FileNotFoundError):
                 return read_plan(path)
         return None
 
     def begin(self, plan: Plan) -> dict[int, Record]:
-        """Take up a plan: return the shards that are finished.
+        """Start or continue a plan, and return the finished shards.
 
         Raises:
-            WriteError: If other shards lie here.
+            WriteError: If the folder holds other shards.
         """
         found = self.plan()
         if found is None:
             foreign = sorted(path.name for path in self.path.iterdir() if not path.name.startswith("."))
             if foreign:
                 raise WriteError(
-                    f"{self.path}: holds {len(foreign)} files that are not ours, the first is {foreign[0]}. "
+                    f"{self.path}: holds {len(foreign)} files that are not shards, such as {foreign[0]}. "
                     "Give an empty folder."
                 )
             self._write("plan.json", asdict(plan))
@@ -147,21 +147,21 @@ class Folder:
             return False
 
     def sweep(self) -> None:
-        """Remove what runs that were killed left half-written."""
+        """Remove the partial files of killed runs."""
         for path in self.path.glob(".*"):
-            if path.name.startswith(_PART) or _INDEX_PART.fullmatch(path.name):
+            if _PART.fullmatch(path.name):
                 path.unlink(missing_ok=True)
 
-    def part(self, token: str) -> Path:
-        """Return a name for a file that is being written; hidden."""
-        return self.path / f"{_PART}{token}"
+    def part(self) -> Path:
+        """Return a new hidden name for a file during writing."""
+        return self.path / f".{uuid.uuid4().hex}.part"
 
     def keep(self, number: int, record: Record) -> None:
-        """Note that a shard is about to be visible."""
+        """Record a shard that is about to become visible."""
         self._write(f"{number}.json", asdict(record))
 
     def finish(self, plan: Plan, records: dict[int, Record], more: dict[str, Any]) -> Path:
-        """Write the manifest, and remove what led to it."""
+        """Write the manifest, then remove the plan and the records."""
         path = self.path / MANIFEST
         totals: dict[str, int] = {}
         for record in records.values():
@@ -184,7 +184,7 @@ def read_plan(path: Path) -> Plan:
     """Read the plan in a manifest.
 
     Raises:
-        WriteError: If it is none of ours.
+        WriteError: If it is not a manifest, or of another version.
     """
     value = _read(path)
     return Plan(**{name: value[name] for name in ("format", "source", "settings", "shards", "learned", "version")})
@@ -196,12 +196,12 @@ def read_records(path: Path) -> list[Record]:
 
 
 def is_ours(name: str) -> bool:
-    """Say whether a file needs no entry in a manifest."""
+    """Decide whether a file needs no entry in a manifest."""
     return name.startswith(".") or name == MANIFEST or name.endswith(INDEX_SUFFIX)
 
 
 def sync_folder(path: Path) -> None:
-    """Make a folder's entries last."""
+    """Flush a folder's entries to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

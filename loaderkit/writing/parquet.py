@@ -1,4 +1,4 @@
-"""Samples to Parquet files: one row each, with one schema for all shards."""
+"""From samples to Parquet files, one row for each, with one schema for all shards."""
 
 import base64
 import hashlib
@@ -14,21 +14,27 @@ from loaderkit.datasets.arrow.parquet import ParquetDataset
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.writing.format import Sample, WriteError, Written, check_fields, to_array, to_fields
 
-_WAY_OUT = "Give the types of all columns: ParquetFormat(schema=...)."
+_WAY_OUT = "Give the types of all columns with ParquetFormat(schema=...)."
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParquetFormat:
-    """Parquet files, a column for each field.
+    """Write Parquet files with a column for each field.
 
-    The schema is that of the first samples read: some from all over the dataset. Arrays (N, *F) become lists
-    of fixed-size lists, which `lk.ParquetDataset` gives back as arrays; only their first axis may vary.
+    The schema comes from 64 samples spread over the dataset. Arrays (N, *F) become lists of fixed-size lists, and
+    `lk.ParquetDataset` returns them as arrays. Only their first axis may vary.
 
     Args:
-        fields: Names of the fields of samples that are tuples, or one value.
-        row_group_size: Rows in a row group, which is what a reader decodes at once.
-        compression: As pyarrow names it.
-        schema: A pyarrow schema; with one, fields may be missing, which makes them null.
+        fields: The names of the fields, for samples that are tuples or single values.
+        row_group_size: Rows in a row group. A reader decodes one row group at a time.
+        compression: A codec, as pyarrow names it.
+        schema: A pyarrow schema. With one, fields may be missing and become null.
+
+    Example:
+        >>> samples = [{"text": "a", "ids": [1, 2]}, {"text": "b", "ids": [3]}]
+        >>> manifest = lk.write_shards(samples, "shards", format=lk.ParquetFormat(row_group_size=100))
+        >>> lk.ParquetDataset("shards")[1]
+        {'text': 'b', 'ids': array([3])}
     """
 
     name: ClassVar[str] = "parquet"
@@ -63,7 +69,7 @@ class ParquetFormat:
             for (index, _), row in zip(samples, rows, strict=True):
                 check_fields(row, names, index, _WAY_OUT)
             if not names:
-                raise WriteError(f"sample {samples[0][0]}: has no fields, wanted one at least.")
+                raise WriteError(f"sample {samples[0][0]}: has no fields, wanted at least one.")
             indices = [index for index, _ in samples]
             schema = pa.schema([(name, _type_of(name, _values(name, rows, indices), indices)) for name in names])
         return base64.b64encode(schema.serialize().to_pybytes()).decode()
@@ -104,7 +110,7 @@ class ParquetFormat:
             try:
                 columns.append(_column(values, field.type, strict))
             except (pa.ArrowException, ValueError, TypeError, OverflowError):
-                for index, value in zip(indices, values, strict=True):  # which of them is it?
+                for index, value in zip(indices, values, strict=True):  # find the sample
                     try:
                         _column([value], field.type, strict)
                     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
@@ -119,7 +125,7 @@ def _pyarrow() -> Any:
     try:
         import pyarrow as pa
     except ImportError as error:
-        raise ImportError("Parquet shards need pyarrow: pip install 'loaderkit[arrow]'.") from error
+        raise ImportError("Parquet shards need pyarrow. Install it: pip install 'loaderkit[arrow]'.") from error
     return pa
 
 
@@ -158,7 +164,7 @@ def _type_of(name: str, values: list[Any], indices: list[int]) -> Any:
             if found != (first.dtype, first.shape[1:]) or 0 in value.shape[1:]:
                 raise WriteError(
                     f"sample {index}, field {name!r}: {found}, wanted {(first.dtype, first.shape[1:])} as in sample "
-                    f"{indices[0]}: dtype and all axes but the first are the same in a column, none of these 0."
+                    f"{indices[0]}. A column has one dtype, and one size above 0 for each axis but the first."
                 )
         kind = pa.from_numpy_dtype(first.dtype.newbyteorder("="))
         for size in reversed(first.shape[1:]):
@@ -195,7 +201,7 @@ def _column(values: list[Any], kind: Any, strict: bool) -> Any:
 
 
 def _refuse_loss(value: Any, kind: Any, strict: bool) -> None:
-    """Refuse what Arrow changes without a word, such as fractions in whole numbers, and keys that a type has not."""
+    """Refuse values that Arrow would change silently, such as fractions in an integer column or unknown keys."""
     pa = _pyarrow()
     if isinstance(value, datetime):
         zoned = getattr(kind, "tz", None) is not None

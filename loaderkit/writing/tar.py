@@ -1,4 +1,4 @@
-"""Samples to tar archives in the WebDataset layout."""
+"""From samples to tar archives in the WebDataset layout."""
 
 import io
 import json
@@ -24,20 +24,23 @@ _END = bytes(1024)
 
 @dataclass(frozen=True, kw_only=True)
 class TarFormat:
-    """Tar archives as WebDataset lays them out: a file for each field, named KEY.FIELD.
+    """Write tar archives in the WebDataset layout: a file for each field, named KEY.FIELD.
 
-    A field's type makes its file: bytes as they are, text `.txt`, whole numbers `.cls`,
-    arrays and tensors `.npy`, all else that JSON has `.json`. A field that is named so
-    already ("cls", "seg.npy") keeps its name, another gets the extension
-    ("label" is "label.cls"). Pixels named "png" or "jpg" (uint8, (3, H, W), (H, W, 3) or
-    (H, W)) are encoded, a Pillow picture always (as PNG, if its field's name does not say). Names are in
-    lower case, as readers take them. A sample's "__key__" is its key, else its
-    index with nine digits.
+    The type of a field decides its file: text `.txt`, whole numbers `.cls`, arrays and tensors `.npy`, other JSON values
+    `.json`, bytes without a change. A field gets that extension ("label" becomes "label.cls") unless its name ends in it.
+    Pixels are encoded if their field is named "png" or "jpg": uint8 (3, H, W), (H, W, 3) or (H, W). Pillow images are
+    always encoded, by default as PNG. Names become lower case, as readers expect. The key is the sample's "__key__", or
+    its index with nine digits.
 
     Args:
-        fields: Names of the fields of samples that are tuples, or one value.
-        same_fields: Whether a sample with other fields than the first is an error.
-        jpeg_quality: Of pictures that are encoded, 1 to 100.
+        fields: The names of the fields, for samples that are tuples or single values.
+        same_fields: Whether all samples must have the fields of the first.
+        jpeg_quality: The quality of JPEG images, 1 to 100.
+
+    Example:
+        >>> manifest = lk.write_shards([("a", 1), ("b", 2)], "shards", format=lk.TarFormat(fields=["txt", "label"]))
+        >>> lk.TarDataset("shards")[1]
+        {'__key__': '000000001', 'txt': 'b', 'label.cls': 2}
     """
 
     name: ClassVar[str] = "tar"
@@ -63,10 +66,10 @@ class TarFormat:
         for index, sample in samples:
             key, files = self._files(index, sample)
             if key in keys:
-                raise WriteError(f"sample {index}: its key {key!r} came before in this shard; wanted each once.")
+                raise WriteError(f"sample {index}: its key {key!r} is in this shard already; wanted each key once.")
             keys.add(key)
             if learned is not None:
-                check_fields(files, learned, index, "Optional fields: TarFormat(same_fields=False).")
+                check_fields(files, learned, index, "For optional fields use TarFormat(same_fields=False).")
             for extension, content in files.items():
                 _add(file, f"{key}.{extension}", content)
         file.write(_END)
@@ -78,7 +81,7 @@ class TarFormat:
             with shard.open("rb") as file:
                 table = index_tar(file, size_bytes, str(shard))
         except ShardError as error:
-            raise WriteError(f"was not written as an archive that can be read: {error}") from error
+            raise WriteError(f"the written archive cannot be read: {error}") from error
         return ShardIndex(
             kind=TarDataset.kind,
             count=len(table.ends),
@@ -98,17 +101,19 @@ class TarFormat:
             except (ValueError, TypeError, OverflowError, RecursionError) as error:
                 raise WriteError(f"sample {index}, field {name!r}: {error}") from error
             if extension in files:
-                raise WriteError(f"sample {index}, field {name!r}: a second file {extension!r}; wanted other names.")
+                raise WriteError(
+                    f"sample {index}, field {name!r}: a second file {extension!r}; wanted different names."
+                )
             files[extension] = content
         if not files:
-            raise WriteError(f"sample {index}: has no fields, wanted one at least.")
+            raise WriteError(f"sample {index}: has no fields, wanted at least one.")
         return key, files
 
 
 def _add(file: BinaryIO, name: str, content: bytes) -> None:
     member = tarfile.TarInfo(name)
     member.size, member.mode = len(content), 0o444
-    # mtime, uid and gid are 0, names of the owner empty: the same bytes whoever writes, and when.
+    # mtime, uid and gid are 0 and owner names are empty, so the bytes do not depend on who writes or when.
     file.write(member.tobuf(tarfile.PAX_FORMAT, errors="surrogateescape"))
     file.write(content)
     file.write(bytes(-len(content) % 512))
@@ -122,15 +127,15 @@ def _check_key(key: Any, index: int) -> None:
     hidden = not base or (parts[0].startswith("__") and parts[0].endswith("__"))
     if hidden or "." in base or "\0" in key or ".." in parts or not parts[0]:
         raise WriteError(
-            f"sample {index}: its __key__ is {key!r}; wanted a relative path without '..', whose last part has no dot "
-            "(what follows a dot is a field's name) and whose first is not as '__name__'."
+            f"sample {index}: its __key__ is {key!r}; wanted a relative path without '..'. Its last part must not have a dot "
+            "(a field's name follows it), and its first part must not look like '__name__'."
         )
 
 
 def _to_file(name: str, value: Any, quality: int) -> tuple[str, bytes]:
     """Return a field's extension and content."""
     if not name or name.startswith(".") or "/" in name or "\0" in name or name == "__key__":
-        raise ValueError("a name that can't be an extension; wanted one without '/', that does not start with a dot.")
+        raise ValueError("a name that can't be an extension; wanted one without '/' and without a dot at the start.")
     ending = name.rpartition(".")[2]
     if isinstance(value, bytes | bytearray | memoryview):
         return name, bytes(value)
@@ -163,16 +168,16 @@ def _to_json(value: Any) -> bytes:
 
 
 def _check_json(value: Any) -> None:
-    """Refuse what JSON would change without a word."""
+    """Refuse values that JSON would change silently."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
-                raise TypeError(f"JSON would make text of the key {key!r}; wanted text.")
+                raise TypeError(f"JSON would turn the key {key!r} into text; wanted text.")
             _check_json(inner)
     elif isinstance(value, list | tuple):
         for inner in value:
             _check_json(inner)
     elif value is not None and not isinstance(value, bool | int | float | str):
         raise TypeError(
-            f"holds {type(value).__name__}, wanted bytes, text, numbers, an array, a tensor, a picture, or what JSON has."
+            f"holds {type(value).__name__}, wanted bytes, text, numbers, an array, a tensor, an image, or a JSON value."
         )

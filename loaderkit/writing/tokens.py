@@ -1,4 +1,4 @@
-"""Documents to flat files of tokens, as TokenDataset and DocumentDataset read them."""
+"""From documents to flat files of tokens, for TokenDataset and DocumentDataset."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,19 +19,22 @@ def encode_bytes(text: str) -> Sequence[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenFormat:
-    """Tokens one after another, little-endian, and where documents end in SHARD.index (uint64), as datatrove writes them.
+    """Write tokens one after another, little-endian, and the ends of documents (uint64) to SHARD.index, as datatrove does.
 
-    `lk.TokenDataset("DEST/*.bin", length=..., dtype=...)` reads windows of them,
-    `lk.DocumentDataset("DEST/*.bin", dtype=...)` documents.
-
-    A sample is a document: text, or tokens already (a list, array or tensor of one
-    axis), or a dict with one of them.
+    `lk.TokenDataset("DEST/*.bin", length=..., dtype=...)` reads windows of tokens. `lk.DocumentDataset("DEST/*.bin",
+    dtype=...)` reads documents. A sample is a document: text, tokens (a list, array or tensor (T,)), or a dict with one
+    of these.
 
     Args:
         dtype: "uint16" or "uint32".
-        end_token: Written after each document, to which it then belongs.
-        tokenizer: From text to tokens; the bytes of UTF-8 by default.
-        field: Of samples that are dicts; needed where they have several fields.
+        end_token: The token to append to each document. None: none.
+        tokenizer: From text to tokens. Default: the UTF-8 bytes.
+        field: The field to write, for dict samples with several fields.
+
+    Example:
+        >>> manifest = lk.write_shards(["ab", "c"], "shards", format=lk.TokenFormat(end_token=256))
+        >>> lk.DocumentDataset("shards/*.bin")[1].tolist()
+        [99, 256]
     """
 
     name: ClassVar[str] = "tokens"
@@ -80,7 +83,7 @@ class TokenFormat:
             names = [name for name in sample if name != "__key__"] if self.field is None else [self.field]
             if len(names) != 1 or names[0] not in sample:
                 raise WriteError(
-                    f"{where}: has the fields {', '.join(map(str, sample))}; say which: TokenFormat(field=...)."
+                    f"{where}: has the fields {', '.join(map(str, sample))}, wanted one. Name it with TokenFormat(field=...)."
                 )
             where += f", field {names[0]!r}"
             sample = sample[names[0]]
@@ -88,7 +91,7 @@ class TokenFormat:
             try:
                 sample = sample.decode()
             except UnicodeDecodeError as error:
-                raise WriteError(f"{where}: {error}; wanted UTF-8 text, or tokens.") from error
+                raise WriteError(f"{where}: {error}; wanted UTF-8 text or tokens.") from error
         if isinstance(sample, str):
             try:
                 sample = self.tokenizer(sample)
@@ -97,11 +100,11 @@ class TokenFormat:
         try:
             found = np.asarray(to_array(sample))
         except (ValueError, TypeError, OverflowError) as error:
-            raise WriteError(f"{where}: no tokens: {error}") from error
+            raise WriteError(f"{where}: not tokens: {error}") from error
         if found.ndim == 1 and not found.size:
             return found.astype(np.int64)
         if found.ndim != 1 or found.dtype.kind not in "iu":
-            raise WriteError(f"{where}: {found.dtype} of shape {found.shape}, wanted text, or whole numbers (T,).")
+            raise WriteError(f"{where}: {found.dtype} of shape {found.shape}, wanted text or whole numbers (T,).")
         least, most, limit = int(found.min()), int(found.max()), int(np.iinfo(self.dtype).max)
         if least < 0 or most > limit:
             wrong = least if least < 0 else most

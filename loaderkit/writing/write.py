@@ -1,11 +1,10 @@
-"""From a dataset to shards: what is finished stays, what is visible is whole."""
+"""Write a dataset to shards. A run that stops can be continued, and each visible shard is complete."""
 
 import contextlib
 import dataclasses
 import hashlib
 import io
 import os
-import uuid
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, BinaryIO, Literal, cast
 import numpy as np
 
 from loaderkit.datasets.base import MapStyle, read_many
-from loaderkit.datasets.remote.urls import is_remote
+from loaderkit.datasets.remote.urls import is_remote, write_atomically
 from loaderkit.datasets.shards.index import save_index
 from loaderkit.sampling.cursor import fingerprint
 from loaderkit.sampling.order import Order, Sequential, Shuffled
@@ -22,7 +21,7 @@ from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.process_pool import map_in_processes
 from loaderkit.writing.format import Format, Sample, WriteError
-from loaderkit.writing.manifest import Folder, Piece, Plan, Record, sync_folder
+from loaderkit.writing.manifest import LOCK_TIMEOUT_S, Folder, Piece, Plan, Record, sync_folder
 from loaderkit.writing.parquet import ParquetFormat
 from loaderkit.writing.tar import TarFormat
 from loaderkit.writing.tokens import TokenFormat
@@ -30,7 +29,7 @@ from loaderkit.writing.tokens import TokenFormat
 FORMATS: dict[str, Callable[[], Format]] = {"tar": TarFormat, "parquet": ParquetFormat, "tokens": TokenFormat}
 DEFAULT_SHARD_BYTES = 256 << 20
 
-_PROBED = 64  # samples that say how large they are, and what they hold
+_PROBED = 64  # samples that are read first, for the schema and the size of a sample
 _READ = 64  # samples read at once
 _SEED = "writing"
 
@@ -47,41 +46,50 @@ def write_shards(
     jobs: int = 1,
     multiprocessing_context: Literal["fork", "spawn"] = "fork",
     on_shard: Callable[[int, int], None] | None = None,
+    lock_timeout_s: float = LOCK_TIMEOUT_S,
 ) -> Path:
-    """Write a dataset to shards in a local folder; what an earlier call has finished there is left as it is.
+    """Write a dataset to shards in a local folder, or finish what an earlier call began.
 
-    The bytes are a function of the dataset and the settings, whatever `jobs` is. A sample's random
-    numbers are its own, as under a Loader. Shards appear when they are whole, a
-    manifest of all when the last one is. Check them later: `loaderkit verify`.
+    The bytes depend on the dataset and the settings, not on `jobs`. Each sample draws its own random numbers, as in a
+    Loader. A shard appears once it is complete, and the manifest once all shards are. `loaderkit verify` checks them.
 
     Args:
-        dataset: Anything with a length and an index.
-        dest: A folder: new, empty, or of an earlier call with the same dataset and settings.
+        dataset: Anything with `__len__` and `__getitem__`.
+        dest: A folder that is new, empty, or of an earlier call with the same dataset and settings.
         format: "tar", "parquet" or "tokens", or a TarFormat, ParquetFormat or TokenFormat.
         samples_per_shard: Samples in each shard but the last.
-        shard_bytes: Instead of that, a shard's size: about, as it is computed from some samples; 256 MiB by default.
-        shuffle: Whether samples are written in random order; do that to sorted data.
-        seed: Of that order.
+        shard_bytes: Instead, the approximate size of a shard in bytes. Default: 256 MiB.
+        shuffle: Whether to write samples in random order. Recommended for sorted data.
+        seed: The seed of that order.
         jobs: Processes that write.
-        multiprocessing_context: How they are started: "spawn" for datasets that don't survive a fork.
-        on_shard: Called with the number of shards that are finished and the number of all.
+        multiprocessing_context: How they start. Use "spawn" for datasets that do not survive a fork.
+        on_shard: Called with the number of finished shards and the number of all.
+        lock_timeout_s: How long to wait for another writer in `dest`, in seconds.
 
     Returns:
         The path of the manifest.
 
     Raises:
-        WriteError: If the dataset is empty, a sample can't be read or does not fit, dest holds other
-            shards, or can't be written to.
+        WriteError: If the dataset is empty, a sample cannot be read or written, or dest holds other shards or cannot be
+            written to.
+
+    Example:
+        >>> samples = [{"cls": label, "txt": f"text {label}"} for label in range(5)]
+        >>> manifest = lk.write_shards(samples, "shards", samples_per_shard=2)
+        >>> sorted(path.name for path in manifest.parent.glob("*.tar"))
+        ['shard-000000.tar', 'shard-000001.tar', 'shard-000002.tar']
+        >>> lk.TarDataset("shards")[4]
+        {'__key__': '000000004', 'cls': 4, 'txt': 'text 4'}
     """
     writing = Writing(dataset, dest, format, samples_per_shard, shard_bytes, shuffle, seed)
-    for done, total in writing.run(jobs, multiprocessing_context):
+    for done, total in writing.run(jobs, multiprocessing_context, lock_timeout_s):
         if on_shard is not None:
             on_shard(done, total)
     return writing.manifest
 
 
 class Writing:
-    """The writing of one dataset: its settings, checked, and what runs it."""
+    """One dataset to write, with its checked settings."""
 
     def __init__(
         self,
@@ -102,8 +110,7 @@ class Writing:
                 raise ValueError(f"{name} is {value}, wanted at least 1.")
         if is_remote(os.fspath(dest)):
             raise WriteError(
-                f"{dest}: shards are written to a local folder, and not to a URL. Write them there, then copy them: "
-                "they are as they are, and the manifest names their checksums."
+                f"{dest}: is a URL, wanted a local folder. Write the shards there, then copy them. The manifest has their checksums."
             )
         self.dataset, self.folder = dataset, Folder(Path(dest))
         self.format = FORMATS[format]() if isinstance(format, str) else format
@@ -112,28 +119,32 @@ class Writing:
         self.shuffle, self.seed = shuffle, seed
         self.size = len(dataset)
         if not self.size:
-            raise WriteError("the dataset has no samples, wanted one at least.")
+            raise WriteError("the dataset has no samples, wanted at least one.")
         self.manifest = Path()
         self.total = 0
 
-    def run(self, jobs: int, multiprocessing_context: str = "fork") -> Generator[tuple[int, int], None, None]:
-        """Write what is not finished; yield how many shards are, and of how many.
+    def run(
+        self, jobs: int, multiprocessing_context: str = "fork", lock_timeout_s: float = LOCK_TIMEOUT_S
+    ) -> Generator[tuple[int, int], None, None]:
+        """Write the missing shards. Yield the number of finished shards and the number of all.
 
         Raises:
             WriteError: As `write_shards`.
         """
-        if jobs < 1 or multiprocessing_context not in ("fork", "spawn"):
-            raise ValueError(f"jobs is {jobs}, multiprocessing_context {multiprocessing_context!r}; wanted 1, 'fork'.")
+        if jobs < 1:
+            raise ValueError(f"jobs is {jobs}, wanted at least 1.")
+        if multiprocessing_context not in ("fork", "spawn"):
+            raise ValueError(f"multiprocessing_context is {multiprocessing_context!r}, wanted 'fork' or 'spawn'.")
         fork = multiprocessing_context == "fork"
         try:
-            with self.folder.locked():
+            with self.folder.locked(lock_timeout_s):
                 plan, job = self._plan(jobs, fork)
                 self.total = plan.shards
                 records = self.folder.begin(plan)
                 yield len(records), plan.shards
                 missing = [number for number in range(plan.shards) if number not in records]
                 results = map_in_processes(job.write, missing, jobs=jobs, fork=fork)
-                with contextlib.closing(results):  # at an error, end the processes before the folder is left
+                with contextlib.closing(results):  # on an error, end the processes before unlocking the folder
                     for number, result in results:
                         if isinstance(result, Exception):
                             raise WriteError(str(result)) from result
@@ -143,13 +154,13 @@ class Writing:
                 more = {"classes": list(classes)} if classes is not None else {}
                 self.manifest = self.folder.finish(plan, records, more)
         except OSError as error:
-            raise WriteError(_said(error, self.folder.path)) from error
+            raise WriteError(_describe(error, self.folder.path)) from error
 
     def _plan(self, jobs: int, fork: bool) -> tuple[Plan, "Job"]:
         order: Order = Shuffled(self.size, seed=self.seed) if self.shuffle else Sequential(self.size)
         job = Job(self.dataset, self.folder, self.format, order, 0, None)
         places = sorted({row * (self.size - 1) // max(1, _PROBED - 1) for row in range(_PROBED)})
-        # In another process, if the others are forked: a dataset that has files open must not be.
+        # Probe in another process: a dataset that has opened files must not be forked.
         [(_, probe)] = map_in_processes(job.probe, [places], jobs=jobs, fork=fork, inline=not fork or self.size == 1)
         if isinstance(probe, Exception):
             raise WriteError(str(probe)) from probe
@@ -177,7 +188,7 @@ class _Probe:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a process needs to write any of the shards."""
+    """What a process needs to write any shard."""
 
     dataset: Any
     folder: Folder
@@ -187,7 +198,7 @@ class Job:
     learned: Any
 
     def probe(self, places: list[int]) -> _Probe:
-        """Read some samples: what they have in common, what they are, and how much they take."""
+        """Read some samples: return what they share, a digest of their content, and their size."""
         indices = [int(self.order.indices(0, place, place + 1)[0]) for place in places]
         samples = list(zip(indices, self._read(indices), strict=True))
         learned = self.format.learn(samples)
@@ -198,10 +209,9 @@ class Job:
         return _Probe(learned, digest, len(content))
 
     def write(self, number: int) -> Record:
-        """Write a shard: hidden while it is written, then recorded, then visible."""
+        """Write a shard: first hidden, then recorded, then visible."""
         name = f"shard-{number:06d}{self.format.suffix}"
-        folder, token = self.folder.path, uuid.uuid4().hex
-        part = self.folder.part(token)
+        folder, part = self.folder.path, self.folder.part()
         try:
             with part.open("xb") as file:
                 hashed = _Hashed(file)
@@ -220,21 +230,13 @@ class Job:
             part.replace(folder / name)
             sync_folder(folder)
         except OSError as error:
-            raise WriteError(_said(error, folder / name)) from error
+            raise WriteError(_describe(error, folder / name)) from error
         finally:
             part.unlink(missing_ok=True)
         return record
 
     def _side(self, name: str, content: bytes) -> Piece:
-        part = self.folder.part(uuid.uuid4().hex)
-        try:
-            with part.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(self.folder.path / name)
-        finally:
-            part.unlink(missing_ok=True)
+        write_atomically(self.folder.path / name, content)
         digest = hashlib.blake2b(content, digest_size=16).hexdigest()
         return Piece(name=name, size_bytes=len(content), blake2b=digest)
 
@@ -255,7 +257,7 @@ class Job:
                 raise WriteError(
                     f"sample {indices[0]} of the source can't be read: {type(error).__name__}: {error}"
                 ) from error
-            for index in indices:  # which of them is it?
+            for index in indices:  # find the sample
                 self._read([index])
             raise WriteError(
                 f"samples {min(indices)} to {max(indices)} of the source can't be read at once: "
@@ -264,7 +266,7 @@ class Job:
 
 
 class _Hashed(io.RawIOBase):
-    """A file whose content is digested as it is written."""
+    """A file that hashes its content during writing."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -284,6 +286,6 @@ class _Hashed(io.RawIOBase):
         return self._hash.hexdigest()
 
 
-def _said(error: OSError, path: Path) -> str:
+def _describe(error: OSError, path: Path) -> str:
     what = error.strerror or str(error)
-    return f"{path}: can't be written: {what}. What was finished stays; make room or fix it, and run it again."
+    return f"{path}: can't be written: {what}. Finished shards stay. Make room or fix it, then run it again."

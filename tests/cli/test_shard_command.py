@@ -21,7 +21,7 @@ from shards_written import contents, hidden
 
 import loaderkit as lk
 from loaderkit.cli import main
-from loaderkit.writing.manifest import MANIFEST
+from loaderkit.writing import MANIFEST
 
 
 @pytest.fixture
@@ -128,14 +128,14 @@ def test_a_factory_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (["nowhere", "out"], 1, "no shards at 'nowhere'"),
         (["no_module:make", "out"], 1, "can't be loaded: No module named 'no_module'"),
         (["json:loads", "out"], 1, "missing 1 required positional argument"),
-        (["in", "s3://bucket/out"], 1, "shards are written to a local folder"),
+        (["in", "s3://bucket/out"], 1, "is a URL, wanted a local folder"),
         (["in", "out", "--dtype", "uint32"], 1, "dtype: not for --format tar"),
         (["in", "out", "--format", "tokens", "--tokenizer", "json:nothing"], 1, "can't be loaded"),
-        (["in", "out", "--format", "tokens"], 1, "has the fields id, text; say which"),
+        (["in", "out", "--format", "tokens"], 1, "has the fields id, text, wanted one"),
         (["in", "out", "--shard-bytes", "0"], 2, "'0', wanted a number of bytes such as 256M"),
         (["in", "out", "--format", "zip"], 2, "invalid choice"),
         (["a.npy", "out"], 1, "may be npy or token. Say which: --source-format"),
-        (["in", "in"], 1, "files that are not ours"),
+        (["in", "in"], 1, "files that are not shards"),
     ],
 )
 def test_mistakes_are_named(
@@ -176,7 +176,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "extra": (lambda out: (out / "shard-000009.tar").write_bytes(b""), "shard-000009.tar: is not in the manifest"),
     "cut": (lambda out: os.truncate(out / "shard-000001.tar", 3000), "has 3,000 bytes, wanted"),
     "one bit": (lambda out: damage(out / "shard-000001.tar", 530), "shard-000001.tar: has the checksum"),
-    "index": (lambda out: other_index(out), "its index is another shard's"),
+    "index": (lambda out: other_index(out), "its index belongs to another shard"),
     "no manifest": (lambda out: (out / MANIFEST).unlink(), "has no manifest.json"),
     "count": (lambda out: edit(out / MANIFEST, '"samples": 20\n', '"samples": 19\n'), "names 3 shards with 49 samples"),
     "broken manifest": (

@@ -185,16 +185,16 @@ def test_masks_and_boxes_that_numpy_has_flipped_are_taken() -> None:
 @pytest.mark.parametrize(
     ("sample", "message"),
     [
-        ({"picture": PICTURE}, r"a dict of \['picture'\], wanted a picture and its target"),
-        ((np.zeros((4, 5, 3)), {}), r"a picture is ndarray, wanted a tensor \(C, H, W\)"),
+        ({"picture": PICTURE}, r"a dict of \['picture'\], wanted an image and its target"),
+        ((np.zeros((4, 5, 3)), {}), r"an image is ndarray, wanted a tensor \(C, H, W\)"),
         ((PICTURE, {"labels": [1]}), r"it has \['labels'\], wanted boxes"),
         ((PICTURE, {"boxes": [], "labels": ["cat"]}), r"its labels are \['cat'\], wanted numbers"),
         ((PICTURE, {"boxes": [[1, 2, 3]]}), r"boxes are \(1, 3\), wanted \(N, 4\)"),
         ((PICTURE, {"boxes": [[0, 0, 1, 1]], "labels": [1, 2]}), r"'boxes': 1, 'labels': 2"),
-        ((PICTURE, {"boxes": [], "masks": torch.zeros(0, 5, 5)}), r"masks are \(0, 5, 5\), the picture is \(4, 5\)"),
+        ((PICTURE, {"boxes": [], "masks": torch.zeros(0, 5, 5)}), r"masks are \(0, 5, 5\), the image is \(4, 5\)"),
         (
             (PICTURE, {"boxes": tv_tensors.BoundingBoxes(torch.zeros(1, 4), format="XYXY", canvas_size=(5, 5))}),
-            r"canvas of \(5, 5\), the picture is \(4, 5\)",
+            r"canvas of \(5, 5\), the image is \(4, 5\)",
         ),
         ((PICTURE, [{"bbox": [0, 0, 1, 1]}]), r"annotation 0 has \['bbox'\], wanted \['category_id'\] too"),
         ((PICTURE, [{"bbox": [0, 0, 1], "category_id": 1}]), "wanted x, y, width, height"),
@@ -209,7 +209,7 @@ def test_what_does_not_fit_is_named(sample: Any, message: str) -> None:
 def test_settings_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match="images is 'pad', wanted"):
         lk.DetectionCollate(images="pad")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="boxes would be elsewhere"):
+    with pytest.raises(ValueError, match="the boxes would be wrong"):
         lk.DetectionCollate(images=lk.Pad(dims=(1, 2), side="left"))
     with pytest.raises(ValueError, match="box_format is 'xyxy'"):
         lk.DetectionCollate(box_format="xyxy")  # type: ignore[arg-type]
@@ -225,7 +225,7 @@ def test_no_samples_and_pictures_of_several_sizes_are_refused() -> None:
         with pytest.raises(ValueError, match="DetectionCollate: no samples given"):
             lk.DetectionCollate(images=images)([])  # type: ignore[arg-type]
     samples = [(PICTURE, []), (PICTURE, []), (torch.zeros(3, 4, 6), [])]
-    with pytest.raises(CollateError, match=r"shape \(3, 4, 5\) and \(3, 4, 6\).*images='list' takes several") as caught:
+    with pytest.raises(CollateError, match=r"shape \(3, 4, 5\) and \(3, 4, 6\).*use images='list'") as caught:
         lk.DetectionCollate(images="stack")(samples)
     assert caught.value.rows == (0, 2)
 

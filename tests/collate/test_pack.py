@@ -195,11 +195,11 @@ def test_settings_and_samples_out_of_range_are_refused() -> None:
     for wrong in ({"fields": ["w"]}, {"fields": {"w": None}}, {"pad_value": None}):
         with pytest.raises(TypeError, match="wanted a number, and one for each field"):
             lk.PackCollate(**wrong)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="both row_length and multiple_of"):
+    with pytest.raises(ValueError, match="both row_length and multiple_of are"):
         lk.PackCollate(row_length=4, multiple_of=2)
     with pytest.raises(ValueError, match="labels is 'all'"):
         lk.PackCollate(labels="all")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="packs a field 'labels'"):
+    with pytest.raises(ValueError, match="fields has 'labels' too"):
         lk.PackCollate(fields={"labels": 0})
     with pytest.raises(KeyError, match=r"fields \['x'\], wanted \['tokens'\] too"):
         lk.PackCollate()([{"x": [1]}])
