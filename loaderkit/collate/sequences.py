@@ -18,7 +18,7 @@ from loaderkit.datasets.ragged import Ragged
 
 Array = npt.NDArray[Any]
 _PLAIN = {Tensor, np.ndarray}
-# torch.cat refuses a mix of one of these with any other dtype, so that dtypes need no check before.
+# If one of these is mixed with another dtype, torch.cat raises or returns a third dtype. So the check can come after it.
 _UNPROMOTED = frozenset((torch.uint16, torch.uint32, torch.uint64))
 _DTYPE, _NDIM = attrgetter("dtype"), attrgetter("ndim")
 
@@ -58,11 +58,14 @@ class FieldSequences:
         if not isinstance(self.items[0], Tensor):
             return torch.from_numpy(np.concatenate(self.items))
         try:
-            return torch.cat(self.items)
+            joined = torch.cat(self.items)
         except RuntimeError:
             check_dtypes(self.items, self.field, self.collate)
             check_shapes(self.items, self.field, self.collate)
             raise
+        if joined.dtype is not self.like.dtype:
+            check_dtypes(self.items, self.field, self.collate)
+        return joined
 
     def to_ragged(self) -> Ragged:
         """Return a copy of the sequences as values and offsets."""
