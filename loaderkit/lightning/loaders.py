@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from loaderkit.device.cuda import BACKENDS
 from loaderkit.device.prefetch import Prefetcher
 from loaderkit.engine.description import Description
+from loaderkit.lightning.history import History
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.device_loader import AheadEpoch
 from loaderkit.loader.loader import Loader
@@ -43,6 +44,7 @@ class TrainLoader(TrainerLoader):
     saved: Callable[[], dict[str, Any]] | None = None  # the state that the DataModule would save
     loaded: Callable[[], None] | None = None  # tells the DataModule that Lightning has moved the loader
     restored = False  # whether the DataModule has put it in its place
+    _history: History | None = None  # since the mark
     _first_epoch = 0  # its own, at the mark
     _ended = False  # it came to its end before the mark, in the same epoch of the Trainer
     _at_end = False  # its last pass came to its end, since the mark
@@ -62,19 +64,22 @@ class TrainLoader(TrainerLoader):
                 loaders has told it since the epoch began: so it is told again.
         """
         if self.driven:
-            self._position.settle()
-            self._first_epoch = self._position.mark()
+            self._position.discard_ahead()
+            self._history = History(self._position)
+            self._first_epoch = self._history.epoch
             self._waiting, self._learnt = True, 0
             self._ended, self._at_end = ended, False
 
     def begin_batch(self, learnt: int) -> None:
         """Take note that a batch begins, after so many learnt since the mark."""
-        self._position.forget(self._learnt)  # of the last one: another rank may be saved one step behind
+        if self._history is not None:
+            self._history.forget(self._learnt)  # of the last batch: another rank may be saved one step before this one
         self._waiting, self._learnt = False, learnt
 
     def state_after(self, batches: int, *, over: bool) -> dict[str, Any]:
         """Return the state so many batches after the mark, or of the epoch's end if it is over there."""
-        return self._position.state_after(batches, over=over)
+        history = self._history or History(self._position)
+        return history.state_after(batches, over=over)
 
     def has_ended(self, state: Mapping[str, Any]) -> bool:
         """Say whether it came to its end in this epoch of the Trainer, before a state since the mark."""
@@ -83,14 +88,15 @@ class TrainLoader(TrainerLoader):
 
     def end_epoch(self, batches: int) -> None:
         """End the Trainer's epoch, in which so many batches since the mark were used."""
-        self._position.settle()
-        self._position.end_epoch(batches)
+        self._position.discard_ahead()
+        if self._history is not None:
+            self._history.end_epoch(batches)
 
     def stop(self) -> None:
         """Stand where the next `iter()` would begin, and stop the workers."""
-        self._position.settle()
+        self._position.discard_ahead()
         if self._waiting:
-            self._position.rewind()
+            self._rewind()
         self.close()
 
     def follow(self, before: "TrainLoader") -> None:
@@ -105,7 +111,7 @@ class TrainLoader(TrainerLoader):
         again = self._waiting and not self._at_end
         self._at_end = False
         if again:
-            self._position.rewind()
+            self._rewind()
         return _Pass(self, iter(()) if again and self._ended else super().__iter__())
 
     def state_dict(self) -> dict[str, Any]:
@@ -123,13 +129,23 @@ class TrainLoader(TrainerLoader):
         """None: its DataModule counts the epochs."""
         return None
 
+    def note_batch(self) -> None:
+        """Record a batch that was yielded."""
+        if self._history is not None:
+            self._history.record()
+
     def note_end(self) -> None:
-        """Take note that a pass came to its end."""
+        """Record that a pass came to its end."""
         self._at_end = True
+
+    def _rewind(self) -> None:
+        if self._history is not None:
+            self._history.rewind()
+            self._history = History(self._position)
 
 
 class _Pass:
-    """One pass of a training loader, which is told of its end."""
+    """One pass of a training loader, which is told of each batch and of the end."""
 
     def __init__(self, loader: TrainLoader, batches: Iterator[Any]) -> None:
         self._loader, self._batches = loader, batches
@@ -139,10 +155,12 @@ class _Pass:
 
     def __next__(self) -> Any:
         try:
-            return next(self._batches)
+            batch = next(self._batches)
         except StopIteration:
             self._loader.note_end()
             raise
+        self._loader.note_batch()
+        return batch
 
 
 class EvalLoader(TrainerLoader):

@@ -54,7 +54,7 @@ class DeviceLoader(Loader):
             )
         self.loader, self.device = loader, torch.device(device)
         self.dataset, self.config = loader.dataset, loader.config
-        self._position = loader._position
+        self._position, self._trainer_epochs = loader._position, loader._trainer_epochs
         self._prefetcher = Prefetcher(device, depth=depth, transform=transform)
 
     @override
@@ -91,12 +91,12 @@ class AheadEpoch:
         self._turn = -1  # for whoever goes on after an error
         try:
             fetched = next(self._batches)  # type: ignore[arg-type]  # begun
-            self._place, self._over = fetched.place, fetched.is_last
+            self._point, self._over = fetched.place, fetched.is_last
         except StopIteration:
             self._over = True
             raise
         finally:
-            self._position.note(self._place)
+            self._position.note_yielded(self._point)
         self._turn = self._position.turn
         return fetched.batch
 
@@ -104,9 +104,9 @@ class AheadEpoch:
         position = self._position
         self._batches, self._turn = iter(()), -1
         self._epoch.begin()
-        self._place = position.place()
+        self._point = position.point()
         cursor = position.cursor_at(None)
-        self._keys = position.config.seed, cursor.epoch, position.world.rank
+        self._keys = position.config.seed, cursor.epoch, position.crew.world.rank
         self._number = cursor.batches
         self._batches = self._prefetcher.run(self._fetch)
 
@@ -114,4 +114,4 @@ class AheadEpoch:
         seed = derive_seed("device", *self._keys, self._number)
         self._number += 1
         batch = next(self._epoch)
-        return Fetched(batch, seed, self._position.place(), self._epoch.over)
+        return Fetched(batch, seed, self._position.point(), self._epoch.over)

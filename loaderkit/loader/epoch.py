@@ -1,4 +1,4 @@
-"""One pass of a position: takes its batches, and counts each before it hands it on."""
+"""One pass of a position: takes its batches, and counts each before it yields it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -24,9 +24,9 @@ class Epoch:
         return self
 
     def begin(self) -> None:
-        """Start the pass, which is done by the first `next()` otherwise."""
+        """Start the pass; otherwise the first `next()` does."""
         position = self.position
-        position.settle()
+        position.discard_ahead()
         try:
             self._batches = position.begin()
         except BaseException:
@@ -35,14 +35,14 @@ class Epoch:
         self._turn = position.turn
 
     def check_turn(self, turn: int) -> None:
-        """Say that the position was moved by others since a turn, if so.
+        """Check that nothing else has moved the position since a turn.
 
         Raises:
-            RuntimeError: If it was.
+            RuntimeError: If something has.
         """
         if self.position.turn != turn:
             raise RuntimeError(
-                "loader: this iterator is over: the loader was moved, iterated anew, or failed since. Call iter(loader)."
+                "loader: this iterator is over: the loader was moved, iterated again, or failed since. Call iter(loader)."
             )
 
     def __next__(self) -> Any:
@@ -64,20 +64,20 @@ class Epoch:
                     report, batch = batch, batch.batch
                 if self._device is not None:
                     batch = self._copied.copy(batch, self._device)
-                # Counted before the batch is handed on: a consumer may never come back.
+                # Counted before the batch is yielded: the caller may never ask for another.
                 self.over = position.count(report)
         except BaseException:
             self._fail()
             raise
         if self.over:
-            self._batches = iter(())  # lets workers go that don't persist
+            self._batches = iter(())  # releases workers that do not persist
         if batch is _END:
             raise StopIteration
         return batch
 
     def _fail(self) -> None:
         self.position.fail()
-        self._batches = iter(())  # its workers would wait for the garbage collector
+        self._batches = iter(())  # else its workers would wait for the garbage collector
 
 
 _END = object()

@@ -16,6 +16,7 @@ from loaderkit.loader.config import LoaderConfig, Stop
 from loaderkit.loader.epoch import Epoch
 from loaderkit.loader.indexed import IndexedPosition
 from loaderkit.loader.position import Position
+from loaderkit.loader.trainer_epochs import TrainerEpochs
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.plan import Plan, Tail
 from loaderkit.system.arrays import Int64Array
@@ -155,6 +156,7 @@ class Loader:
         )
         self._device = None if device is None else torch.device(device)
         self._position = _make_position(dataset, self.config)
+        self._trainer_epochs = TrainerEpochs(self._position)
         self._copied = HostBatches()
 
     @classmethod
@@ -171,7 +173,7 @@ class Loader:
     @property
     def world(self) -> World:
         """Who shares the data, as found out now."""
-        return self._position.world
+        return self._position.crew.world
 
     @property
     def cursor(self) -> Cursor:
@@ -217,6 +219,7 @@ class Loader:
         It has less than 1 KB, for a stream some 30 bytes a lane. Ranks that read a stream have to call this at the
         same batch; where one does not come in time, or there is no store to meet in, the state says which it misses.
         """
+        self._trainer_epochs.warn_about_saving()
         return self._position.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -228,6 +231,7 @@ class Loader:
             ValueError: If the state is not one of this data, order and seed, or misses a rank.
         """
         self._position.load(state)
+        self._trainer_epochs.note_loaded(state)
 
     def describe(self) -> Description:
         """Say who makes the batches and why, with how many workers, and whether they are pinned; `print` shows it in lines.
@@ -238,34 +242,22 @@ class Loader:
 
     def close(self) -> None:
         """Stop the workers; a later `iter()` starts them again."""
-        self._position.settle()
+        self._position.discard_ahead()
         self._position.close()
 
     @property
     def batch_sampler(self) -> Any:
-        """What a Trainer calls `sampler.set_epoch` on at the start of each of its epochs."""
-        return _BatchSampler(self._position)
+        """An object that only takes `sampler.set_epoch(epoch)`: Lightning looks there to tell a loader its epoch.
 
-
-class _BatchSampler:
-    """Stands in for a DataLoader's batch sampler, for those who set epochs through it."""
-
-    def __init__(self, position: Position) -> None:
-        self._position = position
-
-    @property
-    def sampler(self) -> "_BatchSampler":
-        return self
-
-    def set_epoch(self, epoch: int) -> None:
-        self._position.begin_epoch(epoch)
+        A Loader is not a DataLoader and has no batch sampler. This one stands in because Lightning has no other way to say
+        which epoch it starts.
+        """
+        return self._trainer_epochs
 
 
 def _make_position(dataset: Any, config: LoaderConfig) -> Position:
     if not isinstance(dataset, torch_data.IterableDataset):
         return IndexedPosition(dataset, config)
-    from loaderkit.datasets.streams.dataset import StreamDataset
-    from loaderkit.loader.streams.iterable import IterablePosition  # few need it, and its import takes time
-    from loaderkit.loader.streams.shards import StreamPosition
+    from loaderkit.loader.streams import StreamPosition  # few need it, and its import takes time
 
-    return StreamPosition(dataset, config) if isinstance(dataset, StreamDataset) else IterablePosition(dataset, config)
+    return StreamPosition(dataset, config)

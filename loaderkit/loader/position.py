@@ -1,209 +1,213 @@
-"""A position through data: what each kind of data brings to the Loader."""
+"""The position of a Loader in its data: one interface for each kind of data."""
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from loaderkit.datasets.bad_samples import BadSampleCount, Reported
 from loaderkit.engine.description import Description
 from loaderkit.loader.config import LoaderConfig
-from loaderkit.loader.engines import describe_stream
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.cpus import Cpus, ranks_on_host
 from loaderkit.system.world import World
 
 
-class Position(ABC):
-    """Where a loader stands in its data, and how it goes on from there.
+class Crew:
+    """Who reads the data: this process among the ranks, and its workers. Both are detected late, at first use."""
 
-    Between `begin` and `begin` the loader takes batches from the iterator that it
-    was given, and calls `count` for each that it yields: one place counts, outside
-    all prefetching.
-
-    For a Trainer, which learns later than it fetches, a position remembers where it
-    stood since `mark`, until that is forgotten.
-
-    Who takes batches ahead, to copy them to a device, counts them as they are taken. He
-    notes the place of the last one that he has handed on, and that is what is seen from outside.
-    """
-
-    def __init__(self, dataset: Any, config: LoaderConfig) -> None:
-        self.dataset, self.config = dataset, config
-        self.turn = 0  # an iterator of an earlier turn is over
-        self.bad = BadSampleCount(config.bad_samples)
-        self._begun = False  # whether a pass has started where it stands, or is left there
-        self._loaded = -1  # in which turn it stands at a state that was loaded
-        self._told = (-1, -1)  # in which turn a Trainer began an epoch last, and which
-        self._ahead = 0  # epochs that the Trainer counts and nobody read
-        self._said: set[str] = set()
-        self._noted: tuple[int, Any] = (-1, None)  # in which turn, and the place
-        self._found: tuple[int, str] | None = None
+    def __init__(self, config: LoaderConfig) -> None:
+        self._config = config
+        self._auto: tuple[int, str] | None = None
 
     @property
     def world(self) -> World:
-        """Who shares the data, as found out now."""
-        return self.config.world or World.detect()
+        """The rank of this process and the number of ranks, as detected now."""
+        return self._config.world or World.detect()
 
     @property
     def num_workers(self) -> int:
-        """Worker processes; where the settings say "auto", found out when it is first asked for."""
+        """The number of workers."""
         return self._workers()[0]
 
-    def describe(self) -> Description:
-        """Say how batches are made."""
-        return describe_stream(self.config, *self._workers())
+    @property
+    def why(self) -> str:
+        """The reason for that number."""
+        return self._workers()[1]
 
     def _workers(self) -> tuple[int, str]:
-        """Return how many worker processes there are to be, and why."""
-        given = self.config.num_workers
+        given = self._config.num_workers
         if given != "auto":
             return given, "num_workers"
-        if self._found is None:
+        if self._auto is None:
             cpus, ranks = Cpus.detect(), self.world.on_host or ranks_on_host()
-            self._found = cpus.workers(ranks), f"auto: {cpus}, {ranks} rank{'s' * (ranks > 1)} on this host"
-        return self._found
+            self._auto = cpus.workers(ranks), f"auto: {cpus}, {ranks} rank{'s' * (ranks > 1)} on this host"
+        return self._auto
 
-    @property
-    def cursor(self) -> Cursor:
-        """Where it stands: behind the last batch that was counted or, where some were taken ahead, handed on."""
-        return self.cursor_at(self.seen())
 
-    @abstractmethod
-    def place(self) -> Any:
-        """Return where it stands behind the last batch that was counted, as a value that means something to it alone."""
+class Position(ABC):
+    """Where a Loader stands in its data, and how it goes on from there.
 
-    @abstractmethod
-    def cursor_at(self, place: Any) -> Cursor:
-        """Return a place as a cursor; None is where it stands."""
+    A pass starts with `begin` and ends with the next `begin`. The Loader takes batches from the iterator that `begin`
+    returns, and calls `count` for each batch before it yields it. Nothing else counts, so prefetching cannot move a
+    position.
 
-    @abstractmethod
-    def return_to(self, place: Any) -> None:
-        """Stand at a place of this pass, which is left: the batches counted since were not handed on."""
+    A point is the position between two batches, as a value that only the position itself understands. A caller may
+    keep points, and later ask for their states or return to them. A DataModule does so because its Trainer fetches
+    batches before it learns from them. A DeviceLoader does so because it takes batches ahead of the user: it notes the point of
+    the last batch that it yielded, and `cursor` and `state` then report that point.
 
-    def note(self, place: Any) -> None:
-        """Take note that what was handed on ends at a place; it holds until the position is moved by others."""
-        self._noted = self.turn, place
+    Attributes:
+        turn: Grows when the position moves other than by `count`; iterators of an earlier turn are over.
+        begun: Whether a pass has started at this point, or was left here. The next pass then starts the next epoch.
+        bad: The count of bad samples.
+    """
 
-    def seen(self) -> Any:
-        """Return the place that was noted; None if none was, or it holds no longer."""
-        turn, place = self._noted
-        return place if turn == self.turn else None
+    def __init__(self, dataset: Any, config: LoaderConfig) -> None:
+        self.dataset, self.config, self.crew = dataset, config, Crew(config)
+        self.turn = 0
+        self.begun = False
+        self.bad = BadSampleCount(config.bad_samples)
+        self._said: set[str] = set()
+        self._yielded_at: tuple[int, Any] = (-1, None)  # the turn, and the point
 
-    def settle(self) -> None:
-        """Give up the batches that were taken ahead."""
-        place = self.seen()
-        if place is not None and place != self.place():
-            self.return_to(place)
-
-    @abstractmethod
-    def length(self) -> int:
-        """Return the batches of the epoch that it stands in.
-
-        Raises:
-            TypeError: If nobody knows.
-        """
-
-    @property
-    @abstractmethod
-    def step(self) -> int | None:
-        """Samples of a full step of all ranks, the unit of `cursor.batches`; None if that has no unit in samples."""
+    # Passes
 
     @abstractmethod
     def begin(self) -> Iterator[Any]:
-        """Start a pass: at the place that was set, or at the start of the next epoch. Return its batches.
-
-        Those taken ahead in an earlier pass have been given up by `settle`.
-        """
+        """Start a pass here, or at the next epoch's start if a pass was left here. Return its batches."""
 
     @abstractmethod
     def count(self, report: Reported | None) -> bool:
-        """Stand behind the batch that was taken last, and say whether it was the epoch's last.
+        """Move past the batch that was taken last, and say whether it ends the epoch.
 
-        Where it was, stand at the next epoch's start: Lightning stops at `len()` and never asks for more.
+        After the epoch's last batch the position is the next epoch's start: Lightning stops at `len()` and never asks
+        for more.
 
         Args:
-            report: Of the batch's bad samples, if it had any.
+            report: The batch's bad samples, if it had any.
 
         Raises:
-            BadSamplesError: If there are too many of these.
+            BadSamplesError: If there are too many bad samples.
         """
 
-    def check_end(self) -> None:  # noqa: B027 - most need no check
-        """Say that the batches ended before the epoch did, if so.
+    def check_end(self) -> None:  # noqa: B027 - streams have no length to check
+        """Check that the batches did not end before the epoch.
 
         Raises:
             RuntimeError: If they did.
         """
 
     def fail(self) -> None:
-        """Take note that a batch could not be made: what works ahead may be beyond it."""
+        """End the pass because a batch failed: workers may have read past it."""
         self.turn += 1
 
     @abstractmethod
+    def close(self) -> None:
+        """Stop the workers; a later pass starts them again."""
+
+    @abstractmethod
+    def describe(self) -> Description:
+        """Describe how batches are made."""
+
+    # Points
+
+    @abstractmethod
+    def point(self) -> Any:
+        """Return the point after the last counted batch."""
+
+    @abstractmethod
+    def epoch_after(self, point: Any) -> Any:
+        """Return the start of the next epoch if a point is inside an epoch; else the point itself."""
+
+    def upcoming(self) -> Any:
+        """Return the point where the next pass starts."""
+        return self.epoch_after(self.point()) if self.begun else self.point()
+
+    @abstractmethod
+    def go_to(self, point: Any, *, left: bool = False) -> None:
+        """Return to a point.
+
+        Args:
+            point: The point.
+            left: Whether its pass was left there, so that the next pass starts the next epoch.
+        """
+
+    @abstractmethod
+    def cursor_at(self, point: Any) -> Cursor:
+        """Return a point as a cursor; None is the current point."""
+
+    @abstractmethod
+    def state_at(self, point: Any, nearby: Iterable[Any] = ()) -> dict[str, Any]:
+        """Return the state of a point.
+
+        Args:
+            point: The point.
+            nearby: Points that another rank may ask for, because it stands a step before or after this one.
+        """
+
+    def note_yielded(self, point: Any) -> None:
+        """Report this point as the current one, until something moves the position."""
+        self._yielded_at = self.turn, point
+
+    def yielded(self) -> Any:
+        """Return the noted point; None if there is none, or the position has moved."""
+        turn, point = self._yielded_at
+        return point if turn == self.turn else None
+
+    def discard_ahead(self) -> None:
+        """Return to the noted point, if batches were taken beyond it."""
+        point = self.yielded()
+        if point is not None and point != self.point():
+            self.go_to(point, left=True)
+
+    # State
+
+    @property
+    def cursor(self) -> Cursor:
+        """The position after the last yielded batch."""
+        return self.cursor_at(self.yielded())
+
+    def state(self) -> dict[str, Any]:
+        """Return the state after the last yielded batch."""
+        return self.state_at(self.yielded() or self.point())
+
+    @abstractmethod
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go to the position that a state names."""
+
+    @abstractmethod
+    def seek(self, epoch: int, samples: int) -> None:
+        """Go to an epoch, after this many samples of all ranks."""
+
+    @abstractmethod
+    def follow(self, before: "Position") -> None:
+        """Go to where the next pass of another position would start, which this one replaces."""
+
+    # Data
+
+    @abstractmethod
+    def length(self) -> int:
+        """Return the number of batches in the current epoch.
+
+        Raises:
+            TypeError: If it is unknown.
+        """
+
+    @property
+    @abstractmethod
+    def step(self) -> int | None:
+        """Samples in a full step of all ranks, the unit of `cursor.batches`; None for streams, which have no such unit."""
+
+    @abstractmethod
     def indices(self, epoch: int, batch: int) -> Int64Array:
-        """Return which samples (B,) are in a batch of this rank.
+        """Return the sample indices (B,) of a batch of this rank.
 
         Raises:
             IndexError: If the epoch has no such batch.
             TypeError: If the data has no index.
         """
-
-    @abstractmethod
-    def seek(self, epoch: int, samples: int) -> None:
-        """Stand in an epoch, behind so many samples of all ranks."""
-
-    @abstractmethod
-    def state(self) -> dict[str, Any]:
-        """Return where it stands as a state."""
-
-    @abstractmethod
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Stand where a state says."""
-
-    @abstractmethod
-    def follow(self, before: "Position") -> None:
-        """Stand where the next pass of another position would begin, in whose place this one comes."""
-
-    @abstractmethod
-    def mark(self) -> int:
-        """Begin to remember, where the next pass begins, and return its epoch."""
-
-    @abstractmethod
-    def rewind(self) -> None:
-        """Stand at the mark."""
-
-    @abstractmethod
-    def state_after(self, batches: int, *, over: bool) -> dict[str, Any]:
-        """Return the state so many batches after the mark, or that of the epoch's end if it is over there."""
-
-    def forget(self, batches: int) -> None:  # noqa: B027 - nothing to forget where it is computed
-        """Forget what comes before so many batches after the mark."""
-
-    @abstractmethod
-    def end_epoch(self, batches: int) -> None:
-        """Stand where an epoch of a Trainer that had so many batches since the mark ends: no more of them were used."""
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Follow a Trainer that begins an epoch and keeps the loader's state by itself."""
-        resumes = self._loaded == self.turn
-        if resumes and self._told == (self.turn, epoch - 1):
-            # Resumed at an epoch's end under max_steps, Lightning ends that epoch once more, without a batch.
-            self._ahead += 1
-            self._begun = True
-        self._follow_epoch(epoch - self._ahead)
-        self._told = self.turn, epoch
-        if resumes:
-            self._loaded = self.turn
-
-    @abstractmethod
-    def _follow_epoch(self, epoch: int) -> None:
-        """Stand in an epoch that a Trainer begins, if not there already."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Stop the workers; a later pass starts them again."""
 
     def say(self, message: str) -> None:
         """Warn once."""

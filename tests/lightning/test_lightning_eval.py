@@ -147,7 +147,7 @@ def test_a_loader_given_to_fit_says_when_it_is_not_exact(tmp_path: Path) -> None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer.fit(model, lk.Loader(jobs.Samples(12), 4))
-    with pytest.warns(UserWarning, match="handed to it directly.*Use loaderkit.DataModule"):
+    with pytest.warns(UserWarning, match="got directly.*Use loaderkit.DataModule"):
         trainer.save_checkpoint(tmp_path / "saved.ckpt")
 
 

@@ -94,7 +94,7 @@ def test_a_trainer_is_told_what_its_checkpoints_count() -> None:
     loader.batch_sampler.sampler.set_epoch(1)
     assert loader.cursor.epoch == 2
     with pytest.warns(
-        UserWarning, match=r"counts batches that were not learnt, and without a length .*Use loaderkit.DataModule"
+        UserWarning, match=r"counts batches that were not learnt.*Without a length.*Use loaderkit.DataModule"
     ):
         loader.state_dict()
     assert isinstance(loader, lk.Loader)

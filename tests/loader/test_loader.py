@@ -268,7 +268,7 @@ def test_nothing_to_read_and_idle_workers_are_said_once() -> None:
     assert list(empty) == []  # a second warning would be an error here
     assert empty.cursor == lk.Cursor()
     idle = make_loader(2, 2, num_workers=2)
-    with pytest.warns(UserWarning, match="2 workers for 1 batches an epoch: 1 of them will be idle"):
+    with pytest.warns(UserWarning, match="2 workers for 1 batches an epoch: 1 workers are idle"):
         assert len(list(idle)) == 1
     assert len(list(idle)) == 1
 

@@ -1,5 +1,6 @@
 """What several tests share: the laws for streams: exactly once, exact resume, workers that don't matter, other ranks."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -44,11 +45,14 @@ def make_stream(sizes: list[int], *, shuffle: bool = True, lanes: int = 4, windo
     return lk.StreamDataset(names(sizes), Counted(), shuffle=shuffle, lanes=lanes, window=window, **settings)
 
 
-def make_loader(sizes: list[int], batch_size: int | None = 4, *, world: lk.World | None = None, **settings: Any) -> Any:
-    of_loader = {"num_workers", "steps", "stop", "drop_last", "multiprocessing_context", "store", "collate_fn"}
-    mine = {name: settings.pop(name) for name in set(settings) & of_loader}
-    mine = {"collate_fn": drawing_collate, **mine}
-    return lk.Loader(make_stream(sizes, **settings), batch_size, world=world or lk.World(), **mine)
+OF_LOADER = {field.name for field in dataclasses.fields(lk.LoaderConfig)} - {"shuffle", "seed"}
+
+
+def make_loader(sizes: list[int], batch_size: int | None = 4, *, kind: Any = lk.Loader, **settings: Any) -> Any:
+    """A loader of a stream: settings of StreamDataset go to that, the others to the loader."""
+    mine = {name: settings.pop(name) for name in set(settings) & OF_LOADER}
+    mine = {"collate_fn": drawing_collate, "world": lk.World(), **mine}
+    return kind(make_stream(sizes, **settings), batch_size, **mine)
 
 
 def ids(batches: list[Any]) -> Counter[int]:

@@ -9,7 +9,7 @@ from loaderkit.datasets.bad_samples import BadSamples
 from loaderkit.datasets.streams.dataset import StreamDataset
 from loaderkit.datasets.streams.filter import PulledLane
 from loaderkit.datasets.streams.lane import Lane, Place
-from loaderkit.datasets.streams.samples import Step, Taken
+from loaderkit.datasets.streams.samples import PendingSample, Step
 
 Ends = Literal["all", "first", "again"]
 
@@ -127,7 +127,7 @@ class _ChainLane(PulledLane):
     def _stand(self) -> Place:
         return Place(self._cycle, self._number, 0, 0, 0, *self._inner.place)
 
-    def _pull(self, count: int) -> list[Taken]:
+    def _pull(self, count: int) -> list[PendingSample]:
         while not (taken := self._inner.take(count)):
             if self._number + 1 == len(self._streams):
                 return []
@@ -207,8 +207,8 @@ class _InterleavedLane(PulledLane):
             parts += (count, len(place), *place)
         return Place(self._cycle, 0, 0, 0, 0, *parts)
 
-    def _pull(self, count: int) -> list[Taken]:
-        taken: list[Taken] = []
+    def _pull(self, count: int) -> list[PendingSample]:
+        taken: list[PendingSample] = []
         while len(taken) < count and (number := self._pick()) is not None:
             taken += self._inner[number].take(1)
             self._counts[number] += 1
@@ -259,7 +259,7 @@ def most_due(live: Sequence[int], weights: Sequence[int], counts: Sequence[int])
     return min(due, key=lambda number: (((scale - 1) * whole - behind[number]) / weights[number], number))
 
 
-def _with_steps(taken: list[Taken], steps: Sequence[Step]) -> list[Taken]:
+def _with_steps(taken: list[PendingSample], steps: Sequence[Step]) -> list[PendingSample]:
     return [each._replace(steps=(*each.steps, *steps)) for each in taken] if steps else taken
 
 

@@ -14,8 +14,8 @@ import torch.utils.data as torch_data
 
 from loaderkit.datasets.bad_samples import RAISE, BadSamples
 from loaderkit.datasets.streams.filter import FilteredLane
-from loaderkit.datasets.streams.lane import Lane, LaneReader, Part, Place
-from loaderkit.datasets.streams.samples import Step, prepared
+from loaderkit.datasets.streams.lane import Lane, LaneReader, Place, ShardShare
+from loaderkit.datasets.streams.samples import Step, transform_samples
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.system.world import World
 
@@ -166,7 +166,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         shared = f", shards shared by {self.share} in blocks of {self.block}" if self.share > 1 else ""
         return f"stream-1 in {self.lanes} lanes, {shuffled}{shared}"
 
-    def deal(self, cycle: int, lane: int, path: Sequence[int] = ()) -> list[Part]:
+    def deal(self, cycle: int, lane: int, path: Sequence[int] = ()) -> list[ShardShare]:
         """Return a lane's shards, or parts of them, in the order in which they are read."""
         key = cycle, tuple(path)
         if self._order is None or self._order[0] != key:
@@ -176,7 +176,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
             self._order = key, numbers.tolist()
         order, share = self._order[1], self.share
         return [
-            Part(self.shards[order[number // share]], number % share, share)
+            ShardShare(self.shards[order[number // share]], number % share, share)
             for number in range(lane, len(order) * share, self.lanes)
         ]
 
@@ -194,7 +194,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         while lanes:
             lanes = [lane for lane in lanes if lane.fill(1)]
             for lane in lanes:
-                yield from prepared(lane.take(1))
+                yield from transform_samples(lane.take(1))
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker that is not forked knows no torch.distributed.

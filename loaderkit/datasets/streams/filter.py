@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from loaderkit.datasets.bad_samples import RAISE, BadSamples
 from loaderkit.datasets.streams.lane import Lane, Place
-from loaderkit.datasets.streams.samples import DROPPED, Step, Taken, done, seeds_of
+from loaderkit.datasets.streams.samples import DROPPED, PendingSample, Step, done, seeds_of
 from loaderkit.seeding.keys import mixed_word
 
 
@@ -14,7 +14,7 @@ class PulledLane(ABC):
     """A lane that gives samples one after another, and knows where it stands between them."""
 
     def __init__(self) -> None:
-        self._ahead: deque[tuple[Taken, Place]] = deque()  # each with the place before it
+        self._ahead: deque[tuple[PendingSample, Place]] = deque()  # each with the place before it
 
     @property
     def place(self) -> Place:
@@ -31,7 +31,7 @@ class PulledLane(ABC):
             self._ahead.append((pulled[0], place))
         return True
 
-    def take(self, count: int) -> list[Taken]:
+    def take(self, count: int) -> list[PendingSample]:
         """Take so many samples, or as many as there are."""
         taken = [self._ahead.popleft()[0] for _ in range(min(count, len(self._ahead)))]
         while len(taken) < count and (pulled := self._pull(count - len(taken))):
@@ -43,7 +43,7 @@ class PulledLane(ABC):
         """Return where the next sample to be pulled stands."""
 
     @abstractmethod
-    def _pull(self, count: int) -> list[Taken]:
+    def _pull(self, count: int) -> list[PendingSample]:
         """Return at least one and at most so many samples; none at the end."""
 
 
@@ -63,7 +63,7 @@ class FilteredLane(PulledLane):
     def _stand(self) -> Place:
         return self._lane.place
 
-    def _pull(self, count: int) -> list[Taken]:
+    def _pull(self, count: int) -> list[PendingSample]:
         while taken := self._lane.take(count):
             with seeds_of(taken) as seeds:
                 samples = [done(each, seeds, row, self._policy) for row, each in enumerate(taken)]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 
 from loaderkit.datasets.bad_samples import RAISE, BadSamples, BadSamplesError, describe
-from loaderkit.datasets.streams.samples import Failed, Step, Taken, alone
+from loaderkit.datasets.streams.samples import Failed, PendingSample, Step, alone
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds
 
@@ -70,7 +70,7 @@ class Place(tuple[int, ...]):
         return tuple(self)
 
 
-class Part(NamedTuple):
+class ShardShare(NamedTuple):
     """A shard, or its blocks number, number + of, number + 2 of, ..."""
 
     shard: str
@@ -90,12 +90,12 @@ class Lane(Protocol):
         """Read until so many samples can be taken; say whether they can."""
         ...
 
-    def take(self, count: int) -> list[Taken]:
+    def take(self, count: int) -> list[PendingSample]:
         """Take so many samples, or as many as there are."""
         ...
 
 
-class Source(Protocol):
+class Shards(Protocol):
     """What a lane that reads shards asks of its stream."""
 
     read: Any
@@ -104,7 +104,7 @@ class Source(Protocol):
     seed: int
     block: int
 
-    def deal(self, cycle: int, lane: int, path: Sequence[int] = ()) -> list[Part]:
+    def deal(self, cycle: int, lane: int, path: Sequence[int] = ()) -> list[ShardShare]:
         """Return a lane's shards, or parts of them."""
         ...
 
@@ -140,7 +140,7 @@ class LaneReader:
 
     def __init__(
         self,
-        stream: Source,
+        stream: Shards,
         lane: int,
         place: Place,
         steps: Sequence[Step] = (),
@@ -184,7 +184,7 @@ class LaneReader:
                 return False
         return True
 
-    def take(self, count: int) -> list[Taken]:
+    def take(self, count: int) -> list[PendingSample]:
         """Take so many samples, or as many as there are."""
         self.fill(count)
         taken: list[_Read] = []
@@ -198,7 +198,7 @@ class LaneReader:
         positions = np.array([each.position for each in taken], dtype=np.int64)
         words = hash_positions(positions, "sample", *self._keys).tolist()
         return [
-            Taken(each.sample, word, self.shards[each.shard].shard, each.number, self._steps)
+            PendingSample(each.sample, word, self.shards[each.shard].shard, each.number, self._steps)
             for each, word in zip(taken, words, strict=True)
         ]
 
@@ -281,7 +281,7 @@ class LaneReader:
         return repr(self.shards[shard].shard) if shard < len(self.shards) else "(none)"
 
 
-def _next_block(number: int, block: int, part: Part) -> int:
+def _next_block(number: int, block: int, part: ShardShare) -> int:
     """Return the start of a part's next block, from a sample that is in none of it."""
     current = number // block
     return (current + (part.number - current) % part.of) * block

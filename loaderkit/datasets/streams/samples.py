@@ -17,7 +17,7 @@ class Step(NamedTuple):
     is_filter: bool = False
 
 
-class Taken(NamedTuple):
+class PendingSample(NamedTuple):
     """A sample as it was read, with what is still to be done to it."""
 
     sample: Any
@@ -44,7 +44,7 @@ class Failed(NamedTuple):
 DROPPED = object()
 
 
-def done(taken: Taken, seeds: SampleSeeds, row: int, policy: BadSamples = RAISE) -> Any:
+def done(taken: PendingSample, seeds: SampleSeeds, row: int, policy: BadSamples = RAISE) -> Any:
     """Do to a sample what is to be done, under its own seed.
 
     It is not tried again: a step may have changed the sample before it failed.
@@ -72,7 +72,9 @@ def done(taken: Taken, seeds: SampleSeeds, row: int, policy: BadSamples = RAISE)
     return sample
 
 
-def prepared(taken: Sequence[Taken], finish: Callable[[list[Any], SampleSeeds], Any] | None = None) -> Any:
+def transform_samples(
+    taken: Sequence[PendingSample], finish: Callable[[list[Any], SampleSeeds], Any] | None = None
+) -> Any:
     """Transform samples of a lane, each under its own seed.
 
     Args:
@@ -84,7 +86,7 @@ def prepared(taken: Sequence[Taken], finish: Callable[[list[Any], SampleSeeds], 
         return samples if finish is None else finish(samples, seeds)
 
 
-def seeds_of(taken: Sequence[Taken]) -> SampleSeeds:
+def seeds_of(taken: Sequence[PendingSample]) -> SampleSeeds:
     """Return the seeds of samples that were taken."""
     return SampleSeeds(np.array([each.word for each in taken], dtype=np.uint64), restore=alone())
 

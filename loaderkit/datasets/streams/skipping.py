@@ -5,7 +5,7 @@ from collections import deque
 from loaderkit.datasets.bad_samples import BadSample, BadSamples, BadSamplesError
 from loaderkit.datasets.streams.filter import PulledLane
 from loaderkit.datasets.streams.lane import Lane, Place
-from loaderkit.datasets.streams.samples import Failed, Taken, done, seeds_of
+from loaderkit.datasets.streams.samples import Failed, PendingSample, done, seeds_of
 
 _MOST = 1000  # bad ones in a row
 
@@ -41,7 +41,7 @@ class SkippingLane(PulledLane):
             self._passed = []
         return True
 
-    def take(self, count: int) -> list[Taken]:
+    def take(self, count: int) -> list[PendingSample]:
         """Take so many samples, or as many as there are."""
         for _ in range(min(count, len(self._ahead))):
             self._report += self._before.popleft()
@@ -68,7 +68,7 @@ class SkippingLane(PulledLane):
     def _stand(self) -> Place:
         return self._lane.place
 
-    def _pull(self, count: int) -> list[Taken]:
+    def _pull(self, count: int) -> list[PendingSample]:
         while taken := self._lane.take(count):
             kept = []
             with seeds_of(taken) as seeds:
@@ -83,7 +83,7 @@ class SkippingLane(PulledLane):
                 return kept
         return []
 
-    def _pass_over(self, taken: Taken, failed: Failed) -> None:
+    def _pass_over(self, taken: PendingSample, failed: Failed) -> None:
         self._passed.append(BadSample(0, None, taken.number, failed.error, shard=taken.shard))
         self._first = self._first or failed.cause
         self._in_a_row += 1

@@ -1,7 +1,6 @@
-"""Where a loader stands in a stream, over ranks and workers."""
+"""The position in a stream, over ranks and workers, and its state."""
 
-from loaderkit.loader.streams.iterable import IterablePosition
-from loaderkit.loader.streams.shards import StreamPosition
+from loaderkit.loader.streams.position import StreamPosition
 from loaderkit.loader.streams.state import merge_states
 
-__all__ = ["IterablePosition", "StreamPosition", "merge_states"]
+__all__ = ["StreamPosition", "merge_states"]

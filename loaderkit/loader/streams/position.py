@@ -1,176 +1,220 @@
-"""A position along lanes: parts of the data that are read one after another, dealt to ranks and workers."""
+"""The position in a stream: where each lane of this rank is, found by reading and never computed."""
 
 import dataclasses
 import hashlib
 import json
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from loaderkit.datasets.bad_samples import JUDGED_FROM, Reported
+from loaderkit.datasets.streams.dataset import StreamDataset
+from loaderkit.engine.description import Description
 from loaderkit.loader.config import LoaderConfig
+from loaderkit.loader.engines import describe_stream
 from loaderkit.loader.position import Position
+from loaderkit.loader.streams.iterable import WorkerLanes
+from loaderkit.loader.streams.lanes import Lanes
 from loaderkit.loader.streams.rank_reader import RankReader
 from loaderkit.loader.streams.rendezvous import Rendezvous
-from loaderkit.loader.streams.stand import LaneStand
+from loaderkit.loader.streams.shards import ShardLanes
 from loaderkit.loader.streams.state import RankCursor, StreamCursor, join_ranks, pack_cursor, unpack_cursor
+from loaderkit.sampling.cursor import Cursor
 from loaderkit.system.arrays import Int64Array
 
 
-class LaneWalk(LaneStand):
-    """Goes along this rank's lanes, which take turns, from epoch to epoch.
+class StreamPosition(Position):
+    """Where each lane of this rank is. A lane is a part of the stream that one worker reads in sequence.
+
+    Rank r of R reads the lanes r, r + R, ..., which take turns to give a batch. A point is a `RankCursor`. The other ranks
+    add what they know when a state is made.
+
+    Args:
+        dataset: A StreamDataset, whose lanes are lists of shards; or another IterableDataset, whose lanes are what each of
+            its workers reads.
+        config: The settings.
 
     Raises:
-        ValueError: If the settings are not for a stream.
+        ValueError: If a setting is not for this data.
     """
 
     def __init__(self, dataset: Any, config: LoaderConfig) -> None:
         super().__init__(dataset, config)
-        self._check_settings()
+        kind = ShardLanes if isinstance(dataset, StreamDataset) else WorkerLanes
+        self._lanes: Lanes = kind(dataset, config, self.crew)
         self._rendezvous = Rendezvous(config.store, config.meet_timeout_s)
-        self._passes = 0  # that were begun
-        self._trained_by_epochs = False
-
-    @property
-    def step(self) -> None:
-        return None
-
-    def length(self) -> int:
-        if self.config.steps is None:
-            raise TypeError("a Loader of a stream has no length: nobody knows how long its data is. Give it steps=.")
-        return self.config.steps
+        self._passes = 0  # started so far
+        self._reader: RankReader | None = None  # of this rank's lanes, once the world is known
+        self._stand_at(StreamCursor())
 
     def begin(self) -> Iterator[Any]:
-        if self._begun and self._batches:  # left before its end
-            self._roll_over()
-        self._begun = True
+        if self.begun and self._batches:  # the last pass was left before its end
+            self._go_to_next_epoch()
+        self.begun = True
         self._passes += 1
         self.turn += 1
         reader = self._bind()
-        self._check_workers(len(reader.places))
+        if (remark := self._lanes.idle_workers(len(reader.places))) is not None:
+            self.say(remark)
         has_batch = self._has_batch(reader)
         if not has_batch:
             self._count_bad(None, reader)
-            self.say(f"Loader: an epoch without more batches: {self._no_data()}.")
+            self.say(f"Loader: an epoch without more batches: {self._lanes.no_samples()}.")
         if not (all(self._all_have("begin", has_batch)) if self.config.stop == "shortest" else has_batch):
-            self._roll_over()
+            self._go_to_next_epoch()
             return iter(())
         return self._rest(reader)
 
     def count(self, report: Reported | None) -> bool:
-        before = self._now()
+        before = self.point()
         try:
-            over = self._count(report)
+            return self._count(report)
         except BaseException:
-            self._return_to(before)  # the batch is not handed on
+            self.go_to(before)  # the Loader does not yield the batch
             raise
-        if self._kept is not None:
-            self._kept.append(self._now())
-        return over
 
     def fail(self) -> None:
         self.close()
 
-    def indices(self, epoch: int, batch: int) -> Int64Array:
-        raise TypeError(
-            "loader: indices() is for data with an index: nobody knows which samples of a stream are in a batch before "
-            "it is read."
-        )
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+        self._lanes.close()
+        self.turn += 1
+
+    def describe(self) -> Description:
+        return describe_stream(self.config, self.crew.num_workers, self.crew.why)
+
+    def point(self) -> RankCursor:
+        reader = self._bind()
+        places, bad = tuple(reader.places), self.bad.at(self._epoch, self._batches)
+        return RankCursor(self._origin, self._since, self._epoch, self._batches, reader.turn, places, bad)
+
+    def epoch_after(self, point: RankCursor) -> RankCursor:
+        if not point.batches:
+            return point
+        epoch = point.epoch + 1
+        if self.config.steps:  # the next epoch goes on from here in the data
+            return point._replace(epoch=epoch, batches=0, bad=0)
+        return RankCursor(StreamCursor(epoch=epoch), 0, epoch, 0, 0, self._lanes.next_cycle(point.places, epoch))
+
+    def go_to(self, point: RankCursor, *, left: bool = False) -> None:
+        reader = self._reader
+        self._origin, self._since, self._epoch, self._batches, turn, places, bad = point
+        self.bad.start(self._epoch, bad)
+        self.begun = left
+        self.turn += 1
+        if reader is None or not reader.is_at(turn, places):
+            self.close()
+            self._reader = RankReader(self._own(), places, turn)
+
+    def cursor_at(self, point: RankCursor | None) -> Cursor:
+        epoch, batches = (self._epoch, self._batches) if point is None else (point.epoch, point.batches)
+        return Cursor(epoch=epoch, batches=batches)
+
+    def state_at(self, point: RankCursor, nearby: Iterable[RankCursor] = ()) -> dict[str, Any]:
+        world = self.crew.world
+        values: list[str | None] = [None] * world.size
+        values[world.rank] = point.value
+        if world.size > 1 and self.config.stop != "each":  # with "each" ranks never stand at the same batch
+            values = self._rendezvous.gather(self._run_name(), point, world, nearby)
+        return pack_cursor(join_ranks(point, values, self._lanes.count(), self._lanes.place), self._lanes.identity())
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        cursor = unpack_cursor(state, self._lanes.identity(), self._lanes.place)
+        if self.config.steps and cursor.batches >= self.config.steps:  # the saved run had more steps an epoch
+            cursor = dataclasses.replace(cursor, epoch=cursor.epoch + 1, batches=0, bad=())
+        self._stand_at(cursor)
 
     def seek(self, epoch: int, samples: int) -> None:
         if samples:
             raise TypeError(
-                f"loader: seek(samples={samples}) is for data with an index: a stream has no place for a number of "
+                f"loader: seek(samples={samples}) is for data with an index: nobody knows where a stream has that many "
                 "samples over all ranks. Seek to an epoch, or load a state."
             )
         if epoch < 0:
             raise ValueError(f"loader: seek to epoch {epoch}, wanted at least 0.")
         self._stand_at(StreamCursor(epoch=epoch))
 
-    def state(self) -> dict[str, Any]:
-        if self._trained_by_epochs:
-            self.say(
-                "A Trainer saves the state of a Loader of a stream that was handed to it directly. That resumes exactly "
-                "where it saves between batches; a checkpoint saved by an exception, by a signal or within a gradient "
-                "accumulation counts batches that were not learnt"
-                + (
-                    "."
-                    if self.config.steps
-                    else ", and without a length Lightning fetches one batch ahead and counts it."
-                )
-                + " Use loaderkit.DataModule, which is exact in all these cases."
-            )
-        return self._pack(self.seen() or self._now())
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        position = unpack_cursor(state, self._identity(), self._place)
-        if self.config.steps and position.batches >= self.config.steps:  # of a run with more steps an epoch
-            position = dataclasses.replace(position, epoch=position.epoch + 1, batches=0, bad=())
-        self._stand_at(position)
-        self._loaded = self.turn
-
     def follow(self, before: Position) -> None:
-        if not isinstance(before, LaneWalk):
+        if not isinstance(before, StreamPosition):
             self.seek(before.cursor.epoch, 0)
-        elif before._identity() == self._identity():
-            self._return_to(before._upcoming())
+        elif before._lanes.identity() == self._lanes.identity():
+            self.go_to(before.upcoming())
         else:
-            self.seek(before._upcoming().epoch, 0)
+            self.seek(before.upcoming().epoch, 0)
 
-    def state_after(self, batches: int, *, over: bool) -> dict[str, Any]:
-        standing = self._after(batches)
-        return self._pack(self._ended(standing) if over else standing)
-
-    def end_epoch(self, batches: int) -> None:
-        self._return_to(self._ended(self._after(batches)))
-
-    def _follow_epoch(self, epoch: int) -> None:
-        # Lightning loads no loader state from a checkpoint at an epoch's end; this puts the loader there.
-        first, self._trained_by_epochs = not self._trained_by_epochs, True
-        # In a run that goes on, a Trainer's epoch may have ended in the middle of the loader's, by a limit of batches.
-        if self._epoch >= epoch or (not first and self._upcoming().epoch >= epoch):
-            return
-        if self.config.steps or self._begun:
-            raise RuntimeError(
-                f"cannot resume under this Trainer: it begins epoch {epoch}, the stream stands in epoch {self._epoch}, and "
-                "Lightning restored no loader state (it does not at an epoch's end). Hand the stream over in a "
-                "loaderkit.DataModule, which keeps it."
+    def length(self) -> int:
+        if self.config.steps is None:
+            raise TypeError(
+                "a Loader of a stream has no length: nobody knows how many samples the data has. Give the Loader steps=."
             )
-        self.seek(epoch, 0)
+        return self.config.steps
 
-    @abstractmethod
-    def _check_settings(self) -> None:
-        """Refuse settings that are not for this data.
+    @property
+    def step(self) -> None:
+        return None
 
-        Raises:
-            ValueError: If there are such.
-        """
+    def indices(self, epoch: int, batch: int) -> Int64Array:
+        raise TypeError(
+            "loader: indices() is for data with an index: nobody knows which samples of a stream are in a batch before "
+            "they are read."
+        )
 
-    def _check_workers(self, lanes: int) -> None:
-        """Say that there are more workers than this rank's lanes can feed, if so."""
+    def _stand_at(self, cursor: StreamCursor) -> None:
+        self.close()
+        self._origin, self._since = cursor, 0
+        self._epoch, self._batches = cursor.epoch, cursor.batches
+        self.bad.start(cursor.epoch)
+        self._reader, self.begun = None, False
 
-    @abstractmethod
-    def _identity(self) -> dict[str, Any]:
-        """Return what a place counts in: it means nothing elsewhere."""
+    def _own(self) -> range:
+        """Return the numbers of this rank's lanes."""
+        world = self.crew.world
+        return range(world.rank, self._lanes.count(), world.size)
 
-    @abstractmethod
-    def _no_data(self) -> str:
-        """Say that this rank found no samples."""
+    def _bind(self) -> RankReader:
+        """Return the reader of this rank's lanes; make it at first use, when the world is known."""
+        if self._reader is not None:
+            return self._reader
+        world, origin, config, lanes = self.crew.world, self._origin, self.config, self._lanes.count()
+        if world.size > lanes:
+            raise ValueError(
+                f"loader: {lanes} lanes for {world.size} ranks, wanted at least one for each. "
+                f"Give StreamDataset lanes={world.size} or a multiple of it."
+            )
+        if world.size > 1 and config.steps is None and config.stop is None:
+            raise ValueError(
+                f"loader: {world.size} ranks read data of unknown length, and would have unequal numbers of "
+                "batches. Say when an epoch ends: steps=..., stop='shortest', stop='repeat', or stop='each'."
+            )
+        fresh = self._lanes.place(cycle=origin.epoch)
+        places = [origin.lanes[lane] if origin.lanes else fresh for lane in self._own()]
+        same_ranks = len(origin.turns) == world.size
+        turn = origin.turns[world.rank] if same_ranks else 0
+        self._reader = RankReader(self._own(), places, turn or 0)
+        # With another number of ranks each takes an equal part of the bad samples that all have left out.
+        bad = origin.bad
+        self.bad.start(origin.epoch, bad[world.rank] if len(bad) == world.size else math.ceil(sum(bad) / world.size))
+        return self._reader
 
-    def _roll_over(self) -> None:
-        self._return_to(self._ended(self._now()._replace(batches=1)))
+    def _go_to_next_epoch(self) -> None:
+        self.go_to(self.epoch_after(self.point()._replace(batches=1)))
 
     def _rest(self, reader: RankReader) -> Iterator[Any]:
         while self._has_batch(reader):
             yield reader.batch
 
+    def _read(self, places: Sequence[Any], cycle: int, turn: int) -> Iterator[Any]:
+        return self._lanes.read(self._own(), places, cycle, turn)
+
     def _count(self, report: Reported | None) -> bool:
         reader, config = self._bind(), self.config
-        reader.go_on()
+        reader.advance()
         self._batches += 1
         self._since += 1
         # A rank that repeats its data is in a later cycle.
-        over = reader.end_if_over(self._run) or (config.steps is None and reader.cycle > self._epoch)
+        over = reader.end_if_over(self._read) or (config.steps is None and reader.cycle > self._epoch)
         self._count_bad(report, reader)
         if config.steps:
             over = self._batches >= config.steps
@@ -179,20 +223,20 @@ class LaneWalk(LaneStand):
         elif config.stop == "repeat":
             over = not any(self._all_have("go on", not over))
         if over:
-            self._roll_over()
+            self._go_to_next_epoch()
         return over
 
     def _count_bad(self, report: Reported | None, reader: RankReader) -> None:
-        """Count the bad samples of a batch, and those that belong to none and were passed since the last one."""
-        reports = [*reader.unyielded(), *([] if report is None else [report])]
+        """Count the bad samples of a batch, and those since the last one that are in no batch."""
+        reports = [*reader.take_reports(), *([] if report is None else [report])]
         if not reports:
             return
         bad = [dataclasses.replace(each, epoch=self._epoch) for one in reports for each in one.bad]
-        # Nobody knows how many samples were read: those of full batches, and the bad ones.
+        # An estimate of the samples that were read: those of full batches, and the bad ones.
         origin = self._origin
-        before = origin.batches if origin.epoch == self._epoch else 0  # of as many ranks as there were
-        batches = self._batches - before + before * len(origin.turns) / self.world.size
-        seen = batches * (self.config.batch_size or 1) + self._bad_now() + len(bad)
+        before = origin.batches if origin.epoch == self._epoch else 0  # counted by another number of ranks
+        batches = self._batches - before + before * len(origin.turns) / self.crew.world.size
+        seen = batches * (self.config.batch_size or 1) + self.bad.at(self._epoch, self._batches) + len(bad)
         self.bad.add(
             Reported(None, bad, reports[0].first),
             epoch=self._epoch,
@@ -202,30 +246,22 @@ class LaneWalk(LaneStand):
 
     def _has_batch(self, reader: RankReader) -> bool:
         again = self.config.steps is not None or self.config.stop == "repeat"
-        if not again and reader.cycle > self._epoch:  # of a run that repeated its data
+        if not again and reader.cycle > self._epoch:  # the state is of a run that repeated its data
             return False
-        has_batch = reader.look_ahead(self._run, again=again)
+        has_batch = reader.look_ahead(self._read, again=again)
         if again and not has_batch:
             self._count_bad(None, reader)
             raise RuntimeError(
-                f"loader: {self._no_data()}, wanted {self.config.steps or 'one or more'} batches an epoch."
+                f"loader: {self._lanes.no_samples()}, wanted {self.config.steps or 'one or more'} batches an epoch."
             )
         return has_batch
 
     def _all_have(self, when: str, has_batch: bool) -> list[bool]:
         """Return which ranks have another batch."""
-        return self._rendezvous.ask(self._name(), f"{when}/{self._passes}", self._now(), self.world, has_batch)
+        name = self._run_name()
+        return self._rendezvous.ask(name, f"{when}/{self._passes}", self.point(), self.crew.world, has_batch)
 
-    def _pack(self, standing: RankCursor) -> dict[str, Any]:
-        """Make a state of where this rank and, if they can be asked, the others stand there."""
-        world = self.world
-        values: list[str | None] = [None] * world.size
-        values[world.rank] = standing.value
-        if world.size > 1 and self.config.stop != "each":  # else they are never at one point
-            values = self._rendezvous.gather(self._name(), standing, world, self._kept or ())
-        return pack_cursor(join_ranks(standing, values, self._lanes(), self._place), self._identity())
-
-    def _name(self) -> str:
-        """Tell this data and its epochs from others, for the ranks to meet."""
-        run = json.dumps([self._identity(), self.config.steps, self.config.stop])
+    def _run_name(self) -> str:
+        """Return a name for this data and its epochs, under which its ranks meet."""
+        run = json.dumps([self._lanes.identity(), self.config.steps, self.config.stop])
         return hashlib.blake2b(run.encode(), digest_size=8).hexdigest()

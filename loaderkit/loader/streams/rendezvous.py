@@ -1,4 +1,4 @@
-"""Where the ranks meet: each leaves a value in a store, and waits for the others no longer than it was told."""
+"""Exchange small values between ranks, with a time limit."""
 
 import time
 import warnings
@@ -14,7 +14,7 @@ _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.0002, 0.05
 
 
 class Rendezvous:
-    """Exchanges small values between ranks, through a store rather than a collective: a failed rank hangs nobody.
+    """Exchanges small values between ranks through a store. Unlike a collective, a failed rank hangs no other.
 
     Args:
         store: A torch.distributed store; None takes that of the process group.
@@ -23,59 +23,58 @@ class Rendezvous:
 
     def __init__(self, store: Any, timeout_s: float) -> None:
         self._given, self._timeout_s = store, timeout_s
-        self._left: set[str] = set()  # what others may still read
-        self._number: int | None = None  # tells apart meetings of the same name
+        self._left: set[str] = set()  # keys that other ranks may still read
+        self._number: int | None = None  # tells apart several loaders of the same name
 
     @property
     def is_possible(self) -> bool:
         """Whether there is a store."""
         return self._given is not None or self._is_initialized()
 
-    def ask(self, name: str, when: str, standing: RankCursor, world: World, has_batch: bool) -> list[bool]:
+    def ask(self, name: str, when: str, cursor: RankCursor, world: World, has_batch: bool) -> list[bool]:
         """Return which ranks have another batch.
 
         Args:
-            name: Of the meeting.
-            when: In which pass, and where in it. A pass that begins where another began must not find what that one left.
-            standing: Where this rank stands.
+            name: The name of the run.
+            when: The pass, and the moment in it: two passes from the same point must not read each other's answers.
+            cursor: Where this rank is.
             world: This rank and the number of ranks.
-            has_batch: Whether this rank has another one.
+            has_batch: Whether this rank has another batch.
 
         Raises:
-            RuntimeError: If one does not answer in time, or there is no store.
+            RuntimeError: If a rank does not answer in time, or there is no store.
         """
         if world.size == 1:
             return [has_batch]
         if not self.is_possible:
             raise RuntimeError(
-                f"loader: to end an epoch together {world.size} ranks need torch.distributed or store=, where they meet. "
+                f"loader: to end an epoch together, {world.size} ranks need torch.distributed or store=. "
                 "Initialise the process group, or use steps=."
             )
-        answers = self.exchange(name, f"{when}/{standing.point}", world, str(int(has_batch)))
+        answers = self.exchange(name, f"{when}/{cursor.name}", world, str(int(has_batch)))
         if silent := ", ".join(str(rank) for rank, answer in enumerate(answers) if answer is None):
             raise RuntimeError(
-                f"loader: rank {silent} did not say in time whether it has another batch after {standing.batches} of epoch "
-                f"{standing.epoch}. It has failed or is slow: see its log, or raise meet_timeout_s."
+                f"loader: rank {silent} did not say in time whether it has another batch after {cursor.batches} of epoch "
+                f"{cursor.epoch}. It has failed or is slow: see its log, or raise meet_timeout_s."
             )
         return [answer == "1" for answer in answers]
 
-    def gather(self, name: str, standing: RankCursor, world: World, kept: Iterable[RankCursor]) -> list[str | None]:
-        """Return what the ranks tell of where they stand, as far as they can be asked.
+    def gather(self, name: str, cursor: RankCursor, world: World, nearby: Iterable[RankCursor]) -> list[str | None]:
+        """Return `RankCursor.value` of each rank at one point; None from a rank that does not answer.
 
         Args:
-            name: Of the meeting.
-            standing: Where this rank stands, or stood at the point that is asked for.
+            name: The name of the run.
+            cursor: Where this rank is, or was at that point.
             world: This rank and the number of ranks.
-            kept: Where it stood before and after. A signal may find another rank one step before or behind
-                this one; it finds here what it asks for.
+            nearby: Where this rank was a step before and after. A signal may make another rank ask for these points.
         """
         if not self.is_possible:
-            return [standing.value if rank == world.rank else None for rank in range(world.size)]
-        others = {each.point: each.value for each in kept}
-        values = self.exchange(name, standing.point, world, standing.value, others)
+            return [cursor.value if rank == world.rank else None for rank in range(world.size)]
+        others = {each.name: each.value for each in nearby}
+        values = self.exchange(name, cursor.name, world, cursor.value, others)
         if missing := ", ".join(str(rank) for rank, value in enumerate(values) if value is None):
             warnings.warn(
-                f"Loader: rank {missing} did not give its state at batch {standing.batches} of epoch {standing.epoch} in "
+                f"Loader: rank {missing} did not give its state at batch {cursor.batches} of epoch {cursor.epoch} in "
                 "time: no run can resume from this state. Call state_dict() on all ranks.",
                 UserWarning,
                 stacklevel=5,
@@ -85,15 +84,14 @@ class Rendezvous:
     def exchange(
         self, name: str, point: str, world: World, value: str, others: Mapping[str, str] | None = None
     ) -> list[str | None]:
-        """Leave this rank's value, and return those of all ranks; None of those that did not come in time.
+        """Store this rank's value, and return those of all ranks; None from a rank that is not in time.
 
         Args:
-            name: Of the meeting. Where a process has several of one name, all
-                ranks have to begin with them in the same order.
-            point: Where in a run the values belong; they are a function of it.
+            name: The name of the run. If a process has several loaders of one name, all ranks must use them in the same order.
+            point: The point of the run. Values are a function of it.
             world: This rank and the number of ranks.
-            value: This rank's.
-            others: Its values at other points, for ranks that stand there.
+            value: This rank's value.
+            others: Its values at other points, for ranks that ask for those.
         """
         store = self._store()
         if self._number is None:
@@ -116,7 +114,7 @@ class Rendezvous:
                 break
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-        if None not in values:  # whoever is here has read what was left before
+        if None not in values:  # every rank that answered has read the values of the last exchange
             for key in self._left - set(own):
                 store.delete_key(key)
             self._left = set()

@@ -1,88 +1,152 @@
-"""A position through a StreamDataset, along its lanes."""
+"""The lanes of a StreamDataset: lists of shards, which any rank can continue."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from loaderkit.datasets.streams.lane import Place
+import torch.utils.data as torch_data
+
+from loaderkit.datasets.bad_samples import Reported
+from loaderkit.datasets.streams.dataset import StreamDataset
+from loaderkit.datasets.streams.lane import Lane, Place
+from loaderkit.datasets.streams.samples import transform_samples
+from loaderkit.datasets.streams.skipping import SkippingLane
+from loaderkit.engine.torch import Hidden
 from loaderkit.loader.config import LoaderConfig
-from loaderkit.loader.streams.position import LaneWalk
-from loaderkit.loader.streams.workers import Item, LaneRun, run_lanes
+from loaderkit.loader.position import Crew
+from loaderkit.loader.streams.lanes import Item, check_no_index, make_batch, run_task
+from loaderkit.system.batch_memory import BufferPool
 
 
-class StreamPosition(LaneWalk):
-    """Goes along the lanes of a StreamDataset: any rank may take over any of them."""
+class ShardLanes:
+    """The lanes of a StreamDataset.
 
-    _place: ClassVar[Any] = Place
+    Raises:
+        ValueError: If a setting is not for a StreamDataset, or its seed differs.
+    """
 
-    def _check_settings(self) -> None:
-        check_unindexed(self.dataset, self.config, "it says so itself: StreamDataset(shuffle=True)")
-        if self.config.bad_samples.policy == "replace":
+    def __init__(self, stream: StreamDataset, config: LoaderConfig, crew: Crew) -> None:
+        self._stream, self._config, self._crew = stream, config, crew
+        self.place: Callable[..., Any] = Place
+        check_no_index(stream, config, "it has that setting itself: StreamDataset(shuffle=True)")
+        if config.bad_samples.policy == "replace":
             raise ValueError(
                 "loader: bad_samples='replace' is for data with an index: a stream has no other samples to choose from. "
-                "Use 'skip': the lane's next sample comes in a bad one's place."
+                "Use 'skip': it takes the lane's next sample in place of a bad one."
             )
-        stream, seed = self.dataset, self.config.seed
-        if seed not in (0, stream.seed):
+        if config.seed not in (0, stream.seed):
             raise ValueError(
-                f"loader: seed={seed}, and the stream has seed={stream.seed}: a stream's order and draws come from its "
-                "own. Give StreamDataset that seed, or leave the loader's out."
+                f"loader: seed={config.seed}, and the stream has seed={stream.seed}, which decides its order and draws. "
+                "Give StreamDataset that seed, or leave out the loader's."
             )
 
-    def _check_workers(self, lanes: int) -> None:
-        workers, shards = self.num_workers, len(self.dataset.shards)
-        if workers > min(lanes, self.dataset.parts):
-            self.say(
-                f"Loader: {workers} workers for {shards} shards in {lanes} lanes of this rank: some of the workers will be "
-                "idle. Where the reader can skip, StreamDataset(share=...) lets lanes share a shard."
-            )
+    def count(self) -> int:
+        return self._stream.lanes
 
-    def _identity(self) -> dict[str, Any]:
-        stream = self.dataset
+    def identity(self) -> dict[str, Any]:
+        stream = self._stream
         return {
             "shards": stream.fingerprint(),
             "order": stream.order(),
             "seed": stream.seed,
-            "epochs": "of steps" if self.config.steps else "of the stream",
+            "epochs": "of steps" if self._config.steps else "of the stream",
         }
 
-    def _lanes(self) -> int:
-        lanes: int = self.dataset.lanes
-        return lanes
+    def read(self, lanes: range, places: Sequence[Any], cycle: int, turn: int) -> Iterator[Item]:
+        stream, config = self._stream, self._config
+        task = ShardTask(stream=stream, config=config, lanes=lanes, places=places, cycle=cycle, turn=turn)
+        return run_task(task, config, stream.seed, self._crew.num_workers)
 
-    def _run(self, places: Sequence[Any], cycle: int, turn: int) -> Iterator[Item]:
-        stream, config = self.dataset, self.config
-        run = LaneRun(stream=stream, config=config, lanes=self._own(), places=places, cycle=cycle, turn=turn)
-        return run_lanes(run, config, stream.seed, self.num_workers)
+    def next_cycle(self, places: Sequence[Any], cycle: int) -> tuple[Any, ...]:
+        return tuple(Place(cycle=cycle) for _ in places)
 
-    def _no_data(self) -> str:
-        world, shards = self.world, len(self.dataset.shards)
+    def no_samples(self) -> str:
+        world, shards = self._crew.world, len(self._stream.shards)
         return f"rank {world.rank} of {world.size} found no samples in its part of {shards} shards"
 
+    def idle_workers(self, lanes: int) -> str | None:
+        workers, shards = self._crew.num_workers, len(self._stream.shards)
+        if workers <= min(lanes, self._stream.parts):
+            return None
+        return (
+            f"Loader: {workers} workers for {shards} shards in {lanes} lanes of this rank: some workers are idle. "
+            "If the reader can skip, StreamDataset(share=...) lets several lanes read one shard."
+        )
 
-def check_unindexed(dataset: Any, config: LoaderConfig, order: str) -> None:
-    """Refuse settings that are for data with an index.
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardTask(torch_data.IterableDataset[Any]):
+    """Reads the lanes of a StreamDataset in a worker.
 
     Args:
-        dataset: The data.
-        config: The settings.
-        order: Who says in which order the data comes.
-
-    Raises:
-        ValueError: If there are such.
+        stream: The data.
+        config: Batch size, collate function, tail and policy for bad samples.
+        lanes: The rank's lanes, by number.
+        places: Where they are; lanes of a later cycle have ended.
+        cycle: The cycle to read.
+        turn: The row of the lane whose turn it is.
+        buffers: Memory for large batches.
     """
-    for name in ("shuffle", "order", "plan"):
-        if value := getattr(config, name):
-            raise ValueError(
-                f"loader: {name}={value!r} is for data with an index, and {type(dataset).__name__} is a stream: "
-                f"{order}. Leave it out."
-            )
-    if config.engine == "threads":
-        raise ValueError(
-            f"loader: engine='threads' is for data with an index, and {type(dataset).__name__} is a stream, which processes "
-            "read. Leave it out."
-        )
-    if config.tail == "pad":
-        raise ValueError(
-            "loader: tail='pad' is for data with an index: nobody knows how much a stream lacks. Give steps=, or "
-            "stop='repeat', so that all ranks have as many batches."
-        )
+
+    stream: StreamDataset
+    config: LoaderConfig
+    lanes: Sequence[int]
+    places: Sequence[Place]
+    cycle: int
+    turn: int
+    buffers: BufferPool = field(default_factory=BufferPool)
+
+    def __iter__(self) -> Iterator[Hidden]:
+        info = torch_data.get_worker_info()
+        return map(Hidden, self.items(info.id, info.num_workers) if info else self.items(0, 1))
+
+    def items(self, worker: int, workers: int) -> Iterator[Item | None]:
+        """Yield what the worker's slots give; None from a slot without a lane, or whose lane has ended."""
+        count = len(self.lanes)
+        slots = -(-count // workers) * workers
+        rows = [(self.turn + slot) % count if slot < count else None for slot in range(worker, slots, workers)]
+        open_rows = {row for row in rows if row is not None and self.places[row].cycle == self.cycle}
+        readers: dict[int, Lane] = {}
+        while open_rows:
+            for row in rows:
+                if row is None or row not in open_rows:
+                    yield None
+                    continue
+                if row not in readers:
+                    readers[row] = self._open(row)
+                item = self._item(row, readers[row])
+                if item.place.cycle != self.cycle:
+                    open_rows.discard(row)
+                    del readers[row]
+                yield item
+                if not open_rows:
+                    return
+
+    def _open(self, row: int) -> Lane:
+        policy = self.config.bad_samples
+        lane = self.stream.open(self.lanes[row], self.places[row], policy=policy)
+        return lane if policy.policy == "raise" else SkippingLane(lane, policy)
+
+    def _item(self, row: int, reader: Lane) -> Item:
+        size = self.config.batch_size or 1
+        pending = reader.take(size)
+        drops = self.config.tail_policy == "drop"
+        if not pending or (drops and len(pending) < size):
+            return Item(row, Place(cycle=self.cycle + 1), 0, _with_report(None, reader, over=True))
+        # The last batch carries the end: who receives it knows that no other follows.
+        more = reader.fill(size if drops else 1)
+        batch = transform_samples(pending, functools.partial(make_batch, self.config, self.buffers))
+        place = reader.place if more else Place(cycle=self.cycle + 1)
+        return Item(row, place, len(pending), _with_report(batch, reader, over=not more))
+
+
+def _with_report(batch: Any, reader: Lane, *, over: bool) -> Any:
+    """Add the bad samples to a batch, if there are any."""
+    if not isinstance(reader, SkippingLane):
+        return batch
+    bad, first = reader.report(over=over)
+    return batch if first is None or not bad else Reported(batch, bad, first)

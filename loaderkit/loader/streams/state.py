@@ -1,4 +1,4 @@
-"""The state of a stream: where each lane stands, over all ranks."""
+"""The state of a stream: where each lane is, over all ranks."""
 
 import dataclasses
 import hashlib
@@ -15,15 +15,15 @@ _KEYS = {"version", "stream", "cursor", "turns", "lanes", "missing"}
 
 @dataclass(frozen=True, kw_only=True)
 class StreamCursor:
-    """Where the ranks of a run stand in a stream, between two batches.
+    """Where all ranks of a run are in a stream, between two batches.
 
     Args:
-        epoch: Of the loader.
-        batches: Yielded in it, by each rank.
-        bad: Samples of it that each rank has left out.
-        turns: Of each rank, which of its lanes comes next; rank r has the lanes r, r + ranks, ...
-        lanes: Where each stands; None where its rank could not be asked. None at all: at
-            the epoch's start.
+        epoch: The loader's epoch.
+        batches: Batches of the epoch that each rank has yielded.
+        bad: Samples of the epoch that each rank has left out.
+        turns: For each rank, which of its lanes comes next. Rank r of R has the lanes r, r + R, ... None if the rank did not
+            answer.
+        lanes: The place of each lane, or None if its rank did not answer. Empty at the epoch's start.
     """
 
     epoch: int = 0
@@ -34,14 +34,14 @@ class StreamCursor:
 
     @property
     def missing(self) -> list[int]:
-        """The ranks of which nothing is known."""
+        """The ranks that did not answer."""
         return [rank for rank, turn in enumerate(self.turns) if turn is None]
 
 
 class RankCursor(NamedTuple):
-    """Where one rank stands, between two batches."""
+    """Where one rank is, between two batches."""
 
-    origin: StreamCursor  # where all ranks stood when they were put somewhere last
+    origin: StreamCursor  # where all ranks were after the last load or seek
     since: int  # batches that this rank has yielded from there
     epoch: int
     batches: int
@@ -50,61 +50,61 @@ class RankCursor(NamedTuple):
     bad: int = 0  # samples of the epoch that the rank has left out
 
     @property
-    def point(self) -> str:
-        """Name the point of the run, the same on all ranks."""
+    def name(self) -> str:
+        """A name for this point of the run, the same on all ranks."""
         origin = json.dumps(pack_cursor(self.origin, {}))
         digest = hashlib.blake2b(origin.encode(), digest_size=12).hexdigest()
         return f"{digest}/{self.since}/{self.epoch}/{self.batches}"
 
     @property
     def value(self) -> str:
-        """Tell the other ranks what they don't know."""
+        """What only this rank knows, as JSON."""
         return json.dumps({"turn": self.turn, "lanes": self.places, "bad": self.bad})
 
 
 def join_ranks(
-    standing: RankCursor, values: Sequence[str | None], count: int, place: Callable[..., Any] = Place
+    cursor: RankCursor, values: Sequence[str | None], count: int, place: Callable[..., Any] = Place
 ) -> StreamCursor:
-    """Put together where all ranks stand.
+    """Combine what each rank knows.
 
     Args:
-        standing: Of one rank.
-        values: Of all of them; None where one could not be asked.
-        count: Of lanes.
-        place: Makes one of its parts.
+        cursor: One rank's.
+        values: `RankCursor.value` of each rank; None from a rank that did not answer.
+        count: The number of lanes.
+        place: Makes the place of a lane from its values.
     """
     lanes: list[Any] = [None] * count
     turns: list[int | None] = [None] * len(values)
     bad = [0] * len(values)
     for rank, value in enumerate(values):
         if value is not None:
-            part = json.loads(value)
-            bad[rank] = part["bad"]
-            turns[rank], lanes[rank :: len(values)] = part["turn"], [place(*parts) for parts in part["lanes"]]
-    return StreamCursor(epoch=standing.epoch, batches=standing.batches, bad=bad, turns=turns, lanes=lanes)
+            found = json.loads(value)
+            bad[rank] = found["bad"]
+            turns[rank], lanes[rank :: len(values)] = found["turn"], [place(*parts) for parts in found["lanes"]]
+    return StreamCursor(epoch=cursor.epoch, batches=cursor.batches, bad=bad, turns=turns, lanes=lanes)
 
 
-def pack_cursor(position: StreamCursor, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn a position into a dict of plain ints, strings and lists: some 30 bytes a lane."""
-    bad = {"bad": list(position.bad)} if any(position.bad) else {}
+def pack_cursor(cursor: StreamCursor, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state of plain ints, strings and lists, with about 30 bytes for each lane."""
+    bad = {"bad": list(cursor.bad)} if any(cursor.bad) else {}
     return {
         "version": STREAM_STATE_VERSION,
         "stream": dict(identity),
-        "cursor": {"epoch": position.epoch, "batches": position.batches, **bad},
-        "turns": list(position.turns),
-        "lanes": [None if place is None else list(place) for place in position.lanes],
-        "missing": position.missing,
+        "cursor": {"epoch": cursor.epoch, "batches": cursor.batches, **bad},
+        "turns": list(cursor.turns),
+        "lanes": [None if place is None else list(place) for place in cursor.lanes],
+        "missing": cursor.missing,
     }
 
 
 def unpack_cursor(
     state: Mapping[str, Any], identity: Mapping[str, Any], place: Callable[..., Any] = Place
 ) -> StreamCursor:
-    """Check that a state is whole and belongs to this stream, and return its position.
+    """Return the cursor of a state, after checking that it is complete and of this stream.
 
     Raises:
-        ValueError: If it is not a stream's state, was written by another
-            version, belongs to another stream, order or seed, or misses a rank.
+        ValueError: If it is not a stream's state, has another version, belongs to another stream, order or seed, or misses a
+            rank.
     """
     _check_form(state)
     saved, cursor = state["stream"], state["cursor"]
@@ -120,51 +120,72 @@ def unpack_cursor(
         raise ValueError(
             f"cannot resume: the state misses rank {names} of {len(state['turns'])}. All ranks have to call state_dict() "
             "at the same batch, and to reach each other through torch.distributed or Loader(store=...). "
-            "Merge the states that each rank saved by loaderkit.datasets.streams.merge_states, or start a new epoch: "
+            "Merge the states that each rank saved with loaderkit.merge_states, or start a new epoch: "
             f"loader.seek(epoch={cursor['epoch'] + 1})."
         )
-    return _position(state, place)
+    return _cursor_of(state, place)
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Make a whole state of those that the ranks of a run saved at the same batch.
+    """Merge the stream states that the ranks of a run saved separately into one complete state.
+
+    You need this only if the ranks could not reach each other when they called `state_dict()`: each state then misses the
+    other ranks.
+
+    Args:
+        states: What each rank's `state_dict()` returned, at the same batch; in any order.
+
+    Returns:
+        A state for `load_state_dict` of any rank.
 
     Raises:
-        ValueError: If they are not of one run at one batch.
+        ValueError: If there are no states, or they are not of one run at one batch.
+
+    Example:
+        >>> stream = lk.StreamDataset(["a", "b"], lambda shard, start: range(start, 6), lanes=2)
+        >>> ranks = [lk.Loader(stream, batch_size=2, world=lk.World(rank, 2), steps=4) for rank in (0, 1)]
+        >>> _ = [next(iter(loader)) for loader in ranks]
+        >>> states = [loader.state_dict() for loader in ranks]
+        >>> [state["missing"] for state in states]
+        [[1], [0]]
+        >>> whole = lk.merge_states(states)
+        >>> whole["missing"]
+        []
+        >>> ranks[0].load_state_dict(whole)
     """
     if not states:
         raise ValueError("stream: no states to merge, wanted those of all ranks.")
     for state in states:
         _check_form(state)
-    positions = [_position(state, _plain) for state in states]
-    first = positions[0]
+    cursors = [_cursor_of(state, _plain) for state in states]
+    first = cursors[0]
     turns, lanes = list(first.turns), list(first.lanes)
-    for state, position in zip(states, positions, strict=True):
+    for state, cursor in zip(states, cursors, strict=True):
         for what, found, wanted in (
             ("stream", state["stream"], states[0]["stream"]),
             ("cursor", {**state["cursor"], "bad": ()}, {**states[0]["cursor"], "bad": ()}),
-            ("ranks", len(position.turns), len(turns)),
+            ("ranks", len(cursor.turns), len(turns)),
         ):
             if found != wanted:
                 raise ValueError(
                     f"stream: cannot merge states of different runs or batches: {what} {found} and {wanted}."
                 )
-        turns = [old if new is None else new for old, new in zip(turns, position.turns, strict=True)]
-        lanes = [old if new is None else new for old, new in zip(lanes, position.lanes, strict=True)]
-    bad = [max(found) for found in zip(*(position.bad for position in positions if position.bad), strict=True)]
-    whole = dataclasses.replace(first, turns=turns, lanes=lanes, bad=bad)  # each rank knows its own, and none of others
-    return pack_cursor(whole, states[0]["stream"])
+        turns = [old if new is None else new for old, new in zip(turns, cursor.turns, strict=True)]
+        lanes = [old if new is None else new for old, new in zip(lanes, cursor.lanes, strict=True)]
+    # Each rank knows its own number alone, and reports 0 for the others.
+    bad = [max(found) for found in zip(*(cursor.bad for cursor in cursors if cursor.bad), strict=True)]
+    return pack_cursor(dataclasses.replace(first, turns=turns, lanes=lanes, bad=bad), states[0]["stream"])
 
 
 def _plain(*parts: Any) -> Any:
     return parts
 
 
-def _position(state: Mapping[str, Any], place: Callable[..., Any]) -> StreamCursor:
+def _cursor_of(state: Mapping[str, Any], place: Callable[..., Any]) -> StreamCursor:
     cursor = state["cursor"]
     lanes = [None if parts is None else place(*parts) for parts in state["lanes"]]
     turns, bad = list(state["turns"]), cursor.get("bad", ())
-    bad = (bad,) if isinstance(bad, int) else bad  # as one rank wrote it before
+    bad = (bad,) if isinstance(bad, int) else bad  # earlier versions wrote one number on one rank
     return StreamCursor(epoch=cursor["epoch"], batches=cursor["batches"], bad=bad, turns=turns, lanes=lanes)
 
 

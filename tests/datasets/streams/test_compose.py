@@ -15,7 +15,6 @@ from stream_data import Counted, expected, names
 
 import loaderkit as lk
 from loaderkit.datasets.streams.compose import most_due
-from loaderkit.loader.streams.state import merge_states
 
 FEW, MANY, HUGE = [5, 0, 3, 6, 2], [4, 1, 2, 0, 7, 1], [23, 1, 1, 0, 1]
 
@@ -96,7 +95,7 @@ COMPOSED = {
 each_composed = pytest.mark.parametrize(("make", "wanted"), COMPOSED.values(), ids=COMPOSED)
 quiet = pytest.mark.filterwarnings(
     "ignore:Loader. an epoch without more",
-    "ignore:.*will be idle",
+    "ignore:.*are idle",
     "ignore:interleave. the streams have",
     "ignore:This DataLoader will create",
 )
@@ -179,7 +178,7 @@ def test_other_ranks_go_on_with_each_sample_once(
         iterator = iter(loader)
         batches += [next(iterator) for _ in range(stop)]
         states.append(loader.state_dict())
-    state = json.loads(json.dumps(merge_states(states)))
+    state = json.loads(json.dumps(lk.merge_states(states)))
     for rank in range(new):
         loader = loader_of(make(), 3, rank, new, stop="each")
         loader.load_state_dict(state)

@@ -13,7 +13,6 @@ from bad_stream_data import ALL, BAD, FAST, SIZES, SKIP, Read, found_by
 from drawing import add_draws, drawing_collate, equal
 
 import loaderkit as lk
-from loaderkit.loader.streams.state import merge_states
 from loaderkit.system.retry import TransientError
 
 pytestmark = [
@@ -375,7 +374,7 @@ def test_states_of_ranks_that_do_not_meet_hold_each_ones_count_and_merge() -> No
     states = [loader.state_dict() for loader in loaders]
     counts = [len(loader.bad_samples) for loader in loaders]
     assert 0 < sum(counts) != 2 * counts[0]
-    whole = merge_states(states)
+    whole = lk.merge_states(states)
     assert whole["cursor"]["bad"] == counts
     for ranks in (1, 2, 3):
         for rank in range(ranks):
@@ -405,5 +404,5 @@ def test_what_streams_cannot_do_is_refused() -> None:
         def __iter__(self) -> Iterator[int]:
             return iter(range(3))
 
-    with pytest.raises(ValueError, match="'skip', and Plain can't be read on behind a sample that failed"):
+    with pytest.raises(ValueError, match="'skip', and Plain cannot be read past a sample that failed"):
         make(Plain())

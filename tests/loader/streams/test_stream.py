@@ -16,8 +16,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as torch_pin_memory
 import loaderkit as lk
 from loaderkit.datasets.streams.lane import Place
 from loaderkit.engine.torch import Hidden
-from loaderkit.loader.streams.state import merge_states
-from loaderkit.loader.streams.workers import Item
+from loaderkit.loader.streams.lanes import Item
 from loaderkit.testing import (
     assert_epochs_differ,
     assert_generators_untouched,
@@ -95,7 +94,7 @@ def test_epochs_of_steps_go_on_through_the_data(sizes: list[int]) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 @pytest.mark.parametrize("settings", [{}, {"steps": 7}, {"shuffle": False, "drop_last": True}], ids=str)
-@pytest.mark.filterwarnings("ignore:.*will be idle", "ignore:This DataLoader will create")
+@pytest.mark.filterwarnings("ignore:.*are idle", "ignore:This DataLoader will create")
 def test_workers_dont_matter(workers: int, settings: dict[str, Any]) -> None:
     """Not even a number of them that does not divide the lanes."""
     sizes = [9, 0, 14, 3, 1, 8]
@@ -120,7 +119,8 @@ def test_pinning_leaves_places_and_states_alone(monkeypatch: pytest.MonkeyPatch)
 
     wanted = run()
     assert len(wanted) >= 14
-    monkeypatch.setattr("loaderkit.loader.streams.workers.should_pin", lambda *_: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda"))
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
     assert equal(run(), wanted)
     assert len(pinned) >= len(wanted)
@@ -134,7 +134,7 @@ def test_the_thread_that_pins_leaves_places_alone() -> None:
 
 
 @pytest.mark.parametrize("stop", range(1, 12))
-@pytest.mark.filterwarnings("ignore:.*will be idle", "ignore:This DataLoader will create")
+@pytest.mark.filterwarnings("ignore:.*are idle", "ignore:This DataLoader will create")
 def test_a_run_resumes_on_other_workers(stop: int) -> None:
     """Exactly, at every stop, with workers that had read ahead."""
     sizes = [9, 0, 14, 3, 1, 8]
@@ -165,7 +165,7 @@ def test_a_run_resumes_on_other_ranks(ranks: tuple[int, int], stop: int, shuffle
         iterator = iter(loader)
         batches += [next(iterator) for _ in range(stop)]
         states.append(loader.state_dict())
-    state = json.loads(json.dumps(merge_states(states)))
+    state = json.loads(json.dumps(lk.merge_states(states)))
     for rank in range(new):
         loader = make_loader(sizes, 3, world=lk.World(rank, new), stop="each", shuffle=shuffle, lanes=6)
         loader.load_state_dict(state)
@@ -286,7 +286,7 @@ def test_a_chain_of_other_ranks_and_batch_sizes_keeps_each_cycle_whole(data: Any
             if "found no samples in its part" not in str(error):
                 raise
             return  # no shard with samples ever comes to that rank
-        state = merge_states([loader.state_dict() for loader in loaders])
+        state = lk.merge_states([loader.state_dict() for loader in loaders])
     loader = loader_of(3, 0, 1, state)
     iterator = iter(loader)
     while any(place != [loader_cycle(loader), 0, 0, 0, 0] for place in loader.state_dict()["lanes"]):

@@ -14,7 +14,7 @@ from stream_data import expected, ids, make_loader, make_stream
 from stream_ranks import on_ranks, values
 
 import loaderkit as lk
-from loaderkit.loader.streams.state import merge_states
+from loaderkit.lightning.loaders import TrainLoader
 
 SIZES = [12, 3, 0, 9, 14, 7, 7, 5]
 
@@ -156,8 +156,7 @@ def test_a_rank_without_data_ends_a_shortest_epoch_at_once() -> None:
 
 
 def test_a_state_that_misses_a_rank_says_so_and_is_refused() -> None:
-    loader = rank_loader(0, 3, dist.HashStore(), steps=4)
-    loader._position._rendezvous._timeout_s = 0.1
+    loader = rank_loader(0, 3, dist.HashStore(), steps=4, meet_timeout_s=0.1)
     with pytest.warns(UserWarning, match=r"rank 1, 2 did not give its state at batch 0 of epoch 0 in time"):
         state = loader.state_dict()
     assert state["missing"] == [1, 2]
@@ -166,8 +165,7 @@ def test_a_state_that_misses_a_rank_says_so_and_is_refused() -> None:
 
 
 def test_a_silent_rank_is_named() -> None:
-    loader = make_loader(SIZES, world=lk.World(0, 2), store=dist.HashStore(), stop="shortest")
-    loader._position._rendezvous._timeout_s = 0.1
+    loader = make_loader(SIZES, world=lk.World(0, 2), store=dist.HashStore(), stop="shortest", meet_timeout_s=0.1)
     with pytest.raises(
         RuntimeError, match="rank 1 did not say in time whether it has another batch after 0 of epoch 0"
     ):
@@ -182,16 +180,16 @@ def test_without_a_store_ranks_states_can_be_merged() -> None:
         heads.append([next(iterator) for _ in range(3)])
     states = [loader.state_dict() for loader in loaders]
     assert [state["missing"] for state in states] == [[1], [0]]
-    whole = merge_states(states)
+    whole = lk.merge_states(states)
     for rank in range(2):
         again = make_loader(SIZES, world=lk.World(rank, 2), steps=5)
         again.load_state_dict(whole)
         uninterrupted = list(make_loader(SIZES, world=lk.World(rank, 2), steps=5))
         assert equal(heads[rank] + list(again), uninterrupted)
     with pytest.raises(ValueError, match="no states to merge"):
-        merge_states([])
+        lk.merge_states([])
     with pytest.raises(ValueError, match="different runs or batches: cursor"):
-        merge_states([states[0], make_loader(SIZES, world=lk.World(1, 2), steps=5).state_dict()])
+        lk.merge_states([states[0], make_loader(SIZES, world=lk.World(1, 2), steps=5).state_dict()])
 
 
 def test_what_several_ranks_need_is_asked_for() -> None:
@@ -199,7 +197,7 @@ def test_what_several_ranks_need_is_asked_for() -> None:
         next(iter(make_loader(SIZES, world=lk.World(0, 2))))
     with pytest.raises(ValueError, match=r"4 lanes for 5 ranks.*lanes=5"):
         next(iter(make_loader(SIZES, world=lk.World(0, 5), steps=2)))
-    with pytest.raises(RuntimeError, match=r"end an epoch together 2 ranks need torch.distributed or store="):
+    with pytest.raises(RuntimeError, match=r"end an epoch together, 2 ranks need torch.distributed or store="):
         next(iter(make_loader(SIZES, world=lk.World(0, 2), stop="shortest")))
     with pytest.raises(RuntimeError, match=r"rank 1 of 2 found no samples in its part of 1 shards, wanted 4 batches"):
         next(iter(make_loader([9], world=lk.World(1, 2), steps=4)))
@@ -218,7 +216,7 @@ def test_a_state_after_changes_of_ranks_keeps_each_cycle_whole() -> None:
             iterator = iter(loader)
             batches += [next(iterator) for _ in range(steps)]
             parts.append(loader.state_dict())
-        state = merge_states(parts)
+        state = lk.merge_states(parts)
     counts = ids(batches)
     assert sum(counts.values()) > 2 * sum(SIZES)
     assert set(counts) == set(expected(SIZES))
@@ -256,11 +254,6 @@ class Late:
         return getattr(self._store, name)
 
 
-def short_epoch(loader: Any) -> list[Any]:
-    loader._position._rendezvous._timeout_s = 1
-    return [str(batch) for batch in loader]
-
-
 @pytest.mark.parametrize("stop", ["shortest", "repeat"])
 def test_a_late_rank_does_not_miss_what_was_left_in_an_earlier_pass_from_the_same_place(stop: str) -> None:
     """As in evaluation: each pass is that of epoch 0."""
@@ -273,7 +266,7 @@ def test_a_late_rank_does_not_miss_what_was_left_in_an_earlier_pass_from_the_sam
         passes = []
         for _ in range(3):
             loader.seek(epoch=0)
-            passes.append(short_epoch(loader))
+            passes.append([str(batch) for batch in loader])
         return passes
 
     for passes in on_ranks(2, work):
@@ -288,7 +281,7 @@ def test_a_second_loader_of_the_same_data_does_not_find_what_the_first_has_left(
             loader = make_loader([3, 3], 3, world=lk.World(rank, 2), store=store, stop="shortest", collate_fn=None)
             if saves_first:
                 loader.state_dict()
-            passes.append(len(short_epoch(loader)))
+            passes.append(len([str(batch) for batch in loader]))
         return passes
 
     assert on_ranks(2, work) == [[1, 1], [1, 1]]
@@ -354,14 +347,15 @@ def test_ranks_that_a_signal_finds_a_step_apart_each_save_a_whole_state(ahead: i
     settings: dict[str, Any] = {"steps": 5} if stop == "steps" else {"stop": stop}
 
     def apart(rank: int, store: Any) -> Any:
-        loader = rank_loader(rank, 2, store, collate_fn=None, **settings)
-        walk = loader._position
-        walk.mark()
+        loader = rank_loader(rank, 2, store, collate_fn=None, kind=TrainLoader, **settings)
+        loader.driven = True
+        loader.mark()
         iterator = iter(loader)
         for _ in range(4 + ahead):
             next(iterator)
-        walk.forget(2)
-        return walk.state_after(3 + rank, over=False)
+        loader.begin_batch(2)
+        loader.begin_batch(3)
+        return loader.state_after(3 + rank, over=False)
 
     def resumed(rank: int, store: Any) -> Any:
         loader = rank_loader(rank, 2, store, collate_fn=None, **settings)

@@ -1,0 +1,163 @@
+"""Read the lanes of a rank: what a kind of stream provides, and how worker processes run it.
+
+A lane is a part of the stream that one worker reads in sequence. The lanes of a rank take turns to give a batch. A round
+visits each lane once, from the lane whose turn it is. Worker w of W serves the slots w, w + W, ... of each round. A slot
+whose lane has ended gives None. torch takes items from its workers in turn, so items arrive in the order of the slots for
+any W.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.utils.data as torch_data
+
+from loaderkit.collate import stack
+from loaderkit.engine.torch import Batches, StartWorker
+from loaderkit.loader.config import LoaderConfig
+from loaderkit.seeding.keys import derive_seed
+from loaderkit.seeding.samples import SampleSeeds
+from loaderkit.system.batch_memory import BufferPool, lends
+from loaderkit.system.nested import pin, should_pin
+from loaderkit.system.pickling import explained
+from loaderkit.system.process import check_children
+
+
+class Item(NamedTuple):
+    """What a slot gives: a batch, if there is one, and where its lane is afterwards."""
+
+    row: int  # of the lane, among the rank's
+    place: Any
+    samples: int  # 0 without a batch
+    batch: Any  # in a Reported if samples were bad
+
+    def pin_memory(self) -> "Item":
+        """Pin the batch alone."""
+        return self._replace(batch=pin(self.batch))
+
+
+class Lanes(Protocol):
+    """What each kind of stream provides: how it is cut into lanes, and how a rank reads them.
+
+    A place is where one lane is: a tuple of plain values with an attribute `cycle`, which counts how often the lane has been
+    read to its end.
+    """
+
+    @property
+    def place(self) -> Callable[..., Any]:
+        """Make a place from its values."""
+        ...
+
+    def count(self) -> int:
+        """Return the number of lanes of all ranks."""
+        ...
+
+    def identity(self) -> dict[str, Any]:
+        """Return everything that a place depends on: a state is valid only for the same values."""
+        ...
+
+    def read(self, lanes: range, places: Sequence[Any], cycle: int, turn: int) -> Iterator[Item]:
+        """Read a cycle of these lanes from these places."""
+        ...
+
+    def next_cycle(self, places: Sequence[Any], cycle: int) -> tuple[Any, ...]:
+        """Return the places at the start of a cycle, given the present places."""
+        ...
+
+    def no_samples(self) -> str:
+        """Say that this rank found no samples."""
+        ...
+
+    def idle_workers(self, lanes: int) -> str | None:
+        """Return a warning if there are more workers than these lanes can keep busy."""
+        ...
+
+    def close(self) -> None:
+        """Leave the data as it was before reading."""
+        ...
+
+
+class LaneTask(Protocol):
+    """What each worker runs, or this process: it reads its share of the lanes."""
+
+    def items(self, worker: int, workers: int) -> Iterator[Item | None]:
+        """Yield what the worker's slots give; None from a slot without a lane, or whose lane has ended."""
+        ...
+
+
+def run_task(task: LaneTask, config: LoaderConfig, seed: int, num_workers: int) -> Iterator[Item]:
+    """Yield the items of a task, in the same order for any number of workers."""
+    device = None if config.device is None else torch.device(config.device)
+    pinned = should_pin(config.pin_memory, device)
+    items: Iterator[Item | None]
+    if num_workers:
+        items = _from_workers(task, config, seed, num_workers, pinned)
+    else:
+        items = task.items(0, 1)
+        items = map(pin, items) if pinned else items
+    return (item for item in items if item is not None)
+
+
+def make_batch(config: LoaderConfig, buffers: BufferPool, samples: list[Any], seeds: SampleSeeds) -> Any:
+    """Collate samples under their seeds."""
+    collate = config.collate_fn
+    with lends(buffers):
+        if config.batch_size is None:
+            return samples[0] if collate is None else collate(samples[0])
+        if collate is None:
+            return stack(samples)
+        seeds.enter_batch()  # stacking draws nothing
+        return collate(samples)
+
+
+def check_no_index(dataset: Any, config: LoaderConfig, order: str) -> None:
+    """Refuse settings that are for data with an index.
+
+    Args:
+        dataset: The data.
+        config: The settings.
+        order: Says what decides the order of the data.
+
+    Raises:
+        ValueError: If there is such a setting.
+    """
+    for name in ("shuffle", "order", "plan"):
+        if value := getattr(config, name):
+            raise ValueError(
+                f"loader: {name}={value!r} is for data with an index, and {type(dataset).__name__} is a stream: "
+                f"{order}. Leave it out."
+            )
+    if config.engine == "threads":
+        raise ValueError(
+            f"loader: engine='threads' is for data with an index, and {type(dataset).__name__} is a stream, which processes "
+            "read. Leave it out."
+        )
+    if config.tail == "pad":
+        raise ValueError(
+            "loader: tail='pad' is for data with an index: nobody knows how many samples a stream lacks. Give steps=, or "
+            "stop='repeat': all ranks then have as many batches."
+        )
+
+
+def _from_workers(task: Any, config: LoaderConfig, seed: int, num_workers: int, pinned: bool) -> Iterator[Item | None]:
+    check_children(num_workers)
+    # With its own generator the DataLoader does not draw from the global one.
+    generator = torch.Generator().manual_seed(derive_seed("torch", seed))
+    loader = torch_data.DataLoader(
+        task,
+        batch_size=None,
+        collate_fn=_as_it_is,
+        generator=generator,
+        num_workers=num_workers,
+        pin_memory=pinned,
+        prefetch_factor=config.prefetch_factor,
+        multiprocessing_context=config.multiprocessing_context,
+        worker_init_fn=StartWorker(config.worker_init_fn),
+        timeout=config.timeout,
+    )
+    with explained(config.multiprocessing_context, task):
+        return Batches(iter(loader))
+
+
+def _as_it_is(item: Any) -> Any:
+    return item

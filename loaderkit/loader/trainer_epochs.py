@@ -1,0 +1,101 @@
+"""Keep a Loader in step with a Trainer that owns no DataModule, and numbers the epochs itself."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from loaderkit.loader.position import Position
+
+
+class TrainerEpochs:
+    """Receives the `set_epoch` calls of a Trainer, and moves a position to the epoch that the Trainer starts.
+
+    Lightning saves a loader's state in its checkpoints, but does not restore it from a checkpoint at an epoch's end.
+    The number that `set_epoch` gives is then the only hint at where the loader has to go on.
+    """
+
+    def __init__(self, position: Position) -> None:
+        self._position = position
+        self._used = False
+        self._loaded = -1  # the turn of the position just after a state was loaded
+        self._loaded_step: int | None = None  # samples of a step in the run that wrote the state
+        self._last = (-1, -1)  # the turn and the epoch of the last call
+        self._empty = 0  # epochs that the Trainer counted without reading a batch
+
+    @property
+    def sampler(self) -> "TrainerEpochs":
+        """Itself: Lightning calls `loader.batch_sampler.sampler.set_epoch`."""
+        return self
+
+    def note_loaded(self, state: Mapping[str, Any]) -> None:
+        """Record that the position has just loaded a state."""
+        self._loaded, self._loaded_step = self._position.turn, state.get("step")
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the epoch that the Trainer starts, unless the position is there already.
+
+        Raises:
+            RuntimeError: If the batches of a checkpoint cannot be translated, or a stream's state was lost.
+        """
+        position, first = self._position, not self._used
+        self._used = True
+        resumes = self._loaded == position.turn
+        if resumes and self._last == (position.turn, epoch - 1):
+            # A run that `max_steps` ended, and that is resumed, ends the same epoch again without a batch.
+            self._empty += 1
+            position.go_to(position.point(), left=True)
+        if position.step is None:
+            self._follow_stream(epoch - self._empty, first=first)
+        else:
+            self._follow_indexed(epoch - self._empty, position.step)
+        self._last = position.turn, epoch
+        if resumes:
+            self._loaded = position.turn
+
+    def _follow_indexed(self, epoch: int, step: int) -> None:
+        if self._loaded_step not in (None, step):
+            raise RuntimeError(
+                f"cannot resume under this Trainer: it counts batches. A step of the checkpoint had {self._loaded_step} "
+                f"samples over all ranks, now it has {step}. Pass the data in a loaderkit.DataModule, which translates the "
+                "Trainer's counts, or keep the world and the batch size."
+            )
+        if self._position.cursor.epoch < epoch:
+            self._position.seek(epoch, 0)
+
+    def _follow_stream(self, epoch: int, *, first: bool) -> None:
+        position = self._position
+        if position.cursor.epoch >= epoch:
+            return
+        # The Trainer's limit of batches ended an epoch of this run within the stream's epoch; the next pass starts the next one.
+        if not first and position.cursor_at(position.upcoming()).epoch >= epoch:
+            return
+        if position.config.steps or position.begun:
+            raise RuntimeError(
+                f"cannot resume under this Trainer: it starts epoch {epoch}, the stream is in epoch "
+                f"{position.cursor.epoch}, and Lightning restored no loader state (it does not at an epoch's end). Pass "
+                "the stream in a loaderkit.DataModule, which keeps its state."
+            )
+        position.seek(epoch, 0)
+
+    def warn_about_saving(self) -> None:
+        """Say once which checkpoints of this Trainer do not resume exactly, if it has called `set_epoch`."""
+        if not self._used:
+            return
+        position = self._position
+        if position.step is not None:
+            position.say(
+                "A Trainer saves the state of a Loader that it got directly or from a `train_dataloader` hook. The run resumes "
+                "exactly after a kill. But a checkpoint counts batches that were not learnt if an exception, a signal or a "
+                "gradient accumulation interrupts a step, and the whole epoch if `max_steps` ends the fit. At an epoch's "
+                "end it has no state for loaders that are cycled next to a longer one. And Lightning drops the state if "
+                "`trainer.estimated_stepping_batches` is read. Use loaderkit.DataModule and its loaders, which are exact in "
+                "all these cases."
+            )
+            return
+        prefetched = (
+            "" if position.config.steps else " Without a length, Lightning also fetches and counts one batch ahead."
+        )
+        position.say(
+            "A Trainer saves the state of a stream's Loader that it got directly. The run resumes exactly if it saves between "
+            "batches. But a checkpoint counts batches that were not learnt if an exception, a signal or a gradient "
+            f"accumulation interrupts a step.{prefetched} Use loaderkit.DataModule, which is exact in all these cases."
+        )
