@@ -269,9 +269,7 @@ def test_no_data_is_said_once() -> None:
     ):
         assert list(loader) == []
     assert (list(loader), loader.cursor.epoch) == ([], 2)
-    with pytest.warns(
-        UserWarning, match="2 workers for 1 shards in 4 lanes of this rank: some workers are idle"
-    ):
+    with pytest.warns(UserWarning, match="2 workers for 1 shards in 4 lanes of this rank: some workers are idle"):
         assert len(list(make_loader([3], num_workers=2))) == 1
 
 
