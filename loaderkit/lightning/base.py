@@ -20,9 +20,8 @@ from loaderkit.lightning.loaders import (
 )
 from loaderkit.lightning.position import TrainPosition
 from loaderkit.lightning.train_progress import TrainProgress
-from loaderkit.loader.brief import brief_data, brief_settings, brief_several
 from loaderkit.loader.config import LoaderConfig
-from loaderkit.loader.loader import Loader
+from loaderkit.loader.loader import Loader, describe_data
 from loaderkit.system.world import World
 
 L = TypeVar("L", bound=TrainerLoader)
@@ -93,8 +92,9 @@ class DataModule(pl.LightningDataModule):
             World.from_trainer(self.trainer) if self.trainer is not None else World.detect()
         )
         data = {name: self._made.get(name, given) for name, given in self._given.items() if given is not None}
-        shown = [f"{name}={brief_several(map_data(name, one, brief_data))}" for name, one in data.items()]
-        return f"{type(self).__name__}({', '.join([*shown, brief_settings(self.loader_config, world)])})"
+        shown = [f"{name}={_join(map_data(name, one, describe_data))}" for name, one in data.items()]
+        shown += [str(self.loader_config), f"rank {world.rank} of {world.size}"]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     @override
     def __str__(self) -> str:
@@ -235,3 +235,12 @@ class DataModule(pl.LightningDataModule):
         if self.trainer is not None and loader.why_not_ahead is None:
             loader.prefetcher = Prefetcher(self.trainer.strategy.root_device)
         return loader
+
+
+def _join(found: str | list[str] | dict[Any, str]) -> str:
+    """Return the descriptions of a stage's datasets as one."""
+    if isinstance(found, str):
+        return found
+    if isinstance(found, list):
+        return f"[{', '.join(found)}]"
+    return f"{{{', '.join(f'{name!r}: {one}' for name, one in found.items())}}}"

@@ -1,7 +1,8 @@
-"""What a Loader asks of data with an index, and of the plan that is given with it."""
+"""Check what a Loader gets: names of settings, data with an index, plans and orders."""
 
+import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,60 +14,71 @@ from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import Plan
 from loaderkit.sampling.samplers import Weighted
 
-_OF_DATA_LOADER = {
-    "sampler": "give it as order=",
-    "batch_sampler": "give its sampler as order=, with batch_size=, or a loaderkit.Plan as plan=",
-    "generator": "give a number as seed=",
-    "in_order": "leave it out, batches come in order, whichever worker is free",
-    "pin_memory_device": "leave it out, pin_memory and device= say it",
+_INSTEAD = {  # what a Loader has in place of an argument of DataLoader
+    "sampler": "Give it as order=.",
+    "batch_sampler": "Give its sampler as order=, with batch_size=, or a loaderkit.Plan as plan=.",
+    "generator": "Give a number as seed=.",
+    "in_order": "Leave it out: batches always come in order.",
+    "pin_memory_device": "Leave it out: pin_memory= and device= decide.",
 }
 
 
-def check_names(unknown: Mapping[str, Any]) -> None:
-    """Refuse settings that a Loader does not have, with the way to those that `DataLoader` calls otherwise.
+def check_names(unknown: Mapping[str, Any], settings: Sequence[str]) -> None:
+    """Refuse names that are no settings of a Loader, and suggest what to write instead.
+
+    Args:
+        unknown: The arguments by these names.
+        settings: The names of all settings.
 
     Raises:
-        TypeError: If there are any.
+        TypeError: If there is such a name.
     """
     for name in unknown:
-        hint = f": {_OF_DATA_LOADER[name]}" if name in _OF_DATA_LOADER else ""
-        raise TypeError(f"Loader.__init__() got an unexpected keyword argument {name!r}{hint}")
+        hint = _INSTEAD.get(name)
+        if hint is None:
+            close = difflib.get_close_matches(name, [*settings, *_INSTEAD], n=1)
+            hint = (
+                f"did you mean {close[0]!r}? {_INSTEAD.get(close[0], '')}".strip()
+                if close
+                else "see loaderkit.LoaderConfig"
+            )
+        raise TypeError(f"Loader.__init__() got an unexpected keyword argument {name!r}: {hint}")
 
 
 def check_indexed(dataset: Any) -> None:
-    """Refuse what has no samples by number, or is easily taken for what it is not.
+    """Refuse data that has no samples by number, or whose samples are not what a user expects.
 
     Raises:
-        TypeError: If it is such.
+        TypeError: If the dataset is a path, a table, a tuple of columns, or has no length or index.
     """
     name = type(dataset).__name__
     if isinstance(dataset, str | bytes | os.PathLike):
         raise TypeError(
-            f"loader: the dataset is {dataset!r}, wanted the data itself. For files: loaderkit.ImageFolder, TarDataset, "
-            "ParquetDataset, JsonlDataset, CsvDataset and others, such as loaderkit.CsvDataset(path)."
+            f"loader: the dataset is {dataset!r}, wanted the data itself. For files use loaderkit.ImageFolder, "
+            "TarDataset, ParquetDataset, JsonlDataset, CsvDataset and others, such as loaderkit.CsvDataset(path)."
         )
     if is_frame(dataset) or (isinstance(dataset, Mapping) and 0 not in dataset):
         raise TypeError(
-            f"loader: the dataset is a {name} of {list(dataset)[:5]}, wanted samples by number. Columns by name: "
-            "loaderkit.ArrayDataset({name: array, ...}). Of datasets by name: one of them."
+            f"loader: the dataset is a {name} of {list(dataset)[:5]}, wanted samples by number. For columns "
+            "use loaderkit.ArrayDataset({name: array, ...}). From a dict of datasets give one."
         )
     if isinstance(dataset, tuple) and len(dataset) > 1 and _are_columns(dataset):
         raise TypeError(
             f"loader: the dataset is a tuple of {len(dataset)} arrays of length {len(dataset[0]):,}: columns, or samples? "
-            "Columns: loaderkit.ArrayDataset(columns); samples: a list of them."
+            "For columns use loaderkit.ArrayDataset(columns), for samples a list."
         )
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise TypeError(
-            f"loader: {name} has no __len__ or no __getitem__, wanted a dataset with both (not a loader of one). Data without "
-            "an index: loaderkit.StreamDataset, or a torch.utils.data.IterableDataset."
+            f"loader: {name} has no __len__ or no __getitem__, wanted a dataset with both (not a loader of one). For data "
+            "without an index use loaderkit.StreamDataset or a torch.utils.data.IterableDataset."
         )
 
 
 def check_plan(config: LoaderConfig, size: int) -> None:
-    """Refuse a plan for other data, and settings that are the plan's own.
+    """Refuse a plan for other data, and settings that the plan itself has.
 
     Raises:
-        ValueError: If there are such.
+        ValueError: If there is such a setting, or the collate function cannot use the plan's batches.
     """
     from loaderkit.sampling.by_length.packing import PackPlan  # few have a plan, and its import takes time
 
@@ -74,12 +86,12 @@ def check_plan(config: LoaderConfig, size: int) -> None:
     if lengths is not None and len(lengths) != size:
         raise ValueError(
             f"loader: {name} has the lengths of {len(lengths):,} samples, the dataset has {size:,}. Give it the length of each "
-            "of them; its order=Subset(...) leaves some out."
+            "sample. To leave some out, give it order=Subset(...)."
         )
     if config.batch_size not in (1, None) or config.tail_policy != "keep":
         raise ValueError(
-            f"loader: batch_size={config.batch_size}, tail={config.tail_policy!r} and plan= are given, and the plan alone makes "
-            f"the batches. Give {name} these settings."
+            f"loader: batch_size={config.batch_size}, tail={config.tail_policy!r} and plan= are given with plan=, which alone "
+            f"makes the batches. Give {name} these settings."
         )
     collate = config.collate_fn
     if isinstance(config.plan, PackPlan) and (collate is None or not getattr(collate, "takes_rows", True)):
@@ -91,10 +103,10 @@ def check_plan(config: LoaderConfig, size: int) -> None:
 
 
 def check_order(order: Order, size: int) -> None:
-    """Refuse an order that was made for other data.
+    """Refuse an order for other data.
 
     Raises:
-        ValueError: If it was.
+        ValueError: If its indices go beyond the data, or it has weights for some of the data only.
     """
     if order.reach > size:
         raise ValueError(
@@ -102,7 +114,7 @@ def check_order(order: Order, size: int) -> None:
         )
     if isinstance(order, Weighted) and order.reach < size:
         raise ValueError(
-            f"loader: Weighted has {order.reach:,} weights, the dataset {size:,} samples. Give each its weight; 0 leaves it out."
+            f"loader: Weighted has {order.reach:,} weights, the dataset {size:,} samples. Give each sample a weight; 0 leaves it out."
         )
 
 

@@ -1,4 +1,4 @@
-"""A loader's settings as a value, for config files and the command line."""
+"""The settings of a Loader, with their meaning and their checks."""
 
 import multiprocessing
 import sys
@@ -15,13 +15,58 @@ Stop = Literal["shortest", "repeat", "each"]
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderConfig:
-    """The settings of a Loader; see there for their meaning.
+    """The settings of a Loader as a value, for a DataModule, a config file or the command line.
 
     Args:
-        shuffle: None lets a DataModule decide: training yes, the others no.
+        batch_size: Samples in a batch of one rank. None yields each sample as it is.
+        shuffle: A new order in each epoch, which depends on (seed, epoch) alone: `Shuffled`, or a `ShardOrder` with a block of
+            one batch if the dataset has `shard_sizes`. None lets a DataModule decide: training data yes, other data no.
+        seed: Decides the order and the samples' random numbers; the same on every rank.
+        order: An order or a sampler, in place of `shuffle`.
+        plan: A plan that makes the batches, such as `LengthBuckets`, in place of order and batch size.
+        collate_fn: Makes a batch from a list of samples; stacks them by default. It is not seeded if its attribute
+            `draws_nothing` is true.
+        num_workers: Worker processes, or threads; 0 reads in this process. "auto" takes this rank's share of the CPUs that
+            affinity and control groups allow, less one for the trainer: 1 to 16.
+        drop_last: The same as tail="drop".
+        tail: What happens to the samples at an epoch's end that do not fill a step of all ranks. "keep" spreads them evenly over
+            the ranks, "drop" leaves them out, "pad" repeats samples. For a stream, "drop" leaves out the last batch of a
+            lane if it is smaller.
+        world: The rank of this process and the number of ranks; detected by default.
+        device: The device of the batches; None leaves them on the host.
+        pin_memory: Copy batches to page-locked memory; "auto" does so for CUDA only.
+        engine: Who makes batches. "inline" is this process, "torch" are torch's worker processes, "ring" are worker processes
+            that write to shared memory (on Linux), "threads" are threads. "auto" takes the ring if there are workers,
+            and torch's where there is no ring. `Loader.describe()` says what it chose and why. Threads read one dataset
+            together, and copy neither it nor its batches: for reads that wait for a store or a service. They share the
+            trainer's random generators and cannot seed them, so dataset and collate function must say what they
+            draw (see `Loader`).
+        prefetch_factor: Batches that each worker makes ahead. By default 2 with torch's workers. With others 8, or as many as
+            take 32 MB together, but at least 2.
+        persistent_workers: Keep the workers between epochs. Processes then do not see later changes of the dataset. The
+            workers of a stream always start again.
+        multiprocessing_context: "fork", "forkserver" or "spawn".
+        worker_init_fn: Called in each worker process with the worker's number.
+        timeout: Seconds to wait for a worker's batch; 0 waits forever.
+        steps: For a stream: batches in an epoch of each rank.
+        stop: For a stream without `steps` on several ranks: when an epoch ends. "shortest" ends it after the last
+            step for which all ranks have a batch, and leaves out the rest. "repeat" ends it when all ranks have read their part;
+            ranks that are done earlier start their part again. Both ask all ranks at each step. "each" ends it on each
+            rank after its own part; numbers of batches then differ, so use it for work without collectives.
+        store: For a stream: the torch.distributed store through which ranks exchange states; by default that of the process
+            group.
+        meet_timeout_s: Seconds to wait there for other ranks.
+        bad_samples: What happens if a sample cannot be read; by default its error is raised.
 
     Raises:
         ValueError: If a setting is out of range, or two contradict each other.
+
+    Example:
+        >>> config = lk.LoaderConfig(batch_size=32, num_workers=2)
+        >>> print(config)
+        batch_size=32, num_workers=2, engine='auto'
+        >>> lk.Loader.from_config(range(100), config, num_workers=0)
+        Loader(range of 100 samples, batch_size=32, num_workers=0, engine='auto', rank 0 of 1)
     """
 
     batch_size: int | None = 1
@@ -52,7 +97,7 @@ class LoaderConfig:
         size = self.batch_size
         if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
             raise ValueError(
-                f"loader: batch_size is {size!r}, wanted an integer of at least 1, or None for no batching."
+                f"loader: batch_size is {size!r}, wanted an integer of at least 1, or None for single samples."
             )
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise ValueError(f"loader: seed is {self.seed!r}, wanted an integer.")
@@ -60,34 +105,34 @@ class LoaderConfig:
         if workers != "auto" and (not isinstance(workers, int) or isinstance(workers, bool) or workers < 0):
             raise ValueError(f"loader: num_workers is {workers!r}, wanted an integer of at least 0, or 'auto'.")
         for name in ("shuffle", "drop_last", "persistent_workers"):
-            if (flag := getattr(self, name)) not in (True, False, None):  # the string "False" is true
+            if (flag := getattr(self, name)) not in (True, False, None):  # not the string "False"
                 raise ValueError(f"loader: {name} is {flag!r}, wanted True or False.")
         if self.tail not in get_args(Tail):
             raise ValueError(f"loader: tail is {self.tail!r}, wanted one of {', '.join(map(repr, get_args(Tail)))}.")
         if self.drop_last and self.tail not in ("keep", "drop"):
-            raise ValueError(f"loader: drop_last=True and tail={self.tail!r} contradict each other. Give one of them.")
+            raise ValueError(f"loader: drop_last=True and tail={self.tail!r} contradict each other. Give one.")
         if self.engine not in ("auto", "inline", "torch", "ring", "threads"):
             raise ValueError(
                 f"loader: engine is {self.engine!r}, wanted 'auto', 'inline', 'torch', 'ring' or 'threads'."
             )
         if self.engine in ("ring", "threads") and not self.num_workers:
             where = "worker processes" if self.engine == "ring" else "threads"
-            raise ValueError(f"loader: engine={self.engine!r} works in {where}, and num_workers is 0. Use workers.")
+            raise ValueError(f"loader: engine={self.engine!r} needs {where}, and num_workers is 0. Give num_workers=.")
         if self.engine == "ring" and sys.platform != "linux":
             raise ValueError(
-                f"loader: engine='ring' shares memory as Linux does, and this is {sys.platform}. Give engine='auto', which "
-                "takes the ring where it works, or engine='torch'."
+                f"loader: engine='ring' needs Linux, and this is {sys.platform}. Give engine='auto', which takes the ring "
+                "where it works, or engine='torch'."
             )
         if self.engine == "inline" and workers:
             raise ValueError(f"loader: engine='inline' has no workers, num_workers is {workers!r}; wanted 0.")
         if self.order is not None and self.shuffle:
             raise ValueError("loader: shuffle=True and order= contradict each other: the order says how to shuffle.")
         if self.plan is not None and (self.order is not None or self.shuffle):
-            raise ValueError("loader: plan= brings its own order; leave out order= and shuffle=.")
+            raise ValueError("loader: plan= has its own order. Leave out order= and shuffle=.")
         if self.plan is not None and not isinstance(self.plan, Plan):
             raise ValueError(
-                f"loader: plan is of type {type(self.plan).__name__}, wanted a loaderkit.Plan such as LengthBuckets. In place of "
-                "a batch sampler give its sampler as order=, with batch_size=."
+                f"loader: plan is of type {type(self.plan).__name__}, wanted a loaderkit.Plan such as LengthBuckets. For a "
+                "batch sampler, give its sampler as order=, with batch_size=."
             )
         if self.world is not None and not isinstance(self.world, World):
             raise ValueError(
@@ -112,10 +157,10 @@ class LoaderConfig:
                 f"loader: stop is {stop!r}, wanted one of {', '.join(map(repr, get_args(Stop)))}, or None."
             )
         if steps is not None and stop is not None:
-            raise ValueError(f"loader: steps={steps} and stop={stop!r} contradict each other. Give one of them.")
+            raise ValueError(f"loader: steps={steps} and stop={stop!r} contradict each other. Give one.")
 
     def _check_workers(self) -> None:
-        """Refuse what is for workers where there are none, and what is out of range."""
+        """Refuse settings of workers that are out of range, or that are given without workers."""
         for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout"):
             if self.num_workers == 0 and getattr(self, name):
                 raise ValueError(f"loader: {name} is for workers, and num_workers is 0. Leave it out, or use workers.")
@@ -126,7 +171,7 @@ class LoaderConfig:
         if ahead is not None and (not isinstance(ahead, int) or isinstance(ahead, bool) or ahead < 1):
             raise ValueError(f"loader: prefetch_factor is {ahead!r}, wanted an integer of at least 1.")
         if not isinstance(self.timeout, int | float) or not self.timeout >= 0:
-            raise ValueError(f"loader: timeout is {self.timeout!r}, wanted seconds, or 0 to wait for ever.")
+            raise ValueError(f"loader: timeout is {self.timeout!r}, wanted seconds, or 0 to wait forever.")
         if isinstance(context, str) and context not in (known := multiprocessing.get_all_start_methods()):
             raise ValueError(
                 f"loader: multiprocessing_context is {context!r}, wanted one of {', '.join(map(repr, known))}."
@@ -134,5 +179,9 @@ class LoaderConfig:
 
     @property
     def tail_policy(self) -> Tail:
-        """The tail, with `drop_last` taken into account."""
+        """The tail; "drop" if `drop_last` is true."""
         return "drop" if self.drop_last else self.tail
+
+    def __str__(self) -> str:
+        size = f"batch_size={self.batch_size}" if self.plan is None else f"plan={type(self.plan).__name__}"
+        return f"{size}, num_workers={self.num_workers!r}, engine={self.engine!r}"

@@ -1,6 +1,7 @@
-"""The Loader: yields batches of any data and counts them."""
+"""The Loader: yields batches of any data, and counts them."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, Never, Self
 
@@ -10,7 +11,6 @@ import torch.utils.data as torch_data
 from loaderkit.datasets.bad_samples import RAISE, BadSample, BadSamples
 from loaderkit.device.cuda import HostBatches
 from loaderkit.engine.description import Description
-from loaderkit.loader.brief import brief_data, brief_settings
 from loaderkit.loader.checks import check_names
 from loaderkit.loader.config import LoaderConfig, Stop
 from loaderkit.loader.epoch import Epoch
@@ -24,78 +24,65 @@ from loaderkit.system.world import World
 
 
 class Loader:
-    """Batches of a dataset or a stream, over ranks and workers, that resume anywhere.
+    """Yields batches of a dataset or a stream, over ranks and workers, and resumes anywhere.
 
-    Takes what `torch.utils.data.DataLoader` takes. Each `iter()` is an epoch:
-    the one that a loaded state or `seek` stands in, from there on; otherwise
-    the next one. `len()` counts the whole epoch.
+    It takes the arguments of `torch.utils.data.DataLoader`, and more. Each `iter()` is one epoch: the epoch that
+    `load_state_dict` or `seek` chose, from there on; otherwise the next one. `len()` counts the batches of a whole epoch. The
+    order of samples and their random numbers depend on the seed and the epoch alone, never on the workers.
 
-    A stream has the seed, and says whether to shuffle. A batch holds samples of one
-    of its lanes; the rank's lanes take turns, and a lane's last batch may be
-    smaller. An epoch reads the stream once; with `steps` it is so many batches, and the
-    stream goes on from epoch to epoch, beginning anew at its end. Without `steps`
-    there is no `len()`. Its state is exact on as many ranks; on another number, or with
-    another batch size, each sample still comes once. `indices`, and `seek` to a
-    sample, are for data with an index.
+    The settings that most programs need (`LoaderConfig` documents all of them, with their defaults):
 
-    An ordinary IterableDataset splits itself over ranks and workers, and is told
-    the epoch by `set_epoch` where it has that. It resumes exactly on as many ranks and
-    workers (others are refused), if it gives the same samples again: by reading
-    again what was read, or from its own `state_dict()` where it has one. What it
-    draws belongs to (seed, epoch, rank, worker, number of the sample).
+    | setting | meaning |
+    |---|---|
+    | `batch_size` | samples in a batch of one rank |
+    | `shuffle`, `seed` | a new order in each epoch, the same on every rank |
+    | `num_workers` | processes that read; "auto" counts the CPUs |
+    | `collate_fn` | makes a batch from a list of samples |
+    | `tail` | "keep", "drop" or "pad" the samples that do not fill a step of all ranks |
+    | `plan` | batches by length, such as `LengthBuckets`, in place of `batch_size` |
+    | `steps`, `stop` | when an epoch of a stream ends |
+
+    A `StreamDataset` has its own seed and says whether to shuffle. A batch has samples of one lane: a part of the stream that
+    one worker reads in sequence. The lanes of a rank take turns, and a lane's last batch may be smaller. An epoch
+    reads the stream once, and there is no `len()`. With `steps`, an epoch has that many batches and the next epoch goes on in
+    the data. A run resumes exactly on the same number of ranks. On another number, or with another batch size, each
+    sample still comes once.
+
+    Another IterableDataset must split itself over ranks and workers. Its `set_epoch` is called if it has one. A run resumes
+    exactly if the dataset gives the same samples again, and only on the same number of ranks and workers. It reads again what
+    was read, or loads the dataset's own `state_dict()` if there is one.
 
     Args:
-        dataset: Anything with `__len__` and `__getitem__` (`__getitems__` is used
-            where there is one), a StreamDataset, or an IterableDataset. One whose attribute `draws_nothing` is true
-            is read without seeding its samples; so is one whose `draws_only_sample_rng` is true, which draws from
-            `lk.sample_rng()` alone. They may stand on a transform of an adapter, too.
-        batch_size: Samples a batch and rank. None: each sample as it is.
-        shuffle: A new order each epoch, a function of (seed, epoch) alone: Shuffled,
-            or a ShardOrder with a block of one batch where the dataset has `shard_sizes`.
-        seed: Of order and random augmentations; the same on every rank.
-        order: Another order, or a sampler, in place of `shuffle`.
-        plan: Another way to make batches, in place of order and batch size.
-        collate_fn: From a list of samples to a batch; stacks by default. It is not seeded if it says that it draws nothing.
-        num_workers: Worker processes, or threads; 0 reads in this one. "auto": this rank's share of the CPUs that the host's
-            affinity and control groups allow, less one for the trainer; 1 to 16.
-        drop_last: The same as tail="drop".
-        tail: At an epoch's end: "keep" spreads what is left evenly over the
-            ranks, "drop" leaves an incomplete step out, "pad" fills it up. Of a
-            stream, "drop" leaves out a lane's last batch if it is smaller.
-        world: This rank and the number of ranks; found out by default.
-        device: Where batches go; None leaves them on the host.
-        pin_memory: "auto" pins for CUDA and nowhere else.
-        engine: "inline", "torch" (its worker processes), "ring" (workers that write
-            into shared memory; on Linux), "threads" (see below), or "auto": with workers the ring (elsewhere
-            torch's), until batches are found
-            to be made here in less time than it takes to receive them; then here. `describe()` says which.
-            Threads read one dataset at once, and neither copy it nor send batches: for reads that wait for a store or a
-            service. They can't seed what is the trainer's, so that dataset and collate_fn have to say what they draw: see
-            there.
-        prefetch_factor: Batches that each worker makes ahead. By default 2 with torch's workers, and 8 with others,
-            or as many as take 32 MB in all, but at least 2.
-        persistent_workers: Keep the workers between epochs. They don't see
-            what is changed in the dataset afterwards (threads do). Off by default; those of a
-            stream always start anew.
-        multiprocessing_context: "fork", "forkserver" or "spawn".
-        worker_init_fn: Called with the worker's number when it starts.
-        timeout: Seconds to wait for a worker's batch; 0 is for ever.
-        steps: Of a stream: batches an epoch, on each rank.
-        stop: Of a stream: when an epoch without `steps` ends on several ranks.
-            "shortest": after the last step that all ranks have a batch for; the rest
-            is left out. "repeat": when all ranks have read their part; those
-            that have begin theirs anew until then. Both ask all ranks at each step.
-            "each": each rank after its own part, so that numbers of batches
-            differ: for work without collectives.
-        store: Of a stream: where ranks meet; by default the store of
-            torch.distributed's process group.
-        meet_timeout_s: How long to wait for other ranks there.
-        bad_samples: What is done where a sample can't be read; by default its error is raised.
+        dataset: A dataset with `__len__` and `__getitem__` (or `__getitems__`, which reads a batch at once), a StreamDataset,
+            or an IterableDataset. If its attribute `draws_nothing` is true, the Loader does not seed its samples. If
+            `draws_only_sample_rng` is true, it seeds `lk.sample_rng()` alone. The transform of an adapter may have these
+            attributes too.
+        batch_size: Samples in a batch of one rank; None yields single samples.
+        **settings: See `LoaderConfig`.
 
     Raises:
-        TypeError: If the data is neither indexed nor a stream, or a setting has another name here than in `DataLoader`.
-        ValueError: If a setting is out of range, two contradict each other, or one
-            is not for this kind of data, as threads are not for data that may draw from global generators.
+        TypeError: If the data is neither indexed nor a stream, or there is no setting of a name.
+        ValueError: If a setting is out of range, is not for this kind of data, or contradicts another.
+
+    Example:
+        A batch has what the collate function makes of a list of samples. By default it stacks them.
+
+        >>> data = lk.ArrayDataset({"x": torch.arange(10.0).reshape(10, 1), "y": np.arange(10)})
+        >>> loader = lk.Loader(data, batch_size=4, shuffle=True, seed=1)
+        >>> len(loader)
+        3
+        >>> batches = iter(loader)
+        >>> batch = next(batches)
+        >>> batch["x"].shape, batch["y"].dtype
+        (torch.Size([4, 1]), torch.int64)
+
+        Save the state after any batch, and continue from there in another process.
+
+        >>> state = loader.state_dict()
+        >>> again = lk.Loader(data, batch_size=4, shuffle=True, seed=1)
+        >>> again.load_state_dict(state)
+        >>> [bool(torch.equal(a["x"], b["x"])) for a, b in zip(again, batches)]
+        [True, True]
     """
 
     def __init__(
@@ -127,33 +114,12 @@ class Loader:
         bad_samples: BadSamples = RAISE,
         **unknown: Never,
     ) -> None:
-        check_names(unknown)
+        given = locals()
+        names = [each.name for each in dataclasses.fields(LoaderConfig)]
+        check_names(unknown, names)
+        settings = {name: given[name] for name in names}
         self.dataset = dataset
-        self.config = LoaderConfig(
-            batch_size=batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            order=order,
-            plan=plan,
-            collate_fn=collate_fn,
-            num_workers=num_workers,
-            drop_last=drop_last,
-            tail=tail,
-            world=world,
-            device=None if device is None else str(device),
-            pin_memory=pin_memory,
-            engine=engine,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            multiprocessing_context=multiprocessing_context,
-            worker_init_fn=worker_init_fn,
-            timeout=timeout,
-            steps=steps,
-            stop=stop,
-            store=store,
-            meet_timeout_s=meet_timeout_s,
-            bad_samples=bad_samples,
-        )
+        self.config = LoaderConfig(**settings | {"device": None if device is None else str(device)})
         self._device = None if device is None else torch.device(device)
         self._position = _make_position(dataset, self.config)
         self._trainer_epochs = TrainerEpochs(self._position)
@@ -161,42 +127,43 @@ class Loader:
 
     @classmethod
     def from_config(cls, dataset: Any, config: LoaderConfig, **changes: Any) -> Self:
-        """Make a loader from settings, with some of them changed."""
+        """Make a loader from a config, with some settings changed."""
         settings = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)} | changes
         return cls(dataset, **{**settings, "shuffle": bool(settings["shuffle"])})
 
     @property
     def batch_size(self) -> int | None:
-        """Samples a batch and rank."""
+        """Samples in a batch of one rank."""
         return self.config.batch_size
 
     @property
     def world(self) -> World:
-        """Who shares the data, as found out now."""
+        """The rank of this process and the number of ranks, as detected now."""
         return self._position.crew.world
 
     @property
     def cursor(self) -> Cursor:
-        """Where the loader stands: behind the last batch that it yielded. Nobody counts the `samples` of a stream: 0."""
+        """The position after the last yielded batch. Its `samples` are 0 for a stream, which does not count them."""
         return self._position.cursor
 
     @property
     def bad_samples(self) -> list[BadSample]:
-        """The last 1,000 samples that were skipped or replaced in batches of this loader."""
+        """The last 1,000 samples that this loader skipped or replaced."""
         return list(self._position.bad.found)
 
     def __iter__(self) -> Iterator[Any]:
-        # Nothing starts before the first next(): Trainers call iter() more often than they iterate.
+        # Nothing starts before the first next(), because Trainers call iter() more often than they iterate.
         return Epoch(self._position, self._device, self._copied)
 
     def __len__(self) -> int:
         return self._position.length()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({brief_data(self.dataset)}, {brief_settings(self.config, self.world)})"
+        world = self.world
+        return f"{type(self).__name__}({describe_data(self.dataset)}, {self.config}, rank {world.rank} of {world.size})"
 
     def indices(self, epoch: int, batch: int) -> Int64Array:
-        """Return which samples (B,) are in a batch of this rank, without reading data.
+        """Return the indices (B,) of the samples in a batch of this rank, without reading data.
 
         Raises:
             IndexError: If the epoch has no such batch.
@@ -205,7 +172,7 @@ class Loader:
         return self._position.indices(epoch, batch)
 
     def seek(self, *, epoch: int, samples: int = 0) -> None:
-        """Jump: the next `iter()` begins in this epoch, after so many samples of all ranks together.
+        """Let the next `iter()` start in this epoch, after this many samples of all ranks together.
 
         Raises:
             ValueError: If the epoch is negative or has fewer samples.
@@ -216,8 +183,8 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last yielded batch, the same on every rank.
 
-        It has less than 1 KB, for a stream some 30 bytes a lane. Ranks that read a stream have to call this at the
-        same batch; where one does not come in time, or there is no store to meet in, the state says which it misses.
+        It takes less than 1 KB, and for a stream about 30 bytes for each lane. Ranks that read a stream must call this at
+        the same batch. The state names the ranks that did not answer in time; see `merge_states`.
         """
         self._trainer_epochs.warn_about_saving()
         return self._position.state()
@@ -225,23 +192,23 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position; the next `iter()` continues from it.
 
-        The world, the batch size and the number of workers may have changed.
+        The number of ranks, the batch size and the number of workers may differ from those of the saved run.
 
         Raises:
-            ValueError: If the state is not one of this data, order and seed, or misses a rank.
+            ValueError: If the state has other data, another order or another seed, or misses a rank.
         """
         self._position.load(state)
         self._trainer_epochs.note_loaded(state)
 
     def describe(self) -> Description:
-        """Say who makes the batches and why, with how many workers, and whether they are pinned; `print` shows it in lines.
+        """Describe who makes the batches and why, with how many workers, and whether they are pinned.
 
         With engine="auto" it is decided after some batches.
         """
         return self._position.describe()
 
     def close(self) -> None:
-        """Stop the workers; a later `iter()` starts them again."""
+        """Stop the workers. A later `iter()` starts them again."""
         self._position.discard_ahead()
         self._position.close()
 
@@ -261,3 +228,13 @@ def _make_position(dataset: Any, config: LoaderConfig) -> Position:
     from loaderkit.loader.streams import StreamPosition  # few need it, and its import takes time
 
     return StreamPosition(dataset, config)
+
+
+def describe_data(data: Any) -> str:
+    """Describe a dataset or a factory of one in a few words, without reading or calling it."""
+    if isinstance(data, torch_data.IterableDataset):
+        return f"{type(data).__name__}, a stream"
+    if hasattr(data, "__len__") and not isinstance(data, type):
+        return f"{type(data).__name__} of {len(data):,} sample{'s' * (len(data) != 1)}"
+    made = data.func if isinstance(data, functools.partial) else data
+    return f"what {getattr(made, '__name__', type(made).__name__)} makes"

@@ -623,7 +623,7 @@ def test_a_plan_without_an_order_is_refused() -> None:
         def keys(self, cursor: lk.Cursor) -> Iterator[Any]:
             return iter(())
 
-    with pytest.raises(ValueError, match="takes replacements from the plan.s order, and Own has no attribute `order`"):
+    with pytest.raises(ValueError, match=r"takes replacements from the plan.s order, and Own has no attribute `order`"):
         lk.Loader(Damaged(set()), plan=Own(), bad_samples=SKIP)
 
 

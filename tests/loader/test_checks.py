@@ -17,12 +17,12 @@ COLUMNS = (np.zeros((4, 2)), np.zeros(4))
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        ("data/*.tar", r"the dataset is 'data/\*.tar', wanted the data itself. For files: loaderkit.ImageFolder"),
+        ("data/*.tar", r"the dataset is 'data/\*.tar', wanted the data itself. For files use loaderkit.ImageFolder"),
         (Path("data"), "wanted the data itself"),
-        ({"x": np.zeros(4)}, r"a dict of \['x'\], wanted samples by number. Columns by name: loaderkit.ArrayDataset"),
-        ({"train": DATA, "val": DATA}, r"a dict of \['train', 'val'\], .* Of datasets by name: one of them"),
+        ({"x": np.zeros(4)}, r"a dict of \['x'\], wanted samples by number. For columns use loaderkit.ArrayDataset"),
+        ({"train": DATA, "val": DATA}, r"a dict of \['train', 'val'\], .* From a dict of datasets give one"),
         (pd.DataFrame({"a": [1]}), r"a DataFrame of \['a'\], wanted samples by number"),
-        (COLUMNS, r"a tuple of 2 arrays of length 4: columns, or samples\? Columns: loaderkit.ArrayDataset"),
+        (COLUMNS, r"a tuple of 2 arrays of length 4: columns, or samples\? For columns use loaderkit.ArrayDataset"),
         ((number for number in DATA), "generator has no __len__ or no __getitem__.* loaderkit.StreamDataset"),
         (torch_data.DataLoader(DATA), r"DataLoader has no .*, wanted a dataset with both \(not a loader of one\)"),
     ],
@@ -35,12 +35,14 @@ def test_what_is_no_dataset_is_refused(dataset: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("sampler", "'sampler': give it as order="),
-        ("batch_sampler", "'batch_sampler': give its sampler as order="),
-        ("generator", "'generator': give a number as seed="),
-        ("in_order", "'in_order': leave it out"),
-        ("pin_memory_device", "'pin_memory_device': leave it out"),
-        ("batchsize", "unexpected keyword argument 'batchsize'$"),
+        ("sampler", "'sampler': Give it as order="),
+        ("batch_sampler", "'batch_sampler': Give its sampler as order="),
+        ("generator", "'generator': Give a number as seed="),
+        ("in_order", "'in_order': Leave it out"),
+        ("pin_memory_device", "'pin_memory_device': Leave it out"),
+        ("batchsize", "unexpected keyword argument 'batchsize': did you mean 'batch_size'"),
+        ("samplers", r"'samplers': did you mean 'sampler'\? Give it as order="),
+        ("xyz", "'xyz': see loaderkit.LoaderConfig"),
     ],
 )
 def test_what_has_another_name_in_the_data_loader_is_refused_with_ours(name: str, hint: str) -> None:
@@ -50,7 +52,7 @@ def test_what_has_another_name_in_the_data_loader_is_refused_with_ours(name: str
 
 
 def test_a_data_module_refuses_a_tuple_of_columns() -> None:
-    with pytest.raises(TypeError, match=r"columns, or samples\? Columns: loaderkit.ArrayDataset"):
+    with pytest.raises(TypeError, match=r"columns, or samples\? For columns use loaderkit.ArrayDataset"):
         lk.DataModule(COLUMNS)
 
 

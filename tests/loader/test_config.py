@@ -60,9 +60,7 @@ def test_a_setting_out_of_range_is_refused(settings: dict[str, Any], message: st
 def test_the_ring_is_for_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     assert LoaderConfig(engine="ring", num_workers="auto").engine == "ring"
     monkeypatch.setattr("sys.platform", "darwin")
-    with pytest.raises(
-        ValueError, match=r"engine='ring' shares memory as Linux does, and this is darwin. Give engine='auto'"
-    ):
+    with pytest.raises(ValueError, match=r"engine='ring' needs Linux, and this is darwin. Give engine='auto'"):
         LoaderConfig(engine="ring", num_workers=2)
 
 
