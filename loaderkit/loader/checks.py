@@ -90,7 +90,7 @@ def check_plan(config: LoaderConfig, size: int) -> None:
         )
     if config.batch_size not in (1, None) or config.tail_policy != "keep":
         raise ValueError(
-            f"loader: batch_size={config.batch_size}, tail={config.tail_policy!r} and plan= are given with plan=, which alone "
+            f"loader: batch_size={config.batch_size} and tail={config.tail_policy!r} are given with plan=, which alone "
             f"makes the batches. Give {name} these settings."
         )
     collate = config.collate_fn

@@ -72,7 +72,7 @@ def test_a_plan_for_other_data_is_refused() -> None:
 
 @pytest.mark.parametrize("settings", [{"batch_size": 2}, {"drop_last": True}, {"tail": "pad"}])
 def test_settings_that_are_the_plans_own_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"the plan alone makes the batches\. Give LengthBuckets these settings"):
+    with pytest.raises(ValueError, match=r"which alone makes the batches\. Give LengthBuckets these settings"):
         lk.Loader(DATA, plan=lk.LengthBuckets([1] * 10, 5), **settings)
 
 
@@ -100,7 +100,9 @@ def test_a_streams_arguments_are_looked_at_when_it_is_made() -> None:
         TypeError, match=r"the reader takes \(shard\), wanted read\(shard, start\).* loaderkit.from_start"
     ):
         lk.StreamDataset(["a"], lambda shard: iter(()))  # type: ignore[arg-type,misc]
-    with pytest.raises(ValueError, match=r"shards is the string '\*.gz', wanted a list of names. Of a glob: sorted"):
+    with pytest.raises(
+        ValueError, match=r"shards is the string '\*.gz', wanted a list of names. For a glob give sorted"
+    ):
         lk.StreamDataset("*.gz", lk.LineReader())
     stream = lk.StreamDataset(["a"], lk.from_start(lambda shard: iter([1, 2])))
     assert next(iter(lk.Loader(stream, 2))).tolist() == [1, 2]

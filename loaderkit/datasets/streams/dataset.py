@@ -1,4 +1,4 @@
-"""Data without an index: named shards that can only be read from some sample on."""
+"""Data without an index: named shards, each read from some sample on."""
 
 import copy
 import hashlib
@@ -23,39 +23,47 @@ Read = Callable[[str, int], Iterable[Any]]
 
 
 class StreamDataset(torch_data.IterableDataset[Any]):
-    """Samples of named shards whose lengths nobody knows.
+    """Samples of named shards whose lengths are unknown, such as logs, services, or compressed files.
 
-    Each epoch deals the shards to lanes, and lanes to ranks and workers. A lane's
-    samples come in the shards' order, or shuffled within windows of so many
-    samples, which are read again when a run resumes within one. The shards must
-    give the same samples whenever they are read in an epoch.
+    Each epoch deals the shards to lanes. A lane is a part of the stream that one worker reads in sequence; ranks and workers
+    share the lanes. Samples come in the shards' order, or shuffled within windows. A run that resumes within a window
+    reads that window again, so a shard must give the same samples whenever it is read in an epoch.
 
-    `Loader` makes batches of it that resume exactly. In a bare
-    `torch.utils.data.DataLoader` it gives single samples, each once over ranks
-    and workers; call `set_epoch` before each epoch there.
+    A `Loader` makes batches of it, and resumes exactly. In a bare `torch.utils.data.DataLoader` it yields single samples,
+    each once over ranks and workers; call `set_epoch` before each epoch there.
 
     Args:
-        shards: Their names: paths, URLs, page numbers, dates.
-        read: Called with a shard's name and a number `start`; returns an iterable
-            of its samples from sample `start` on. `from_start` makes one of a
-            function that can't skip. What it draws belongs to the sample that is
-            read next.
+        shards: The names of the shards: paths, URLs, page numbers, dates.
+        read: Called with a shard's name and a number `start`. It returns an iterable of the shard's samples from sample
+            `start` on. What it draws belongs to the sample that is read next. See `LineReader`, `TarReader`,
+            `PageReader`, `LogReader`, and `from_start` for a function that cannot skip.
         transform: Called with each sample, under the sample's own seed: the first `map`.
-        lanes: How many shards are read side by side, over all ranks and workers;
-            of use if at least ranks x workers. It shapes the order.
+        lanes: How many shards are read together, over all ranks and workers. Give at least ranks x workers. The order
+            depends on it.
         window: How many samples of a lane are shuffled together, and held in memory.
         shuffle: Shuffle the shards, and the samples within windows.
-        seed: Of the order and of what transforms draw.
-        share: How many lanes read a shard side by side, each every share-th of its
-            blocks: of use where there are fewer shards than lanes, or a huge one.
-            `read` is called for each block, has to skip to it without reading what lies before, and must
-            give nothing from beyond a shard's end. It shapes the order.
+        seed: Decides the order, and what transforms draw.
+        share: How many lanes share a shard, each reading every share-th block of it. Use it if there are fewer shards than
+            lanes, or a huge shard. `read` is called for each block: it must skip to the block without reading what comes before,
+            and must give nothing from beyond the shard's end. The order depends on it.
         block: Samples in such a block.
 
     Raises:
-        ValueError: If there are no shards, two have the same name, a number is
-            out of range, the reader can't skip and shards are to be shared, or it
-            reads what grows and samples are to be shuffled.
+        ValueError: If there are no shards, two have the same name, or a number is out of range. Also if shards are to be
+            shared and the reader cannot skip, or samples are to be shuffled and the reader reads files that grow.
+
+    Example:
+        A batch has samples of one lane; the lanes take turns.
+
+        >>> def read(day, start):
+        ...     return [{"day": day, "hour": hour} for hour in range(start, 3)]
+        >>> stream = lk.StreamDataset(["monday", "friday"], read, lanes=2)
+        >>> batch = next(iter(lk.Loader(stream, batch_size=2)))
+        >>> batch["day"], batch["hour"].dtype
+        (['monday', 'monday'], torch.int64)
+        >>> late = stream.filter(lambda sample: sample["hour"] > 1).map(lambda sample: sample["day"])
+        >>> list(lk.Loader(late, batch_size=None))
+        ['monday', 'friday']
     """
 
     def __init__(
@@ -73,7 +81,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
     ) -> None:
         if isinstance(shards, str):
             raise ValueError(
-                f"stream: shards is the string {shards!r}, wanted a list of names. Of a glob: sorted(glob.glob(...))."
+                f"stream: shards is the string {shards!r}, wanted a list of names. For a glob give sorted(glob.glob(...))."
             )
         if not isinstance(shards, Iterable) or not callable(read):
             raise TypeError(
@@ -89,62 +97,63 @@ class StreamDataset(torch_data.IterableDataset[Any]):
             raise ValueError("stream: there are no shards, wanted at least one name. Check the pattern they come from.")
         if len(set(self.shards)) < len(self.shards):
             twice = next(name for number, name in enumerate(self.shards) if name in self.shards[:number])
-            raise ValueError(f"stream: shard {twice!r} is there twice. Give each shard once, or a name of its own.")
+            raise ValueError(f"stream: shard {twice!r} comes twice. Give each shard once.")
         for name, value in (("lanes", lanes), ("window", window), ("share", share), ("block", block)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"stream: {name} is {value!r}, wanted an integer of at least 1.")
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise ValueError(f"stream: seed is {seed!r}, wanted an integer.")
         if share > lanes:
-            raise ValueError(f"stream: share={share} of {lanes} lanes, wanted at most as many lanes as there are.")
+            raise ValueError(f"stream: share={share} of {lanes} lanes, wanted at most {lanes}.")
         if share > 1 and not getattr(read, "skips", True):
             raise ValueError(
-                f"stream: share={share}, and the reader {read!r} can't skip: for each block it would read all that lies "
+                f"stream: share={share}, and the reader {read!r} can't skip: for each block it would read everything "
                 "before. Leave share out, write more shards, or give a reader that skips: read(shard, start)."
             )
         if shuffle and getattr(read, "grows", False):
             raise ValueError(
-                f"stream: shuffle=True, and the reader {read!r} reads what grows: a window that was cut off at the end "
-                "would have other samples when it is read again. Leave shuffle out."
+                f"stream: shuffle=True, and the reader {read!r} reads files that grow: the last window would have other "
+                "samples when it is read again. Leave shuffle out."
             )
         self._start(() if transform is None else (Step(transform),))
 
     def _start(self, steps: tuple[Step, ...]) -> None:
         self._steps = steps
         epoch: Any = torch.zeros((), dtype=torch.int64)
-        self._epoch = epoch.share_memory_()  # so that a set_epoch reaches workers that persist
+        self._epoch = epoch.share_memory_()  # set_epoch then reaches persistent workers
         self._world: World | None = None
         self._order: tuple[tuple[int, tuple[int, ...]], Sequence[int]] | None = None
 
     @property
-    def parts(self) -> int:
-        """How many lanes have something to read, if there are enough."""
+    def shares(self) -> int:
+        """The most lanes that have something to read."""
         return len(self.shards) * self.share
 
     def map(self, function: Callable[[Any], Any]) -> Self:
-        """Return this stream with a function applied to each sample, under the sample's own seed."""
+        """Return a stream that applies a function to each sample, under the sample's own seed."""
         return self._with(Step(function))
 
     def filter(self, predicate: Callable[[Any], Any]) -> Self:
-        """Return this stream without the samples for which a predicate is false, as they are after the maps before it.
+        """Return a stream without the samples for which a predicate is false.
 
-        Those are consumed: a resume goes on behind them. The predicate may draw, under the sample's own seed.
+        The predicate gets a sample as the maps before it left it, and may draw under the sample's own seed. A resume does not
+        read dropped samples again.
         """
         return self._with(Step(predicate, is_filter=True))
 
     def _with(self, step: Step) -> Self:
         stream = copy.copy(self)
-        stream._start((*self._steps, step))  # with an epoch of its own
+        stream._start((*self._steps, step))  # with its own epoch
         return stream
 
     def open(self, lane: int, place: Place, path: Sequence[int] = (), policy: BadSamples = RAISE) -> Lane:
         """Read a lane from a place on.
 
         Args:
-            lane: Its number.
-            place: Where it stands.
-            path: Tells apart the streams that another is made of: they draw apart.
-            policy: What is done where reading, or a step before the last filter, fails.
+            lane: The lane's number.
+            place: Where to start.
+            path: The numbers that lead to this stream inside composed streams; samples of different streams draw differently.
+            policy: What happens if reading, or a step before the last filter, fails.
         """
         filters = [number for number, step in enumerate(self._steps, 1) if step.is_filter]
         cut = filters[-1] if filters else 0
@@ -156,18 +165,18 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         return LaneReader(self, lane, place, steps, path, policy)
 
     def fingerprint(self) -> str:
-        """Describe the shards, so that a resume can tell others from them."""
+        """Return a description of the shards; a resume compares it."""
         text = "\x1f".join(self.shards)
         return f"{len(self.shards):,} shards ({hashlib.blake2b(text.encode(), digest_size=8).hexdigest()})"
 
     def order(self) -> str:
-        """Name the order of the samples, with its version and all that shapes it."""
+        """Return a name for the order of the samples, with its version and all settings that it depends on."""
         shuffled = f"shuffled by {self.window}" if self.shuffle else "as they are"
         shared = f", shards shared by {self.share} in blocks of {self.block}" if self.share > 1 else ""
         return f"stream-1 in {self.lanes} lanes, {shuffled}{shared}"
 
     def deal(self, cycle: int, lane: int, path: Sequence[int] = ()) -> list[ShardShare]:
-        """Return a lane's shards, or parts of them, in the order in which they are read."""
+        """Return what a lane reads in a cycle, in order."""
         key = cycle, tuple(path)
         if self._order is None or self._order[0] != key:
             numbers = np.arange(len(self.shards), dtype=np.int64)
@@ -181,7 +190,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         ]
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next `iter()` in a bare DataLoader gives; a Loader counts by itself."""
+        """Choose the epoch of the next `iter()` in a bare DataLoader; a Loader counts epochs itself."""
         self._epoch.fill_(epoch)
 
     def __iter__(self) -> Iterator[Any]:
@@ -197,7 +206,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
                 yield from transform_samples(lane.take(1))
 
     def __getstate__(self) -> dict[str, Any]:
-        # A worker that is not forked knows no torch.distributed.
+        # Only a forked worker has torch.distributed initialised.
         return self.__dict__ | {"_world": self._world or World.detect(), "_order": None}
 
 
@@ -206,28 +215,37 @@ def _check_read(read: Callable[..., Any]) -> None:
     try:
         signature = inspect.signature(read)
     except (TypeError, ValueError):
-        return  # of those in C nobody knows
+        return  # a function in C has no signature
     try:
         signature.bind("shard", 0)
     except TypeError as error:
         raise TypeError(
-            f"stream: the reader takes {signature}, wanted read(shard, start), which begins at sample number `start`. "
-            "Of a function of the shard alone: loaderkit.from_start(read)."
+            f"stream: the reader takes {signature}, wanted read(shard, start), which starts at sample number `start`. "
+            "For a function of the shard alone use loaderkit.from_start(read)."
         ) from error
 
 
 def from_start(read: Callable[[str], Iterable[Any]]) -> Read:
-    """Make a reader that starts anywhere of one that starts at the first sample: it drops those before.
+    """Return a reader for `StreamDataset` from a function that can only read whole shards.
+
+    To start at a later sample, the reader reads and drops the samples before it.
 
     Args:
         read: Called with a shard's name; returns an iterable of all its samples.
+
+    Example:
+        >>> read = lk.from_start(lambda shard: iter(shard))
+        >>> list(read("abcd", 2))
+        ['c', 'd']
+        >>> list(lk.Loader(lk.StreamDataset(["abc"], read, lanes=1), batch_size=2))
+        [['a', 'b'], ['c']]
     """
     return FromStart(read)
 
 
 @dataclass(frozen=True)
 class FromStart:
-    """A reader that drops the samples before the wanted one."""
+    """A reader that reads and drops the samples before the first one wanted."""
 
     skips: ClassVar[bool] = False
 
@@ -240,10 +258,10 @@ class FromStart:
 
 
 def check_skipped(shard: str, found: int, start: int) -> None:
-    """Refuse to go on in a shard that has fewer samples than were read of it.
+    """Check that a shard still has the samples that were read of it.
 
     Raises:
-        ValueError: If so.
+        ValueError: If it has fewer.
     """
     if found < start:
         raise ValueError(

@@ -1,4 +1,7 @@
-"""One lane of a stream: shards read one after another, samples shuffled within windows that can be read again."""
+"""One lane of a stream: shards read one after another.
+
+Samples may be shuffled within windows. A run that resumes within a window reads that window again.
+"""
 
 import functools
 from collections import deque
@@ -9,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 
 from loaderkit.datasets.bad_samples import RAISE, BadSamples, BadSamplesError, describe
-from loaderkit.datasets.streams.samples import Failed, PendingSample, Step, alone
+from loaderkit.datasets.streams.samples import Failed, PendingSample, Step, in_main_process
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds
 
@@ -18,25 +21,25 @@ _FAILURES = 32  # in a row, before a shard is given up
 
 
 class Place(tuple[int, ...]):
-    """Where a lane stands: behind `taken` samples of the window that starts at a sample of a shard.
+    """Where a lane is: `used` samples into the window that starts at a sample of a shard.
 
-    Five integers. A lane made of others has more behind them, which are its `parts`.
+    It is a tuple of five integers. A lane of a composed stream appends the places of the lanes it reads.
 
     Args:
         cycle: How often the lane has been read to its end.
-        shard: Among the lane's.
-        sample: In that shard.
-        taken: Of the window; 0 where samples are not shuffled.
-        position: Of the window's start, in the lane.
-        parts: What a lane needs that is made of others.
+        shard: The row of the shard among the lane's.
+        sample: The number of the window's first sample in that shard.
+        used: Samples of the window that were taken; 0 without shuffling.
+        position: The number of the window's first sample in the lane.
+        inner: The places of the lanes that a composed lane reads.
     """
 
     __slots__ = ()
 
     def __new__(
-        cls, cycle: int = 0, shard: int = 0, sample: int = 0, taken: int = 0, position: int = 0, *parts: int
+        cls, cycle: int = 0, shard: int = 0, sample: int = 0, used: int = 0, position: int = 0, *inner: int
     ) -> Self:
-        return super().__new__(cls, (cycle, shard, sample, taken, position, *parts))
+        return super().__new__(cls, (cycle, shard, sample, used, position, *inner))
 
     @property
     def cycle(self) -> int:
@@ -51,7 +54,7 @@ class Place(tuple[int, ...]):
         return self[2]
 
     @property
-    def taken(self) -> int:
+    def used(self) -> int:
         return self[3]
 
     @property
@@ -59,44 +62,44 @@ class Place(tuple[int, ...]):
         return self[4]
 
     @property
-    def parts(self) -> tuple[int, ...]:
+    def inner(self) -> tuple[int, ...]:
         return self[5:]
 
-    def with_taken(self, taken: int) -> "Place":
-        """Return the place behind so many samples of the window."""
-        return Place(self.cycle, self.shard, self.sample, taken, self.position)
+    def with_used(self, used: int) -> "Place":
+        """Return the place this many samples into the window."""
+        return Place(self.cycle, self.shard, self.sample, used, self.position)
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         return tuple(self)
 
 
 class ShardShare(NamedTuple):
-    """A shard, or its blocks number, number + of, number + 2 of, ..."""
+    """What one lane reads of a shard: its blocks number, number + shares, number + 2 shares, ..."""
 
     shard: str
     number: int = 0
-    of: int = 1
+    shares: int = 1
 
 
 class Lane(Protocol):
-    """What a loader asks of a lane."""
+    """A part of a stream that is read in sequence."""
 
     @property
     def place(self) -> Place:
-        """Where the next sample to be taken stands."""
+        """The place of the next sample that `take` returns."""
         ...
 
     def fill(self, count: int) -> bool:
-        """Read until so many samples can be taken; say whether they can."""
+        """Read until this many samples can be taken; say whether they can."""
         ...
 
     def take(self, count: int) -> list[PendingSample]:
-        """Take so many samples, or as many as there are."""
+        """Return up to this many samples."""
         ...
 
 
 class Shards(Protocol):
-    """What a lane that reads shards asks of its stream."""
+    """What a lane of shards needs from its stream."""
 
     read: Any
     window: int
@@ -105,7 +108,7 @@ class Shards(Protocol):
     block: int
 
     def deal(self, cycle: int, lane: int, path: Sequence[int] = ()) -> list[ShardShare]:
-        """Return a lane's shards, or parts of them."""
+        """Return what a lane reads, in order."""
         ...
 
 
@@ -120,22 +123,22 @@ class _Read(NamedTuple):
 class _Window:
     start: Place
     samples: list[_Read]  # in the order of delivery
-    taken: int = 0
+    used: int = 0
 
 
 class LaneReader:
     """Reads a lane of shards from a place to its end.
 
     Args:
-        stream: Whose lane it is.
-        lane: Its number.
-        place: Where it begins.
-        steps: To be done to each sample.
-        path: Tells apart the streams that others are made of.
-        policy: What is done where reading fails. A sample that is left out comes as `Failed`.
+        stream: The stream.
+        lane: The lane's number.
+        place: Where to start.
+        steps: The steps of each sample.
+        path: The numbers that lead to this stream inside composed streams; samples of different streams draw differently.
+        policy: What happens if reading fails. A sample that is left out becomes `Failed`.
 
     Raises:
-        ValueError: If the place's window has fewer samples than were taken of it.
+        ValueError: If the place's window has fewer samples than were used of it.
     """
 
     def __init__(
@@ -152,76 +155,78 @@ class LaneReader:
         self.shards = stream.deal(place.cycle, lane, path)
         self._keys = (stream.seed, place.cycle, lane, *path)
         self._steps = steps
-        self._next = place.with_taken(0)  # to be read
-        self._source: Iterator[Any] | None = None
+        self._next = place.with_used(0)  # the next sample to read
+        self._iterator: Iterator[Any] | None = None
         self._windows: deque[_Window] = deque()
-        if place.taken:
+        if place.used:
             self._read(stream.window)
             found = len(self._windows[0].samples) if self._windows else 0
-            if found <= place.taken:
+            if found <= place.used:
                 raise ValueError(
-                    f"cannot resume: {place.taken:,} samples were read from sample {place.sample:,} of shard "
+                    f"cannot resume: {place.used:,} samples were read from sample {place.sample:,} of shard "
                     f"{self._name(place.shard)} on, and more followed; now there are {found:,}. The data has changed: "
                     "restore it, or start a new epoch with loader.seek(epoch=...)."
                 )
-            self._windows[0].taken = place.taken
+            self._windows[0].used = place.used
 
     @property
     def place(self) -> Place:
-        """Where the next sample to be taken stands."""
+        """The place of the next sample that `take` returns."""
         if not self._windows:
             return self._next
         window = self._windows[0]
         if self.stream.shuffle:
-            return window.start.with_taken(window.taken)
-        following = window.samples[window.taken]
+            return window.start.with_used(window.used)
+        following = window.samples[window.used]
         return Place(self.cycle, following.shard, following.number, 0, following.position)
 
     def fill(self, count: int) -> bool:
-        """Read until so many samples can be taken; say whether they can."""
-        while (ready := sum(len(window.samples) - window.taken for window in self._windows)) < count:
+        """Read until this many samples can be taken; say whether they can."""
+        while (ready := sum(len(window.samples) - window.used for window in self._windows)) < count:
             if not self._read(self.stream.window if self.stream.shuffle else count - ready):
                 return False
         return True
 
     def take(self, count: int) -> list[PendingSample]:
-        """Take so many samples, or as many as there are."""
+        """Return up to this many samples."""
         self.fill(count)
-        taken: list[_Read] = []
-        while self._windows and len(taken) < count:
+        found: list[_Read] = []
+        while self._windows and len(found) < count:
             window = self._windows[0]
-            part = window.samples[window.taken : window.taken + count - len(taken)]
-            taken += part
-            window.taken += len(part)
-            if window.taken == len(window.samples):
+            part = window.samples[window.used : window.used + count - len(found)]
+            found += part
+            window.used += len(part)
+            if window.used == len(window.samples):
                 self._windows.popleft()
-        positions = np.array([each.position for each in taken], dtype=np.int64)
-        words = hash_positions(positions, "sample", *self._keys).tolist()
+        positions = np.array([each.position for each in found], dtype=np.int64)
+        seeds = hash_positions(positions, "sample", *self._keys).tolist()
         return [
-            PendingSample(each.sample, word, self.shards[each.shard].shard, each.number, self._steps)
-            for each, word in zip(taken, words, strict=True)
+            PendingSample(each.sample, seed, self.shards[each.shard].shard, each.number, self._steps)
+            for each, seed in zip(found, seeds, strict=True)
         ]
 
     def _read(self, count: int) -> bool:
-        """Read a window of so many samples, or what is left; say whether there was any."""
+        """Read a window of up to this many samples; say whether there is any."""
         stream, start = self.stream, self._next
         positions = np.arange(start.position, start.position + count, dtype=np.int64)
         samples: list[_Read] = []
         shard, number = start.shard, start.sample
-        with SampleSeeds(hash_positions(positions, "read", *self._keys), restore=alone()) as seeds:
+        with SampleSeeds(hash_positions(positions, "read", *self._keys), restore=in_main_process()) as seeds:
             while len(samples) < count and shard < len(self.shards):
-                part = self.shards[shard]
-                if part.of > 1 and number // stream.block % part.of != part.number:  # at a block's end, or the start
-                    self._source, number = None, _next_block(number, stream.block, part)
+                share = self.shards[shard]
+                if (
+                    share.shares > 1 and number // stream.block % share.shares != share.number
+                ):  # not in a block of the share
+                    self._iterator, number = None, _next_block(number, stream.block, share)
                 seeds.enter(len(samples))
                 enter = functools.partial(seeds.enter, len(samples))
                 try:
-                    sample = self._next_of(part.shard, number, enter)
+                    sample = self._next_of(share.shard, number, enter)
                     self._failures = 0
                 except Exception as error:
-                    sample = self._mend(error, part.shard, number, enter)
+                    sample = self._read_again(error, share.shard, number, enter)
                 if sample is _END:
-                    self._source, shard, number = None, shard + 1, 0
+                    self._iterator, shard, number = None, shard + 1, 0
                     continue
                 samples.append(_Read(sample, start.position + len(samples), shard, number))
                 number += 1
@@ -235,21 +240,21 @@ class LaneReader:
         return bool(samples)
 
     def _next_of(self, shard: str, number: int, enter: Callable[[], None]) -> Any:
-        if self._source is None:
-            self._source = iter(self.stream.read(shard, number))
-            enter()  # what was drawn on the way to the sample is not the sample's
-        return next(self._source, _END)
+        if self._iterator is None:
+            self._iterator = iter(self.stream.read(shard, number))
+            enter()  # undo what `read` drew on its way to the sample
+        return next(self._iterator, _END)
 
-    def _mend(self, error: Exception, shard: str, number: int, enter: Callable[[], None]) -> Any:
-        """Read a sample again, from a shard that is opened there, where the error may pass; else leave it out.
+    def _read_again(self, error: Exception, shard: str, number: int, enter: Callable[[], None]) -> Any:
+        """Open the shard again at a sample that failed, and read it; or leave the sample out.
 
         Raises:
-            Exception: The error, if it does not pass and the policy does not take it for the sample's fault.
-            BadSamplesError: If the reader can't go on behind it.
+            Exception: The error, if it comes again and the policy does not blame the sample.
+            BadSamplesError: If the reader cannot go on after the sample.
         """
 
         def again() -> Any:
-            self._source = None  # an iterator that has raised is over
+            self._iterator = None  # an iterator that raised has ended
             enter()
             return self._next_of(shard, number, enter)
 
@@ -258,15 +263,15 @@ class LaneReader:
             sample = self._policy.again(error, again, what)
         except Exception as final:
             final.add_note(f"loaderkit: raised while reading {what}.")
-            self._source = None
+            self._iterator = None
             self._failures += 1
             if not self._policy.blames(final):
                 raise
             if not getattr(self.stream.read, "skips", True):
                 raise BadSamplesError(
                     f"stream: {what} can't be read ({describe(final)}), and the reader {self.stream.read!r} can't go on "
-                    "behind it: it reads a shard from its start. Give a reader that skips, read(shard, start), or one "
-                    "that leaves out itself what it can't read."
+                    "after it, because it reads a shard from its start. Give a reader that skips, read(shard, start), or one "
+                    "that itself leaves out what it can't read."
                 ) from final
             if self._failures >= _FAILURES:
                 raise BadSamplesError(
@@ -281,7 +286,7 @@ class LaneReader:
         return repr(self.shards[shard].shard) if shard < len(self.shards) else "(none)"
 
 
-def _next_block(number: int, block: int, part: ShardShare) -> int:
-    """Return the start of a part's next block, from a sample that is in none of it."""
+def _next_block(number: int, block: int, share: ShardShare) -> int:
+    """Return the start of a share's next block, after a sample that is in no block of it."""
     current = number // block
-    return (current + (part.number - current) % part.of) * block
+    return (current + (share.number - current) % share.shares) * block

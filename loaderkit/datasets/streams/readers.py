@@ -1,4 +1,4 @@
-"""Readers of what has no index: compressed lines and archives, paged services, logs that grow."""
+"""Readers for `StreamDataset`: compressed lines and archives, paged services, logs that grow."""
 
 import bz2
 import gzip
@@ -21,12 +21,19 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True)
 class LineReader:
-    """Reads lines, JSON ones by default, of plain files and those packed with gzip, bzip2 or xz.
+    r"""Reads the lines of files, plain or compressed with gzip, bzip2 or xz; a line is JSON by default.
 
-    Blank lines are no samples. Skipping unpacks what lies before, and does not parse it.
+    Blank lines are no samples. To start at a later line, it decompresses the lines before it without parsing them.
 
     Args:
-        parse: From a line's bytes, without its end, to a sample.
+        parse: Makes a sample of a line's bytes, without the line end.
+
+    Example:
+        >>> import pathlib
+        >>> _ = pathlib.Path("a.jsonl").write_text('{"x": 1}\n{"x": 2}\n{"x": 3}\n')
+        >>> stream = lk.StreamDataset(["a.jsonl"], lk.LineReader())
+        >>> [batch["x"].tolist() for batch in lk.Loader(stream, batch_size=2)]
+        [[1, 2], [3]]
     """
 
     skips: ClassVar[bool] = False
@@ -44,18 +51,31 @@ class LineReader:
 
 @dataclass(frozen=True)
 class TarReader:
-    """Reads samples of tar archives, packed or not, in the layout of `TarDataset`: the files of one key, in sequence.
+    """Reads samples of tar archives, plain or compressed, in the layout of `TarDataset`.
 
-    Skipping unpacks what lies before, and does not decode it.
+    The files of one key follow each other and form one sample: a dict with `__key__` and one entry for each extension. To start
+    at a later sample, it decompresses the files before it without decoding them.
 
     Args:
-        decode: From an extension to a function of a file's bytes, as for `TarDataset`.
+        decode: Maps an extension to a function that decodes a file's bytes, as for `TarDataset`.
 
     Raises:
-        ValueError: When read, if a file is neither regular nor a directory, its name
-            leads out of the archive, a sample has an extension twice, or its files are not in sequence:
-            its first ones have come as a sample by then.
-        tarfile.ReadError: When read, if the archive is damaged, or cut before its end mark.
+        ValueError: While reading, if a file is neither regular nor a directory, or its name leads out of the archive. Also if
+            a sample has an extension twice, or its files do not follow each other; the first of them have then been
+            read as a sample.
+        tarfile.ReadError: While reading, if the archive is damaged, or is cut before its end mark.
+
+    Example:
+        >>> import io, tarfile
+        >>> with tarfile.open("a.tar.gz", "w:gz") as archive:
+        ...     for name, content in [("1.txt", b"cat"), ("1.cls", b"7"), ("2.txt", b"dog"), ("2.cls", b"9")]:
+        ...         info = tarfile.TarInfo(name)
+        ...         info.size = len(content)
+        ...         archive.addfile(info, io.BytesIO(content))
+        >>> stream = lk.StreamDataset(["a.tar.gz"], lk.TarReader())
+        >>> batch = next(iter(lk.Loader(stream, batch_size=2)))
+        >>> batch["__key__"], batch["txt"], batch["cls"]
+        (['1', '2'], ['cat', 'dog'], tensor([7, 9]))
     """
 
     skips: ClassVar[bool] = False
@@ -83,8 +103,8 @@ class _Member(tarfile.TarInfo):
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # the end mark
             raise
         except tarfile.HeaderError as error:
-            # Which tarfile takes for the archive's end where it is not the first header.
-            raise tarfile.ReadError(f"a damaged archive, or one that is cut: {error}") from error
+            # tarfile takes a bad header for the archive's end, unless it is the first.
+            raise tarfile.ReadError(f"the archive is damaged or cut: {error}") from error
 
 
 def _parsed(parse: Callable[[bytes], Any], line: bytes) -> Any:
@@ -92,7 +112,7 @@ def _parsed(parse: Callable[[bytes], Any], line: bytes) -> Any:
         return parse(line.rstrip(b"\r\n"))
     except json.JSONDecodeError as error:
         error.add_note(
-            f"loaderkit: the line is {line[:40]!r}, wanted JSON. Of other lines: parse=, such as bytes.decode."
+            f"loaderkit: the line is {line[:40]!r}, wanted JSON. For other lines give parse=, such as bytes.decode."
         )
         raise
 
@@ -105,7 +125,7 @@ def _samples(shard: str) -> Iterator[tuple[str, dict[str, bytes]]]:
         tarfile.open(fileobj=plain, mode="r|", tarinfo=_Member) as archive,
     ):
         for member in archive:
-            archive.members.clear()  # type: ignore[attr-defined]  # or it would keep them, a kilobyte each
+            archive.members.clear()  # type: ignore[attr-defined]  # else it keeps them, a kilobyte each
             if member.isdir():
                 continue
             name = member.name
@@ -117,14 +137,14 @@ def _samples(shard: str) -> Iterator[tuple[str, dict[str, bytes]]]:
             folder, slash, base = name.rpartition("/")
             stem, _, extension = base.partition(".")
             if not stem or not extension or (name.startswith("__") and name.split("/")[0].endswith("__")):
-                continue  # as in TarDataset: hidden, without an extension, or metadata
+                continue  # hidden, without an extension, or metadata, as in TarDataset
             key, extension = folder + slash + stem, extension.lower()
             if key != current:
                 if files:
                     yield current, files
                 if key in seen:
                     raise ValueError(
-                        f"{shard}: {name!r}: its key came before, with others between; wanted a sample's files in "
+                        f"{shard}: {name!r}: its key came before, and other keys between; wanted a sample's files in "
                         "sequence: tar --sort=name."
                     )
                 seen.add(key)
@@ -139,15 +159,22 @@ def _samples(shard: str) -> Iterator[tuple[str, dict[str, bytes]]]:
 
 @dataclass(frozen=True)
 class PageReader:
-    """Reads a service that gives samples by pages of one size. It skips: a page is asked for by its number.
+    """Reads a service that gives samples in pages of one size. It starts at any page without reading those before.
 
     Args:
-        fetch: Called with a shard's name and a page's number, from 0; returns the
-            page's samples. A page that is not full is the last.
+        fetch: Called with a shard's name and a page's number, from 0; returns the page's samples. A page that is not full is
+            the last.
         size: Samples in a full page.
 
     Raises:
-        ValueError: When read, if a page has more samples.
+        ValueError: While reading, if a page has more samples.
+
+    Example:
+        >>> def fetch(user, page):
+        ...     return [f"{user}{number}" for number in range(5)][2 * page : 2 * page + 2]
+        >>> stream = lk.StreamDataset(["ann"], lk.PageReader(fetch, size=2))
+        >>> list(lk.Loader(stream, batch_size=3))
+        [['ann0', 'ann1', 'ann2'], ['ann3', 'ann4']]
     """
 
     fetch: Callable[[str, int], Sequence[Any]]
@@ -170,14 +197,21 @@ class PageReader:
 
 @dataclass(frozen=True)
 class LogReader:
-    """Reads whole lines of files that others append to; a line without its end is not taken, but waited for.
+    r"""Reads the lines of files that grow. It waits for the rest of a line that has no line end yet.
 
-    A resume goes on behind what was consumed, with what has come since. The streams can't be shuffled.
+    A resume continues after the last line that was used, with the lines that have been added. Such streams cannot be shuffled.
 
     Args:
-        parse: From a line's bytes, without its end, to a sample.
-        idle_s: End when so many seconds have brought no whole line. None: end at what
-            is there when the file is opened.
+        parse: Makes a sample of a line's bytes, without the line end.
+        idle_s: End when no whole line has come for this many seconds. None ends where the file ends when it is opened.
+
+    Example:
+        >>> import pathlib
+        >>> log = pathlib.Path("events.log")
+        >>> _ = log.write_bytes(b'1\n2\n')
+        >>> loader = lk.Loader(lk.StreamDataset(["events.log"], lk.LogReader()), batch_size=4)
+        >>> next(iter(loader))
+        tensor([1, 2])
     """
 
     skips: ClassVar[bool] = False
@@ -206,7 +240,7 @@ class LogReader:
             begun += line
             if begun.endswith(b"\n"):
                 yield begun
-                begun, last = b"", time.monotonic()  # the consumer's time is not the log's
+                begun, last = b"", time.monotonic()  # time that the user spends does not count
             elif end is None:
                 if time.monotonic() - last > (self.idle_s or 0):
                     return

@@ -1,4 +1,4 @@
-"""Samples on their way from a lane to a batch, and what is done to them there."""
+"""Samples between a lane and a batch, and the steps that transform them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -11,31 +11,31 @@ from loaderkit.seeding.samples import SampleSeeds
 
 
 class Step(NamedTuple):
-    """What is done to a sample under its seed."""
+    """A function that `map` or `filter` applies to a sample."""
 
     function: Callable[[Any], Any]
     is_filter: bool = False
 
 
 class PendingSample(NamedTuple):
-    """A sample as it was read, with what is still to be done to it."""
+    """A sample as it was read, with the steps that are still to be applied."""
 
     sample: Any
-    word: int  # its seed
+    seed: int
     shard: str
     number: int  # in that shard
     steps: Sequence[Step]
 
 
 class Failed(NamedTuple):
-    """Comes in the place of a sample that is to be left out: it is consumed as any other is."""
+    """Takes the place of a sample that could not be read or transformed, and is left out."""
 
     error: str  # its type and message
     cause: Exception
 
     @classmethod
     def of(cls, error: Exception) -> "Failed":
-        """Keep what there is to say of an error that is not raised."""
+        """Keep an error that is not raised, without its frames."""
         failed = cls(describe(error), portable(error))
         drop_traceback(error)
         return failed
@@ -44,28 +44,28 @@ class Failed(NamedTuple):
 DROPPED = object()
 
 
-def done(taken: PendingSample, seeds: SampleSeeds, row: int, policy: BadSamples = RAISE) -> Any:
-    """Do to a sample what is to be done, under its own seed.
+def apply_steps(pending: PendingSample, seeds: SampleSeeds, row: int, policy: BadSamples = RAISE) -> Any:
+    """Apply a sample's steps under its own seed.
 
-    It is not tried again: a step may have changed the sample before it failed.
+    A step that fails is not tried again, because it may have changed the sample.
 
     Returns:
-        The sample; DROPPED where a filter drops it; Failed where the policy leaves it out.
+        The sample; DROPPED if a filter drops it; Failed if a step fails and the policy leaves the sample out.
     """
-    sample = taken.sample
+    sample = pending.sample
     if type(sample) is Failed:
         return sample
-    if taken.steps:
+    if pending.steps:
         seeds.enter(row)
     try:
-        for step in taken.steps:
+        for step in pending.steps:
             found = step.function(sample)
             if not step.is_filter:
                 sample = found
             elif not found:
                 return DROPPED
     except Exception as error:
-        error.add_note(f"loaderkit: raised while transforming sample {taken.number} of shard {taken.shard!r}.")
+        error.add_note(f"loaderkit: raised while transforming sample {pending.number} of shard {pending.shard!r}.")
         if not policy.blames(error):
             raise
         return Failed.of(error)
@@ -73,24 +73,24 @@ def done(taken: PendingSample, seeds: SampleSeeds, row: int, policy: BadSamples 
 
 
 def transform_samples(
-    taken: Sequence[PendingSample], finish: Callable[[list[Any], SampleSeeds], Any] | None = None
+    pending: Sequence[PendingSample], finish: Callable[[list[Any], SampleSeeds], Any] | None = None
 ) -> Any:
-    """Transform samples of a lane, each under its own seed.
+    """Apply the steps of several samples, each under its own seed.
 
     Args:
-        taken: What `take` returned; not empty.
-        finish: Makes a batch of them, within their seeds.
+        pending: What `Lane.take` returned; not empty.
+        finish: Makes a batch of the samples under their seeds; None returns a list.
     """
-    with seeds_of(taken) as seeds:
-        samples = [done(each, seeds, row) for row, each in enumerate(taken)]
+    with seeds_of(pending) as seeds:
+        samples = [apply_steps(each, seeds, row) for row, each in enumerate(pending)]
         return samples if finish is None else finish(samples, seeds)
 
 
-def seeds_of(taken: Sequence[PendingSample]) -> SampleSeeds:
-    """Return the seeds of samples that were taken."""
-    return SampleSeeds(np.array([each.word for each in taken], dtype=np.uint64), restore=alone())
+def seeds_of(pending: Sequence[PendingSample]) -> SampleSeeds:
+    """Return the seeds of several samples."""
+    return SampleSeeds(np.array([each.seed for each in pending], dtype=np.uint64), restore=in_main_process())
 
 
-def alone() -> bool:
-    """Say whether the generators of this process are the caller's, not a worker's."""
+def in_main_process() -> bool:
+    """Say whether the random generators of this process belong to the user, not to a worker."""
     return torch_data.get_worker_info() is None

@@ -67,7 +67,7 @@ class ShardLanes:
 
     def idle_workers(self, lanes: int) -> str | None:
         workers, shards = self._crew.num_workers, len(self._stream.shards)
-        if workers <= min(lanes, self._stream.parts):
+        if workers <= min(lanes, self._stream.shares):
             return None
         return (
             f"Loader: {workers} workers for {shards} shards in {lanes} lanes of this rank: some workers are idle. "

@@ -228,7 +228,7 @@ def test_any_shards_any_stop_any_chain(data: Any, left: list[int], right: list[i
     try:
         whole = list(loader_of(make(), 2))
     except ValueError as error:
-        if "a source would be missing" not in str(error):
+        if "a stream would be missing" not in str(error):
             raise
         return
     mine = expected(left)
@@ -296,7 +296,7 @@ def test_what_comes_of_a_source_that_ends_is_named(ends: Any, a: int, b: int) ->
 def test_lanes_that_lack_a_source_are_said_once(a: int, b: int, lacking: int) -> None:
     one, two = named("a", [5] * a)(lanes=4), named("b", [5] * b)(lanes=4)
     with pytest.warns(
-        UserWarning, match=rf"\[{a}, {b}\] shards for 4 lanes: in {lacking} of them a source is missing.*lanes={a}"
+        UserWarning, match=rf"\[{a}, {b}\] shards for 4 lanes: in {lacking} of them a stream is missing.*lanes={a}"
     ) as said:
         stream = lk.interleave({one: 1, two: 1})
     assert len(said) == 1
@@ -398,14 +398,14 @@ A, B = named("a", FEW)(), named("b", FEW)()
     [
         (lambda: lk.chain(), "chain: there are no streams"),
         (lambda: lk.chain(A, A), "chain: a stream comes twice"),
-        (lambda: lk.chain(A, [1]), "chain: source 1 is list, wanted a StreamDataset"),  # type: ignore[arg-type]
+        (lambda: lk.chain(A, [1]), "chain: stream 1 is list, wanted a StreamDataset"),  # type: ignore[arg-type]
         (lambda: lk.chain(A, named("b", FEW)(lanes=4)), r"chain: the streams have lanes \[3, 4\], wanted one value"),
         (lambda: lk.chain(A, named("b", FEW)(seed=4)), r"chain: the streams have seed \[5, 4\], wanted one value"),
         (lambda: lk.interleave({A: 1, B: 0}), "interleave: weight 1 is 0, wanted a number above 0"),
         (lambda: lk.interleave({A: 1, B: 1}, ends="stop"), "interleave: ends is 'stop', wanted one of 'all', 'first'"),  # type: ignore[arg-type]
         (
             lambda: lk.interleave({A: 1, named("b", [9])(): 1}, ends="first"),
-            r"the streams have \[5, 1\] shards for 3 lanes: in some lanes a source would be missing. Give lanes=1",
+            r"the streams have \[5, 1\] shards for 3 lanes: in some lanes a stream would be missing. Give lanes=1",
         ),
         (lambda: named("a", FEW)(share=4), "share=4 of 3 lanes, wanted at most"),
         (lambda: named("a", FEW)(share=0), "share is 0, wanted an integer of at least 1"),

@@ -52,7 +52,7 @@ def test_lines_that_are_not_json_are_shown_with_the_way_out(reader: Any, tmp_pat
     with pytest.raises(json.JSONDecodeError) as caught:
         list(reader(str(path), 0))
     (note,) = caught.value.__notes__
-    assert "the line is b'GET /index.html\\n', wanted JSON. Of other lines: parse=" in note
+    assert "the line is b'GET /index.html\\n', wanted JSON. For other lines give parse=" in note
 
 
 def write_tar(path: Path, mode: str, members: list[tuple[str, bytes]]) -> None:
@@ -280,7 +280,7 @@ def test_a_quiet_log_ends_after_its_time(tmp_path: Path) -> None:
 
 
 def test_what_grows_is_not_shuffled() -> None:
-    with pytest.raises(ValueError, match=r"shuffle=True, and the reader LogReader.* reads what grows"):
+    with pytest.raises(ValueError, match=r"shuffle=True, and the reader LogReader.* reads files that grow"):
         lk.StreamDataset(["a"], lk.LogReader(), shuffle=True)
     for reader in (lk.LineReader(), lk.TarReader(), lk.LogReader()):
         with pytest.raises(ValueError, match="can't skip"):

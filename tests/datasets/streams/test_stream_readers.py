@@ -316,7 +316,7 @@ def test_a_shard_that_has_become_shorter_is_told() -> None:
     [
         ({"shards": []}, "there are no shards"),
         ({"shards": "a"}, "shards is the string 'a', wanted a list"),
-        ({"shards": ["a", "b", "a"]}, "shard 'a' is there twice"),
+        ({"shards": ["a", "b", "a"]}, "shard 'a' comes twice"),
         ({"lanes": 0}, "lanes is 0, wanted an integer of at least 1"),
         ({"window": 1.5}, "window is 1.5, wanted an integer"),
         ({"seed": None}, "seed is None, wanted an integer"),
