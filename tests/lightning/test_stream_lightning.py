@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
     pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.rank_zero.LightningDeprecationWarning"),
     pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
-    pytest.mark.filterwarnings("ignore:.*a Loader of a stream that was"),
+    pytest.mark.filterwarnings("ignore:.*a stream's Loader that it got"),
     pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__`"),
     pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended"),
     pytest.mark.filterwarnings("ignore:Checkpoint directory"),
@@ -82,7 +82,7 @@ def test_an_epochs_end_without_a_datamodule_is_refused(tmp_path: Path, steps: in
     fit(make_loader(SIZES, steps=steps), tmp_path / "whole", **ENDS)
     checkpoint = min((tmp_path / "whole").iterdir(), key=lambda path: path.stat().st_mtime_ns)
     with pytest.raises(
-        RuntimeError, match=r"it begins epoch 1, the stream stands in epoch 0.*in a loaderkit.DataModule"
+        RuntimeError, match=r"it starts epoch 1, the stream is in epoch 0.*in a loaderkit.DataModule"
     ):
         fit(make_loader(SIZES, steps=steps), tmp_path / "end", resume=str(checkpoint), **ENDS)
 

@@ -360,7 +360,7 @@ def test_what_only_data_with_an_index_has_is_refused() -> None:
         loader.seek(epoch=0, samples=4)
     with pytest.raises(ValueError, match="seek to epoch -1"):
         loader.seek(epoch=-1)
-    with pytest.raises(TypeError, match=r"has no length.*Give it steps="):
+    with pytest.raises(TypeError, match=r"has no length.*Give the Loader steps="):
         len(loader)
 
 
