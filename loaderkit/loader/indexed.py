@@ -163,7 +163,7 @@ class IndexedPosition(Position):
         order = getattr(self._plan, "order", None)
         return order.size(cursor.epoch) if cursor.samples and order is not None else cursor.samples
 
-    def _identity(self, epoch: int) -> Identity:
+    def _identity(self, epoch: int, plan: Plan) -> Identity:
         dataset = fingerprint(self.dataset, self._size)
         return Identity(dataset=dataset, order=plan.key(epoch), seed=self.config.seed, block=_block_of(plan))
 
@@ -226,8 +226,8 @@ class IndexedPosition(Position):
             seen=max(seen, min(self._size, JUDGED_FROM)),
         )
 
-    def _plan_of(self, key: str) -> Plan:
-        """Return the plan that continues in the order that a state names, even if the batch size has changed."""
+    def _with_block(self, block: int | None) -> Plan:
+        """Return the plan with the block of a saved order, if the Loader itself chose the block."""
         plan = self._plan
         if (
             block is not None

@@ -81,9 +81,7 @@ def test_an_epochs_end_without_a_datamodule_is_refused(tmp_path: Path, steps: in
     """Lightning restores no loader there: the run would train on its first epoch's data again."""
     fit(make_loader(SIZES, steps=steps), tmp_path / "whole", **ENDS)
     checkpoint = min((tmp_path / "whole").iterdir(), key=lambda path: path.stat().st_mtime_ns)
-    with pytest.raises(
-        RuntimeError, match=r"it starts epoch 1, the stream is in epoch 0.*in a loaderkit.DataModule"
-    ):
+    with pytest.raises(RuntimeError, match=r"it starts epoch 1, the stream is in epoch 0.*in a loaderkit.DataModule"):
         fit(make_loader(SIZES, steps=steps), tmp_path / "end", resume=str(checkpoint), **ENDS)
 
 
