@@ -1,13 +1,16 @@
 """Headers of a tar archive, read one at a time: each gives the offset of the next."""
 
+import io
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import BinaryIO
 from zlib import adler32
 
 from loaderkit.datasets.errors import ShardError
 
 File = tuple[bytes, int, int]  # name, and offset and size of the content in bytes
+Read = Callable[[int, int], bytes]  # from offset and size
 
 _BLOCK = 512
 _END = bytes(_BLOCK)
@@ -45,10 +48,11 @@ def read_headers(file: BinaryIO, size_bytes: int, shard: str) -> Iterator[File]:
     Raises:
         ShardError: If the file is not a complete, uncompressed tar archive of files and directories.
     """
-    _refuse_other_files(file, shard)
+    read = _reader(file)
+    _refuse_other_files(read(0, _BLOCK), shard)
     offset = 0
     override: dict[bytes, bytes] = {}  # what extended headers say about the next file
-    while (header := _read_header(file, offset, shard)) != _END:
+    while (header := _read_header(read, offset, shard)) != _END:
         kind, size = header[156], _number(header[124:136])
         if size < 0:
             raise shard_error(shard, offset, f"a header with the size {header[124:136]!r}, wanted a number")
@@ -66,7 +70,7 @@ def read_headers(file: BinaryIO, size_bytes: int, shard: str) -> Iterator[File]:
             if name[-1:] != b"/":  # old archives mark a directory by the slash alone
                 yield name, offset + _BLOCK, size
         elif kind in _EXTENDED:
-            records = _read_extended(file, kind, size, shard, offset)
+            records = _read_extended(read, kind, size, shard, offset)
             if b"path" in records and b"path" in override:
                 raise shard_error(shard, offset, "a second extended header with a name for the same file")
             override |= records
@@ -78,7 +82,7 @@ def read_headers(file: BinaryIO, size_bytes: int, shard: str) -> Iterator[File]:
         offset += _BLOCK + (size + _BLOCK - 1 & -_BLOCK)
     if override:
         raise shard_error(shard, offset, "the archive ends after an extended header, wanted its file")
-    _refuse_more(file, offset, shard)
+    _refuse_more(read, offset, shard)
 
 
 def shard_error(shard: str, offset: int, what: str) -> ShardError:
@@ -86,9 +90,19 @@ def shard_error(shard: str, offset: int, what: str) -> ShardError:
     return ShardError(f"{shard}, offset {offset:,}: {what}.")
 
 
-def _refuse_other_files(file: BinaryIO, shard: str) -> None:
-    file.seek(0)
-    start = file.read(_BLOCK)
+def _reader(file: BinaryIO) -> Read:
+    if isinstance(getattr(file, "raw", None), io.FileIO) and hasattr(os, "pread"):
+        number = file.fileno()  # headers are often far apart: reading more than one costs more than it saves
+        return lambda offset, size: os.pread(number, size, offset)
+
+    def read(offset: int, size: int) -> bytes:
+        file.seek(offset)
+        return file.read(size)
+
+    return read
+
+
+def _refuse_other_files(start: bytes, shard: str) -> None:
     if not start:
         raise shard_error(shard, 0, "the file is empty, wanted a tar archive (one without members has zeros)")
     for magic, packer in _PACKED.items():
@@ -101,10 +115,9 @@ def _refuse_other_files(file: BinaryIO, shard: str) -> None:
             )
 
 
-def _read_header(file: BinaryIO, offset: int, shard: str) -> bytes:
+def _read_header(read: Read, offset: int, shard: str) -> bytes:
     """Return a header with the right checksum, or the end mark."""
-    file.seek(offset)
-    header = file.read(_BLOCK)
+    header = read(offset, _BLOCK)
     if len(header) < _BLOCK:
         raise shard_error(
             shard, offset, "the archive ends without its end mark: it is cut, or a program is still writing it"
@@ -120,9 +133,9 @@ def _read_header(file: BinaryIO, offset: int, shard: str) -> bytes:
     return header
 
 
-def _read_extended(file: BinaryIO, kind: int, size: int, shard: str, offset: int) -> dict[bytes, bytes]:
+def _read_extended(read: Read, kind: int, size: int, shard: str, offset: int) -> dict[bytes, bytes]:
     """Return the path and size that an extended header gives the next file, if any."""
-    content = file.read(size) if size <= _MOST_EXTENDED else b""
+    content = read(offset + _BLOCK, size) if size <= _MOST_EXTENDED else b""
     if len(content) < size:
         raise shard_error(shard, offset, f"an extended header of {size:,} bytes is cut, or above {_MOST_EXTENDED:,}")
     if kind == _LONG_LINK:
@@ -180,10 +193,10 @@ def _number(field: bytes, base: int = 8) -> int:
         return -1
 
 
-def _refuse_more(file: BinaryIO, end: int, shard: str) -> None:
+def _refuse_more(read: Read, end: int, shard: str) -> None:
     """Refuse data after the end mark at `end`: tar readers would skip it."""
-    offset = file.seek(end)
-    while content := file.read(1 << 20):
+    offset = end
+    while content := read(offset, 1 << 20):
         if content.strip(b"\0"):
             offset += len(content) - len(content.lstrip(b"\0"))
             raise shard_error(
