@@ -24,7 +24,7 @@ from torch import Tensor
 
 import loaderkit as lk
 from loaderkit.datasets.images.pictures import decode_picture
-from loaderkit.datasets.tar.index import index_tar
+from loaderkit.datasets.tar import index_tar
 
 BATCH = 64
 SHARDS = 10
@@ -56,9 +56,9 @@ def find_places(names: list[str]) -> list[Place]:
     for shard, name in enumerate(names):
         with Path(name).open("rb") as file:
             table = index_tar(file, Path(name).stat().st_size, name)
-        for row in range(len(table.ends)):
-            files = {extension: (offset, size) for extension, offset, size in table.sample(row)[1]}
-            places.append((shard, *files["cls"], *files["jpg"]))
+        _, _, (offsets, sizes, _) = table.samples(list(range(len(table.ends))))
+        files = list(zip(offsets, sizes, strict=True))
+        places += [(shard, *label, *picture) for label, picture in zip(files[::2], files[1::2], strict=True)]
     return places
 
 

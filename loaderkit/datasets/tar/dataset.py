@@ -1,4 +1,4 @@
-"""Tar shards in the WebDataset layout, read by seeking: a sample is the files of one key, in sequence."""
+"""Tar shards in the WebDataset layout: consecutive files with the same key are one sample."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.npyheader import decode_npy
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.datasets.tar.index import index_tar
-from loaderkit.datasets.tar.open_shard import Block, OpenTar, place_of, to_samples
+from loaderkit.datasets.tar.open_shard import Block, OpenTar, find_file, to_samples
 from loaderkit.seeding.draws import Draws, draws
 from loaderkit.system.arrays import Int64Array
 
@@ -38,25 +38,36 @@ DECODERS: dict[str, Decoder] = {
 class TarDataset(ShardedDataset):
     """Samples in tar shards, as webdataset and GNU tar write them.
 
-    A sample is `{"__key__": "dir/0001", "jpg": ..., "cls": ...}`. The key is the
-    name up to the first dot of its base name, the rest is the extension, in lower
-    case. Directories, hidden files, files without an extension, and metadata
-    (a path that starts with `__name__`) are skipped. Nothing is unpacked to disk.
+    A sample is a dict such as `{"__key__": "dir/0001", "jpg": ..., "cls": ...}`. The key is the path up to the first dot of
+    the file's name. The rest, in lower case, is the extension. The dataset skips directories, hidden files, files without
+    an extension, and metadata (paths that start with `__name__`). It reads by seeking and unpacks nothing to disk.
 
     Args:
         urls: A path, folder, glob or URL, or a list of them.
-        decode: From an extension, or what follows its last dot (`seg.png`, then
-            `png`), to a function of the file's bytes. What it has no entry for
-            stays bytes, and with None all does. `DECODERS | {"jpg": mine}` changes one.
-        transform: From a decoded sample to a sample.
-        index_dir: Where index files lie; beside local shards by default.
-        max_open: Shards kept open by each thread that reads.
-        storage: How remote files are reached, and where copies of them are kept.
+        decode: Decoders by extension (`seg.png`) or by its last part (`png`); each takes the file's bytes. A file without
+            a decoder stays bytes. None decodes nothing. `DECODERS | {"jpg": mine}` changes one decoder.
+        transform: Called with each decoded sample; its result replaces the sample.
+        index_dir: Folder of the index files. By default they are next to local shards, and in
+            `~/.cache/loaderkit/index` for remote shards.
+        max_open: Number of shards that each reading thread keeps open.
+        storage: How to reach remote files, and where to keep copies.
 
     Raises:
         FileNotFoundError: If there are no shards.
-        ShardError: If a shard is not a whole, uncompressed tar archive in this
-            layout; when read, if a file can't be decoded or the shard has changed.
+        ShardError: If a shard is not a complete, uncompressed tar archive in this layout. On reading: if a file cannot be
+            decoded, or the shard has changed.
+
+    Example:
+        Pictures decode to uint8 (3, H, W). The default batch stacks numbers and pictures, and keeps keys and texts in lists.
+
+        >>> samples = [{"cls": label, "png": np.zeros((3, 8, 6), dtype=np.uint8)} for label in (3, 1)]
+        >>> _ = lk.write_shards(samples, "train", format="tar", jobs=1)
+        >>> dataset = lk.TarDataset("train/*.tar")
+        >>> dataset[0]["__key__"], dataset[0]["cls"], dataset[0]["png"].shape
+        ('000000000', 3, torch.Size([3, 8, 6]))
+        >>> batch = next(iter(lk.Loader(dataset, batch_size=2)))
+        >>> batch["cls"], batch["png"].shape, batch["png"].dtype
+        (tensor([3, 1]), torch.Size([2, 3, 8, 6]), torch.uint8)
     """
 
     kind = "tar-2"
@@ -75,20 +86,20 @@ class TarDataset(ShardedDataset):
         super().__init__(urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage)
         self._decode = dict(decode or {})
         known = set(map(id, DECODERS.values()))
-        others = [draws(decode) for decode in self._decode.values() if id(decode) not in known]
-        self._decoders_draw = max(others, default=Draws.NOTHING)
+        custom = [decode for decode in self._decode.values() if id(decode) not in known]
+        self._decoders_draw = max(map(draws, custom), default=Draws.NOTHING)
 
     def _draws(self) -> Draws:
         return max(super()._draws(), self._decoders_draw)
 
     def scan(self, shard: str) -> tuple[int, Int64Array]:
-        """Walk through a shard's headers."""
+        """Return the number of samples and the packed `TarTable`."""
         with self.open_file(shard) as file:
             table = index_tar(file, self.stat(shard).size_bytes, shard)
         return len(table.ends), table.pack()
 
     def open(self, shard: str, index: ShardIndex) -> OpenTar:
-        """Open a shard, if it is still the one that was indexed."""
+        """Open a shard; raise a ShardError if it has changed since it was indexed."""
         self.refuse_change(shard, index)
         return OpenTar(shard, self.open_file(shard), index)
 
@@ -97,15 +108,15 @@ class TarDataset(ShardedDataset):
         return [sample for block in handle.read(rows.tolist()) for sample in to_samples(self._decode_all([block]))]
 
     def read_columns(self, indices: Sequence[int]) -> dict[str, list[Any]] | list[dict[str, Any]]:
-        """Return decoded samples (B,) as a list for each field, where all have the same; else as samples.
+        """Return decoded samples (B,): one list for each field if all samples have the same fields, else a list of samples.
 
         Raises:
             IndexError: If an index is not in the dataset.
-            ShardError: If a shard has changed, or a file can't be decoded.
+            ShardError: If a shard has changed, or a file cannot be decoded.
         """
         parts = self.locate(indices)
         blocks = [block for part, (_, rows) in parts.items() for block in self.handle(part).read(rows)]
-        if len({block.names for block in blocks}) == 1:
+        if len({block.extensions for block in blocks}) == 1:
             columns = self._decode_all(blocks)
             return columns if len(parts) == 1 else dict(zip(columns, _to_order(parts, *columns.values()), strict=True))
         samples = [sample for block in blocks for sample in to_samples(self._decode_all([block]))]
@@ -113,27 +124,27 @@ class TarDataset(ShardedDataset):
         return found
 
     def _decode_all(self, blocks: Sequence[Block]) -> dict[str, list[Any]]:
-        """Decode samples of the same fields, field by field."""
+        """Decode samples with the same fields, field by field."""
         columns: dict[str, list[Any]] = {"__key__": [key for block in blocks for key in block.keys]}
-        for number, name in enumerate(blocks[0].names):
+        for number, name in enumerate(blocks[0].extensions):
             contents = list(chain.from_iterable(block.files(number) for block in blocks))
             values: list[Any] = []
             try:
                 self._decode_field(name, contents, values)
-            except (ImportError, MemoryError):  # not the file's fault
+            except (ImportError, MemoryError):  # not a fault of the file
                 raise
             except Exception as error:
-                shard, key, place = place_of(blocks, number, len(values))
+                shard, key, offset = find_file(blocks, number, len(values))
                 what = f"{key}.{name} can't be decoded, {type(error).__name__}: {error}"
-                raise ShardError(f"{shard}, offset {place:,}: {what}") from error
+                raise ShardError(f"{shard}, offset {offset:,}: {what}") from error
             columns[name] = values
         return columns
 
     def _decode_field(self, name: str, contents: Sequence[memoryview], values: list[Any]) -> None:
-        """Decode files of one extension, and add each to the values."""
+        """Decode files with one extension and append the results to `values`."""
         decode = self._decode.get(name) or self._decode.get(name.rpartition(".")[2])
         if decode is decode_picture:
-            with contextlib.suppress(ValueError):  # said below, as the number of values says which one it is
+            with contextlib.suppress(ValueError):  # the loop below finds out which file it is
                 values += decode_pictures(contents)
                 return
         for content in map(bytes, contents):
@@ -141,7 +152,7 @@ class TarDataset(ShardedDataset):
 
 
 def _to_order(parts: Mapping[int, tuple[list[int], list[int]]], *columns: list[Any]) -> list[list[Any]]:
-    """Put columns (B,) that were read shard by shard in the order of their indices."""
+    """Sort columns (B,), read shard by shard, into the order of their indices."""
     places = [place for part, _ in parts.values() for place in part]
     back = sorted(range(len(places)), key=places.__getitem__)
     return [list(map(column.__getitem__, back)) for column in columns]

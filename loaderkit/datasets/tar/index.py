@@ -1,4 +1,4 @@
-"""Which files of a tar shard make up which sample, in a few flat arrays."""
+"""The samples of a tar shard and the places of their files, in a few flat arrays."""
 
 import json
 import re
@@ -20,10 +20,10 @@ class TarTable:
     """The samples of a shard.
 
     Args:
-        members: (M, 3): offset, size, number of the extension.
-        ends: (N, 2): where sample i ends in the members and in the keys.
-        keys: All keys, end to end.
-        extensions: Those that occur.
+        members: (M, 3) int64: offset in bytes, size in bytes, and number of the extension of each file.
+        ends: (N, 2) int64: end of each sample in `members` and in `keys`.
+        keys: All keys, concatenated.
+        extensions: The extensions, by number.
     """
 
     members: Int64Array
@@ -31,14 +31,9 @@ class TarTable:
     keys: Any  # bytes-like
     extensions: list[str]
 
-    def sample(self, row: int) -> tuple[str, list[tuple[str, int, int]]]:
-        """Return a sample's key, and the extension, offset and size of each of its files."""
-        (key,), _, (offsets, sizes, numbers) = self.samples([row])
-        return key, list(zip(map(self.extensions.__getitem__, numbers), offsets, sizes, strict=True))
-
     def samples(self, rows: list[int]) -> tuple[list[str], list[int], tuple[list[int], list[int], list[int]]]:
-        """Return the samples' keys (B,), how many files each has, and all these files' offsets, sizes and extensions."""
-        # Without numpy, as in LineFile.read.
+        """Return the samples' keys (B,), their numbers of files (B,), and the offsets, sizes and extensions of those files."""
+        # Lists are faster than numpy here: decoding pictures empties the caches before each call.
         ends, members = (memoryview(array.reshape(-1).data) for array in (self.ends, self.members))
         keys: list[str] = []
         counts: list[int] = []
@@ -51,7 +46,7 @@ class TarTable:
         return keys, counts, (found[::3], found[1::3], found[2::3])
 
     def pack(self) -> Int64Array:
-        """Return all of it as 64-bit words (W,), as an index file keeps them."""
+        """Return the table as 64-bit words (W,), the form in index files."""
         names = json.dumps(self.extensions).encode()
         text = names + bytes(self.keys)
         words = np.frombuffer(text + bytes(-len(text) % 8), dtype="<i8").astype(np.int64)
@@ -60,7 +55,7 @@ class TarTable:
 
     @classmethod
     def unpack(cls, words: Int64Array) -> "TarTable":
-        """Undo `pack`, without copies."""
+        """Return the table that `pack` packed, as views."""
         members, samples, names = words[:3].tolist()
         text = 3 + 3 * members + 2 * samples
         content = words[text:].astype("<i8", copy=False).view(np.uint8).data
