@@ -15,20 +15,26 @@ from loaderkit.system.arrays import Int64Array
 class Mixture(Order):
     """Several sources mixed by weights, for a dataset that is their concatenation.
 
-    Each `window` positions of an epoch give each source its share, exact to one
-    sample, and the shares are spread evenly: any stretch of positions within
-    whole windows has its part of them, to within 2 - 1 / (S - 1) samples for S
-    sources; for two that is one sample. A source that is used up begins again
-    with its next pass, and an epoch goes on where the one before it left the
-    source.
+    Each `window` positions of an epoch give each source its share, exact to one sample, spread evenly. Any stretch of
+    positions within whole windows has each source's part to within 2 - 1 / (S - 1) samples for S sources. A source that
+    is used up starts its next pass. An epoch continues each source where the previous epoch left it.
 
     Args:
-        sources: The datasets, or their sizes, which are then shuffled: by a ShardOrder where a dataset has
-            shards. Or an order for each.
-        weights: One for each source, above 0; need not sum to 1.
-        seed: Of sources that are not given as orders.
-        size: Positions in an epoch; the sum of the sources' sizes by default.
+        sources: The datasets, or their sizes, or an Order for each. Datasets and sizes are shuffled; a dataset with
+            shards by a ShardOrder.
+        weights: One for each source, above 0; they need not sum to 1 (S,).
+        seed: Of the shuffle of sources that are not given as orders.
+        size: Positions in an epoch; by default the sum of the sources' sizes.
         window: Positions over which the shares are exact.
+
+    Raises:
+        ValueError: If a weight is missing or not above 0, a source is empty, or a share of a window is below one sample.
+
+    Example:
+        >>> web, books = list(range(60)), list(range(100, 140))
+        >>> order = lk.Mixture([web, books], [3, 1], size=8, window=8)
+        >>> [sum(sample >= 100 for sample in batch) for batch in lk.Loader(web + books, 4, order=order)]
+        [tensor(1), tensor(1)]
     """
 
     def __init__(
@@ -65,7 +71,7 @@ class Mixture(Order):
 
     def at(self, epoch: int, positions: Int64Array) -> Int64Array:
         result = np.empty_like(positions)
-        source, count = self._deal(epoch, positions)
+        source, count = self._sources(epoch, positions)
         start = 0
         for row, order in enumerate(self._orders):
             mine = np.flatnonzero(source == row)
@@ -87,7 +93,7 @@ class Mixture(Order):
         return f"mixture-2({text}, size={self._size}, window={self._window})"
 
     def source_epochs(self, epoch: int, samples: int) -> npt.NDArray[np.float64]:
-        """Return how often each source (S,) was read through when so many samples of an epoch are consumed: 2.5 is in its third pass."""
+        """Return the passes over each source (S,) after `samples` samples of an epoch; 2.5 is half of the third pass."""
         number, rest = divmod(samples, self._window)
         whole, _ = divmod(self._size, self._window)
         source, _ = self._pattern(self._window if number < whole else self._size % self._window)
@@ -97,12 +103,12 @@ class Mixture(Order):
         return passes
 
     def _in_epoch(self) -> Int64Array:
-        """Return how many samples of each source (S,) an epoch has."""
+        """Return the samples of each source (S,) in an epoch."""
         whole, rest = divmod(self._size, self._window)
         return whole * _shares(self._weights, self._window) + _shares(self._weights, rest)
 
-    def _deal(self, epoch: int, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return each position's source (N,) and how many samples of that source came before it (N,)."""
+    def _sources(self, epoch: int, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return each position's source (N,), and the samples of that source before it (N,)."""
         whole, rest = divmod(self._size, self._window)
         windows: Int64Array = positions // self._window
         slots = positions - windows * self._window
@@ -116,7 +122,7 @@ class Mixture(Order):
         return source, count
 
     def _pattern(self, window: int) -> tuple[Int64Array, Int64Array]:
-        """Return the source (W,) of each place in a window, and how many of that source come before it there (W,)."""
+        """Return the source (W,) of each place in a window, and the samples of that source before it there (W,)."""
         if window not in self._epochs:
             self._epochs[window] = _spread(_shares(self._weights, window))
         pattern: tuple[Int64Array, Int64Array] = self._epochs[window]
@@ -133,9 +139,9 @@ def _shuffled(source: Order | int | Sized, seed: int) -> Order:
 
 
 def _spread(shares: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Spread sources over a window as evenly as can be: as Tijdeman deals (The chairman assignment problem, 1980).
+    """Spread sources over a window as evenly as possible (Tijdeman, "The chairman assignment problem", 1980).
 
-    After n places each of S sources has had its part of n, to within 1 - 1 / (2 S - 2).
+    After n places each of S sources has its part of n, to within 1 - 1 / (2 S - 2).
     """
     window = int(shares.sum())
     sources = np.flatnonzero(shares)

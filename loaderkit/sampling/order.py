@@ -1,4 +1,4 @@
-"""In what order: pure functions from (seed, epoch, position) to index, evaluated anywhere at no start-up cost."""
+"""Orders: pure functions from (seed, epoch, position) to a dataset index, evaluated at any position."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -16,9 +16,17 @@ from loaderkit.system.arrays import Int64Array
 class Order(ABC):
     """An epoch's sequence of dataset indices, with random access.
 
-    A subclass gives `size`, `at`, `key` and `reach`. All have to be pure: the same
-    in every process, whatever was asked before. Where look-ups take long, it may let
-    threads make them ahead: `is_dear`, `prepare`.
+    A subclass defines `size`, `at`, `key` and `reach`. All must be pure: the same in every process, independent of
+    earlier calls.
+
+    Example:
+        >>> class Backwards(lk.Order):
+        ...     reach = 5
+        ...     def size(self, epoch): return 5
+        ...     def at(self, epoch, positions): return 4 - positions
+        ...     def key(self, epoch): return "backwards-1"
+        >>> [batch.tolist() for batch in lk.Loader(range(5), 2, order=Backwards())]
+        [[4, 3], [2, 1], [0]]
     """
 
     @abstractmethod
@@ -31,27 +39,27 @@ class Order(ABC):
 
     @abstractmethod
     def key(self, epoch: int) -> str:
-        """Name this order, with its version and all that shapes it but the dataset's size."""
+        """Return a text that names this order: its version and all settings that shape it, except the dataset's size."""
 
     @property
     @abstractmethod
     def reach(self) -> int:
-        """Return one more than the largest index: the least size of a dataset for this order."""
+        """Return the largest index plus one: the smallest size of a dataset for this order."""
 
     def indices(self, epoch: int, start: int, stop: int) -> Int64Array:
-        """Return the indices (stop - start,) of a stretch of positions."""
+        """Return the indices (stop - start,) at positions from `start` to `stop`."""
         size = self.size(epoch)
         if not 0 <= start <= stop <= size:
             raise IndexError(f"order: positions {start} to {stop} asked for, wanted 0 <= start <= stop <= {size}.")
         return self.at(epoch, np.arange(start, stop, dtype=np.int64))
 
     def __getstate__(self) -> dict[str, Any]:
-        # An epoch's cached arrays are cheap to make again and dear to send.
+        # An epoch's cached arrays are cheaper to make again than to send.
         return {name: {} if name == "_epochs" else value for name, value in self.__dict__.items()}
 
 
 def cached(order: Any, epoch: int, make: Callable[[], Any]) -> Any:
-    """Keep what an epoch needs, for one epoch at a time; another thread may ask for another one meanwhile."""
+    """Return what an epoch needs, made at most once. One epoch is kept at a time; threads may use different epochs."""
     epochs: dict[int, Any] = order._epochs
     value = epochs.get(epoch)
     if value is None:
@@ -68,13 +76,21 @@ def check_size(size: int, name: str) -> None:
 
 
 def digest(*arrays: npt.NDArray[Any]) -> str:
-    """Name the content of arrays in 16 characters."""
+    """Return a hash of the content of arrays, 16 characters."""
     return hashlib.blake2b(b"".join(array.tobytes() for array in arrays), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True)
 class Sequential(Order):
-    """The dataset's own order."""
+    """The dataset's own order.
+
+    Args:
+        length: Samples of the dataset.
+
+    Example:
+        >>> lk.Sequential(5).indices(0, 0, 5)
+        array([0, 1, 2, 3, 4])
+    """
 
     length: int
 
@@ -99,8 +115,19 @@ class Sequential(Order):
 class Shuffled(Order):
     """A new permutation each epoch, a function of (seed, epoch) alone.
 
-    Below 2**20 samples every permutation is as likely as any other. Above, it
-    is a keyed permutation that needs no list: see `loaderkit.sampling.permutation`.
+    Below 2**20 samples every permutation is as likely as any other. From 2**20 on it is a keyed permutation without a
+    list, which costs the same at 10^12 samples: see `loaderkit.sampling.permutation`.
+
+    Args:
+        length: Samples of the dataset.
+        seed: Of the shuffle.
+
+    Example:
+        >>> order = lk.Shuffled(10, seed=0)
+        >>> order.indices(epoch := 0, 0, 10)
+        array([0, 7, 6, 1, 9, 3, 8, 2, 4, 5])
+        >>> lk.Shuffled(10**12).at(epoch, np.array([0, 1])).shape
+        (2,)
     """
 
     length: int
@@ -125,12 +152,17 @@ class Shuffled(Order):
 
 
 class Subset(Order):
-    """Some of the dataset's indices, as they are given or shuffled anew each epoch.
+    """Some of the dataset's indices, in the given order or shuffled.
 
     Args:
-        indices: Indices (N,), integers.
-        shuffle: Whether to shuffle them.
-        seed: Of the shuffling.
+        indices: Integers (N,).
+        shuffle: Whether they come in a new order each epoch.
+        seed: Of the shuffle.
+
+    Example:
+        >>> order = lk.Subset([7, 2, 5])
+        >>> [batch.tolist() for batch in lk.Loader(range(10), 2, order=order)]
+        [[7, 2], [5]]
     """
 
     def __init__(self, indices: Sequence[int] | Int64Array, *, shuffle: bool = False, seed: int = 0) -> None:

@@ -1,10 +1,9 @@
 """Shuffling without a list: a keyed permutation of [0, n) that can be evaluated at any position.
 
-Below 2**20 it is a true permutation: the positions, sorted by random words. Above, it is a
-Feistel network over Z_a x Z_b with a and b near the square root of n (Black and
-Rogaway, "Ciphers with arbitrary finite domains", 2002): a * b is just above n, so
-that cycle walking touches fewer than one position in a. This order is a public
-contract: changing a bit of it needs a new version in the orders' keys.
+Below 2**20 elements it is a true permutation: the positions, sorted by random words. Above, it is a Feistel network over
+Z_a x Z_b with a and b near the square root of n (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). a * b
+is just above n, so cycle walking touches fewer than one position in a. The result is a public contract: a change of any
+bit needs a new version in the orders' keys.
 """
 
 import math
@@ -17,81 +16,69 @@ from loaderkit.system.arrays import Int64Array, UInt64Array
 
 SMALL = 1 << 20
 ROUNDS = 6  # with 3 or 4 the displacement test fails
-_TABLE = 1 << 14  # the largest a whose tables, 15 * a words in all, stay in a core's cache
-_BLOCK = 1 << 17  # positions at a time: the temporaries stay in caches, and threads seldom have to wait for each other
+_BLOCK = 1 << 17  # positions at a time, so that temporaries stay in caches
 
 
 def permute(positions: Int64Array, size: int, seed: int, epoch: int, cache: dict[int, Any]) -> Int64Array:
-    """Return where the permutation of (seed, epoch) sends positions (N,).
+    """Return what the permutation of (seed, epoch) has at positions (N,).
 
     Args:
         positions: In [0, size).
         size: Number of elements, less than 2**62.
-        seed: With `epoch`, the permutation's key.
-        epoch: See seed.
-        cache: Holds one epoch's table, and is written here.
+        seed: With `epoch`, the key of the permutation.
+        epoch: See `seed`.
+        cache: Holds what one epoch needs. This function writes to it.
     """
-    table = _table(size, seed, epoch, cache)
-    if isinstance(table, _Feistel):
-        return table.at(positions)
-    return np.take(table, positions)
-
-
-def _table(size: int, seed: int, epoch: int, cache: dict[int, Any]) -> "Int64Array | _Feistel":
-    table: Int64Array | _Feistel | None = cache.get(epoch)
-    if table is None:
-        table = _drawn_permutation(size, seed, epoch) if size < SMALL else _Feistel(size, seed, epoch)
+    found: Int64Array | FeistelPermutation | None = cache.get(epoch)
+    if found is None:
+        if size < SMALL:
+            # The stream of this generator is frozen for good (NEP 19).
+            found = drawn_permutation(size, np.random.PCG64DXSM(derive_seed("shuffle", seed, epoch)))
+        else:
+            found = FeistelPermutation(size, seed, epoch)
         cache.clear()
-        cache[epoch] = table
-    return table
+        cache[epoch] = found
+    return found.at(positions) if isinstance(found, FeistelPermutation) else np.take(found, positions)
 
 
-def _drawn_permutation(size: int, seed: int, epoch: int) -> Int64Array:
-    """Sort random words that carry their positions in their lowest bits.
+def drawn_permutation(size: int, bits: np.random.BitGenerator) -> Int64Array:
+    """Return a permutation (size,): random words, sorted, that carry their positions in their lowest bits.
 
-    Fisher and Yates' shuffle takes up to three times as long for a million elements, as each of them is swapped with one that
-    lies anywhere. Where two words are alike all are drawn again: so every permutation is as likely as any other.
+    Fisher and Yates' shuffle takes up to three times as long for a million elements, as it swaps distant ones. If the
+    random parts of two words are equal, all words are drawn again: so every permutation is as likely as any other.
     """
     low = np.uint64((1 << (size - 1).bit_length()) - 1)
-    bits = np.random.PCG64DXSM(derive_seed("shuffle", seed, epoch))  # its stream is frozen for good (NEP 19)
     while True:
         words: UInt64Array = bits.random_raw(size)
         words &= ~low
-        for start in range(0, size, _BLOCK):
-            words[start : start + _BLOCK] |= np.arange(start, min(start + _BLOCK, size), dtype=np.uint64)
+        words |= np.arange(size, dtype=np.uint64)
         words.sort()
-        blocks = (words[start : start + _BLOCK + 1] for start in range(0, size, _BLOCK))
-        if not any(bool((block[1:] ^ block[:-1] <= low).any()) for block in blocks):
+        if not bool((words[1:] ^ words[:-1] <= low).any()):
             break
     words &= low
     return words.view(np.int64)
 
 
-class _Feistel:
-    """x = left * b + right, and in turn left += F(right) mod a, right += F(left) mod b.
+class FeistelPermutation:
+    """A permutation of [0, size): x = left * b + right; in turn left += F(right) mod a and right += F(left) mod b.
 
-    Where a and b are small, F is looked up, in half of the time and a third of the calls, and the sums are reduced at the end alone.
+    Args:
+        size: Number of elements.
+        seed: With `epoch`, the key.
+        epoch: See `seed`.
+        rounds: Rounds of the network; other than the default only in tests.
     """
 
-    def __init__(self, size: int, seed: int, epoch: int) -> None:
+    def __init__(self, size: int, seed: int, epoch: int, *, rounds: int = ROUNDS) -> None:
         a = math.isqrt(size - 1) + 1
         b = -(-size // a)
         self._size, self._a, self._b = np.uint64(size), np.uint64(a), np.uint64(b)
-        self._keys = [np.uint64(derive_seed("feistel", seed, epoch, number)) for number in range(ROUNDS)]
-        self._tables = [self._table(number) for number in range(ROUNDS)] if a <= _TABLE else []
-
-    def _table(self, number: int) -> UInt64Array:
-        """Return F of a round, for all that its side may have come to by then: a sum of as many terms as it was added to."""
-        of_right = number % 2 == 0
-        side, modulus = (self._b, self._a) if of_right else (self._a, self._b)
-        values = np.arange(side, dtype=np.uint64)
-        hashed = np.empty_like(values)
-        _hash(values, self._keys[number], modulus, hashed, np.empty_like(values))
-        return np.tile(hashed, number // 2 + (1 if of_right else 2))
+        self._keys = [np.uint64(derive_seed("feistel", seed, epoch, number)) for number in range(rounds)]
 
     def at(self, positions: Int64Array) -> Int64Array:
+        """Return the elements (N,) at positions (N,)."""
         result = positions.astype(np.uint64)
-        # Made once: to touch memory that is new takes longer than the arithmetic.
+        # Made once: to touch new memory takes longer than the arithmetic.
         room = np.empty((4, min(_BLOCK, len(result))), dtype=np.uint64)
         for start in range(0, len(result), _BLOCK):
             block = result[start : start + _BLOCK]
@@ -109,25 +96,6 @@ class _Feistel:
         np.floor_divide(x, self._b, out=left)
         np.multiply(left, self._b, out=hashed)
         np.subtract(x, hashed, out=right)
-        if self._tables:
-            self._look_up(left, right, hashed)
-        else:
-            self._compute(left, right, hashed, spare)
-        np.multiply(left, self._b, out=x)
-        x += right
-
-    def _look_up(self, left: UInt64Array, right: UInt64Array, hashed: UInt64Array) -> None:
-        for number, table in enumerate(self._tables):
-            source, target = (right, left) if number % 2 == 0 else (left, right)
-            # None is outside: "clip" is for speed, as numpy makes a copy by "raise".
-            np.take(table, source.view(np.int64), out=hashed, mode="clip")
-            target += hashed
-        for side, modulus in ((left, self._a), (right, self._b)):
-            np.floor_divide(side, modulus, out=hashed)
-            hashed *= modulus
-            side -= hashed
-
-    def _compute(self, left: UInt64Array, right: UInt64Array, hashed: UInt64Array, spare: UInt64Array) -> None:
         for number, key in enumerate(self._keys):
             if number % 2 == 0:
                 _hash(right, key, self._a, hashed, spare)
@@ -135,10 +103,12 @@ class _Feistel:
             else:
                 _hash(left, key, self._b, hashed, spare)
                 _add(right, hashed, self._b, spare)
+        np.multiply(left, self._b, out=x)
+        x += right
 
 
 def _add(x: UInt64Array, y: UInt64Array, modulus: np.uint64, spare: UInt64Array) -> None:
-    """Make x + y mod modulus of x, both below it: the wrapped difference is huge where none is due."""
+    """Set x to x + y mod modulus; both are below it. If x + y needs no reduction, the wrapped difference is the larger."""
     x += y
     np.subtract(x, modulus, out=spare)
     np.minimum(x, spare, out=x)

@@ -1,8 +1,8 @@
-"""Who gets which batch: an order, a batch size, a world and a tail policy."""
+"""Plans: which samples of an order share a batch, and which rank gets it."""
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Literal, Self
@@ -18,34 +18,36 @@ Tail = Literal["keep", "drop", "pad"]
 _LOOKED_UP = 1 << 15  # positions in one call of the order: this spreads numpy's cost per call over many batches
 
 
+@dataclass(slots=True, eq=False)
 class BatchKey:
-    """All that a worker needs to make a batch: where its samples stand, and which they are.
+    """What a worker needs to make a batch: the positions and indices of its samples.
 
-    Args:
-        epoch: Whose seeds they get.
-        positions: (B,), in the order; seeds come from these.
-        indices: (B,), in the dataset.
-        rows: (R + 1,), where a batch's rows begin, if each holds several samples.
+    Attributes:
+        epoch: Number of the epoch.
+        positions: Positions in the order (B,); the samples' seeds come from these.
+        indices: Indices in the dataset (B,).
+        rows: For packed rows, the start of each row and the end of the last one (R + 1,).
     """
 
-    __slots__ = ("_positions", "epoch", "indices", "rows")
-
-    def __init__(
-        self, epoch: int, positions: Int64Array | range, indices: Int64Array, rows: Int64Array | None = None
-    ) -> None:
-        self.epoch, self.indices, self.rows = epoch, indices, rows
-        self._positions = positions
-
-    @property
-    def positions(self) -> Int64Array:
-        """Where the samples (B,) stand in the order."""
-        if isinstance(self._positions, range):  # of no use to a batch that is read as a whole
-            self._positions = np.arange(self._positions.start, self._positions.stop, dtype=np.int64)
-        return self._positions
+    epoch: int
+    positions: Int64Array
+    indices: Int64Array
+    rows: Int64Array | None = None
 
 
 class Plan(ABC):
-    """Deals an epoch's samples to steps and ranks, as a pure function of a cursor."""
+    """How an epoch's samples become batches for each rank: a pure function of a cursor.
+
+    A step is one batch for each rank. `lk.LengthBuckets`, `lk.TokenBudget` and `lk.PackPlan` are plans; a Loader without
+    `plan=` makes batches of a fixed size. Subclass it for a plan of your own.
+
+    Example:
+        >>> plan = lk.LengthBuckets([5, 2, 5, 2], batch_size=2, shuffle=False)
+        >>> plan.batches(epoch=0)
+        2
+        >>> [key.indices.tolist() for key in plan.keys(lk.Cursor())]
+        [[1, 3], [0, 2]]
+    """
 
     world: World
 
@@ -55,34 +57,34 @@ class Plan(ABC):
 
     @abstractmethod
     def key(self, epoch: int) -> str:
-        """Name the order of the samples, with its version and all that shapes it."""
+        """Return a text that names the order of the samples: its version and all settings that shape it."""
 
     @property
     @abstractmethod
     def step(self) -> int:
-        """Return the samples of a full step, over all ranks: the unit in which the plan counts batches."""
+        """Return the samples of a full step, over all ranks: the unit of `cursor.batches`."""
 
     @abstractmethod
     def remaining(self, cursor: Cursor) -> int:
-        """Return how many batches each rank has left in the cursor's epoch."""
+        """Return the number of batches that each rank has left in the cursor's epoch."""
 
     @abstractmethod
     def advance(self, cursor: Cursor, batches: int = 1) -> Cursor:
-        """Return the cursor after some more batches; after an epoch's last it is the next epoch's start."""
+        """Return the cursor `batches` later; after an epoch's last batch it is the next epoch's start."""
 
     @abstractmethod
     def keys(self, cursor: Cursor) -> Iterator[BatchKey]:
         """Yield this rank's batches from the cursor to the end of its epoch."""
 
     def remark(self) -> str | None:
-        """Say what is amiss with the settings on these ranks, if anything."""
+        """Return a warning about the settings on these ranks, or None."""
         return None
 
     def placed(self, cursor: Cursor) -> Cursor:
-        """Return the cursor with its batches counted in this plan's own batches.
+        """Return the cursor with `batches` counted in batches of this plan.
 
-        After a resume with another world or batch size, a Trainer that knows
-        only batches then sees the same fraction of the epoch done.
+        After a resume with another world or batch size, a Trainer that counts only batches then sees the same fraction
+        of the epoch done.
         """
         done = self.batches(cursor.epoch) - self.remaining(cursor)
         return dataclasses.replace(cursor, batches=done)
@@ -92,7 +94,11 @@ class Plan(ABC):
         return self.remaining(Cursor(epoch=epoch))
 
     def batch(self, cursor: Cursor, ahead: int = 0) -> BatchKey:
-        """Return the batch of this rank that comes `ahead` batches after the next one.
+        """Return a batch of this rank.
+
+        Args:
+            cursor: The position in the epoch.
+            ahead: Batches to skip after the cursor.
 
         Raises:
             IndexError: If the cursor's epoch has no such batch.
@@ -107,18 +113,17 @@ class Plan(ABC):
 class BatchPlan(Plan):
     """Batches of a fixed size, in the order's order.
 
-    A step takes `world.size` x `batch_size` samples that follow each other, and
-    each rank its own stretch of them. At an epoch's end the tail policy decides:
+    A step takes the next `world.size` x `batch_size` samples, and each rank takes its own stretch of them. The tail
+    policy decides what happens at an epoch's end:
 
-    - keep: what is left is spread evenly; sizes in a step differ by at most one.
-      Where fewer samples than ranks are left, the last two steps share what they
-      hold (with batch size 1, the last step holds it all).
+    - keep: the ranks share what is left evenly; batch sizes in a step differ by at most one. If fewer samples than ranks
+      are left, the last two steps share their samples (with batch size 1, the last step takes them all).
     - drop: an incomplete step is left out.
-    - pad: it is filled up from the start of the order.
+    - pad: an incomplete step is filled from the start of the order.
 
     Args:
         order: The order of the samples.
-        batch_size: Samples a batch and rank; None means single samples, not batches.
+        batch_size: Samples of a batch, for each rank; None means single samples instead of batches.
         tail: See above.
         world: This rank and the number of ranks.
     """
@@ -147,13 +152,13 @@ class BatchPlan(Plan):
     def advance(self, cursor: Cursor, batches: int = 1) -> Cursor:
         while (left := self.remaining(cursor)) <= batches:
             if left == 0 and cursor.samples == 0:
-                return cursor  # an epoch without batches: nowhere to go
+                return cursor  # no epoch has batches
             batches -= left
             cursor = cursor.next_epoch()
         if batches == 0:
             return cursor
         samples = cursor.samples
-        most = left - 2  # up to here all steps are full, whatever the tail
+        most = left - 2  # these steps are full, whatever the tail
         samples += min(batches, max(most, 0)) * self.step
         for _ in range(batches - max(most, 0)):
             samples += self._step(cursor, samples)
@@ -168,23 +173,19 @@ class BatchPlan(Plan):
             else:  # the last two steps may be short
                 steps, step = 1, self._step(cursor, start)
             end = start + steps * step
-            positions: Iterable[Int64Array | range]
-            if self.world.size == 1 and end <= size:
-                positions = map(range, range(start, end, step), range(start + step, end + step, step))
-                indices = self.order.indices(epoch, start, end)
-            else:
-                positions = places = self._places(start, steps, step)
-                if end > size:
-                    places %= size  # only tail="pad" looks past the end
-                indices = self.order.at(epoch, places.reshape(-1))
-            yield from map(BatchKey, repeat(epoch), positions, indices.reshape(steps, -1))
+            positions = self._positions(start, steps, step)
+            places = positions.reshape(-1)
+            if end > size:
+                places %= size  # only tail="pad" looks past the end
+            indices = self.order.at(epoch, places).reshape(positions.shape)
+            yield from map(BatchKey, repeat(epoch), positions, indices)
             start, left = end, left - steps
 
-    def _places(self, start: int, count: int, step: int) -> Int64Array:
-        """Return the positions (C, B) of this rank in some steps from `start` on."""
+    def _positions(self, start: int, steps: int, step: int) -> Int64Array:
+        """Return this rank's positions (steps, B) in the steps from `start` on, each of `step` samples."""
         low, high = self._share(step)
-        steps = np.arange(start, start + count * step, step, dtype=np.int64)
-        return steps[:, None] + np.arange(low, high, dtype=np.int64)
+        starts = np.arange(start, start + steps * step, step, dtype=np.int64)
+        return starts[:, None] + np.arange(low, high, dtype=np.int64)
 
     @property
     def step(self) -> int:
@@ -194,14 +195,14 @@ class BatchPlan(Plan):
         return max(0, self._size(cursor.epoch) - cursor.samples)
 
     def _size(self, epoch: int) -> int:
-        return int(self.order.size(epoch))  # numpy's integers don't belong in a state
+        return int(self.order.size(epoch))  # a state holds no numpy integers
 
     def _joined(self, full: int, rest: int) -> bool:
-        """Say whether a rest too small for a step of its own goes into the last full one, for want of a second."""
+        """Return whether a rest smaller than a step joins the last full step, because batches of one can't be split."""
         return self.batch_size == 1 and 0 < rest < self.world.size and full > 0
 
     def _step(self, cursor: Cursor, samples: int) -> int:
-        """Return how many samples the step at `samples` takes, over all ranks."""
+        """Return the number of samples, over all ranks, of the step at `samples`."""
         left = self._size(cursor.epoch) - samples
         full, rest = divmod(left, self.step)
         if self.tail != "keep" or full > 1 or rest == 0 or (full and rest >= self.world.size):
@@ -211,7 +212,7 @@ class BatchPlan(Plan):
         return left
 
     def _share(self, step: int) -> tuple[int, int]:
-        """Return this rank's stretch of a step, from its start."""
+        """Return this rank's stretch of a step: its start and end in the step."""
         base, extra = divmod(step, self.world.size)
         low = self.world.rank * base + min(self.world.rank, extra)
         return low, low + base + (self.world.rank < extra)

@@ -1,4 +1,4 @@
-"""Orders that draw: by weight, or as a user's own sampler does."""
+"""Orders that draw: by weight, or from a user's own sampler."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -17,15 +17,22 @@ from loaderkit.system.arrays import Int64Array
 class Weighted(Order):
     """Indices drawn in proportion to weights.
 
-    With replacement each position draws by itself. Without, heavy samples come
-    early (Efraimidis and Spirakis, Information Processing Letters 2006).
+    With replacement each position is drawn independently. Without, samples of large weight come early (Efraimidis and
+    Spirakis, Information Processing Letters 2006).
 
     Args:
-        weights: (N,), at least 0, finite, not all 0.
+        weights: Weight of each sample, at least 0, finite, not all 0 (N,).
         seed: Of the draw.
-        size: Positions in an epoch; N by default (without replacement, those
-            with a weight above 0).
+        size: Positions in an epoch; by default N, or without replacement the number of weights above 0.
         replacement: Whether an index may come more than once an epoch.
+
+    Raises:
+        ValueError: If the weights can't be drawn by, or `size` is out of range.
+
+    Example:
+        >>> order = lk.Weighted([0, 1, 3], size=1000)
+        >>> np.bincount(order.indices(0, 0, 1000))
+        array([  0, 236, 764])
     """
 
     def __init__(
@@ -50,14 +57,14 @@ class Weighted(Order):
             total = found.sum()
         if not np.finfo(np.float64).tiny <= total < np.inf:
             raise ValueError(
-                f"Weighted: the weights have the sum {total:g}, beyond what can be drawn by. Scale them, such as by their largest."
+                f"Weighted: the weights have the sum {total:g}, wanted one that a float64 holds. Scale them, for example by their largest."
             )
         if size is None:
             size = found.size if replacement else usable
         check_size(size, "Weighted")
         if not replacement and size > usable:
             raise ValueError(
-                f"Weighted: {size} samples without replacement wanted, {usable} have a weight above 0. "
+                f"Weighted: size is {size} without replacement, and {usable} samples have a weight above 0. "
                 "Ask for fewer, or use replacement=True."
             )
         self._size = size
@@ -74,7 +81,7 @@ class Weighted(Order):
             return np.take(drawn, positions)
         cumulative: npt.NDArray[np.float64] = cached(self, 0, lambda: np.cumsum(self._weights))
         points = _uniform(positions, "weighted", self._seed, epoch) * cumulative[-1]
-        # side="right" skips weights of 0, also at the start and in runs.
+        # side="right" skips weights of 0.
         found: Int64Array = np.searchsorted(cumulative, points, side="right").astype(np.int64)
         return found
 
@@ -101,20 +108,23 @@ def _uniform(positions: Int64Array, *keys: int | str) -> npt.NDArray[np.float64]
 class SamplerOrder(Order):
     """A user's own sampler: any iterable of indices.
 
-    It is drawn whole at each epoch's start, after `set_epoch` where it has that,
-    with the global generators seeded from (seed, epoch). It is as resumable as it
-    is a function of those: the state holds a digest of the epoch's indices, so
-    that a resume into another order is refused rather than wrong.
+    The order draws a whole epoch from the sampler at its start, after `sampler.set_epoch` if it has that method, with
+    the global generators seeded from (seed, epoch). The state holds a digest of the epoch's indices. If the sampler draws
+    from a generator of its own, a resume is therefore refused, not wrong.
+
+    Args:
+        sampler: Yields indices.
+        seed: Of the global generators while it draws.
 
     Raises:
-        ValueError: If the sampler deals to ranks itself; the Loader does that.
+        ValueError: If the sampler gives each rank its part; the Loader does that.
     """
 
     def __init__(self, sampler: Iterable[int], *, seed: int = 0) -> None:
         if isinstance(sampler, torch_data.DistributedSampler) and sampler.num_replicas > 1:
             raise ValueError(
-                f"order: {type(sampler).__name__} deals to {sampler.num_replicas} ranks, and the Loader does so too. "
-                "Leave it out: shuffle=True does its work, and world= names the ranks."
+                f"order: {type(sampler).__name__} divides the samples over {sampler.num_replicas} ranks, and so does the Loader. "
+                "Leave the sampler out: use shuffle=True; world= sets the ranks."
             )
         self._sampler = sampler
         self._seed = seed
@@ -130,7 +140,7 @@ class SamplerOrder(Order):
         return f"sampler-1({type(self._sampler).__name__}, {digest(self._drawn(epoch))})"
 
     def is_repeatable(self, epoch: int) -> bool:
-        """Draw the epoch again and say whether it came out the same."""
+        """Draw the epoch again and return whether it is the same."""
         return bool(np.array_equal(self._drawn(epoch), self._draw(epoch)))
 
     @property
@@ -152,14 +162,14 @@ class SamplerOrder(Order):
             first = next(indices, None)
             if first is not None and not isinstance(first, SupportsIndex):
                 raise TypeError(
-                    f"loader: the order gives {first!r}, wanted whole numbers, the samples' indices. Of a batch sampler give the "
-                    "sampler, with batch_size=; of a plan of your own, plan=."
+                    f"loader: the order gives {first!r}, wanted integers, the samples' indices. Instead of a batch sampler give its "
+                    "sampler and batch_size=. Give a plan of your own as plan=."
                 )
             return np.fromiter(indices if first is None else itertools.chain([first], indices), dtype=np.int64)
 
 
 def as_order(order: Any, *, seed: int) -> Order:
-    """Accept an Order, or a user's sampler as one.
+    """Return an Order as it is, or a user's sampler as an order.
 
     Raises:
         TypeError: If it is neither.

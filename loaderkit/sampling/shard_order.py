@@ -55,7 +55,7 @@ class ShardOrder(Order):
     Example:
         >>> order = lk.ShardOrder([4, 4, 4], lanes=1, window=2, block=2)
         >>> order.indices(0, 0, order.size(0)) // 4  # the shard of each sample
-        array([0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2])
+        array([2, 2, 1, 1, 1, 1, 0, 0, 0, 0, 2, 2])
     """
 
     def __init__(

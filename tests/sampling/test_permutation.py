@@ -4,29 +4,25 @@ import time
 import tracemalloc
 from collections import Counter
 from itertools import pairwise
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from loaderkit import Cursor, Shuffled
-from loaderkit.sampling import permutation
-from loaderkit.sampling.permutation import SMALL, _drawn_permutation, _Feistel, permute
+from loaderkit.sampling.permutation import ROUNDS, SMALL, FeistelPermutation, drawn_permutation
 from loaderkit.sampling.plan import BatchPlan
 from loaderkit.system.arrays import Int64Array, UInt64Array
 
 LIMIT = 5.0  # standard deviations; the seeds are fixed, so that a pass stays a pass
 
 
-def feistel(size: int, seed: int, epoch: int = 0, rounds: int | None = None) -> Int64Array:
+def feistel(size: int, seed: int, epoch: int = 0, rounds: int = ROUNDS) -> Int64Array:
     """Evaluate the network at each position, at sizes too small for it as well."""
-    network = _Feistel(size, seed, epoch)
-    network._keys, network._tables = network._keys[:rounds], network._tables[:rounds]
-    return network.at(np.arange(size, dtype=np.int64))
+    return FeistelPermutation(size, seed, epoch, rounds=rounds).at(np.arange(size, dtype=np.int64))
 
 
 def small(size: int, seed: int, epoch: int = 0) -> Int64Array:
-    return _drawn_permutation(size, seed, epoch)
+    return drawn_permutation(size, np.random.PCG64DXSM([seed, epoch]))
 
 
 def excess(counts: Int64Array) -> float:
@@ -77,8 +73,7 @@ def test_every_size_is_permuted_one_to_one(make) -> None:
 
 @pytest.mark.parametrize("size", [SMALL, SMALL + 1, 2_000_003])
 def test_large_sizes_are_permuted_one_to_one(size: int) -> None:
-    found = permute(np.arange(size, dtype=np.int64), size, 5, 1, {})
-    assert np.array_equal(np.sort(found), np.arange(size))
+    assert np.array_equal(np.sort(Shuffled(size, seed=5).indices(1, 0, size)), np.arange(size))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 12345])
@@ -118,25 +113,13 @@ class Coarse(np.random.PCG64DXSM):
         return super().random_raw(size) >> np.uint64(61) << np.uint64(61)
 
 
-def test_small_orders_are_all_as_likely_where_words_are_often_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 3 words a third has two alike; if these stayed in their places, 0 would come first in every second order."""
-    monkeypatch.setattr(np.random, "PCG64DXSM", Coarse)
-    counts = Counter(tuple(small(3, 1, epoch).tolist()) for epoch in range(6000))
+def test_small_orders_are_all_as_likely_if_words_are_often_equal() -> None:
+    """A third of 3 words has two that are equal; if these kept their places, 0 would come first in every second order."""
+    orders = [drawn_permutation(3, Coarse([1, epoch])) for epoch in range(6000)]
+    counts = Counter(tuple(order.tolist()) for order in orders)
     assert Coarse.asked > 8000
     assert len(counts) == 6
     assert abs(excess(np.array(list(counts.values())))) < LIMIT
-
-
-def test_words_are_compared_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = small(30_011, 5)
-    monkeypatch.setattr(permutation, "_BLOCK", 1000)
-    assert np.array_equal(small(30_011, 5), whole)
-    words = np.arange(3000, dtype=np.uint64) << np.uint64(12)
-    alike = np.where(words == words[1000], words[999], words)  # the first word of a block is as the last one before it
-    given = Mock(**{"random_raw.side_effect": [alike.copy(), words.copy()]})
-    monkeypatch.setattr(np.random, "PCG64DXSM", lambda seed: given)
-    assert small(3000, 5).tolist() == list(range(3000))
-    assert given.random_raw.call_count == 2
 
 
 @pytest.mark.parametrize("make", [small, feistel])
@@ -155,20 +138,6 @@ def test_any_position_can_be_asked_for_in_any_order(size: int) -> None:
     assert np.array_equal(order.at(1, some), whole[some])
     order.at(0, some)  # another epoch in between
     assert np.array_equal(order.indices(1, 5, 50), whole[5:50])
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 17, 1000, 4097, SMALL, SMALL + 7, 10**7, (1 << 28) - 5, 1 << 28])
-def test_looking_up_finds_what_computing_does(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    positions = np.unique(np.random.default_rng(size).integers(0, size, 200_000))
-    for seed, epoch in ((0, 0), (3, 12)):
-        looked_up = _Feistel(size, seed, epoch)
-        with monkeypatch.context() as patch:
-            patch.setattr(permutation, "_TABLE", 0)
-            computed = _Feistel(size, seed, epoch)
-        assert len(looked_up._tables) == permutation.ROUNDS
-        assert not computed._tables
-        assert np.array_equal(looked_up.at(positions), computed.at(positions))
-    assert not _Feistel((1 << 28) + 1, 0, 0)._tables
 
 
 def test_golden_orders() -> None:

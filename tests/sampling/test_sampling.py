@@ -63,9 +63,9 @@ def test_extreme_weights_stay_in_range() -> None:
         ([1, float("nan")], {}, "finite"),
         ([[1]], {}, "one axis"),
         ([0, 0], {}, "all weights are 0"),
-        ([1e308] * 10, {}, "the sum inf, beyond what can be drawn by"),
-        ([5e-324] * 3, {}, "the sum 1.48.*e-323, beyond what can be drawn by"),
-        ([0, 1], {"size": 2, "replacement": False}, "2 samples without replacement wanted, 1 have a weight"),
+        ([1e308] * 10, {}, "the sum inf, wanted one that a float64 holds"),
+        ([5e-324] * 3, {}, "the sum 1.48.*e-323, wanted one that a float64 holds"),
+        ([0, 1], {"size": 2, "replacement": False}, "size is 2 without replacement, and 1 samples have a weight"),
         ([1, 1], {"size": -1}, "size is -1"),
     ],
 )
@@ -242,7 +242,7 @@ def test_a_sampler_with_a_generator_of_its_own_warns_and_its_resume_is_refused()
 
 def test_a_sampler_that_deals_to_ranks_itself_is_refused() -> None:
     sampler = torch_data.DistributedSampler(DATA, num_replicas=2, rank=0)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="deals to 2 ranks, and the Loader does so too"):
+    with pytest.raises(ValueError, match="divides the samples over 2 ranks, and so does the Loader"):
         Loader(DATA, order=sampler)
 
 

@@ -47,7 +47,7 @@ class LengthBuckets(WindowPlan):
         >>> samples = [torch.ones(n) for n in (3, 9, 4, 8)]
         >>> plan = lk.LengthBuckets([3, 9, 4, 8], batch_size=2)
         >>> loader = lk.Loader(samples, plan=plan, collate_fn=lk.PadCollate())
-        >>> sorted(tuple(batch["data"].shape) for batch in loader)
+        >>> sorted(tuple(batch.shape) for batch in loader)
         [(2, 4), (2, 9)]
     """
 
@@ -125,7 +125,7 @@ class TokenBudget(WindowPlan):
         >>> samples = [torch.ones(n) for n in (2, 2, 2, 6)]
         >>> plan = lk.TokenBudget([2, 2, 2, 6], max_tokens=6)
         >>> loader = lk.Loader(samples, plan=plan, collate_fn=lk.PadCollate())
-        >>> sorted(tuple(batch["data"].shape) for batch in loader)
+        >>> sorted(tuple(batch.shape) for batch in loader)
         [(1, 6), (3, 2)]
     """
 
