@@ -23,7 +23,7 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor
 
 import loaderkit as lk
-from loaderkit.datasets.images.pictures import decode_picture
+from loaderkit.datasets.images.decode import decode_picture
 from loaderkit.datasets.tar import index_tar
 
 BATCH = 64

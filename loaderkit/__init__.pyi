@@ -115,7 +115,7 @@ from .datasets.combine import ZipDataset as ZipDataset
 from .datasets.errors import ShardError as ShardError
 from .datasets.handles import Handle as Handle
 from .datasets.hf import HFDataset as HFDataset
-from .datasets.images.images import ImageFolder as ImageFolder
+from .datasets.images.folder import ImageFolder as ImageFolder
 from .datasets.memory.array import ArrayDataset as ArrayDataset
 from .datasets.memory.records import RecordDataset as RecordDataset
 from .datasets.memory.shared import share as share

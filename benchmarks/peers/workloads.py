@@ -12,7 +12,7 @@ import torch
 import torchvision.io  # noqa: F401 - has the decoder; else each worker would import it while the clock runs
 from torch import Tensor
 
-from loaderkit.datasets.images.pictures import decode_picture
+from loaderkit.datasets.images.decode import decode_picture
 
 BATCH = 64
 SHARDS = 10

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from loaderkit.cli.arguments import add_settings, named
 from loaderkit.datasets.formats import format_named, formats_of, known_suffixes
-from loaderkit.datasets.images.images import ImageFolder
-from loaderkit.datasets.images.pictures import decode_picture
+from loaderkit.datasets.images.decode import decode_picture
+from loaderkit.datasets.images.folder import ImageFolder
 from loaderkit.datasets.remote.urls import expand, is_remote
 from loaderkit.datasets.tar.dataset import TarDataset
 from loaderkit.system.suggest import suggest_argument

@@ -103,9 +103,9 @@ from .formats import formats_of as formats_of
 from .formats import known_suffixes as known_suffixes
 from .handles import Handle as Handle
 from .hf import HFDataset as HFDataset
-from .images.images import ImageFolder as ImageFolder
-from .images.pictures import decode_picture as decode_picture
-from .images.pictures import decode_pictures as decode_pictures
+from .images.decode import decode_picture as decode_picture
+from .images.decode import decode_pictures as decode_pictures
+from .images.folder import ImageFolder as ImageFolder
 from .memory.array import ArrayDataset as ArrayDataset
 from .memory.array import in_memory as in_memory
 from .memory.records import RecordDataset as RecordDataset

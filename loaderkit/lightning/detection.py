@@ -16,7 +16,7 @@ from typing_extensions import override
 from loaderkit.collate.detection import DetectionCollate
 from loaderkit.collate.rules import Pad
 from loaderkit.datasets.combine import SubsetDataset
-from loaderkit.datasets.images.pictures import decode_picture
+from loaderkit.datasets.images.decode import decode_picture
 from loaderkit.datasets.splits import split
 from loaderkit.lightning.base import DataModule
 from loaderkit.lightning.parts import Part, factories, given_stages, parts_of

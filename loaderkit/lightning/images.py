@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from loaderkit.datasets.images.images import EXTENSIONS, ImageFolder
-from loaderkit.datasets.images.vision import (
+from loaderkit.datasets.images.folder import EXTENSIONS, ImageFolder
+from loaderkit.datasets.images.torchvision import (
     LabelledPictures,
     ToSize,
     default_splits,

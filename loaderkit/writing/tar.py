@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, ClassVar
 import numpy as np
 
 from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.images.pictures import encode_picture, is_picture
+from loaderkit.datasets.images.decode import encode_picture, is_picture
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.tar.dataset import TarDataset
 from loaderkit.datasets.tar.index import index_tar

@@ -17,14 +17,13 @@ from torchvision.transforms import v2
 
 import loaderkit as lk
 from loaderkit import testing
-from loaderkit.datasets.images import pictures
-from loaderkit.datasets.images.pictures import decode_picture
+from loaderkit.datasets.images import decode, decode_picture
 
 
 @pytest.fixture(params=["torchvision", "Pillow alone"])
 def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "Pillow alone":
-        monkeypatch.setattr(pictures, "_torchvision_operator", lambda name: None)
+        monkeypatch.setattr(decode, "_torchvision_operator", lambda name: None)
     return str(request.param)
 
 
@@ -201,7 +200,7 @@ def test_folders_that_are_no_classes_are_refused(tmp_path: Path) -> None:
     assert lk.ImageFolder(tmp_path, allow_empty=True).classes[-1] == "dog"
     (tmp_path / "dog").rmdir()
     (tmp_path / "ant" / "again").symlink_to(tmp_path / "ant")
-    with pytest.raises(ValueError, match=r"again is a link to .*, in which it lies"):
+    with pytest.raises(ValueError, match=r"again is a link to .*, which contains it"):
         lk.ImageFolder(tmp_path)
 
 

@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 from torchvision.transforms import v2
 
 import loaderkit as lk
-from loaderkit.datasets.images.vision import ToSize
+from loaderkit.datasets.images.torchvision import ToSize
 
 CLASSES = ["eight", "five", "four"]
 DIGITS = {"eight": 8, "five": 5, "four": 4}

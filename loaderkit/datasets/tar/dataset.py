@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any, ClassVar
 
 from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.images.pictures import decode_picture, decode_pictures
+from loaderkit.datasets.images.decode import decode_picture, decode_pictures
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls
 from loaderkit.datasets.shards.index import ShardIndex

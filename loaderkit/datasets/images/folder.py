@@ -1,4 +1,4 @@
-"""Pictures in folders, one for each class."""
+"""Pictures in one folder for each class."""
 
 import hashlib
 import os
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from loaderkit.datasets.base import check_index
-from loaderkit.datasets.images.pictures import decode_picture
+from loaderkit.datasets.images.decode import decode_picture
 from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.system.arrays import Int64Array
 
@@ -17,27 +17,39 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", 
 
 
 class ImageFolder(DeclaresDraws):
-    """Pictures at `root/class/.../file`, as torchvision's ImageFolder takes them and in its order.
+    """Pictures at `root/class/.../file`, in the order of torchvision's ImageFolder.
 
-    A sample is `(picture, label)`: uint8 (3, H, W), and the class's number.
-    See `decode_picture` for grey, palette, CMYK and turned pictures. Hidden files and
-    folders, other extensions, and files outside of a class are passed over.
+    A sample is `(picture, label)`: a uint8 tensor (3, H, W), and the number of the class. `decode_picture` says how grey,
+    palette, CMYK and rotated pictures decode. The dataset skips hidden files and folders, files with other extensions, and
+    files outside of a class.
 
     Args:
-        root: The folder with one folder for each class.
-        transform: From the picture to what takes its place; its random numbers are the sample's own.
-        extensions: Of the files that are pictures, in lower case, with the dot.
-        allow_empty: Whether a class may be without pictures.
+        root: Folder with one folder for each class.
+        transform: Called with each picture; its result replaces the picture.
+        extensions: Extensions of pictures, in lower case, with the dot.
+        allow_empty: Whether a class may have no pictures.
 
     Attributes:
-        classes: Their names, sorted.
-        class_to_idx: From a name to its label.
+        classes: Names of the classes, sorted.
+        class_to_idx: Labels by class name.
         targets: All labels (N,) int64.
 
     Raises:
-        FileNotFoundError: If there is no such folder, or no class in it.
-        ValueError: If a class has no pictures, folders run in a circle by links,
-            or, when read, a picture can't be decoded.
+        FileNotFoundError: If the folder does not exist or has no classes.
+        ValueError: If a class has no pictures, or links between folders form a circle. On reading: if a picture cannot be
+            decoded.
+
+    Example:
+        >>> from PIL import Image
+        >>> for name in ("pictures/cat/1.png", "pictures/dog/1.png"):
+        ...     os.makedirs(os.path.dirname(name))
+        ...     Image.new("RGB", (6, 8)).save(name)
+        >>> dataset = lk.ImageFolder("pictures")
+        >>> dataset.classes
+        ['cat', 'dog']
+        >>> pictures, labels = next(iter(lk.Loader(dataset, batch_size=2)))
+        >>> pictures.shape, pictures.dtype, labels
+        (torch.Size([2, 3, 8, 6]), torch.uint8, tensor([0, 1]))
     """
 
     def __init__(
@@ -51,7 +63,9 @@ class ImageFolder(DeclaresDraws):
         self.root = Path(root)
         self.transform = transform
         if not self.root.is_dir():
-            raise FileNotFoundError(f"ImageFolder: no folder at {self.root}, wanted one with a folder for each class.")
+            raise FileNotFoundError(
+                f"ImageFolder: no folder at {self.root}, wanted a folder with one folder for each class."
+            )
         self.classes = sorted(name for name, is_folder in _entries(self.root) if is_folder)
         if not self.classes:
             raise FileNotFoundError(f"ImageFolder: no folders in {self.root}, wanted one for each class.")
@@ -61,10 +75,10 @@ class ImageFolder(DeclaresDraws):
         if empty and not allow_empty:
             raise ValueError(
                 f"ImageFolder: no pictures in {len(empty)} of {len(files)} classes of {self.root}, the first is {empty[0]!r}; "
-                f"wanted files that end in {', '.join(extensions)}. Remove them, or give allow_empty=True."
+                f"wanted files that end in {', '.join(extensions)}. Remove those classes, or give allow_empty=True."
             )
         self.targets: Int64Array = np.repeat(np.arange(len(files)), [len(found) for found in files]).astype(np.int64)
-        # One object of bytes, not a list of strings: reading that would copy its pages into each worker.
+        # One bytes object: reference counts of a list of strings would copy its pages into each forked worker.
         paths = [path for found in files for path in found]
         self._paths = b"".join(paths)
         self._ends = np.cumsum([len(path) for path in paths], dtype=np.int64)
@@ -81,7 +95,7 @@ class ImageFolder(DeclaresDraws):
         return picture if self.transform is None else self.transform(picture), int(self.targets[index])
 
     def path(self, index: int) -> Path:
-        """Return where a sample's picture lies.
+        """Return the path of a sample's picture.
 
         Raises:
             IndexError: If there is no such sample.
@@ -92,13 +106,13 @@ class ImageFolder(DeclaresDraws):
         return self.root / os.fsdecode(self._paths[start : int(self._ends[index])])
 
     def fingerprint(self) -> str:
-        """Digest the paths under the root, which may be another one; they name classes and order."""
+        """Return a digest of the paths relative to the root, which name the classes and the order."""
         found = hashlib.blake2b(self._paths + self._ends.astype("<i8").tobytes(), digest_size=8)
         return f"images-1 {len(self)} in {len(self.classes)} classes, {found.hexdigest()}"
 
 
 def _pictures(root: Path, folder: str, extensions: tuple[str, ...]) -> Iterator[str]:
-    """Yield paths relative to the root, in torchvision's order: by folder, then by name."""
+    """Yield paths relative to the root in torchvision's order: by folder, then by name."""
     for inner in sorted(_folders(root, folder, ())):
         for name, is_folder in _entries(root / inner):
             if not is_folder and name.lower().endswith(extensions):
@@ -106,10 +120,10 @@ def _pictures(root: Path, folder: str, extensions: tuple[str, ...]) -> Iterator[
 
 
 def _folders(root: Path, folder: str, outer: tuple[Path, ...]) -> Iterator[str]:
-    """Yield a folder and those in it, at any depth; links are followed."""
+    """Yield a folder and all folders in it, following links."""
     real = (root / folder).resolve()
     if real in outer:
-        raise ValueError(f"ImageFolder: {root / folder} is a link to {real}, in which it lies. Remove the link.")
+        raise ValueError(f"ImageFolder: {root / folder} is a link to {real}, which contains it. Remove the link.")
     yield folder
     for name, is_folder in _entries(root / folder):
         if is_folder:
@@ -117,6 +131,6 @@ def _folders(root: Path, folder: str, outer: tuple[Path, ...]) -> Iterator[str]:
 
 
 def _entries(folder: Path) -> list[tuple[str, bool]]:
-    """List a folder, sorted by name: each entry's name, and whether it is a folder; without hidden ones."""
+    """List the entries of a folder that are not hidden, sorted: name, and whether it is a folder."""
     with os.scandir(folder) as entries:
         return sorted((entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith("."))

@@ -1,4 +1,4 @@
-"""From an encoded picture to pixels: always uint8 RGB, upright, whatever the file holds."""
+"""Encoded pictures to pixels, always upright uint8 RGB, and back."""
 
 import io
 import os
@@ -17,38 +17,37 @@ from loaderkit.system.threads import threads_of_a_read
 
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _RGB = 3  # torchvision.io.ImageReadMode.RGB
-_FOR_A_THREAD = 8  # pictures; fewer are decoded before a thread has woken up
+_FOR_A_THREAD = 8  # pictures; waking a thread takes longer than decoding fewer
 
 
 def decode_picture(data: bytes) -> Tensor:
     """Decode a picture to a uint8 tensor (3, H, W).
 
-    JPEG and PNG are read by torchvision where it has these decoders, all else
-    by Pillow: the first frame. Grey becomes three equal channels, palettes
-    and CMYK become RGB, transparency is dropped, 16 bits a channel become their
-    upper 8, and an EXIF orientation is applied.
+    torchvision reads JPEG and PNG if it has these decoders. Pillow reads everything else, and the first frame of
+    animations. Grey pictures get three equal channels, palettes and CMYK become RGB, and transparency is dropped. Channels
+    of 16 bits keep their upper 8. EXIF orientation is applied.
 
     Raises:
-        ValueError: If no decoder can read it.
+        ValueError: If no decoder can read the picture.
     """
     decode = _torchvision_decoder(data)
     if decode is not None:
         try:
             pixels: Tensor = decode(torch.frombuffer(bytearray(data), dtype=torch.uint8), _RGB, True)
         except RuntimeError:
-            return _decode_with_pillow(data)  # reads some that torchvision can't, and says what is wrong
+            return _decode_with_pillow(data)  # reads more pictures, and has better messages
         return pixels if pixels.dtype == torch.uint8 else (pixels.to(torch.int32) >> 8).to(torch.uint8)
     return _decode_with_pillow(data)
 
 
 def decode_pictures(contents: Sequence[memoryview]) -> list[Tensor]:
-    """Decode pictures, side by side in as many threads as torch may use: one in a worker (or its thread), which is one of several.
+    """Decode pictures in as many threads as torch may use; a worker process or thread uses one.
 
     Args:
-        contents: What is in their files, as views of memory that may be written to; nothing is.
+        contents: The encoded pictures, as views of writable memory, which stays unchanged.
 
     Raises:
-        ValueError: If no decoder can read one of them.
+        ValueError: If no decoder can read one of the pictures.
     """
     threads = min(threads_of_a_read(), len(contents) // _FOR_A_THREAD)
     if threads < 2:
@@ -56,7 +55,7 @@ def decode_pictures(contents: Sequence[memoryview]) -> list[Tensor]:
     parts = [
         contents[len(contents) * part // threads : len(contents) * (part + 1) // threads] for part in range(threads)
     ]
-    # The decoders draw nothing, and torch lets go of the interpreter while they run.
+    # Decoders draw no random numbers, and release the interpreter lock.
     decoded = _threads(os.getpid(), torch.get_num_threads() - 1).map(_decode_each, parts[1:])
     return [*_decode_each(parts[0]), *chain.from_iterable(decoded)]
 
@@ -64,7 +63,7 @@ def decode_pictures(contents: Sequence[memoryview]) -> list[Tensor]:
 def _decode_each(contents: Sequence[memoryview]) -> list[Tensor]:
     decode = _torchvision_operator("decode_jpeg")
     if decode is not None and all(content[:3] == _JPEG for content in contents):
-        # Nothing between one picture and the next: a decoder empties the caches of whatever else runs.
+        # Decode without other work in between: a decoder empties the processor's caches.
         data = [torch.frombuffer(content, dtype=torch.uint8) for content in contents]
         with suppress(RuntimeError):
             return [decode(one, _RGB, True) for one in data]
@@ -73,7 +72,7 @@ def _decode_each(contents: Sequence[memoryview]) -> list[Tensor]:
 
 @cache
 def _threads(process: int, count: int) -> ThreadPoolExecutor:
-    """Return a process's threads; a forked one can't use its parent's."""
+    """Return the threads of a process; a forked process cannot use those of its parent."""
     return ThreadPoolExecutor(count, thread_name_prefix=f"decode in {process}")
 
 
@@ -85,13 +84,13 @@ def _torchvision_decoder(data: bytes) -> Any:
 
 @cache
 def _torchvision_operator(name: str) -> Any:
-    # The operator itself: the Python function around it warns at each call since torchvision 0.29.
+    # The operator itself: its Python function warns at each call since torchvision 0.29.
     try:
         import torchvision.io  # noqa: F401 - registers the operators
     except ImportError:
         return None
     operator = getattr(torch.ops.image, name, None)
-    return getattr(operator, "default", None)  # not looked up among overloads at each call
+    return getattr(operator, "default", None)  # skips the search for an overload at each call
 
 
 def _decode_with_pillow(data: bytes) -> Tensor:
@@ -107,36 +106,36 @@ def _decode_with_pillow(data: bytes) -> Tensor:
             deep = upright.mode.startswith("I")
             pixels = np.array(upright if deep else upright.convert("RGB"))
     except Image.DecompressionBombError as error:
-        raise ValueError(f"not decoded, as Pillow takes it for a decompression bomb: {error}") from error
-    except (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError) as error:  # as Pillow's plugins do
+        raise ValueError(f"Pillow refuses it as a decompression bomb: {error}") from error
+    except (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError) as error:  # what Pillow's plugins raise
         raise ValueError(f"not a picture that can be decoded: {error}") from error
     if deep:
         if pixels.size and not 0 <= pixels.min() <= pixels.max() < 1 << 16:
             raise ValueError(f"its pixels go from {pixels.min()} to {pixels.max()}, wanted 8 or 16 bits a channel")
         pixels = np.repeat((pixels >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
-    return torch.from_numpy(pixels).permute(2, 0, 1)  # channels last in memory, as torchvision's
+    return torch.from_numpy(pixels).permute(2, 0, 1)  # channels last in memory, as torchvision decodes
 
 
 def is_picture(value: Any) -> bool:
-    """Say whether a value is a Pillow picture, without importing Pillow."""
+    """Return whether a value is a Pillow picture, without importing Pillow."""
     return any(kind.__module__ == "PIL.Image" for kind in type(value).__mro__)
 
 
 def encode_picture(value: Any, kind: str, quality: int) -> bytes:
-    """Encode a Pillow picture, or pixels: uint8 (3, H, W), (H, W, 3) or (H, W).
+    """Encode a Pillow picture, or uint8 pixels (3, H, W), (H, W, 3) or (H, W).
 
     Args:
         value: The picture.
         kind: "png" or "jpeg".
-        quality: Of a JPEG.
+        quality: JPEG quality, 1 to 100.
 
     Raises:
-        ValueError: If it is no picture.
+        ValueError: If the value is not a picture.
     """
     try:
         from PIL import Image
     except ImportError as error:
-        raise ImportError("to encode a picture needs Pillow: pip install 'loaderkit[images]'.") from error
+        raise ImportError("encoding a picture needs Pillow: pip install 'loaderkit[images]'.") from error
     picture = value
     if not is_picture(value):
         pixels = np.asarray(value)

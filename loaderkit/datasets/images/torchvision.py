@@ -1,4 +1,4 @@
-"""What torchvision brings: its datasets by name, and pictures of one size."""
+"""torchvision's datasets by name, and pictures of one size."""
 
 import inspect
 import os
@@ -12,11 +12,11 @@ from torch import Tensor
 
 
 class LabelledPictures:
-    """A dataset of `(picture, label)` with its pictures as uint8 RGB tensors (3, H, W).
+    """A dataset of `(picture, label)` with pictures as uint8 RGB tensors (3, H, W).
 
     Args:
-        dataset: Its pictures are tensors, or Pillow's.
-        transform: From the tensor to what takes its place.
+        dataset: A dataset of `(picture, label)` with tensors or Pillow pictures.
+        transform: Called with each tensor; its result replaces the tensor.
     """
 
     def __init__(self, dataset: Any, transform: Callable[[Any], Any] | None = None) -> None:
@@ -29,22 +29,22 @@ class LabelledPictures:
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         picture, label = self.dataset[index]
         if not isinstance(picture, Tensor):
-            pixels = np.array(picture.convert("RGB"))  # Pillow's own method
+            pixels = np.array(picture.convert("RGB"))  # a method of Pillow's pictures
             picture = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
         return picture if self.transform is None else self.transform(picture), label
 
     def fingerprint(self) -> str:
-        """Tell datasets apart by their names and sizes, as far as torchvision says."""
+        """Return the name and size of the dataset; torchvision says no more."""
         return f"{type(self.dataset).__name__} {len(self.dataset)}"
 
 
 @dataclass(frozen=True)
 class ToSize:
-    """Scale a picture (*, H, W) until it just covers a size, and cut out its middle.
+    """Scale a picture (*, H, W) until it just covers a size, and crop its center.
 
     Args:
-        size: Of the result, (height, width).
-        then: What follows, such as random augmentations.
+        size: Height and width of the result, in pixels.
+        then: Called with the result, for example to augment it.
     """
 
     size: tuple[int, int]
@@ -61,10 +61,10 @@ class ToSize:
 
 
 def torchvision_kind(name: str) -> Any:
-    """Return one of torchvision's dataset classes.
+    """Return a dataset class of torchvision.
 
     Raises:
-        ValueError: If there is none of that name.
+        ValueError: If torchvision has no dataset of that name.
     """
     from torchvision import datasets
 
@@ -76,7 +76,7 @@ def torchvision_kind(name: str) -> Any:
 
 
 def default_splits(kind: Any) -> dict[str, Any]:
-    """Return a torchvision dataset's parts and how its class is asked for each: by `train=`, by `split=`, or not at all."""
+    """Return the splits of a torchvision dataset, and for each the value of its `train` or `split` argument."""
     settings = inspect.signature(kind).parameters
     if "train" in settings:
         return {"train": True, "test": False}
@@ -89,7 +89,7 @@ def open_torchvision(
     """Open a split of a torchvision dataset.
 
     Raises:
-        FileNotFoundError: If it is not there and may not be downloaded.
+        FileNotFoundError: If the dataset is not in `root` and `download` is false.
     """
     settings = inspect.signature(kind).parameters
     given = {"root": os.fspath(root), "download": download, "train": split, "split": split}
