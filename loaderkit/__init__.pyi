@@ -153,8 +153,8 @@ from .lightning.callbacks import SeedSteps as SeedSteps
 from .lightning.tables.columns import TableColumns as TableColumns
 from .loader.config import LoaderConfig as LoaderConfig
 from .loader.device_loader import DeviceLoader as DeviceLoader
+from .loader.lengths import measure_lengths as measure_lengths
 from .loader.loader import Loader as Loader
-from .loader.measure_lengths import measure_lengths as measure_lengths
 from .loader.streams import merge_states as merge_states
 from .monitor import DataWaitMonitor as DataWaitMonitor
 from .sampling.by_length.packing import PackPlan as PackPlan

@@ -11,7 +11,7 @@ import numpy as np
 from loaderkit.cli.arguments import count, named, number
 from loaderkit.cli.report import complain, say
 from loaderkit.cli.source import add_source, source_from
-from loaderkit.loader.measure_lengths import measure_lengths
+from loaderkit.loader.lengths import measure_lengths
 from loaderkit.sampling.by_length.packing import PackPlan
 from loaderkit.sampling.by_length.plans import LengthBuckets, TokenBudget
 from loaderkit.sampling.by_length.summary import BatchCounts, PlanSummary, longest_times_count, summarise

@@ -1,4 +1,4 @@
-"""A Loader whose batches are copied to the device ahead of their use."""
+"""A Loader whose batches are copied to a device before they are needed."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -15,28 +15,35 @@ from loaderkit.seeding.keys import derive_seed
 
 
 class DeviceLoader(Loader):
-    """A loader's batches on a device, copied there while the trainer computes.
+    """Yields a loader's batches on a device, copied there while the model computes.
 
-    On CUDA a side stream copies the next batches and transforms them; each is ready, without a wait of the host, when it
-    is asked for. Elsewhere it is copied when it is asked for. What is yielded are ordinary tensors on the stream
-    that is the current one then: keep them as long as you like.
+    On CUDA it copies and transforms the next batches on a side stream, so a batch is ready when it is asked for and the host
+    does not wait. On other devices it copies a batch when it is asked for. The tensors belong to the stream that is current
+    then; keep them as long as you like.
 
-    It stands behind the last batch that it has yielded, however far it has read ahead: length, cursor and state are those
-    of the loader without it, and `loader` itself says the same.
+    Its length, cursor and state are those after the last batch that it yielded, however far it has read ahead. `loader`
+    reports the same.
 
     Args:
-        loader: Whose batches.
-        device: Where to.
-        depth: How many batches are copied ahead. Each takes its memory on the device.
-        transform: Called with each batch on the device; returns what is yielded. Random numbers that it draws there or on
-            the host from torch, numpy, `random` or `lk.sample_rng()` belong to (seed, epoch, rank, batch), and
-            the caller's generators stay as they are. If it has a method `on_host`, that is called with the batch before
-            the copy. If its `draws_nothing` is true, nothing is seeded. What it makes has to be freed by the thread that
-            iterates.
+        loader: The loader.
+        device: The device.
+        depth: How many batches to copy ahead. Each takes its memory on the device.
+        transform: Called with each batch on the device; returns what is yielded. Its random numbers on the device, and those
+            of torch, numpy, `random` and `lk.sample_rng()` on the host, depend on (seed, epoch, rank, batch); the
+            user's generators do not change. If it has a method `on_host`, that gets the batch before the copy.
+            If its `draws_nothing` is true, nothing is seeded. The thread that iterates must free what it allocates.
 
     Raises:
-        TypeError: If it is another kind of loader.
-        ValueError: If the depth is below 1, or the loader copies to a device by itself.
+        TypeError: If `loader` is not a Loader, or is a DeviceLoader.
+        ValueError: If the depth is below 1, or the loader has `device=`.
+
+    Example:
+        >>> loader = lk.Loader(lk.ArrayDataset({"x": torch.ones(5, 2)}), batch_size=2)
+        >>> ahead = lk.DeviceLoader(loader, "cpu", transform=lambda batch: {"x": batch["x"] / 2})
+        >>> [tuple(batch["x"].shape) for batch in ahead]
+        [(2, 2), (2, 2), (1, 2)]
+        >>> loader.cursor.epoch
+        1
     """
 
     def __init__(
@@ -44,13 +51,13 @@ class DeviceLoader(Loader):
     ) -> None:
         if not isinstance(loader, Loader) or isinstance(loader, DeviceLoader):
             raise TypeError(
-                f"DeviceLoader: the loader is a {type(loader).__name__}, wanted an lk.Loader, whose place in the data can be "
-                "told from how far it was read. For batches of other kinds there is loaderkit.device.prefetch.prefetch(batches, device)."
+                f"DeviceLoader: the loader is a {type(loader).__name__}, wanted an lk.Loader, which counts the "
+                "batches that it yields. For other iterables of batches use loaderkit.prefetch(batches, device)."
             )
         if loader.config.device is not None:
             raise ValueError(
-                f"DeviceLoader: the loader copies its batches to {loader.config.device!r} by itself, one after another. Leave "
-                "out its device=."
+                f"DeviceLoader: the loader already copies its batches to {loader.config.device!r}, one after another. "
+                "Leave out its device=."
             )
         self.loader, self.device = loader, torch.device(device)
         self.dataset, self.config = loader.dataset, loader.config
@@ -68,7 +75,7 @@ class DeviceLoader(Loader):
 
 
 class AheadEpoch:
-    """One pass of a position, whose batches are taken ahead and yielded on a device."""
+    """One pass of a position whose batches are taken ahead, and yielded on a device."""
 
     def __init__(self, epoch: Any, prefetcher: Prefetcher) -> None:
         self._epoch: Epoch = epoch
@@ -88,7 +95,7 @@ class AheadEpoch:
             self._begin()
         else:
             self._epoch.check_turn(self._turn)
-        self._turn = -1  # for whoever goes on after an error
+        self._turn = -1  # stays if an error is raised: the pass is then over
         try:
             fetched = next(self._batches)  # type: ignore[arg-type]  # begun
             self._point, self._over = fetched.place, fetched.is_last

@@ -283,5 +283,5 @@ def test_other_loaders_are_refused(depth: int) -> None:
         lk.DeviceLoader(torch_data.DataLoader([1, 2]), "cpu")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="the loader is a DeviceLoader"):
         on_device(on_device(make_indexed()))
-    with pytest.raises(ValueError, match=r"copies its batches to 'cpu' by itself.*Leave out its device="):
+    with pytest.raises(ValueError, match=r"already copies its batches to 'cpu'.*Leave out its device="):
         on_device(make_indexed(device="cpu"))

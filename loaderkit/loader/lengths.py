@@ -1,4 +1,4 @@
-"""The lengths of a dataset's samples: known to it, read in a parallel pass, or kept in a file by an earlier one."""
+"""Measure the lengths of a dataset's samples, in parallel, and keep them in a file."""
 
 import functools
 import io
@@ -25,7 +25,7 @@ from loaderkit.system.progress import with_progress
 Length = Callable[[Any], int] | str | int
 VERSION = "loaderkit lengths 1"
 _READ = 64  # samples held at once
-_CHECKED = 16  # samples by which a cache is compared with the data
+_CHECKED = 16  # samples that are read again to check a cache
 
 
 def measure_lengths(
@@ -38,24 +38,30 @@ def measure_lengths(
 ) -> Int64Array:
     """Return the length of each sample (N,), for `LengthBuckets`, `TokenBudget` and `PackPlan`.
 
-    Where the dataset has `lengths()` and no transform, as DocumentDataset, nothing is read. Otherwise each sample is
-    read once; its random numbers are its own, as under a Loader.
+    If the dataset has `lengths()` and no transform, as DocumentDataset, it reads nothing. Otherwise it reads each sample once,
+    under the sample's own seed as in a Loader.
 
-    A cache is used if it was made of this data: as many samples, the same fingerprint, the same function by its name,
-    and the same lengths of 16 samples, which are read again. Otherwise a warning says what differs, and it is made anew.
-    It appears when it is whole.
+    A cache is used if the number of samples, the dataset's fingerprint, the name of the function and the lengths of 16 samples,
+    which are read again, are the same. Otherwise a warning says what differs, and the lengths are measured again.
 
     Args:
         dataset: Anything with a length and an index.
-        length: From a sample to its length; or the field (key or place) whose length it is, by default the sample itself:
-            an integer is the length, of anything else `len` is.
+        length: A function from a sample to its length, or the key or index of a field. An integer field is the length; of
+            any other the length is `len`. By default the sample itself is the field.
         num_workers: Processes that read; 0 reads in this one.
-        cache: A file that keeps the lengths.
-        multiprocessing_context: How processes are started: "spawn" for datasets that don't survive a fork.
+        cache: A file for the lengths. It is written at the end, as a whole.
+        multiprocessing_context: How processes start. Use "spawn" for datasets that do not survive a fork.
 
     Raises:
-        ValueError: If a setting is out of range, a sample has no length, or the cache is a file of something else.
-        RuntimeError: If a sample can't be read; the message names it.
+        ValueError: If a setting is out of range, a sample has no length, or the cache is another kind of file.
+        RuntimeError: If a sample cannot be read; the message names it.
+
+    Example:
+        >>> texts = [{"tokens": [1, 2, 3]}, {"tokens": [4]}, {"tokens": [5, 6]}]
+        >>> lk.measure_lengths(texts, "tokens")
+        array([3, 1, 2])
+        >>> lk.measure_lengths(texts, lambda text: sum(text["tokens"]), cache="lengths.npz")
+        array([ 6,  4, 11])
     """
     if not isinstance(num_workers, int) or num_workers < 0 or multiprocessing_context not in ("fork", "spawn"):
         raise ValueError(
@@ -73,7 +79,7 @@ def measure_lengths(
         change = _changed(found, made_of, measure)
         if change is None:
             return found[1]
-        warnings.warn(f"{path}: kept lengths of other data: {change}. They are measured anew.", stacklevel=2)
+        warnings.warn(f"{path}: kept lengths of other data: {change}. They are measured again.", stacklevel=2)
     lengths = _read_all(measure, len(dataset), num_workers, multiprocessing_context)
     _save(path, made_of, lengths)
     return lengths
@@ -81,7 +87,7 @@ def measure_lengths(
 
 @dataclass(frozen=True, slots=True)
 class LengthOf:
-    """From samples to their lengths (B,); a collate function.
+    """A collate function that returns the lengths (B,) of samples.
 
     Args:
         length: As `measure_lengths` takes it.
@@ -106,19 +112,19 @@ class LengthOf:
             found = how(sample)
         elif how is None and isinstance(sample, Mapping | tuple):
             raise ValueError(
-                f"lengths: a sample is a {type(sample).__name__}, whose own length is its number of fields. Say which counts: "
-                "length= a field's key or place, or a function of a sample."
+                f"lengths: a sample is a {type(sample).__name__}, whose own length is its number of fields. Give length=: "
+                "the key or index of a field, or a function of a sample."
             )
         else:
             found = sample if how is None else self._field(sample, how)
             if hasattr(found, "__len__") and getattr(found, "ndim", None) != 0:
                 found = len(found)
         try:
-            size = found.__index__()  # also numpy's integers, and tensors of one
+            size = found.__index__()  # also numpy integers, and tensors of one element
         except (AttributeError, TypeError) as error:
             raise ValueError(
                 f"lengths: {self.name} gave {_short(found)} for a sample of type {type(sample).__name__}, wanted an integer. "
-                "Say what counts: length= a field's name, or a function of a sample."
+                "Give length=: the key or index of a field, or a function of a sample."
             ) from error
         return int(size)
 
@@ -132,7 +138,7 @@ class LengthOf:
 
     @property
     def name(self) -> str:
-        """What a cache and a message call it."""
+        """A name for messages, and for the cache."""
         how = self.length
         if isinstance(how, functools.partial):
             return f"partial({LengthOf(how.func).name}, {how.args}, {how.keywords})"
@@ -182,7 +188,7 @@ def _read_all(measure: Measure, size: int, num_workers: int, method: str) -> Int
 
 
 def _changed(found: tuple[dict[str, str], Int64Array], made_of: dict[str, str], measure: Measure) -> str | None:
-    """Say how a cache differs from the data, if it does."""
+    """Return how a cache differs from the data, if it does."""
     before, lengths = found
     for name, now in made_of.items():
         if before.get(name) != now:
@@ -207,7 +213,7 @@ def _load(path: Path) -> tuple[dict[str, str], Int64Array] | None:
         if about.pop("version") != VERSION or lengths.dtype != np.int64 or lengths.shape != (int(size),):
             raise ValueError("version, or number of lengths")
         return about, lengths
-    except Exception as error:  # a damaged file fails in many ways, also in those of zlib and of Python's tokenizer
+    except Exception as error:  # a damaged file also raises errors of zlib and of Python's tokenizer
         raise ValueError(
             f"{path}: not a file of lengths that this version of loaderkit wrote. Give another path, or delete it."
         ) from error

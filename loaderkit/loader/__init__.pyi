@@ -1,0 +1,23 @@
+# What other packages and the tests may use: each name is loaded when it is first used.
+
+__all__ = [
+    "AheadEpoch",
+    "DeviceLoader",
+    "Loader",
+    "LoaderConfig",
+    "Position",
+    "check_indexed",
+    "describe_data",
+    "measure_lengths",
+    "merge_states",
+]
+
+from .checks import check_indexed as check_indexed
+from .config import LoaderConfig as LoaderConfig
+from .device_loader import AheadEpoch as AheadEpoch
+from .device_loader import DeviceLoader as DeviceLoader
+from .lengths import measure_lengths as measure_lengths
+from .loader import Loader as Loader
+from .loader import describe_data as describe_data
+from .position import Position as Position
+from .streams.state import merge_states as merge_states
