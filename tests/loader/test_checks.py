@@ -1,4 +1,4 @@
-"""What is easily given by mistake is refused where it enters, with the way out."""
+"""Wrong data and settings are refused with an error that says what to give instead."""
 
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ def test_settings_that_are_the_plans_own_are_refused(settings: dict[str, Any]) -
         lk.Loader(DATA, plan=lk.LengthBuckets([1] * 10, 5), **settings)
 
 
-def test_beside_a_plan_a_data_modules_batch_size_is_that_of_evaluation() -> None:
+def test_with_a_plan_a_data_modules_batch_size_is_that_of_evaluation() -> None:
     plan = lk.LengthBuckets([1] * 10, 5)
     data = lk.DataModule(DATA, val=DATA, loader=lk.LoaderConfig(plan=plan, batch_size=2, drop_last=True))
     data.setup("fit")

@@ -1,4 +1,4 @@
-"""Settings that contradict each other are refused where they enter."""
+"""Settings that are out of range or contradict each other are refused."""
 
 import dataclasses
 import inspect

@@ -1,4 +1,4 @@
-"""A DeviceLoader reads ahead, and stands where it has yielded: the laws hold as they do without it."""
+"""A DeviceLoader reads ahead, but its position is that of the last yielded batch: all laws hold."""
 
 import itertools
 import json

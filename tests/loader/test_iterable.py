@@ -44,7 +44,7 @@ class Plain(torch_data.IterableDataset[Any]):
 
 
 class Stateful(Plain):
-    """Knows where it stands, and counts its epochs by itself."""
+    """Has an exact state, and counts its epochs itself."""
 
     at = 0
     set_epoch = None  # type: ignore[assignment]
@@ -124,7 +124,7 @@ def test_one_worker_is_as_none() -> None:
 
 
 def test_closing_a_loader_leaves_the_data_as_it_was_found() -> None:
-    """Else another loader of it would take where it was left for its start."""
+    """Otherwise another loader would start where this one was left."""
     data = Stateful()
     whole = list(lk.Loader(Stateful(), 4, collate_fn=drawing_collate))
     loader = lk.Loader(data, 4, collate_fn=drawing_collate)

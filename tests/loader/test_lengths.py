@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import loaderkit as lk
-from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset
+from loaderkit import ConcatDataset, MapDataset, SubsetDataset
 
 SIZES = np.random.default_rng(0).integers(0, 50, 300)
 
@@ -125,7 +125,7 @@ def test_a_cache_is_read_instead_of_the_data(tmp_path: Path) -> None:
         (lk.ArrayDataset({"tokens": SIZES}), "tokens", r"data is 300 samples \([0-9a-f]+\), was 300 samples"),
     ],
 )
-def test_a_cache_of_other_data_is_made_anew_with_a_warning(
+def test_a_cache_of_other_data_is_made_again_with_a_warning(
     tmp_path: Path, dataset: Any, how: Any, message: str
 ) -> None:
     path = tmp_path / "lengths"

@@ -307,7 +307,7 @@ def test_a_trainer_moves_a_loader_ahead_but_never_back() -> None:
 
 
 def test_an_epoch_that_a_trainer_ends_twice_is_not_passed_over() -> None:
-    """Lightning does so behind a state that was saved at an epoch's end, under max_steps."""
+    """Lightning does so after it loads a state that was saved at an epoch's end under max_steps."""
     whole = make_loader()
     epochs = [list(whole) for _ in range(4)]
     loader = make_loader()
@@ -332,7 +332,7 @@ def test_its_repr_says_what_it_holds_in_a_line() -> None:
 
 
 @pytest.mark.parametrize("order", [None, lk.Shuffled(13), lk.Subset(range(7))])
-def test_a_state_behind_the_epochs_end_is_refused(order: lk.Order | None) -> None:
+def test_a_state_after_the_epochs_end_is_refused(order: lk.Order | None) -> None:
     """Edited by hand, say: it would end the epoch without a word."""
     data = list(range(13))
     state = lk.Loader(data, 2, order=order).state_dict()

@@ -269,10 +269,10 @@ def most_due(live: Sequence[int], weights: Sequence[int], counts: Sequence[int])
     whole = sum(weights[number] for number in live)
     position = sum(counts[number] for number in live) + 1
     scale = 2 * len(live) - 2
-    behind = {number: scale * (weights[number] * position - counts[number] * whole) for number in live}
-    due = [number for number in live if behind[number] >= whole] or live
+    lag = {number: scale * (weights[number] * position - counts[number] * whole) for number in live}
+    due = [number for number in live if lag[number] >= whole] or live
     # Of the streams whose turn may be now, the one with the earliest deadline.
-    return min(due, key=lambda number: (((scale - 1) * whole - behind[number]) / weights[number], number))
+    return min(due, key=lambda number: (((scale - 1) * whole - lag[number]) / weights[number], number))
 
 
 def _with_steps(pending: list[PendingSample], steps: Sequence[Step]) -> list[PendingSample]:

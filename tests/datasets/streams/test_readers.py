@@ -243,7 +243,7 @@ def test_a_log_ends_at_what_was_there_and_half_lines_wait(tmp_path: Path) -> Non
         list(lk.LogReader()(str(path), 9))
 
 
-def test_a_log_that_grows_is_followed_and_a_resume_goes_on_behind_what_was_consumed(tmp_path: Path) -> None:
+def test_a_growing_log_is_followed_and_resumed_after_what_was_used(tmp_path: Path) -> None:
     """A process writes lines in halves; the reader never takes half a line, and ends when nothing comes."""
     path = tmp_path / "log"
     path.touch()

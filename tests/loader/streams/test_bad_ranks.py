@@ -131,7 +131,7 @@ def test_each_rank_goes_on_with_its_own_count(stop: str) -> None:
 @pytest.mark.parametrize("stop", ["shortest", "repeat"])
 @pytest.mark.parametrize(("old", "new"), [(2, 1), (3, 2), (1, 3)])
 def test_other_ranks_take_over_what_is_left(old: int, new: int, stop: str) -> None:
-    """Each good sample once; twice, where its rank repeated it already."""
+    """Each good sample comes once, or twice if its rank repeated it already."""
     bad = BAD["first and last of shards"]
 
     def begin(at: int, rank: int, store: Any) -> Any:
@@ -156,7 +156,7 @@ def test_other_ranks_take_over_what_is_left(old: int, new: int, stop: str) -> No
 
 @pytest.mark.parametrize("stop", ["shortest", "repeat"])
 def test_too_many_on_one_rank_end_all_in_time(stop: str) -> None:
-    """Each rank judges its own; the others say whom they waited for."""
+    """Each rank judges its own samples; the others name the rank that they waited for."""
     bad = BAD["whole shards"]
     errors: list[str] = [""] * 3
 

@@ -198,7 +198,7 @@ def test_ranks_share_an_epoch_and_take_over_another_runs(name: str, ranks: int) 
 
 
 class Flaky(Read):
-    """Some samples fail so many times before they can be read, by whatever opens their shard."""
+    """Some samples fail this many times before they can be read."""
 
     def __init__(self, bad: set[int], failures: int, error: Exception) -> None:
         super().__init__(set())
@@ -215,7 +215,7 @@ class Flaky(Read):
 
 
 class FlakyFromStart(Flaky):
-    """Opens a shard anew at its first sample."""
+    """Opens a shard again at its first sample."""
 
     def __call__(self, shard: str, start: int = 0) -> Iterator[Any]:
         return super().__call__(shard, start)
@@ -263,7 +263,7 @@ def test_reads_that_keep_failing_raise_or_are_left_out() -> None:
     assert loader.bad_samples == [lk.BadSample(0, None, 3, "loaderkit.system.retry.TransientError: gone", shard="2:14")]
 
 
-def test_a_reader_that_cannot_skip_cannot_go_on_behind_a_sample() -> None:
+def test_a_reader_that_cannot_skip_cannot_go_on_after_a_bad_sample() -> None:
     read = lk.from_start(FromStart({2003}))
     stream = lk.StreamDataset(["0:9", "2:14"], read, lanes=1)
     taken: list[Any] = []

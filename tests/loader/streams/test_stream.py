@@ -47,7 +47,7 @@ def test_an_epoch_has_each_sample_once(sizes: list[int], lanes: int, shuffle: bo
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
 @pytest.mark.filterwarnings("ignore:Loader. an epoch without more batches")
 def test_ranks_share_each_epoch(sizes: list[int], ranks: int) -> None:
-    """Also behind an epoch in which a rank had nothing but empty shards."""
+    """Also after an epoch in which a rank had only empty shards."""
     got = [make_loader(sizes, world=lk.World(rank, ranks), stop="each", lanes=5) for rank in range(ranks)]
     for _ in range(6):
         assert sum((ids(list(loader)) for loader in got), Counter()) == expected(sizes)
@@ -77,7 +77,7 @@ def test_epochs_of_steps_resume_exactly(sizes: list[int], steps: int) -> None:
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
 def test_epochs_of_steps_go_on_through_the_data(sizes: list[int]) -> None:
-    """Where an epoch stops the next goes on, and a cycle is whole before the next begins."""
+    """The next epoch goes on after the last, and a cycle is complete before the next starts."""
     wanted = expected(sizes)
     loader = make_loader(sizes, steps=3)
     cycles, open_cycle = 0, Counter[int]()

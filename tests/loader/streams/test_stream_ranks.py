@@ -121,7 +121,7 @@ def test_an_epoch_repeats_short_parts_until_all_ranks_have_read_theirs(ranks: in
 
 @pytest.mark.parametrize("stop", range(1, 12))
 def test_a_repeating_epoch_resumes_exactly(stop: int) -> None:
-    """Also where one rank repeats its data and the other does not yet."""
+    """Also if one rank repeats its data and the other does not yet."""
 
     def whole(rank: int, store: Any) -> Any:
         loader = rank_loader(rank, 2, store, stop="repeat", collate_fn=None)
