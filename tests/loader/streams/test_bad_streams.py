@@ -156,7 +156,7 @@ def test_a_resume_continues_the_uninterrupted_run(name: str, bad: str, settings:
 
 
 @pytest.mark.parametrize("settings", [{}, {"steps": 5}, {"drop_last": True}], ids=str)
-@pytest.mark.parametrize("name", ["read", "both", "filter", "interleave"])
+@pytest.mark.parametrize("name", ["both", "interleave"])
 def test_workers_do_not_change_a_batch(name: str, settings: dict[str, Any]) -> None:
     for bad in ("a run over windows", "whole shards"):
         loaders = [make(STREAMS[name](BAD[bad]), 3, num_workers=workers, **settings) for workers in (0, 1, 2)]
