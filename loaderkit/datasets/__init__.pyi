@@ -17,6 +17,7 @@ __all__ = [
     "Handle",
     "ImageFolder",
     "JsonlDataset",
+    "LineFile",
     "LineReader",
     "LogReader",
     "MapDataset",
@@ -69,6 +70,7 @@ __all__ = [
     "reads_columns",
     "reads_many",
     "save_index",
+    "scan_lines",
     "share",
     "split",
     "stat",
@@ -128,6 +130,8 @@ from .shards.index import index_path as index_path
 from .shards.index import load_index as load_index
 from .shards.index import save_index as save_index
 from .shards.jsonl import JsonlDataset as JsonlDataset
+from .shards.lines import LineFile as LineFile
+from .shards.lines import scan_lines as scan_lines
 from .shards.npy import NpyDataset as NpyDataset
 from .shards.npyheader import decode_npy as decode_npy
 from .shards.npyheader import read_npy_header as read_npy_header

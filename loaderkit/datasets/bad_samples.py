@@ -1,4 +1,4 @@
-"""What is done with samples that can't be read: the policy, the record of them, and how many are too many."""
+"""What a loader does with samples that cannot be read: the policy, the records, and the limits."""
 
 import bisect
 import logging
@@ -18,51 +18,57 @@ from loaderkit.system.retry import Retry
 T = TypeVar("T")
 Policy = Literal["raise", "skip", "replace"]
 KEPT = 1000  # records, and batches with bad samples, that a loader remembers
-JUDGED_FROM = 1000  # samples: a rate over fewer says little
-_NAMED = 8
+JUDGED_FROM = 1000  # samples; a rate over fewer means little
+_NAMED = 8  # bad samples in an error message
 _logger = logging.getLogger("loaderkit")
 
 
 @dataclass(frozen=True)
 class BadSamples:
-    """What a loader does where reading or transforming a sample fails.
+    """What a Loader does if reading or transforming a sample fails.
 
-    An error that may pass by itself, such as a dropped connection, is first tried
-    again. KeyboardInterrupt, SystemExit, MemoryError and CUDA's out-of-memory are
-    never a sample's fault, and neither are errors of the collate function.
+    The Loader first retries errors that may be transient, such as a dropped connection.
+    KeyboardInterrupt, SystemExit, MemoryError, CUDA's out-of-memory error and errors of the
+    collate function are always raised. The policies:
 
-    - raise: the error is raised.
-    - skip: the batch goes without the sample. A batch of which nothing is left gets
-      one replacement, so that all ranks have as many batches. In a stream the lane's next
-      sample comes in its place.
-    - replace: another sample of the order comes in its place, chosen by (seed,
-      epoch, position), and read under that position's seed. It comes once more, then.
-      Where batches are made by lengths, it is not longer than the bad one; where nothing
-      is as short, the sample is left out. Not for streams, which have nothing to choose from.
+    - "raise": raise the error.
+    - "skip": leave the sample out. An empty batch gets one replacement, so that all ranks
+      have equally many batches. In a stream, the lane's next sample takes its place.
+    - "replace": put another sample of the order in its place, chosen by (seed, epoch,
+      position). It then comes twice in the epoch. If batches are made by length, it is not longer
+      than the bad sample; if there is none, the sample is left out. Not for streams.
 
-    A stream reads again from the sample that failed, and behind it where the sample is left
-    out, so that its reader has to skip. What transforms it is not tried again.
+    A stream reads again from the failed sample, and after it if the sample is left out, so
+    its reader must be able to skip. A stream's transform is not retried.
 
-    Which samples are left out or repeated is thus a function of the samples
-    that fail: a resume is exact where they fail again. Each rank judges the samples of the epoch
-    that it has read itself. A resume goes on with these counts
+    A resume is exact if the same samples fail again. The limits count what each rank has
+    read itself in the epoch. After a resume these counts continue
 
     - on one rank: exactly;
-    - on several ranks that read a stream: exactly, with as many ranks as before; with another
-      number each takes an equal part of the sum. (With `stop="each"` see `merge_states`.)
-    - on several ranks that read data with an index: not at all. No rank knows what others
-      found, so each judges what it has read since the resume. What was counted before by a
-      single rank counts for each.
+    - on several ranks with a stream: exactly for the same number of ranks. Otherwise each
+      rank takes an equal part of the sum. (For `stop="each"` see `merge_states`.)
+    - on several ranks with indexed data: from zero, as no rank knows the others' counts.
+      A count by a single rank continues on each rank.
 
     Args:
-        policy: See above.
-        max_count: How many an epoch may have on each rank; None is any number.
-        max_rate: How large a part they may be of the samples that are judged; the first
-            1,000 (or the whole dataset, if smaller) count as read.
-        retry: How an error that may pass is tried again.
+        policy: "raise", "skip" or "replace".
+        max_count: Bad samples that each rank allows in an epoch; None for no limit.
+        max_rate: Largest share of bad samples among those read. The first 1,000 samples,
+            or the whole dataset if it is smaller, count as read from the start.
+        retry: How to retry transient errors.
 
     Raises:
         ValueError: If a value is out of range.
+
+    Example:
+        >>> def parse(text):
+        ...     return int(text)
+        >>> data = lk.RecordDataset(["1", "oops", "3"], transform=parse)
+        >>> loader = lk.Loader(data, batch_size=3, bad_samples=lk.BadSamples("skip", max_rate=0.5))
+        >>> next(iter(loader))
+        tensor([1, 3])
+        >>> loader.bad_samples[0].error
+        "ValueError: invalid literal for int() with base 10: 'oops'"
     """
 
     policy: Policy = "raise"
@@ -81,19 +87,19 @@ class BadSamples:
             raise ValueError(f"BadSamples: max_rate is {self.max_rate!r}, wanted a number from 0 to 1.")
 
     def blames(self, error: Exception) -> bool:
-        """Say whether the policy takes an error for the sample's fault, and goes on without it."""
+        """Return whether the policy goes on without a sample that raised this error."""
         return self.policy != "raise" and not isinstance(error, MemoryError | torch.OutOfMemoryError)
 
     def again(self, error: Exception, read: Callable[[], T], what: str) -> T:
-        """Read again what failed, as long as the error may pass.
+        """Retry a failed read while the error may be transient, and return the result.
 
         Args:
-            error: With which it failed.
-            read: Reads it.
-            what: Its name, for the log.
+            error: The error of the first attempt.
+            read: Reads the sample.
+            what: The sample's name, for the log.
 
         Raises:
-            Exception: The last error, if none of them passed.
+            Exception: The error of the last attempt.
         """
         failed = [error]
 
@@ -112,39 +118,61 @@ RAISE = BadSamples()
 
 @dataclass(frozen=True, slots=True)
 class BadSample:
-    """A sample that could not be read."""
+    """A sample that could not be read.
+
+    Args:
+        epoch: The epoch.
+        position: Position in the epoch's order; None in a stream.
+        index: Index in the dataset, or in the shard.
+        error: Type and message of the error.
+        replacement: Index of the sample that took its place; None if it was skipped.
+        shard: The stream's shard; None for indexed data.
+
+    Example:
+        >>> lk.BadSample(epoch=0, position=5, index=17, error="KeyError: 'x'").name
+        'sample 17'
+    """
 
     epoch: int
-    position: int | None  # in the epoch's order; None in a stream
-    index: int  # in the dataset, or in the shard
-    error: str  # its type and message
-    replacement: int | None = None  # the index that came in its place
-    shard: str | None = None  # of a stream
+    position: int | None
+    index: int
+    error: str
+    replacement: int | None = None
+    shard: str | None = None
 
     @property
     def name(self) -> str:
-        """Which one it is, in words."""
+        """The sample in words, for messages."""
         return f"sample {self.index} of shard {self.shard!r}" if self.shard is not None else f"sample {self.index}"
 
 
 class BadSamplesError(RuntimeError):
-    """More samples were bad than the policy allows, or no replacement could be read."""
+    """More bad samples than the policy allows, or no readable replacement.
+
+    Example:
+        >>> data = lk.RecordDataset("1a", transform=int)
+        >>> try:
+        ...     list(lk.Loader(data, bad_samples=lk.BadSamples("skip")))
+        ... except lk.BadSamplesError as error:
+        ...     print(str(error)[:56])
+        loader: 1 bad samples in epoch 0, wanted at most max_rat
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A batch with the bad samples that belonged in it, on its way from where it was made to where it is counted."""
+    """A batch with its bad samples, on the way from the worker to the Loader, which counts them."""
 
     batch: Any
     bad: Sequence[BadSample]
-    first: Exception  # of those errors
+    first: Exception  # the first bad sample's error
 
     def pin_memory(self) -> "Reported":
         return Reported(pin(self.batch), self.bad, self.first)
 
 
 def portable(error: Exception) -> Exception:
-    """Return an error that goes through pickle, with its traceback as a note."""
+    """Return an error that can be pickled, with its traceback as a note."""
     try:
         copy: Exception = pickle.loads(pickle.dumps(error))
         if not isinstance(copy, Exception):
@@ -161,9 +189,9 @@ def describe(error: Exception) -> str:
 
 
 def drop_traceback(error: BaseException | None) -> None:
-    """Forget where an error came from that is not raised.
+    """Drop the tracebacks of an error that is not raised.
 
-    Its frames hold the error itself, and all that the callers have, such as workers, until the garbage is collected.
+    Their frames refer to the error and to everything that the callers hold, such as workers.
     """
     while error is not None:
         error.__traceback__ = None
@@ -171,10 +199,10 @@ def drop_traceback(error: BaseException | None) -> None:
 
 
 class BadSampleCount:
-    """Counts an epoch's bad samples where batches are yielded, and remembers the count at the last of those batches.
+    """Counts the bad samples of an epoch as batches are yielded, and knows the count after each batch.
 
     Args:
-        policy: Says how many are allowed.
+        policy: The limits.
     """
 
     def __init__(self, policy: BadSamples) -> None:
@@ -183,26 +211,26 @@ class BadSampleCount:
         self.start(0)
 
     def start(self, epoch: int, known: int = 0, *, judged: int = 0, since: int = 0) -> None:
-        """Begin to count.
+        """Start to count.
 
         Args:
-            epoch: In which one.
-            known: Its bad samples that were found before.
-            judged: Samples of the epoch among which these were found, over all ranks.
-            since: Samples of the epoch after which it is counted here, over all ranks.
+            epoch: The epoch.
+            known: Bad samples of this epoch that are already known.
+            judged: Samples, over all ranks, among which these were found.
+            since: Samples of the epoch, over all ranks, that were consumed before counting starts.
         """
         self._epoch, self._known, self._judged, self._since = epoch, known, judged, since
-        self._places: list[int] = []  # behind batches with bad samples, in batches of the epoch
-        self._counts: list[int] = []  # there
+        self._places: list[int] = []  # number of batches after each batch with bad samples
+        self._counts: list[int] = []  # the count after that batch
         self._first: tuple[BadSample, ...] = ()
         self._cause: Exception | None = None
 
     def state(self, cursor: Cursor, *, alone: bool) -> dict[str, int]:
-        """Return what a state has to say of the count at a place, the same on all ranks: none knows what others counted.
+        """Return the entries of a loader's state at a cursor; they are the same on all ranks.
 
         Args:
-            cursor: The place.
-            alone: Whether there is but one rank.
+            cursor: The position.
+            alone: Whether there is only one rank. Otherwise the count since the start is left out: other ranks do not know it.
         """
         if self.policy.policy == "raise":
             return {}
@@ -211,12 +239,12 @@ class BadSampleCount:
         return ({"bad": known} if known else {}) | ({} if judged == cursor.samples else {"judged": judged})
 
     def load(self, state: Mapping[str, Any], cursor: Cursor) -> None:
-        """Begin to count at the place of a state."""
+        """Start to count at the position of a state."""
         judged = state.get("judged", cursor.samples)
         self.start(cursor.epoch, state.get("bad", 0), judged=judged, since=cursor.samples)
 
     def go_back(self, epoch: int, batches: int) -> None:
-        """Forget what was counted behind so many batches of this rank; in another epoch, all."""
+        """Forget what was counted after the first `batches` batches of this rank, or everything for another epoch."""
         if epoch != self._epoch:
             self.start(epoch)
             return
@@ -224,24 +252,24 @@ class BadSampleCount:
         del self._places[left:], self._counts[left:]
 
     def judged(self, epoch: int, samples: int, ranks: int) -> float:
-        """Return by how many samples of the epoch the count behind so many of all ranks' is judged.
+        """Return the number of samples among which the bad samples were counted.
 
         Args:
-            epoch: Which one.
-            samples: Consumed in it.
-            ranks: That share what was consumed here; 0 to leave that out.
+            epoch: The epoch.
+            samples: Samples consumed in it over all ranks.
+            ranks: Ranks that shared the samples since the start; 0 leaves those samples out.
         """
         if epoch != self._epoch:
             return samples
         return self._judged + ((samples - self._since) / ranks if ranks else 0)
 
     def at(self, epoch: int, batches: int, *, own: bool = True) -> int:
-        """Return the count behind so many batches of an epoch.
+        """Return the count after a number of batches.
 
         Args:
-            epoch: Which one.
-            batches: Of this rank.
-            own: Whether to add what was counted since the start, of which other ranks don't know.
+            epoch: The epoch.
+            batches: Batches of this rank.
+            own: Whether to include what this rank counted since the start.
         """
         if epoch != self._epoch:
             return 0
@@ -252,20 +280,20 @@ class BadSampleCount:
         """Count a batch's bad samples, and log them.
 
         Args:
-            report: Of the batch.
-            epoch: The batch's.
-            batches: Of this rank, this one included.
-            seen: Samples of the epoch by which the rate is judged.
+            report: The batch with its bad samples.
+            epoch: The batch's epoch.
+            batches: Batches of this rank in the epoch, including this one.
+            seen: Samples of the epoch that the rate refers to.
 
         Raises:
-            BadSamplesError: If they are more than the policy allows; they are not counted then.
+            BadSamplesError: If they are more than the policy allows; then they are not counted.
         """
         if epoch != self._epoch:
             self.start(epoch)
         for bad in report.bad:
-            went = "skipped" if bad.replacement is None else f"replaced by {bad.replacement}"
+            outcome = "skipped" if bad.replacement is None else f"replaced by {bad.replacement}"
             place = "" if bad.position is None else f", position {bad.position}"
-            _logger.warning("%s (epoch %d%s) %s: %s", bad.name, bad.epoch, place, went, bad.error)
+            _logger.warning("%s (epoch %d%s) %s: %s", bad.name, bad.epoch, place, outcome, bad.error)
         self.found.extend(report.bad)
         self._first = (*self._first, *report.bad)[:_NAMED]
         self._cause = self._cause or report.first
@@ -290,5 +318,5 @@ class BadSampleCount:
         )
         raise BadSamplesError(
             f"loader: {count:,} bad samples in epoch {self._epoch}, {limit}. The first since the start: {first}. "
-            "Mend the data, or allow more: lk.BadSamples(max_count=..., max_rate=...)."
+            "Repair the data, or allow more: lk.BadSamples(max_count=..., max_rate=...)."
         ) from self._cause

@@ -1,4 +1,4 @@
-"""What the feed asks of a dataset, and how it is asked: one call a batch where the dataset can."""
+"""How samples are read from any dataset: by one call for a batch if the dataset has such a method."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -8,12 +8,13 @@ import torch.utils.data as torch_data
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.overrides import overridden_below
 
-_ALONE = frozenset({"__getitem__"})
-_ALL = frozenset({"__getitem__", "__getitems__", "read"})
+# The methods whose override in a user's subclass disables an inherited fast method.
+_ONE_SAMPLE = frozenset({"__getitem__"})
+_ANY_READ = frozenset({"__getitem__", "__getitems__", "read"})
 
 
 class MapStyle(Protocol):
-    """A dataset: a length, and a sample for each index."""
+    """A dataset with a length and a sample for each index."""
 
     def __len__(self) -> int: ...
 
@@ -21,15 +22,15 @@ class MapStyle(Protocol):
 
 
 def check_index(dataset: MapStyle, index: int) -> None:
-    """Raise unless a dataset has such a sample; negative indices count from its end.
+    """Check that a dataset has a sample at an index; negative indices count from the end.
 
     Raises:
-        TypeError: If it is a slice.
-        IndexError: If it is out of range.
+        TypeError: If the index is a slice.
+        IndexError: If the index is out of range.
     """
     if isinstance(index, slice):
         raise TypeError(
-            f"{type(dataset).__name__}: index is {index}, wanted an integer. Some of the samples: "
+            f"{type(dataset).__name__}: index is {index}, wanted an integer. To select samples use "
             "loaderkit.SubsetDataset(dataset, range(...))."
         )
     if not -len(dataset) <= index < len(dataset):
@@ -37,40 +38,39 @@ def check_index(dataset: MapStyle, index: int) -> None:
 
 
 def reads_batches(dataset: Any) -> bool:
-    """Say whether `dataset.read_batch(indices)` makes a collated batch at once.
+    """Return whether the Loader may call `dataset.read_batch(indices)` for a whole collated batch.
 
-    It takes the indices (B,) int64 and returns what the default collate would
-    make of those samples, and a `Ragged` where these have several lengths. It must
-    not draw random numbers, and is not asked where `dataset.transform` is to be called. A class that reads
-    samples in a way of its own inherits none.
+    `read_batch` takes indices (B,) int64. It returns what the default collate returns for these samples, or a
+    `Ragged` if their lengths differ, and draws no random numbers. A `transform`, or an override of how
+    samples are read, disables it.
     """
-    return _has_own(dataset, "read_batch") and getattr(dataset, "transform", None) is None
+    return _has_fast(dataset, "read_batch")
 
 
 def knows_lengths(dataset: Any) -> bool:
-    """Say whether `dataset.lengths()` returns the lengths (N,) of its samples, as they are without a transform.
+    """Return whether `dataset.lengths()` gives the lengths (N,) of all samples.
 
-    A class that reads samples in a way of its own inherits none.
+    A `transform`, or an override of how samples are read, disables it.
     """
-    return _has_own(dataset, "lengths") and getattr(dataset, "transform", None) is None
+    return _has_fast(dataset, "lengths")
 
 
 def reads_columns(dataset: Any) -> bool:
-    """Say whether `dataset.read_columns(indices)` returns samples (B,) as a list for each field, where all have the same.
+    """Return whether the Loader may call `dataset.read_columns(indices)` for samples (B,) as one list per field.
 
-    They are what `__getitems__` returns as dicts, and otherwise it returns just these. It must not draw random numbers
-    while `dataset.draws_nothing` is true, and is not asked where `dataset.transform` is to be called. A class that reads
-    samples in a way of its own inherits no such columns.
+    `read_columns` may return the samples themselves if their fields differ. It draws no random numbers while
+    `dataset.draws_nothing` is true. A `transform`, or an override of how samples are read, disables it.
     """
-    return _has_own(dataset, "read_columns") and getattr(dataset, "transform", None) is None
+    return _has_fast(dataset, "read_columns")
 
 
 def reads_many(dataset: Any) -> bool:
-    """Say whether `dataset.__getitems__` is more than a loop that hides the samples from us.
+    """Return whether the Loader may call `dataset.__getitems__(indices)`.
 
-    Nor does it count where a class inherits it and reads a sample in a way of its own: that would be passed over.
+    An override of `__getitem__` disables an inherited `__getitems__`. torch's wrappers have one that reads samples one
+    by one if the dataset inside has none; it does not count, as it would hide the samples from the Loader.
     """
-    if overridden_below(dataset, "__getitems__", _ALONE):
+    if overridden_below(dataset, "__getitems__", _ONE_SAMPLE):
         return False
     if isinstance(dataset, torch_data.Subset) and not reads_many(dataset.dataset):
         return False
@@ -82,17 +82,21 @@ def reads_many(dataset: Any) -> bool:
 
 
 def read_many(dataset: Any, indices: Sequence[int]) -> list[Any]:
-    """Read samples by `__getitems__` where there is one, else one by one, each under its seed."""
+    """Return samples (B,), by `__getitems__` if the dataset has it, else one by one, each under its seed."""
     if reads_many(dataset):
         return list(dataset.__getitems__(list(indices)))
     return per_sample(dataset.__getitem__, indices)
 
 
-def _has_own(dataset: Any, quick: str) -> bool:
-    """Say whether a dataset has such a method, that passes over no other."""
-    return not overridden_below(dataset, quick, _ALL) and callable(getattr(dataset, quick, None))
-
-
 def is_frame(value: Any) -> bool:
-    """Say whether a value is a data frame, which has columns by name and is easily taken for samples by number."""
+    """Return whether a value is a data frame, which looks like a dataset but is indexed by column names."""
     return hasattr(value, "iloc") and hasattr(value, "columns")
+
+
+def _has_fast(dataset: Any, method: str) -> bool:
+    """Return whether a dataset has a fast method that neither an override nor a transform disables."""
+    return (
+        not overridden_below(dataset, method, _ANY_READ)
+        and callable(getattr(dataset, method, None))
+        and getattr(dataset, "transform", None) is None
+    )

@@ -1,4 +1,4 @@
-"""Datasets made of datasets: one after another, side by side, a part of one, with a transform."""
+"""Datasets made of other datasets: concatenated, zipped, a subset, or with a transform."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -21,13 +21,21 @@ from loaderkit.seeding.samples import part_of_batch, per_sample
 from loaderkit.system.arrays import Int64Array
 
 
-def _fingerprint(dataset: Any) -> str:
-    own = getattr(dataset, "fingerprint", None)
-    return f"{len(dataset)}:{own() if callable(own) else ''}"
-
-
 class ConcatDataset(DeclaresDraws):
-    """Datasets one after another."""
+    """Several datasets one after another.
+
+    Args:
+        datasets: Datasets with a length and samples by index.
+
+    Raises:
+        ValueError: If there are none.
+        TypeError: If one is not a dataset.
+
+    Example:
+        >>> data = lk.ConcatDataset([lk.RecordDataset("ab"), lk.RecordDataset("c")])
+        >>> list(lk.Loader(data, batch_size=2))
+        [['a', 'b'], ['c']]
+    """
 
     def __init__(self, datasets: Sequence[MapStyle]) -> None:
         self.datasets = list(datasets)
@@ -36,8 +44,8 @@ class ConcatDataset(DeclaresDraws):
         for number, dataset in enumerate(self.datasets):
             if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
                 raise TypeError(
-                    f"ConcatDataset: part {number} is of type {type(dataset).__name__}, wanted a list of datasets, each with a "
-                    "length and samples by number."
+                    f"ConcatDataset: part {number} is of type {type(dataset).__name__}, wanted a dataset with a length and "
+                    "samples by index."
                 )
         self._ends = np.array(list(accumulate(len(dataset) for dataset in self.datasets)), dtype=np.int64)
 
@@ -65,7 +73,7 @@ class ConcatDataset(DeclaresDraws):
         return samples
 
     def __getattr__(self, name: str) -> Any:
-        # Shards of several datasets are shards of one, where all have them; lengths, too.
+        # Present only if all datasets have it.
         parts: list[Any] = self.__dict__.get("datasets", [])
         if name == "shard_sizes" and parts:
             return np.concatenate([dataset.shard_sizes for dataset in parts])
@@ -84,10 +92,18 @@ class ConcatDataset(DeclaresDraws):
 
 
 class ZipDataset(DeclaresDraws):
-    """Datasets side by side: a sample is a tuple (or dict) with one sample of each.
+    """Several datasets of one length side by side: a sample is a tuple or dict with one sample of each.
+
+    Args:
+        datasets: A list of datasets, or a dict of them by name.
 
     Raises:
         ValueError: If the lengths differ.
+
+    Example:
+        >>> data = lk.ZipDataset({"text": lk.RecordDataset("ab"), "label": lk.ArrayDataset(torch.arange(2))})
+        >>> next(iter(lk.Loader(data, batch_size=2)))
+        {'text': ['a', 'b'], 'label': tensor([0, 1])}
     """
 
     def __init__(self, datasets: Sequence[MapStyle] | dict[str, MapStyle]) -> None:
@@ -118,7 +134,7 @@ class ZipDataset(DeclaresDraws):
         return max(map(draws, self.datasets))
 
     def __getattr__(self, name: str) -> Any:
-        # A batch at once is possible only where every part can do it.
+        # Present only if all datasets have it.
         parts = self.__dict__.get("datasets", [])
         if name == "read_batch" and parts and all(map(reads_batches, parts)):
             return lambda indices: self._join([dataset.read_batch(indices) for dataset in parts])
@@ -134,8 +150,17 @@ class ZipDataset(DeclaresDraws):
 class SubsetDataset(DeclaresDraws):
     """Some samples of a dataset, by their indices.
 
+    Args:
+        dataset: The whole dataset.
+        indices: (N,) integers; may repeat.
+
     Raises:
         IndexError: If an index is not in the dataset.
+
+    Example:
+        >>> data = lk.SubsetDataset(lk.RecordDataset("abcd"), [3, 1])
+        >>> data[0], len(data)
+        ('d', 2)
     """
 
     def __init__(self, dataset: MapStyle, indices: Sequence[int] | Int64Array) -> None:
@@ -176,11 +201,17 @@ class SubsetDataset(DeclaresDraws):
 
 
 class MapDataset(DeclaresDraws):
-    """A dataset with a transform, which draws its randomness per sample.
+    """A dataset with a transform. Random numbers that the transform draws depend on the sample alone.
 
     Args:
         dataset: The raw samples.
-        transform: Any callable from a sample to a sample, e.g. a torchvision v2 transform.
+        transform: Called with each sample, such as a torchvision v2 transform.
+
+    Example:
+        >>> data = lk.MapDataset(lk.ArrayDataset(torch.arange(3)), lambda x: x + torch.rand(()))
+        >>> first, second = (torch.cat(list(lk.Loader(data, batch_size=2))) for _ in range(2))
+        >>> torch.equal(first, second)
+        True
     """
 
     def __init__(self, dataset: MapStyle, transform: Callable[[Any], Any]) -> None:
@@ -202,12 +233,17 @@ class MapDataset(DeclaresDraws):
 
     def __getattr__(self, name: str) -> Any:
         if name == "shard_sizes" and "dataset" in self.__dict__:
-            return self.dataset.shard_sizes  # type: ignore[attr-defined]  # read by a Loader that shuffles
+            return self.dataset.shard_sizes  # type: ignore[attr-defined]
         raise AttributeError(name)
 
     def _draws(self) -> Draws:
         return max(draws(self.dataset), super()._draws())
 
     def fingerprint(self) -> str:
-        """Tell the data apart, not the transform: that may change between runs."""
+        """Return the fingerprint of the data; the transform may change between runs."""
         return _fingerprint(self.dataset)
+
+
+def _fingerprint(dataset: Any) -> str:
+    own = getattr(dataset, "fingerprint", None)
+    return f"{len(dataset)}:{own() if callable(own) else ''}"

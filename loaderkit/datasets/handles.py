@@ -1,4 +1,4 @@
-"""Handles that belong to a thread: files, databases and sockets that neither pickle nor survive a fork."""
+"""Open files, databases and connections of a dataset: one per thread, neither pickled nor shared with a fork."""
 
 import sys
 import threading
@@ -13,25 +13,37 @@ P = ParamSpec("P")
 
 
 class Handle(Generic[T]):
-    """A handle that each process, and each thread in it, opens for itself when it first needs it.
+    """A file, database or connection that each thread opens for itself at first use.
 
-    For what a dataset keeps open: `h5py.File`, `lmdb.open`, `zipfile.ZipFile`, a
-    connection. Call it to get the open handle. It is dropped when the dataset is
-    pickled to a worker, and a forked worker or another thread opens its own: two on one
-    would move each other's place in the file, or mix up each other's answers. It is closed when
-    its thread ends, or nobody has this any more.
+    Use it for what a dataset keeps open: `h5py.File`, `lmdb.open`, `zipfile.ZipFile`. Call the
+    handle to get the open object. It is not pickled to workers, and a forked worker or
+    another thread opens its own, as two readers would disturb each other's position.
+    It is closed when its thread ends, or when the Handle is freed.
 
-        self.file = lk.Handle(h5py.File, path, "r")
-        ...
-        return self.file()["images"][index]
-
-    An lmdb environment is one for all threads of a process, for which it is made: lmdb refuses to open a
-    database twice. Let `open` return the environment itself.
+    An lmdb environment is shared by all threads of a process, because lmdb refuses to open
+    one twice. Let `open` return the environment itself.
 
     Args:
-        open: Returns an open handle.
-        args: What it is called with.
-        kwargs: The same, by name.
+        open: Returns the open object.
+        args: Positional arguments for `open`.
+        kwargs: Keyword arguments for `open`.
+
+    Example:
+        >>> class Lines:
+        ...     def __init__(self, path):
+        ...         self.file = lk.Handle(open, path)
+        ...
+        ...     def __len__(self):
+        ...         return 2
+        ...
+        ...     def __getitem__(self, index):
+        ...         self.file().seek(2 * index)
+        ...         return self.file().read(1)
+        >>> _ = Path("a.txt").write_text("a b ")
+        >>> data = Lines("a.txt")
+        >>> list(lk.Loader(data, batch_size=2))
+        [['a', 'b']]
+        >>> data.file.close()
     """
 
     def __init__(self, open: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> None:  # noqa: A002
@@ -48,7 +60,7 @@ class Handle(Generic[T]):
         return opened
 
     def close(self) -> None:
-        """Close this thread's handle, or the process's lmdb environment, if it has a `close()`; the next call opens it again."""
+        """Close what this thread has open, or the process's lmdb environment; the next call opens it again."""
         own = self._opened.own
         if own.process == process_id():
             own.close()
@@ -60,12 +72,12 @@ class Handle(Generic[T]):
         process = process_id()
         if own.process != process:
             own.begin_anew(closing=False)
-        # A lock of this process's own: its parent's may have been held at the fork.
+        # One lock per process: another thread may have held the parent's lock at the fork.
         with self._locks.setdefault(process, threading.Lock()):
-            if process in self._environments:  # by another thread, meanwhile
+            if process in self._environments:  # another thread opened it meanwhile
                 return self._environments[process]
             for parent in list(self._environments):
-                # lmdb takes this process for the one that has it open, and would refuse to open it again.
+                # lmdb takes a fork for its parent and would refuse to open the environment again.
                 self._environments.pop(parent).close()
             opened = self._open(*self._args, **self._kwargs)
             environment = _lmdb("Environment")
@@ -77,12 +89,11 @@ class Handle(Generic[T]):
 
     def _reset(self) -> None:
         self._opened = PerThread(Opened)
-        # By process:
-        self._environments: dict[int, Any] = {}
-        self._locks: dict[int, threading.Lock] = {}
+        self._environments: dict[int, Any] = {}  # by process id
+        self._locks: dict[int, threading.Lock] = {}  # by process id
 
     def __getstate__(self) -> dict[str, Any]:
-        # It calls itself builtins.Environment, which pickle would look for.
+        # `lmdb.open` has a wrong `__module__`, so that pickle does not find it.
         opener = _open_lmdb if self._open is _lmdb("open") else self._open
         return {"_open": opener, "_args": self._args, "_kwargs": self._kwargs}
 
@@ -96,11 +107,11 @@ class Handle(Generic[T]):
 
 
 def _lmdb(name: str) -> Any:
-    """Return what lmdb has under a name; None where nobody has imported it."""
+    """Return a member of lmdb, or None if lmdb is not imported."""
     return getattr(sys.modules.get("lmdb"), name, None)
 
 
 def _open_lmdb(*args: Any, **kwargs: Any) -> Any:
-    import lmdb  # only where it is used
+    import lmdb  # optional
 
     return lmdb.open(*args, **kwargs)

@@ -1,7 +1,6 @@
-"""Rows of several lengths, end to end in one tensor: a batch is one join of the pieces."""
+"""Sequences of different lengths, joined end to end in one tensor."""
 
 from collections.abc import Iterable
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,14 +15,19 @@ Array = npt.NDArray[Any]
 
 
 class Ragged(NamedTuple):
-    """Sequences of several lengths, end to end.
+    """A batch of sequences of different lengths, end to end.
 
-    `torch.nested.nested_tensor_from_jagged(*ragged)` makes a nested tensor of it, and
-    `values.split(offsets.diff().tolist())` the sequences.
+    `torch.nested.nested_tensor_from_jagged(*ragged)` turns it into a nested tensor,
+    and `values.split(offsets.diff().tolist())` into a list of sequences.
 
     Args:
         values: (T_1 + ... + T_B, *).
-        offsets: (B + 1,) int64; sequence i is values[offsets[i]:offsets[i + 1]].
+        offsets: (B + 1,) int64; sequence i is `values[offsets[i]:offsets[i + 1]]`.
+
+    Example:
+        >>> batch = lk.Ragged(torch.tensor([1, 2, 3]), torch.tensor([0, 1, 3]))
+        >>> batch.values.split(batch.offsets.diff().tolist())
+        (tensor([1]), tensor([2, 3]))
     """
 
     values: Tensor
@@ -31,74 +35,33 @@ class Ragged(NamedTuple):
 
 
 class Spans:
-    """Sequences that lie one after another in an array, to be copied out many at a time.
+    """Sequences that follow each other in one array.
 
     Args:
-        flat: (T,), contiguous; may be mapped from a file.
-        ends: (N,) int64, where they end; may be mapped as well.
-        name: Of the file, for messages.
+        flat: (T,), contiguous; may be memory-mapped.
+        ends: (N,) int64, the end of each sequence in `flat`; may be memory-mapped.
+        name: The file's name, for errors.
     """
 
     def __init__(self, flat: Array, ends: Int64Array, name: str) -> None:
-        self.flat, self._ends, self._name = flat, ends, name
+        self._ends, self._name, self._size = ends, name, len(flat)
         self._content = flat.data if flat.size else memoryview(b"")
 
-    def places(self, rows: Int64Array) -> tuple[list[int], list[int]]:
-        """Return where sequences (B,) start and end.
-
-        Raises:
-            ShardError: If they can't lie there.
-        """
-        starts, ends = self._places(rows)
-        return starts.tolist(), ends.tolist()
-
     def pieces(self, rows: Int64Array) -> list[memoryview]:
-        """Return sequences (B,), not copied.
+        """Return sequences (B,) without copying them.
 
         Raises:
-            ShardError: If they can't lie there.
+            ShardError: If an end is out of range.
         """
-        return self._cut(*self._places(rows))
-
-    def batch(self, rows: Int64Array) -> Ragged:
-        """Copy sequences (B,).
-
-        Raises:
-            ShardError: If they can't lie there.
-        """
-        if len(rows) > 1:
-            first, last = int(rows[0]), int(rows[-1])
-            # Bytes are compared in a third of the time that numpy takes for so few numbers.
-            if last - first == len(rows) - 1 and rows.tobytes() == np.arange(first, last + 1).tobytes():
-                return self._stretch(first, last + 1)
-        starts, ends = self._places(rows)
-        return _ragged(bytearray().join(self._cut(starts, ends)), np.cumsum(ends - starts), self.flat.dtype)
-
-    def _stretch(self, first: int, stop: int) -> Ragged:
-        """Copy sequences that follow each other, as one piece."""
-        ends = self._ends[first:stop]
-        start = int(self._ends[first - 1]) if first else 0
-        end = int(ends[-1])
-        if not 0 <= start <= int(ends[0]) <= end <= len(self.flat) or np.count_nonzero(ends[1:] < ends[:-1]):
-            self._places(np.arange(first, stop))  # raises: it finds the document
-        return _ragged(bytearray(self._content[start:end]), ends - start, self.flat.dtype)
-
-    def _places(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
-        ends = self._ends.take(rows)
-        starts = self._ends.take(rows - 1, mode="wrap")
-        if np.count_nonzero(rows) < len(rows):
-            starts *= rows > 0
-        size = len(self.flat)
-        outside = len(rows) and (np.minimum.reduce(starts) < 0 or np.maximum.reduce(ends) > size)
-        if outside or np.count_nonzero(starts > ends):
-            wrong = np.flatnonzero((starts < 0) | (starts > ends) | (ends > size))[0]
+        ends = self._ends[rows]
+        starts = np.where(rows > 0, self._ends[rows - 1], 0)
+        is_wrong = (starts < 0) | (starts > ends) | (ends > self._size)
+        if is_wrong.any():
+            wrong = is_wrong.argmax()
             raise ShardError(
-                f"{self._name}: document {rows[wrong]} is from token {starts[wrong]:,} to {ends[wrong]:,} of {size:,}; "
+                f"{self._name}: document {rows[wrong]} is from token {starts[wrong]:,} to {ends[wrong]:,} of {self._size:,}; "
                 "wanted ends that do not decrease. They are damaged."
             )
-        return starts, ends
-
-    def _cut(self, starts: Int64Array, ends: Int64Array) -> list[memoryview]:
         content = self._content
         return [content[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
@@ -107,27 +70,16 @@ def join_parts(parts: Iterable[tuple[Spans, Int64Array, Int64Array]], size: int,
     """Copy sequences of several arrays into one batch.
 
     Args:
-        parts: For each array some places in the batch, and which of its sequences come there.
-        size: Of the batch.
-        dtype: Of the arrays.
+        parts: For each array: the array, places in the batch, and the sequences that go there.
+        size: Number of sequences in the batch.
+        dtype: The arrays' dtype.
     """
     pieces: list[memoryview] = [memoryview(b"")] * size
     for spans, places, rows in parts:
         for place, piece in zip(places.tolist(), spans.pieces(rows), strict=True):
             pieces[place] = piece
-    return join(pieces, dtype)
-
-
-def join(pieces: list[memoryview], dtype: np.dtype[Any]) -> Ragged:
-    """Copy sequences (B,) into one batch."""
-    ends = np.array(list(accumulate(map(len, pieces))), dtype=np.int64)
-    return _ragged(bytearray().join(pieces), ends, dtype)
-
-
-def _ragged(content: bytearray, ends: Int64Array, dtype: np.dtype[Any]) -> Ragged:
-    # A join of buffers takes half the time of np.concatenate, which makes an array of each piece first.
-    values = np.frombuffer(content, dtype=dtype)
-    offsets = np.empty(len(ends) + 1, dtype=np.int64)
-    offsets[0], offsets[1:] = 0, ends
+    # Joining buffers takes half the time of np.concatenate, which makes an array of each piece first.
+    values = np.frombuffer(bytearray().join(pieces), dtype=dtype)
     native = values if dtype.isnative else values.astype(dtype.newbyteorder("="))
+    offsets = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
     return Ragged(torch.from_numpy(native), torch.from_numpy(offsets))

@@ -1,8 +1,8 @@
-"""Splits into training, validation and test data that are the same everywhere and can't leak."""
+"""Splits into training, validation and test data that are the same in every process."""
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -14,27 +14,38 @@ import numpy.typing as npt
 from loaderkit.datasets.base import is_frame
 from loaderkit.datasets.combine import SubsetDataset
 from loaderkit.datasets.remote.urls import write_atomically
-from loaderkit.datasets.split_columns import By, Keys, are_keys, check_unique, column
 from loaderkit.seeding.keys import derive_seed, hash_positions
 from loaderkit.system.arrays import Int64Array, UInt64Array
 
 VERSION = 1
-_WHOLE = 2.0**64
+Keys = npt.NDArray[Any]
+By = (
+    Callable[[Any], Any] | Sequence[Any] | npt.NDArray[Any]
+)  # a value for each sample, or a function from a sample to it
+_KEY = (int, str, np.integer)
 
 
 @dataclass(frozen=True, eq=False)
 class Split(Mapping[str, Any]):
-    """Which sample is on which side: a mapping from a side's name to its part of the data.
+    """The result of `split`: a mapping from a side's name, such as "train", to its part of the data.
 
-    A part is a SubsetDataset where a dataset was split, and the indices (N,) int64 where only keys were.
+    A part is a `SubsetDataset`, or the indices (N,) int64 if keys were split.
 
     Args:
-        sides: The names, in their order.
-        side_of: Of each sample, the number of its side (N,).
-        sample_keys: Of each sample (N,), integers or strings.
-        groups: Of each sample (N,), where it was split by groups; else the keys.
-        settings: What the split was made with.
-        dataset: What was split, if it was a dataset.
+        sides: The sides' names, in order.
+        side_of: The number of each sample's side, (N,).
+        sample_keys: Each sample's key, (N,) integers or strings.
+        groups: Each sample's group, (N,); the keys if there are no groups.
+        settings: The settings of the split.
+        dataset: The dataset, if one was split.
+
+    Example:
+        >>> parts = lk.split(range(1000), {"train": 0.9, "val": 0.1})
+        >>> list(parts), len(parts["train"]) + len(parts["val"])
+        (['train', 'val'], 1000)
+        >>> parts.save("split.json")
+        >>> parts.moved("split.json")
+        {}
     """
 
     sides: tuple[str, ...]
@@ -54,7 +65,7 @@ class Split(Mapping[str, Any]):
         return len(self.sides)
 
     def indices(self, side: str) -> Int64Array:
-        """Return a side's samples (N,), in the data's order.
+        """Return the indices (N,) of a side's samples, in ascending order.
 
         Raises:
             KeyError: If there is no such side.
@@ -64,7 +75,7 @@ class Split(Mapping[str, Any]):
         return np.flatnonzero(self.side_of == self.sides.index(side))
 
     def save(self, path: str | Path) -> None:
-        """Write a manifest, whole or not at all: JSON with the settings and each side's keys."""
+        """Write a manifest atomically: JSON with the settings and each side's keys."""
         manifest = {
             "version": VERSION,
             "settings": dict(self.settings),
@@ -73,10 +84,10 @@ class Split(Mapping[str, Any]):
         write_atomically(Path(path), json.dumps(manifest).encode())
 
     def moved(self, manifest: str | Path) -> dict[Any, tuple[str, str]]:
-        """Return the keys that a manifest has on another side, each with the side there and the side here.
+        """Return the keys that are on another side in a manifest, each with the side there and the side here.
 
         Raises:
-            ValueError: If the file is no manifest of this version, or has none of these keys.
+            ValueError: If the file is not a manifest of this version, or has none of these keys.
         """
         before = load_manifest(manifest)
         _check_common(before, self.sample_keys)
@@ -84,14 +95,14 @@ class Split(Mapping[str, Any]):
         return {key: (before[key], side) for key, side in now if before.get(key, side) != side}
 
     def leaks(self, values: By) -> dict[Any, list[str]]:
-        """Return the values that samples on several sides have, each with these sides.
+        """Return the values that occur on several sides, each with these sides.
 
         Args:
-            values: Of each sample (N,): what must not be on two sides, e.g. patients, or digests of the content; or a
-                function from a sample of the dataset to it.
+            values: A value for each sample (N,) that must not be on two sides, such as a patient or a digest of the
+                content; or a function from a sample to the value.
         """
         found: dict[Any, set[int]] = {}
-        each = column(values, self.dataset, len(self.sample_keys), "values")
+        each = _column(values, self.dataset, len(self.sample_keys), "values")
         for value, side in zip(each.tolist(), self.side_of.tolist(), strict=True):
             found.setdefault(value, set()).add(side)
         return {value: [self.sides[side] for side in sorted(on)] for value, on in found.items() if len(on) > 1}
@@ -109,58 +120,70 @@ def split(
     folds: int | None = None,
     keep: str | Path | None = None,
 ) -> Split:
-    """Split data by a hash of (seed, key): the same on every rank, in every process, and after data was added.
+    """Split data by a hash of (seed, key): the same on every rank and in every process, also after data is added.
 
-    By the hash alone each sample falls on a side with the given probability, so that a side's size varies by a few square
-    roots. `stratify_by` makes the sizes right to a sample in each stratum, by the hashes' order; then data that is added may
-    move samples at the borders, and `keep` prevents that.
+    Each sample falls on a side with the given probability, so a side's size varies by about its square root.
+    `stratify_by` makes the sizes exact to one sample in each stratum, by cutting the order of the hashes. Data that is added
+    may then move a few samples to another side; `keep` prevents that.
 
     Args:
-        data: A dataset, or keys: a sequence or array of integers or strings, one for each sample.
-        fractions: Of each side, with a sum of 1; with folds those of sides beside "train" and "val", with a sum below 1.
-        seed: Another one gives another split.
-        keys: Of each sample of a dataset: a sequence (N,), or a function from a sample. By default its index, which is
-            right where data is only appended.
-        group_by: Of each sample: what must stay on one side (a patient, a document), as `keys`.
-        stratify_by: Of each sample: what each side shall have the same share of (a class), as `keys`. A group counts for
-            the stratum that most of it is in.
-        fold: Which of `folds` parts is "val"; the others are "train".
+        data: A dataset, or a sequence or array of keys: one integer or string for each sample.
+        fractions: The share of each side, with a sum of 1. With `folds`: the shares of sides other than "train" and
+            "val", with a sum below 1.
+        seed: Another seed gives another split.
+        keys: A key for each sample of a dataset (N,), or a function from a sample to its key. The default is the index,
+            which is right if data is only appended.
+        group_by: A value for each sample, as `keys`. Samples with equal values, such as a patient, stay on one side.
+        stratify_by: A value for each sample, as `keys`. Each side gets the same share of each value, such as a class. A
+            group counts for the value that most of its samples have.
+        fold: The number of the part, below `folds`, that is "val"; the others are "train".
         folds: The number of parts for cross-validation.
-        keep: A manifest that an earlier split saved: keys that it has stay on its sides.
+        keep: A manifest from `Split.save`; the keys in it stay on their sides.
+
+    Returns:
+        A mapping from each side's name to a `SubsetDataset`, or to indices (N,) if `data` are keys.
 
     Raises:
-        TypeError: If the fractions have no names, or the data is a frame.
+        TypeError: If the fractions have no names, or the data is a data frame.
         ValueError: If settings contradict each other, keys are not unique, or there are no samples.
+
+    Example:
+        >>> data = lk.RecordDataset({"patient": i // 10} for i in range(1000))
+        >>> parts = lk.split(data, {"train": 0.8, "val": 0.2}, group_by=lambda sample: sample["patient"])
+        >>> len(parts["train"]) + len(parts["val"])
+        1000
+        >>> parts.leaks(lambda sample: sample["patient"])
+        {}
     """
     seed = _whole(seed, "seed")
     if fold is not None and folds is not None:
         fold, folds = _whole(fold, "fold"), _whole(folds, "folds")
     sides, edges, number = _sides(fractions, fold, folds)
     if is_frame(data):
-        raise TypeError(
-            "split: the data is a frame, which has columns by name; wanted a dataset or keys, such as one of its columns."
-        )
+        raise TypeError("split: the data is a data frame, wanted a dataset or keys, such as one of its columns.")
     size = len(data)
     if not size:
         raise ValueError("split: there are no samples, wanted at least one.")
-    dataset = None if are_keys(data) else data
+    dataset = None if _are_keys(data) else data
     if dataset is None and keys is not None:
-        raise ValueError("split: keys= is for a dataset, and keys were given in its place. Leave it out.")
-    found = column(data if dataset is None else np.arange(size) if keys is None else keys, dataset, size, "keys")
-    check_unique(found)
-    groups = found if group_by is None else column(group_by, dataset, size, "group_by")
+        raise ValueError(
+            "split: keys= was given, and the data are keys, too; wanted a dataset with keys=, or keys alone."
+        )
+    found = _column(data if dataset is None else np.arange(size) if keys is None else keys, dataset, size, "keys")
+    _check_unique(found)
+    groups = found if group_by is None else _column(group_by, dataset, size, "group_by")
     names, members = np.unique(groups, return_inverse=True)
-    places = _hash(names, seed) / _WHOLE
+    places = _hash(names, seed) / 2.0**64
     if stratify_by is not None:
-        strata = np.unique(column(stratify_by, dataset, size, "stratify_by"), return_inverse=True)[1]
+        strata = np.unique(_column(stratify_by, dataset, size, "stratify_by"), return_inverse=True)[1]
         places = _spread_in_strata(places, members, strata)
     side_of = number[np.searchsorted(edges, places, side="right")][members]
     if keep is not None:
         before, made_with = _read_manifest(keep)
         if (made_with.get("fold"), made_with.get("folds")) != (fold, folds):
             raise ValueError(
-                f"split: the manifest is of fold {made_with.get('fold')} of {made_with.get('folds')}, this is {fold} of {folds}, "
-                "whose keys would all stay on that one's sides. Give each fold a manifest of its own."
+                f"split: the manifest is of fold {made_with.get('fold')} of {made_with.get('folds')}, this is {fold} of {folds}. "
+                "Use one manifest per fold."
             )
         side_of = _kept(side_of, found, members, sides, before)
     shares = {side: float(share) for side, share in (fractions or {}).items()}
@@ -169,10 +192,10 @@ def split(
 
 
 def load_manifest(path: str | Path) -> dict[Any, str]:
-    """Return the side of each key in a manifest that `Split.save` wrote.
+    """Return the side of each key in a manifest from `Split.save`.
 
     Raises:
-        ValueError: If the file is no manifest, of another version, or has a key on two sides.
+        ValueError: If the file is not a manifest of this version, or has a key on two sides.
     """
     return _read_manifest(path)[0]
 
@@ -187,7 +210,7 @@ def _read_manifest(path: str | Path) -> tuple[dict[Any, str], Mapping[str, Any]]
         pairs = [(key, side) for side, keys in sides.items() for key in keys]
         found, settings = dict(pairs), dict(manifest.get("settings", {}))
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: not a manifest of a split. Give a file that Split.save() wrote.") from error
+        raise ValueError(f"{path}: not a manifest of a split, wanted a file from Split.save().") from error
     for key, side in pairs if len(found) < len(pairs) else ():
         if found[key] != side:
             raise ValueError(f"{path}: has key {key!r} on {side!r} and on {found[key]!r}, wanted it on one side.")
@@ -197,10 +220,10 @@ def _read_manifest(path: str | Path) -> tuple[dict[Any, str], Mapping[str, Any]]
 def _sides(
     fractions: Mapping[str, float] | None, fold: int | None, folds: int | None
 ) -> tuple[tuple[str, ...], npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """Return the sides, where [0, 1) is cut between them, and which side each piece belongs to."""
+    """Return the sides, the points that cut [0, 1) into pieces, and the number of each piece's side."""
     if fractions is not None and not isinstance(fractions, Mapping):
         raise TypeError(
-            f"split: fractions are {fractions!r}, wanted them by side, such as {{'train': 0.8, 'val': 0.2}}."
+            f"split: fractions are {fractions!r}, wanted a share by side, such as {{'train': 0.8, 'val': 0.2}}."
         )
     shares = dict(fractions or {})
     bad = {side: share for side, share in shares.items() if not isinstance(share, Real) or not 0 < share <= 1}
@@ -219,7 +242,7 @@ def _sides(
             raise ValueError(f"split: fold {fold} of {folds}, wanted at least 2 folds and one of 0 to folds - 1.")
         if total >= 1 or {"train", "val"} & set(shares):
             raise ValueError(
-                f"split: with folds, fractions are for sides beside 'train' and 'val' and have a sum below 1; found {shares}."
+                f"split: fractions are {shares}, wanted sides other than 'train' and 'val' with a sum below 1, because folds is given."
             )
         pieces = [*shares.values(), *[(1 - total) / folds] * folds]
         sides = (*shares, "train", "val")
@@ -228,7 +251,7 @@ def _sides(
 
 
 def _hash(names: Keys, seed: int) -> UInt64Array:
-    """Return a random 64-bit word for each name (N,), a function of the seed and the name alone."""
+    """Return a 64-bit hash (N,) of the seed and each name (N,)."""
     if names.dtype.kind in "iub":
         return hash_positions(names.astype(np.int64), "split", seed)
     start = derive_seed("split", seed).to_bytes(8, "little")
@@ -240,11 +263,11 @@ def _hash(names: Keys, seed: int) -> UInt64Array:
 def _spread_in_strata(
     places: npt.NDArray[np.float64], members: npt.NDArray[np.int64], strata: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
-    """Move the groups' places (G,) so that each stratum's samples lie evenly in [0, 1), in the order of the places."""
+    """Return places (G,) of groups in the same order, so that each stratum's samples are spread evenly over [0, 1)."""
     width, sizes = int(strata.max()) + 1, np.bincount(members, minlength=len(places))
     pairs, counts = np.unique(members * width + strata, return_counts=True)
     group, each = np.divmod(pairs, width)
-    # A group's largest stratum comes last; of equal ones the first.
+    # Sort each group's largest stratum to the end; among equal ones, the first.
     largest = np.lexsort((-each, counts, group))
     stratum = each[largest][np.flatnonzero(np.diff(group[largest], append=-1))]
     order = np.lexsort((places, stratum))
@@ -254,7 +277,7 @@ def _spread_in_strata(
     starts = ends[first] - sizes[order][first]
     totals = np.diff(starts, append=ends[-1])
     spread = np.empty(len(places))
-    # A group lies where its middle is.
+    # The place of a group is that of its middle.
     spread[order] = (ends - starts[number] - sizes[order] / 2) / totals[number]
     return spread
 
@@ -266,11 +289,11 @@ def _whole(value: Any, name: str) -> int:
 
 
 def _check_common(before: Mapping[Any, str], keys: Keys) -> None:
-    """Refuse a manifest of other keys, with which nothing would be kept or moved."""
+    """Check that a manifest has at least one of these keys; otherwise it belongs to other data."""
     if before and not any(key in before for key in keys.tolist()):
         raise ValueError(
             f"split: the manifest has none of these keys: its first is {next(iter(before))!r}, here it is {keys[0].item()!r}. "
-            "Give the samples the keys that it was made with (keys=)."
+            "Use the keys that it was made with (keys=)."
         )
 
 
@@ -281,13 +304,11 @@ def _kept(
     sides: tuple[str, ...],
     before: Mapping[Any, str],
 ) -> npt.NDArray[np.int64]:
-    """Leave the groups of keys that a manifest knows where they were."""
+    """Return the sides (N,), with the groups of a manifest's keys on the manifest's sides."""
     _check_common(before, keys)
     unknown = sorted(set(before.values()) - set(sides))
     if unknown:
-        raise ValueError(
-            f"split: the manifest has sides {unknown}, this split has {list(sides)}. Give it the same sides."
-        )
+        raise ValueError(f"split: the manifest has sides {unknown}, this split has {list(sides)}. Use the same sides.")
     side_of_group: dict[int, int] = {}
     for group, key in zip(members.tolist(), keys.tolist(), strict=True):
         if key in before:
@@ -295,7 +316,63 @@ def _kept(
             if side_of_group.setdefault(group, side) != side:
                 raise ValueError(
                     f"split: the manifest has a group on two sides: that of key {key!r} is on {before[key]!r} and on "
-                    f"{sides[side_of_group[group]]!r}. Split anew, without keep=."
+                    f"{sides[side_of_group[group]]!r}. Split again without keep=."
                 )
     kept = np.array([side_of_group.get(group, -1) for group in members.tolist()], dtype=np.int64)
     return np.where(kept >= 0, kept, side_of)
+
+
+def _are_keys(data: Any) -> bool:
+    """Return whether the data are keys: a list, or an array or Series of one axis, of integers or strings."""
+    if isinstance(data, list | tuple | range):
+        return all(isinstance(key, _KEY) for key in data)
+    if getattr(data, "ndim", None) != 1 or not hasattr(data, "__array__"):
+        return False
+    found = np.asarray(data)
+    return found.dtype.kind in "iuUS" or (found.dtype == object and all(isinstance(key, _KEY) for key in found))
+
+
+def _column(values: By, dataset: Any, size: int, name: str) -> Keys:
+    """Return a value for each sample (N,).
+
+    Args:
+        values: The values, or a function from a sample to its value.
+        dataset: The samples; None if there are only keys.
+        size: Number of samples.
+        name: The setting's name, for errors.
+
+    Raises:
+        ValueError: If a sample has no integer or string.
+    """
+    if callable(values):
+        if dataset is None:
+            raise ValueError(
+                f"split: {name} is a function of a sample, and the data are keys; wanted a dataset, or a value for each key."
+            )
+        values = [values(dataset[index]) for index in range(size)]
+    try:
+        found = np.asarray(values)
+    except ValueError as error:
+        raise ValueError(f"split: {name} is not a column of values: {error}. Wanted {_wanted(size)}.") from None
+    if found.dtype == object and found.shape == (size,):  # as in data frames
+        for number, value in enumerate(found):
+            if not isinstance(value, _KEY):
+                raise ValueError(f"split: {name} of sample {number:,} is {value!r}, wanted {_wanted(size)}.")
+        found = np.array(found.tolist())
+    if found.shape != (size,) or found.dtype.kind not in "iubUS":
+        raise ValueError(f"split: {name} has shape {found.shape} and dtype {found.dtype}, wanted {_wanted(size)}.")
+    return np.char.decode(found, "utf-8") if found.dtype.kind == "S" else found
+
+
+def _check_unique(keys: Keys) -> None:
+    """Check that no key occurs twice."""
+    names, counts = np.unique(keys, return_counts=True)
+    if len(names) < len(keys):
+        raise ValueError(
+            f"split: key {names[counts.argmax()].item()!r} occurs {counts.max()} times, wanted unique keys. "
+            "For samples that belong together use group_by=."
+        )
+
+
+def _wanted(size: int) -> str:
+    return f"an integer or a string for each of {size:,} samples"

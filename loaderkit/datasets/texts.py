@@ -1,4 +1,4 @@
-"""Texts as tokens in memory, end to end; a sample is a stretch of them."""
+"""Tokenized texts in memory, end to end; a sample is a span of tokens."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
@@ -16,13 +16,13 @@ Tokens = npt.NDArray[Any]
 
 
 class TokenSpans:
-    """Stretches of one array of tokens; a sample is a dict with `tokens` (T,), and `label` where there are labels.
+    """A dataset over spans of one token array; a sample is a dict with `tokens` (T,), and `label` if there are labels.
 
     Args:
         flat: All tokens (T,).
-        starts: Where stretches begin (N,).
-        sizes: How long they are (N,).
-        labels: Of each (N,), or None.
+        starts: The start of each span, (N,).
+        sizes: The number of tokens in each span, (N,).
+        labels: The label of each span (N,), or None.
     """
 
     draws_nothing = True
@@ -50,17 +50,17 @@ class TokenSpans:
         return batch if self.labels is None else {**batch, "label": torch.from_numpy(self.labels[indices])}
 
     def lengths(self) -> Int64Array:
-        """Return the number of tokens (N,) of each stretch."""
+        """Return the number of tokens (N,) in each span."""
         return self.sizes
 
     def fingerprint(self) -> str:
-        """Digest all tokens, and where the stretches lie."""
+        """Return a digest of all tokens and spans."""
         content = hashlib.blake2b(np.ascontiguousarray(self.flat).tobytes(), digest_size=8).hexdigest()
         labels = "" if self.labels is None else f", {digest(self.labels)}"
         return f"tokens {content}, {digest(self.starts)}, {digest(self.sizes)}{labels}"
 
     def digests(self) -> list[str]:
-        """Return what tells each stretch's content from others."""
+        """Return a digest of each span's tokens."""
         ends = self.starts + self.sizes
         return [
             hashlib.blake2b(self.flat[start:end].tobytes(), digest_size=16).hexdigest()
@@ -68,19 +68,19 @@ class TokenSpans:
         ]
 
     def take(self, indices: Int64Array) -> "TokenSpans":
-        """Return some of the stretches, end to end in an array of their own."""
+        """Return some of the spans, copied end to end."""
         parts = [self[index]["tokens"] for index in indices.tolist()]
         flat = np.concatenate([self.flat[:0], *parts])
         return end_to_end(flat, self.sizes[indices], None if self.labels is None else self.labels[indices])
 
     def cut_short(self, length: int) -> "TokenSpans":
-        """Return the stretches, each without what lies behind so many tokens."""
+        """Return the spans cut off after `length` tokens."""
         return TokenSpans(self.flat, self.starts, np.minimum(self.sizes, length), self.labels)
 
     def cut_up(self, length: int) -> "TokenSpans":
-        """Return pieces of the stretches, at most so long; each begins with the last token of the one before.
+        """Return the spans in pieces of at most `length` tokens; each piece starts with the last token of the one before.
 
-        Each token but a stretch's first is then the next one of another in just one piece.
+        So each token, except for a span's first, is the next-token target in exactly one piece.
         """
         step = length - 1
         counts = np.maximum(1, -(-(self.sizes - 1) // step))
@@ -91,13 +91,13 @@ class TokenSpans:
         return TokenSpans(self.flat, np.repeat(self.starts, counts) + inside, sizes, labels)
 
     def joined(self) -> "TokenSpans":
-        """Return all of them as one stretch."""
+        """Return all tokens as one span."""
         whole = self if (self.starts[1:] == (self.starts + self.sizes)[:-1]).all() else self.take(np.arange(len(self)))
         return end_to_end(whole.flat, np.array([whole.sizes.sum()], dtype=np.int64), None)
 
 
 def end_to_end(flat: Tokens, sizes: Int64Array, labels: Int64Array | None) -> TokenSpans:
-    """Make stretches that follow each other."""
+    """Return spans that follow each other in `flat`."""
     return TokenSpans(flat, np.cumsum(sizes) - sizes, sizes, labels)
 
 
@@ -108,17 +108,17 @@ def tokenize(
     vocab_size: int,
     end_token: int | None = None,
 ) -> TokenSpans:
-    """Turn texts into tokens, of the smallest integers that hold the vocabulary.
+    """Return the tokens of texts, in the smallest integer dtype that holds the vocabulary.
 
     Args:
-        texts: One a sample.
-        tokenizer: From a text to its tokens: a list or array, a mapping with "input_ids" (Hugging Face's), or an
-            object with `ids` (that of tokenizers).
-        vocab_size: Tokens from 0 to below it; others are refused.
-        end_token: Put after each text.
+        texts: One text per sample.
+        tokenizer: Returns the tokens of a text: a list or array, a mapping with "input_ids" (Hugging Face), or an
+            object with `ids` (the tokenizers library).
+        vocab_size: Tokens must be from 0 to vocab_size - 1.
+        end_token: Appended to each text.
 
     Raises:
-        ValueError: If a result is no list of whole numbers of the vocabulary.
+        ValueError: If a text is not a string, or its tokens are not integers of the vocabulary.
     """
     dtype = np.min_scalar_type(max(vocab_size - 1, 0))
     parts, sizes = [np.empty(0, dtype)], []
@@ -135,12 +135,12 @@ def tokenize(
         if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
             raise ValueError(
                 f"tokenize: the tokenizer gave {type(found).__name__} {tokens.shape} {tokens.dtype} for text {row:,}, wanted "
-                "a list of whole numbers."
+                "a list of integers."
             )
         if tokens.size and (tokens.min() < 0 or tokens.max() >= vocab_size):
             raise ValueError(
-                f"tokenize: text {row:,} has tokens from {tokens.min()} to {tokens.max()}, wanted 0 to {vocab_size - 1}, as "
-                "vocab_size says."
+                f"tokenize: text {row:,} has tokens from {tokens.min()} to {tokens.max()}, wanted 0 to {vocab_size - 1} "
+                f"(vocab_size={vocab_size})."
             )
         parts.append(tokens.astype(dtype))
         if end_token is not None:

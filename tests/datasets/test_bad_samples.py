@@ -15,8 +15,7 @@ import torch
 from drawing import add_draws, draws, equal, generator_states
 
 import loaderkit as lk
-from loaderkit.datasets.bad_samples import BadSampleCount, Reported, portable
-from loaderkit.datasets.combine import ConcatDataset, MapDataset
+from loaderkit.datasets import BadSampleCount, ConcatDataset, MapDataset, Reported, portable
 from loaderkit.system.retry import Retry
 
 SIZE = 23

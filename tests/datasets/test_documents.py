@@ -10,7 +10,7 @@ from drawing import equal
 from shards import SIZES, check_laws, check_reads, with_draws
 
 import loaderkit as lk
-from loaderkit.datasets.base import reads_batches
+from loaderkit.datasets import reads_batches
 
 
 def write(folder: Path, sizes: list[int], dtype: str = "uint16") -> list[Any]:
@@ -132,7 +132,7 @@ def test_a_shard_that_changes_in_use_is_an_error(tmp_path: Path) -> None:
     write(tmp_path, [12])
     data = lk.DocumentDataset(tmp_path)
     write(tmp_path, [13])
-    with pytest.raises(lk.ShardError, match=r"000\.ds: has .* tokens in 13 documents, had .* in 12"):
+    with pytest.raises(lk.ShardError, match=r"000\.ds: changed since it was indexed"):
         data[0]
 
 

@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import loaderkit as lk
-from loaderkit.datasets.remote.urls import stat, write_atomically
-from loaderkit.datasets.shards.index import ShardIndex, index_path, load_index, save_index
+from loaderkit.datasets import ShardIndex, index_path, load_index, save_index, stat, write_atomically
 
 INDEX = ShardIndex(
     kind="toy-1", count=3, size_bytes=7, changed_ns=2**62, offsets=np.array([[0, 1], [1, 2**40], [5, 7]])

@@ -1,17 +1,13 @@
 """JSON lines: the samples are those of json.loads on each line that is not blank."""
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from shards import SIZES, check_laws, check_reads, with_draws
 
 import loaderkit as lk
-from loaderkit.datasets.shards import lines
 
 
 def write(folder: Path, sizes: list[int]) -> list[dict[str, Any]]:
@@ -44,31 +40,6 @@ def test_the_laws(sizes: list[int], tmp_path: Path) -> None:
         lambda row: row["id"],
         pickled=pickled,
     )
-
-
-@settings(max_examples=60)
-@given(
-    st.lists(st.sampled_from([b"1", b'"a b"', b"\n", b"\r\n", b" ", b"\t", b"\0", b"\xef\xbb\xbf", b"[2]"])),
-    st.integers(1, 9),
-)
-def test_lines_are_found_wherever_a_block_ends(parts: list[bytes], block: int) -> None:
-    """Against split() and strip()."""
-    content = b"".join(parts)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lines, "_BLOCK", block)
-        spans = lines.scan_lines("x.jsonl", io.BytesIO(content))
-    found = [content[start:end].strip(b"\r") for start, end in spans.tolist()]
-    body = content.removeprefix(lines.BOM)
-    wanted = [line for line in body.split(b"\n") if line.strip(b" \t\r")]
-    assert found == [line.strip(b"\r") for line in wanted]
-
-
-@pytest.mark.parametrize(("gap", "run"), [(0, 1), (0, 1000), (5, 50), (1000, 1000)])
-def test_spans_are_read_alone_or_together(gap: int, run: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = write(tmp_path, [30])
-    monkeypatch.setattr(lines, "GAP", gap)
-    monkeypatch.setattr(lines, "_RUN", run)
-    check_reads(lk.JsonlDataset(tmp_path), wanted)
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,7 @@ from drawing import equal
 from shards import SIZES, check_laws, check_reads, with_draws
 
 import loaderkit as lk
-from loaderkit.datasets.shards.index import ShardIndex, index_path
-from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.datasets import ShardedDataset, ShardIndex, index_path
 from loaderkit.system.arrays import Int64Array
 
 

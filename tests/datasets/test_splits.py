@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import loaderkit as lk
-from loaderkit.datasets.combine import SubsetDataset
+from loaderkit.datasets import SubsetDataset
 
 SHARES = {"train": 0.8, "val": 0.1, "test": 0.1}
 
@@ -163,7 +163,7 @@ def test_a_manifest_keeps_compares_and_finds_leaks(tmp_path: Path) -> None:
     assert first.moved(tmp_path / "split.json") == {}
     more = np.arange(330) % 5
     moved = lk.split(range(330), SHARES, seed=1, stratify_by=more).moved(tmp_path / "split.json")
-    assert moved  # strata are cut anew
+    assert moved  # strata are cut again
     assert all(before != after for before, after in moved.values())
     kept = lk.split(range(330), SHARES, seed=1, stratify_by=more, keep=tmp_path / "split.json")
     assert kept.moved(tmp_path / "split.json") == {}
@@ -191,11 +191,11 @@ def test_a_manifest_keeps_compares_and_finds_leaks(tmp_path: Path) -> None:
         (lambda: lk.split(range(5), fold=1.0, folds=3), "fold is 1.0, wanted an integer"),  # type: ignore[arg-type]
         (lambda: lk.split(range(5), SHARES, seed=None), "seed is None, wanted an integer"),  # type: ignore[arg-type]
         (lambda: lk.split(range(5), {"a": "all"}), "fractions .'a': 'all'. are out of range"),  # type: ignore[dict-item]
-        (lambda: lk.split(range(2), SHARES, stratify_by=[[1], [1, 2]]), "stratify_by is no column of values"),
-        (lambda: lk.split(range(5), {"train": 0.5}, fold=0, folds=3), "beside 'train' and 'val'"),
+        (lambda: lk.split(range(2), SHARES, stratify_by=[[1], [1, 2]]), "stratify_by is not a column of values"),
+        (lambda: lk.split(range(5), {"train": 0.5}, fold=0, folds=3), "sides other than 'train' and 'val'"),
         (lambda: lk.split([], SHARES), "no samples"),
-        (lambda: lk.split(["a", "b", "a"], SHARES), "key 'a' is there 2 times"),
-        (lambda: lk.split(range(3), SHARES, keys=[1, 2, 3]), "keys= is for a dataset"),
+        (lambda: lk.split(["a", "b", "a"], SHARES), "key 'a' occurs 2 times"),
+        (lambda: lk.split(range(3), SHARES, keys=[1, 2, 3]), "keys= was given, and the data are keys"),
         (lambda: lk.split(range(3), SHARES, group_by=[1, 2]), r"group_by has shape \(2,\)"),
         (lambda: lk.split(range(3), SHARES, stratify_by=[0.5, 1.5, 2.5]), "wanted an integer or a string"),
         (lambda: lk.split(range(3), SHARES, group_by=str), "in place of a dataset"),

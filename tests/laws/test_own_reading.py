@@ -14,8 +14,15 @@ from is_dataset import is_dataset
 from tars_made import make
 
 import loaderkit as lk
-from loaderkit.datasets.base import knows_lengths, reads_batches, reads_columns, reads_many
-from loaderkit.datasets.combine import ConcatDataset, SubsetDataset, ZipDataset
+from loaderkit.datasets import (
+    ConcatDataset,
+    SubsetDataset,
+    ZipDataset,
+    knows_lengths,
+    reads_batches,
+    reads_columns,
+    reads_many,
+)
 from loaderkit.device.prefetch import prefetch
 from loaderkit.engine.batch_reader import takes_batches
 from loaderkit.seeding.draws import draws_nothing

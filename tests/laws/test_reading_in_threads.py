@@ -16,8 +16,7 @@ from is_dataset import is_dataset
 from leftovers import nothing_left
 
 import loaderkit as lk
-from loaderkit.datasets.base import reads_batches, reads_columns, reads_many
-from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.datasets import ShardedDataset, reads_batches, reads_columns, reads_many
 
 THREADS, READS = 8, 40
 SHORT, LONG = 3, 20  # indices of a read

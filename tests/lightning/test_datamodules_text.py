@@ -269,7 +269,7 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
         ({"text": []}, {}, "has {'text': 0} values"),
         ({"body": ["a"]}, {}, r"has no \['text'\], its fields are \['body'\]"),
         ({"text": ["a"]}, {"label": "label"}, r"has no \['label'\], its fields are \['text'\]"),
-        ({"text": ["a b"]}, {"tokenizer": str.split, "vocab_size": 9}, "wanted a list of whole numbers"),
+        ({"text": ["a b"]}, {"tokenizer": str.split, "vocab_size": 9}, "wanted a list of integers"),
         (
             {"text": ["abc"]},
             {"tokenizer": lambda text: [300], "vocab_size": 9},

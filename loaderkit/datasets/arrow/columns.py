@@ -126,8 +126,6 @@ def make_batch(name: str, layout: Layout, parts: Sequence[Part], size: int) -> A
     if layout.dtype is None:
         return _objects(name, parts, size)
     if layout.kind == "lists":
-        if len(parts) == 1:
-            return parts[0][0].spans.batch(parts[0][2])
         return join_parts([(column.spans, places, rows) for column, places, rows in parts], size, layout.dtype)
     if len(parts) == 1:
         return torch.from_numpy(parts[0][0].take(parts[0][2]).astype(layout.dtype, copy=False))

@@ -12,7 +12,7 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls
 from loaderkit.datasets.shards.index import ShardIndex
-from loaderkit.datasets.shards.sharded import ShardedDataset, by_number
+from loaderkit.datasets.shards.sharded import ShardedDataset, group_places
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.per_thread import PerThread
 
@@ -126,9 +126,5 @@ class ParquetDataset(ShardedDataset):
 def _by_group(rows: Int64Array, index: ShardIndex) -> Iterator[tuple[int, Int64Array, Int64Array]]:
     """Sort a shard's rows (B,) by row group: yield its number, places in the rows, and rows in the group."""
     ends = np.empty(0, dtype=np.int64) if index.offsets is None else index.offsets
-    first, last = np.searchsorted(ends, [rows.min(), rows.max()], side="right").tolist()
-    if first == last:
-        yield first, np.arange(len(rows)), rows - (int(ends[first - 1]) if first else 0)
-        return
-    for group, places in by_number(np.searchsorted(ends, rows, side="right"), first, last):
+    for group, places in group_places(np.searchsorted(ends, rows, side="right")):
         yield group, places, rows[places] - (int(ends[group - 1]) if group else 0)

@@ -1,4 +1,4 @@
-"""CSV files: one sample a record, which may have line feeds in quotes."""
+"""CSV files: one sample a record; a quoted field may contain line feeds."""
 
 import csv
 import os
@@ -12,37 +12,46 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls
 from loaderkit.datasets.shards.index import ShardIndex
-from loaderkit.datasets.shards.lines import BOM, LineFile, check_text, scan_lines
+from loaderkit.datasets.shards.lines import LineFile, scan_lines, skip_bom
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.seeding.draws import Draws, draws
 from loaderkit.system.arrays import Int64Array
 
 _BLOCK = 1 << 24
-_PARSERS = (int, float, complex, bool, str)  # which surely draw no random numbers
+_PARSERS = (int, float, complex, bool, str)  # these draw no random numbers
 
 
 class CsvDataset(ShardedDataset):
-    """The records of CSV files (RFC 4180, as Python's csv module reads it, strictly), UTF-8, as dicts of strings.
+    r"""A dataset over the records of CSV files (RFC 4180), in UTF-8, as dicts of strings.
 
-    Blank lines are skipped. A record with another number of fields than the
-    header is an error when it is read.
+    Blank lines are skipped. A record whose number of fields differs from the header's
+    raises a `ShardError` when it is read.
 
     Args:
         urls: A path, folder, glob or URL, or a list of them.
-        columns: Which to return; all of the first shard's by default.
-        types: What to make of a column's strings, such as {"age": int}.
-        header: The columns' names, for files without a header line.
-        delimiter: Between fields, one ASCII character.
-        transform: From a record to a sample; its random numbers are the sample's own.
-        index_dir: Where index files lie; None means beside local shards, and
-            in ~/.cache/loaderkit/index for remote ones.
-        max_open: Files kept open by each thread that reads.
-        storage: How remote files are reached, and where copies of them are kept.
+        columns: The columns to return; by default all columns of the first shard.
+        types: Functions that parse a column's strings, such as {"age": int}.
+        header: Names of the columns, for files without a header line.
+        delimiter: One ASCII character between fields.
+        transform: Called with each record.
+        index_dir: Folder for index files. None: next to local shards, and
+            ~/.cache/loaderkit/index for remote shards.
+        max_open: Files that each reading thread keeps open.
+        storage: How to reach remote files, and where to cache them.
 
     Raises:
         FileNotFoundError: If there are no shards.
-        ValueError: If types are given for columns that are not returned.
+        ValueError: If `types` names a column that is not returned.
         ShardError: If a file has no header, lacks a column, or ends within quotes.
+
+    Example:
+        >>> _ = Path("a.csv").write_text("name,age\nAda,36\nAlan,41\n")
+        >>> data = lk.CsvDataset("a.csv", types={"age": int})
+        >>> data[1]
+        {'name': 'Alan', 'age': 41}
+        >>> next(iter(lk.Loader(data, batch_size=2)))
+        {'name': ['Ada', 'Alan'], 'age': tensor([36, 41])}
+        >>> data.close()
     """
 
     suffixes: ClassVar[tuple[str, ...]] = (".csv", ".tsv")
@@ -62,11 +71,11 @@ class CsvDataset(ShardedDataset):
     ) -> None:
         if len(delimiter) != 1 or not delimiter.isascii() or isinstance(columns, str):
             raise ValueError(
-                f"CsvDataset: delimiter is {delimiter!r}, columns {columns!r}; wanted one ASCII character, and a list."
+                f"CsvDataset: delimiter is {delimiter!r}, columns {columns!r}; wanted one ASCII character, and a list of names."
             )
         self._delimiter = delimiter
         self._header = None if header is None else list(header)
-        # What the offsets depend on is part of what the index is.
+        # The offsets depend on these settings, so they are part of the index's name.
         self.kind = f"csv-1{'' if delimiter == ',' else f' {delimiter!r}'}{'' if header is None else ' without header'}"
         super().__init__(urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage)
         self.columns = self._names(self.shards[0]) if columns is None else list(columns)
@@ -91,22 +100,19 @@ class CsvDataset(ShardedDataset):
         return len(spans), spans
 
     def open(self, shard: str, index: ShardIndex) -> "_Records":
-        self.refuse_change(shard, index)
         names = self._names(shard)
         if missing := [name for name in self.columns if name not in names]:
             raise ShardError(f"{shard}: lacks the columns {missing}, has {names}.")
         return _Records(shard, self.open_file(shard), names)
 
     def read(self, handle: "_Records", rows: Int64Array, index: ShardIndex) -> list[Any]:
-        if index.offsets is None:
-            raise ShardError(f"{handle.shard}: its index has no offsets. Delete the index.")
-        starts, ends = index.offsets[rows].T.tolist()
+        starts, ends = index.spans(handle.shard)[rows].T.tolist()
         wanted = [(name, handle.names.index(name), self.types.get(name)) for name in self.columns]
         samples: list[Any] = []
         for content, start in zip(handle.read(starts, ends), starts, strict=True):
             try:
                 fields = self._fields(content)
-            except (csv.Error, ValueError) as error:  # also of the decoding
+            except (csv.Error, ValueError) as error:  # ValueError includes decoding errors
                 raise ShardError(f"{handle.place(start)} is not CSV: {error}.") from error
             if len(fields) != len(handle.names):
                 raise ShardError(f"{handle.place(start)} has {len(fields)} fields, wanted {len(handle.names)}.")
@@ -114,21 +120,18 @@ class CsvDataset(ShardedDataset):
         return samples
 
     def fingerprint(self) -> str:
-        """Name the shards, their sizes and the columns."""
+        """Return the shards' names and sizes, and the columns."""
         return f"{self.columns} {super().fingerprint()}"
 
     def _records(self, shard: str, file: BinaryIO) -> Int64Array:
-        """Find records as the csv module does: let it read lines, and note how far it read."""
-        start = file.read(len(BOM))
-        check_text(shard, start)
-        at = end = len(BOM) if start == BOM else 0
-        file.seek(at)
+        """Let the csv module read lines, and note how far it has read after each record."""
+        at = end = skip_bom(shard, file)
 
         def lines() -> Iterator[str]:
             nonlocal end
             for line in file:
                 end += len(line)
-                yield line.decode("latin-1")  # where quotes and delimiters are what they are in UTF-8
+                yield line.decode("latin-1")  # it has the same quotes and delimiters as UTF-8
 
         spans = []
         try:
@@ -145,9 +148,7 @@ class CsvDataset(ShardedDataset):
         if self._header is not None:
             return self._header
         with self.open_file(shard) as file:
-            start = file.read(len(BOM))
-            check_text(shard, start)
-            file.seek(len(BOM) if start == BOM else 0)
+            skip_bom(shard, file)
             try:
                 rows = csv.reader((line.decode() for line in file), delimiter=self._delimiter)
                 names = next((row for row in rows if row), None)
@@ -155,7 +156,7 @@ class CsvDataset(ShardedDataset):
                 raise ShardError(f"{shard}: its header is not CSV: {error}.") from error
         if not names or len(set(names)) < len(names):
             raise ShardError(
-                f"{shard}: has the header {names}, wanted names, each once. For files without one: header=[...]."
+                f"{shard}: has the header {names}, wanted names, each once. For files without a header use header=[...]."
             )
         return names
 

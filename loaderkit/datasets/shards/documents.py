@@ -1,4 +1,4 @@
-"""Documents of several lengths in flat files of tokens, each with a file that says where they end."""
+"""Documents of different lengths in flat files of tokens, each with a second file that holds where they end."""
 
 from collections.abc import Callable
 from typing import Any, BinaryIO, ClassVar
@@ -16,28 +16,37 @@ from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.system.arrays import Int64Array
 
 ENDS_SUFFIX = ".index"
-_END = np.dtype("<i8")  # the files have uint64: what is beyond int64 is negative here, and refused
+_END = np.dtype("<i8")  # the files have uint64: a number beyond int64 is negative here, and so is refused
 
 
 class DocumentDataset(ShardedDataset):
-    """Documents in memory-mapped tokens: bare numbers in `NAME`, and in `NAME.index` where each document ends.
+    """A dataset over documents in memory-mapped tokens, as datatrove writes them.
 
-    Ends count tokens, as uint64 in little-endian order: the files that datatrove writes. A
-    sample is an array (T,); tokens keep their dtype, which is the smallest to copy to a
-    device. The default batch is a `Ragged` of all its documents' tokens, read at once;
-    with a transform, give the Loader a collate that takes several lengths.
+    The tokens of all documents are in `NAME`, without a header. `NAME.index` has the end of each
+    document, counted in tokens (uint64, little-endian). A sample is an array (T,) of the
+    given dtype. The default batch is a `Ragged`; if you use a transform, give the Loader a
+    collate that takes different lengths.
 
     Args:
-        urls: A path, folder (its `.ds` files), glob or URL, or a list of them; remote ones need a cache.
-        dtype: Of the tokens, such as "uint16".
-        transform: From a document to a sample; its random numbers are the sample's own.
-        max_open: Files kept mapped by each thread that reads.
-        storage: How remote files are reached, and where copies of them are kept.
+        urls: A path, folder (its `.ds` files), glob or URL, or a list of them. Remote files need a cache.
+        dtype: The tokens' dtype, such as "uint16".
+        transform: Called with each document.
+        max_open: Files that each reading thread keeps mapped.
+        storage: How to reach remote files, and where to cache them.
 
     Raises:
         FileNotFoundError: If there are no shards.
-        ValueError: If the dtype is not of integers.
+        ValueError: If the dtype is not an integer.
         ShardError: If a file is cut, or has no file of ends that fits.
+
+    Example:
+        >>> np.arange(6, dtype="uint16").tofile("a.ds")
+        >>> np.array([2, 6], dtype="uint64").tofile("a.ds.index")
+        >>> data = lk.DocumentDataset("a.ds", dtype="uint16")
+        >>> data[1]
+        array([2, 3, 4, 5], dtype=uint16)
+        >>> next(iter(lk.Loader(data, batch_size=2))).offsets
+        tensor([0, 2, 6])
     """
 
     kind = "documents-1"
@@ -65,31 +74,26 @@ class DocumentDataset(ShardedDataset):
         if found != self._tokens[shard]:
             raise ShardError(
                 f"{shard}: has {self._tokens[shard]:,} tokens of {self.dtype}, its last document ends at {found:,}. "
-                "One of the two files is cut, or the dtype is another: dtype='uint32'?"
+                "One of the two files is cut, or the dtype differs: try dtype='uint32'."
             )
         return len(ends), None
 
     def open(self, shard: str, index: ShardIndex) -> Spans:
-        ends, tokens = self._map_ends(shard), self._count_tokens(shard)
-        if (tokens, len(ends)) != (self._tokens[shard], index.count):
-            raise ShardError(
-                f"{shard}: has {tokens:,} tokens in {len(ends):,} documents, had {self._tokens[shard]:,} in "
-                f"{index.count:,}. It changed while it was in use: make the dataset anew."
-            )
+        ends = self._map_ends(shard)
+        if len(ends) != index.count:
+            raise ShardError(f"{shard}{ENDS_SUFFIX}: changed since it was read. Make the dataset again.")
         with self.open_file(shard) as file:
-            flat = np.asarray(np.memmap(file, dtype=self.dtype, mode="r")) if tokens else np.empty(0, self.dtype)
+            is_empty = not self._tokens[shard]
+            flat = np.empty(0, self.dtype) if is_empty else np.asarray(np.memmap(file, dtype=self.dtype, mode="r"))
         return Spans(flat, ends, shard)
 
     def read(self, handle: Spans, rows: Int64Array, index: ShardIndex) -> list[Any]:
         native = self.dtype.newbyteorder("=")
-        return [handle.flat[start:end].astype(native) for start, end in zip(*handle.places(rows), strict=True)]
+        return [np.frombuffer(piece, self.dtype).astype(native) for piece in handle.pieces(rows)]
 
     def read_batch(self, indices: Int64Array) -> Ragged:
         """Return the documents' tokens end to end."""
-        parts: list[tuple[Spans, Int64Array, Int64Array]]
         parts = [(self.handle(part), places, rows) for part, places, rows in self.by_shard(indices)]
-        if len(parts) == 1:
-            return parts[0][0].batch(parts[0][2])
         return join_parts(parts, len(indices), self.dtype)
 
     def lengths(self) -> Int64Array:
@@ -98,14 +102,14 @@ class DocumentDataset(ShardedDataset):
         return np.concatenate(found)
 
     def fingerprint(self) -> str:
-        """Name the files, and the tokens in them."""
+        """Return the files' names, sizes and number of tokens."""
         return f"{self.dtype} {sum(self._tokens.values())} tokens {super().fingerprint()}"
 
     def _count_tokens(self, shard: str) -> int:
         with self.open_file(shard) as file:
             size = local_size(shard, file)
         if size % self.dtype.itemsize:
-            raise ShardError(f"{shard}: cut, {size:,} bytes are no whole number of {self.dtype} tokens.")
+            raise ShardError(f"{shard}: cut, its {size:,} bytes are not a whole number of {self.dtype} tokens.")
         return size // self.dtype.itemsize
 
     def _map_ends(self, shard: str) -> Array:
@@ -113,7 +117,7 @@ class DocumentDataset(ShardedDataset):
         with self._open_ends(shard, path) as file:
             size = local_size(path, file)
             if size % _END.itemsize:
-                raise ShardError(f"{path}: cut, {size:,} bytes are no whole number of uint64 ends.")
+                raise ShardError(f"{path}: cut, its {size:,} bytes are not a whole number of uint64 ends.")
             return np.asarray(np.memmap(file, dtype=_END, mode="r")) if size else np.empty(0, _END)
 
     def _open_ends(self, shard: str, path: str) -> BinaryIO:
@@ -123,6 +127,6 @@ class DocumentDataset(ShardedDataset):
             return self.open_file(path)
         except FileNotFoundError as error:
             raise ShardError(
-                f"{shard}: has no {shard_name(path)}, wanted the ends of its documents there (uint64, little-endian). "
+                f"{shard}: has no {shard_name(path)}, wanted a file with the ends of its documents (uint64, little-endian). "
                 "For tokens without documents use lk.TokenDataset."
             ) from error

@@ -1,4 +1,4 @@
-"""The index of a shard: how many samples it has and where each lies, in a small file that is made once."""
+"""The index of a shard: its number of samples and where each one is, in a small file that is made once."""
 
 import hashlib
 import json
@@ -20,16 +20,16 @@ _MAGIC = b"LKINDEX\n"
 
 @dataclass(frozen=True, kw_only=True)
 class ShardIndex:
-    """What is known of one shard.
+    """What is known about one shard.
 
     Args:
-        kind: The adapter that made it, with its version: another one's index is not used.
+        kind: Name and version of the adapter that made it. Other adapters ignore it.
         count: Number of samples.
-        size_bytes: Of the shard when it was indexed.
-        changed_ns: The shard's time of change then; 0 where unknown.
-        etag: What the server called its content then, if it was remote.
-        offsets: What the format needs to find samples, (count, *) int64; None where it needs nothing.
-        content: Checksum of the shard (see `content_checksum`), where one was asked for.
+        size_bytes: The shard's size when it was indexed.
+        changed_ns: The shard's modification time then; 0 if unknown.
+        etag: The server's entity tag then, for a remote shard.
+        offsets: Where the samples are, (count, *) int64; None if the format needs no offsets.
+        content: Checksum of the shard (see `content_checksum`); empty if none was made.
     """
 
     kind: str
@@ -41,11 +41,21 @@ class ShardIndex:
     etag: str = ""
 
     def fits(self, found: Stat) -> bool:
-        """Say whether the shard has the size, the time of change and the name of content that it had when it was indexed."""
+        """Return whether the shard still has the size, modification time and entity tag that it had when it was indexed."""
         return (self.size_bytes, self.changed_ns, self.etag) == found
 
+    def spans(self, shard: str) -> Int64Array:
+        """Return the offsets.
+
+        Raises:
+            ShardError: If there are none.
+        """
+        if self.offsets is None:
+            raise ShardError(f"{shard}: its index has no offsets. Delete the index.")
+        return self.offsets
+
     def to_bytes(self) -> bytes:
-        """Return the content of the index file: a line of JSON, the offsets, a checksum of both."""
+        """Return the content of the index file: a line of JSON, the offsets, and a checksum of both."""
         shape = None if self.offsets is None else list(self.offsets.shape)
         header = {"version": VERSION, "kind": self.kind, "count": self.count, "shape": shape}
         header |= {"size_bytes": self.size_bytes, "changed_ns": self.changed_ns, "content": self.content}
@@ -56,20 +66,20 @@ class ShardIndex:
 
     @classmethod
     def from_bytes(cls, content: bytes, path: Path) -> "ShardIndex":
-        """Read an index file.
+        """Return the index in an index file.
 
         Raises:
-            ShardError: If it is cut, damaged, or of another version.
+            ShardError: If the file is cut, damaged, or of another version.
         """
         checksum = int.from_bytes(content[-4:], "little")
         if not content.startswith(_MAGIC) or zlib.crc32(memoryview(content)[:-4]) != checksum:
-            raise ShardError(f"{path}: not a whole index file. Delete it, or make it again: loaderkit index.")
+            raise ShardError(f"{path}: not a whole index file. Delete it, or run `loaderkit index`.")
         end = content.index(b"\n", len(_MAGIC))
         header, body = json.loads(content[len(_MAGIC) : end]), memoryview(content)[end + 1 : -4]
         if header["version"] != VERSION:
             raise ShardError(
                 f"{path}: an index of version {header['version']}, this loaderkit reads {VERSION}. "
-                "Make it again: loaderkit index."
+                "Run `loaderkit index` again."
             )
         shape = header["shape"]
         offsets = None if shape is None else np.frombuffer(body, dtype="<i8").reshape(shape).astype(np.int64)
@@ -78,7 +88,7 @@ class ShardIndex:
 
 
 def content_checksum(shard: str, storage: Storage | None = None) -> str:
-    """Read a shard through and name its content (BLAKE2b, 32 hexadecimal digits)."""
+    """Return a digest of a shard's content (BLAKE2b, 32 hexadecimal digits)."""
     found = hashlib.blake2b(digest_size=16)
     with open_file(shard, storage) as file:
         while block := file.read(1 << 20):
@@ -87,7 +97,7 @@ def content_checksum(shard: str, storage: Storage | None = None) -> str:
 
 
 def index_path(shard: str, folder: str | None) -> Path:
-    """Return where a shard's index lies: beside it, or in a folder (always, for remote shards)."""
+    """Return the path of a shard's index: next to the shard, or in a folder. Remote shards always use a folder."""
     if folder is None and not is_remote(shard):
         return Path(shard + INDEX_SUFFIX)
     place = Path(folder) if folder else Path.home() / ".cache" / "loaderkit" / "index"
@@ -96,7 +106,7 @@ def index_path(shard: str, folder: str | None) -> Path:
 
 
 def load_index(shard: str, kind: str, folder: str | None) -> ShardIndex | None:
-    """Return the index that a shard has, of this kind; the shard may have changed since (see `fits`).
+    """Return a shard's index if it is of this kind; the shard may have changed since then (see `fits`).
 
     Raises:
         ShardError: If the index file is damaged or of another version.
@@ -111,14 +121,14 @@ def load_index(shard: str, kind: str, folder: str | None) -> ShardIndex | None:
 
 
 def save_index(shard: str, index: ShardIndex, folder: str | None) -> None:
-    """Write a shard's index, whole or not at all.
+    """Write a shard's index file atomically.
 
     Raises:
-        OSError: If its folder can't be written to.
+        OSError: If its folder cannot be written to.
     """
     path = index_path(shard, folder)
     try:
         write_atomically(path, index.to_bytes())
     except OSError as error:
-        error.add_note(f"loaderkit: raised while writing the index {path}. Another folder for it: index_dir=...")
+        error.add_note(f"loaderkit: raised while writing the index {path}. Choose another folder: index_dir=...")
         raise

@@ -1,4 +1,4 @@
-"""JSON lines: one sample a line."""
+"""JSON Lines files: one sample a line."""
 
 import json
 from typing import Any, ClassVar
@@ -11,23 +11,31 @@ from loaderkit.system.arrays import Int64Array
 
 
 class JsonlDataset(ShardedDataset):
-    """A dataset over files with a JSON value on each line, UTF-8 (jsonlines.org).
+    r"""A dataset over files with one JSON value on each line, in UTF-8 (jsonlines.org).
 
-    Blank lines are skipped; the last line needs no line feed. A line that is
-    no JSON is an error when it is read: `ShardError` with the shard, the line
-    and its first byte.
+    Blank lines are skipped, and the last line needs no line feed. A line that is not
+    JSON raises a `ShardError` when it is read.
 
     Args:
         urls: A path, folder, glob or URL, or a list of them.
-        transform: From a line's value to a sample; its random numbers are the sample's own.
-        index_dir: Where index files lie; None means beside local shards, and
-            in ~/.cache/loaderkit/index for remote ones.
-        max_open: Files kept open by each thread that reads.
-        storage: How remote files are reached, and where copies of them are kept.
+        transform: Called with each line's value.
+        index_dir: Folder for index files. None: next to local shards, and
+            ~/.cache/loaderkit/index for remote shards.
+        max_open: Files that each reading thread keeps open.
+        storage: How to reach remote files, and where to cache them.
 
     Raises:
         FileNotFoundError: If there are no shards.
         ShardError: If a file is compressed, or an index is damaged.
+
+    Example:
+        >>> _ = Path("a.jsonl").write_text('{"text": "one", "id": 1}\n{"text": "two", "id": 2}\n')
+        >>> data = lk.JsonlDataset("a.jsonl")
+        >>> data[1]
+        {'text': 'two', 'id': 2}
+        >>> next(iter(lk.Loader(data, batch_size=2)))
+        {'text': ['one', 'two'], 'id': tensor([1, 2])}
+        >>> data.close()
     """
 
     kind = "jsonl-1"
@@ -39,18 +47,15 @@ class JsonlDataset(ShardedDataset):
         return len(spans), spans
 
     def open(self, shard: str, index: ShardIndex) -> LineFile:
-        self.refuse_change(shard, index)
         return LineFile(shard, self.open_file(shard))
 
     def read(self, handle: LineFile, rows: Int64Array, index: ShardIndex) -> list[Any]:
-        if index.offsets is None:
-            raise ShardError(f"{handle.shard}: its index has no offsets. Delete the index.")
-        starts, ends = index.offsets[rows].T.tolist()
+        starts, ends = index.spans(handle.shard)[rows].T.tolist()
         return [_parse(line, handle, start) for line, start in zip(handle.read(starts, ends), starts, strict=True)]
 
 
 def _parse(line: bytes, handle: LineFile, start: int) -> Any:
     try:
         return json.loads(line.decode())
-    except (ValueError, RecursionError) as error:  # also of the decoding
+    except (ValueError, RecursionError) as error:  # ValueError includes decoding errors
         raise ShardError(f"{handle.place(start)} is not JSON: {error}.") from error

@@ -1,4 +1,4 @@
-"""Lines in a shard: where each lies, and many of them read at once."""
+"""Where the lines of a shard are, and how to read many of them at once."""
 
 import os
 from collections.abc import Sequence
@@ -10,51 +10,51 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.system.arrays import Int64Array
 
 BOM = b"\xef\xbb\xbf"
-
-_BLOCK = 1 << 24
-GAP = 1 << 12  # bytes that are cheaper to read than to seek over
-_RUN = 1 << 23  # bytes read at once at most, if a line is not longer
+GAP = 1 << 12  # bytes; reading so many is cheaper than seeking over them
+_BLOCK = 1 << 24  # bytes
+_RUN = 1 << 23  # bytes; at most so many in one read, unless a span is longer
 
 
 class LineFile:
-    """An open shard whose samples lie at spans of bytes."""
+    """An open shard whose samples are spans of bytes.
 
-    def __init__(self, shard: str, file: BinaryIO) -> None:
+    Args:
+        shard: The shard's name, for errors.
+        file: The shard's bytes; closed by `close`.
+        gap: Read spans together if at most so many bytes are between them.
+        run: Bytes to read at once at most.
+    """
+
+    def __init__(self, shard: str, file: BinaryIO, *, gap: int = GAP, run: int = _RUN) -> None:
         self.shard = shard
-        self._file = file
+        self._file, self._gap, self._run = file, gap, run
         try:
-            self._number: int | None = self._file.fileno()
+            self._descriptor: int | None = file.fileno()
         except OSError:
-            self._number = None  # not a file of the system's
+            self._descriptor = None  # a remote file
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def read(self, starts: list[int], ends: list[int]) -> list[bytes]:
-        """Return the bytes at each of the spans (B,).
-
-        Spans that lie near each other are read at once.
+    def read(self, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
+        """Return the bytes of spans (B,).
 
         Raises:
-            ShardError: If the file ends before.
+            ShardError: If the file ends before a span does.
         """
-        runs, run_of = _runs(starts, ends)
-        contents = [self._read(first, last) for first, last in runs]
-        begins = [first for first, _ in runs]
-        return [
-            contents[run][start - begins[run] : end - begins[run]]
-            for run, start, end in zip(run_of, starts, ends, strict=True)
-        ]
+        content, places = self.read_together(starts, ends)
+        sizes = [end - start for start, end in zip(starts, ends, strict=True)]
+        return [bytes(content[place : place + size]) for place, size in zip(places, sizes, strict=True)]
 
     def read_together(self, starts: Sequence[int], ends: Sequence[int]) -> tuple[memoryview, list[int]]:
-        """Return the bytes around all the spans (B,), and where each of these begins there: no span is copied by itself.
+        """Return one buffer that holds spans (B,), and the place (B,) in it at which each begins.
 
         Raises:
-            ShardError: If the file ends before.
+            ShardError: If the file ends before a span does.
         """
-        runs, run_of = _runs(starts, ends)
-        shifts: list[int] = []  # from a place in the file to its place in what is returned
+        runs, run_of = self._join_spans(starts, ends)
+        shifts: list[int] = []  # of each run, from a place in the file to one in the buffer
         size = 0
         for first, last in runs:
             shifts.append(size - first)
@@ -65,7 +65,7 @@ class LineFile:
         return content, [start + shifts[run] for start, run in zip(starts, run_of, strict=True)]
 
     def place(self, start: int) -> str:
-        """Name the line that starts at a byte, for messages."""
+        """Name the line that starts at a byte, for errors."""
         self._file.seek(0)
         lines, left = 1, start
         while left and (block := self._file.read(min(_BLOCK, left))):
@@ -73,111 +73,82 @@ class LineFile:
             left -= len(block)
         return f"{self.shard}: line {lines} (byte {start})"
 
-    def _read(self, start: int, stop: int) -> bytes:
-        if self._number is not None:
-            content = os.pread(self._number, stop - start, start)
-        else:
-            self._file.seek(start)
-            content = self._file.read(stop - start)
-        if len(content) < stop - start:
-            raise self._cut(stop)
-        return content
+    def _join_spans(self, starts: Sequence[int], ends: Sequence[int]) -> tuple[list[tuple[int, int]], list[int]]:
+        """Join spans (B,) that are close: return the start and end of each run, and the run (B,) of each span."""
+        # Without numpy: after decoding, the CPU's caches are cold and each numpy function takes several times as long.
+        runs: list[tuple[int, int]] = []
+        run_of = [0] * len(starts)
+        for place in sorted(range(len(starts)), key=starts.__getitem__):
+            start, end = starts[place], ends[place]
+            if runs and start - runs[-1][1] <= self._gap and end - runs[-1][0] <= self._run:
+                runs[-1] = runs[-1][0], max(runs[-1][1], end)
+            else:
+                runs.append((start, end))
+            run_of[place] = len(runs) - 1
+        return runs, run_of
 
     def _read_into(self, content: memoryview, start: int) -> None:
-        if self._number is None:
-            content[:] = self._read(start, start + len(content))
-            return
         stop = start + len(content)
-        read = os.preadv(self._number, (content,), start)
-        while 0 < read < len(content):  # Linux reads 2 GiB at a time at most
-            content, start = content[read:], start + read
-            read = os.preadv(self._number, (content,), start)
-        if read < len(content):
-            raise self._cut(stop)
-
-    def _cut(self, stop: int) -> ShardError:
-        return ShardError(
-            f"{self.shard}: ends at byte {self._file.seek(0, 2)}, the index has samples up to {stop} at least. "
-            "It changed while it was in use: make the dataset anew."
-        )
-
-
-def _runs(starts: Sequence[int], ends: Sequence[int]) -> tuple[list[tuple[int, int]], list[int]]:
-    """Join spans (B,) that lie near each other: return where the runs begin and end, and in which of them each span lies."""
-    # Without numpy: decoding empties the caches, after which each of its functions takes several times as long.
-    runs: list[tuple[int, int]] = []
-    run_of = [0] * len(starts)
-    begin = reached = -1
-    for place in sorted(range(len(starts)), key=starts.__getitem__):
-        start, end = starts[place], ends[place]
-        if begin < 0:
-            begin, reached = start, end
-        elif start - reached > GAP or end - begin > _RUN:
-            runs.append((begin, reached))
-            begin, reached = start, end
-        elif end > reached:
-            reached = end
-        run_of[place] = len(runs)
-    return [*runs, (begin, reached)] if starts else [], run_of
+        while start < stop:  # Linux reads at most 2 GiB at a time
+            if self._descriptor is not None:
+                count = os.preadv(self._descriptor, [content], start)
+            else:
+                self._file.seek(start)
+                part = self._file.read(stop - start)
+                count = len(part)
+                content[:count] = part
+            if not count:
+                raise ShardError(
+                    f"{self.shard}: ends at byte {self._file.seek(0, 2)}, the index has samples up to {stop} at least. "
+                    "It changed while it was in use: make the dataset again."
+                )
+            content, start = content[count:], start + count
 
 
-def scan_lines(shard: str, file: BinaryIO, *, blank: bytes = b" \t\r\n") -> Int64Array:
-    """Return where the lines (N, 2) of a shard that are not blank start and end, without their line feeds.
+def scan_lines(shard: str, file: BinaryIO, *, blank: bytes = b" \t\r\n", block: int = _BLOCK) -> Int64Array:
+    """Return the start and end (N, 2) of each line that is not blank, without line feeds.
 
     Args:
-        shard: Its name, for messages.
-        file: Its bytes, from the start.
-        blank: Bytes that a blank line may be made of.
+        shard: The shard's name, for errors.
+        file: The shard's bytes.
+        blank: A line of these bytes alone is blank.
+        block: Bytes to read at once, about.
 
     Raises:
         ShardError: If the shard is not text.
     """
-    ends: list[Int64Array] = []
-    tops: list[Sequence[int] | Int64Array] = []  # each line's largest byte: up to 32 it may be blank
-    size = open_top = 0
-    while block := file.read(_BLOCK):
-        if size == 0:
-            check_text(shard, block)
-        data = np.frombuffer(block, dtype=np.uint8)
-        feeds = np.flatnonzero(data == 10).astype(np.int64)
-        begins = np.concatenate([[0], feeds + 1])
-        largest = np.maximum.reduceat(data, begins[begins < len(data)]).astype(np.int64)
-        largest[0] = max(int(largest[0]), open_top)
-        open_top = int(largest[-1]) if len(largest) > len(feeds) else 0
-        ends.append(feeds + size)
-        tops.append(largest[: len(feeds)])
-        size += len(block)
-    found = np.concatenate([*ends, [size]]).astype(np.int64)
-    top = np.concatenate([*tops, [open_top]]).astype(np.int64)
-    spans = np.stack([np.concatenate([[0], found[:-1] + 1]), found], axis=1)
-    keep = spans[:, 1] > spans[:, 0]
-    for row in np.flatnonzero(keep & (top <= 32)).tolist():
-        file.seek(spans[row, 0])
-        keep[row] = bool(file.read(int(spans[row, 1] - spans[row, 0])).strip(blank))
-    return _without_bom(file, spans[keep], blank)
+    at = skip_bom(shard, file)
+    spans = [np.empty((0, 2), dtype=np.int64)]
+    while lines := file.readlines(block):
+        ends = at + np.cumsum(np.fromiter(map(len, lines), np.int64, len(lines)))
+        starts = np.concatenate([[at], ends[:-1]])
+        at = int(ends[-1])
+        is_kept = np.fromiter((bool(line.strip(blank)) for line in lines), np.bool_, len(lines))
+        ends[:-1] -= 1  # the line feeds
+        ends[-1] -= lines[-1].endswith(b"\n")
+        spans.append(np.stack([starts, ends], axis=1)[is_kept])
+    return np.concatenate(spans)
 
 
-def check_text(shard: str, start: bytes) -> None:
-    """Refuse what begins as a compressed file or UTF-16 does.
+def skip_bom(shard: str, file: BinaryIO) -> int:
+    """Move to the first byte after a byte order mark, and return its place.
 
     Raises:
-        ShardError: If it does.
+        ShardError: If the file is compressed or UTF-16.
     """
-    for magic, what in ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"BZh", "bzip2"), (b"\xfd7zXZ", "xz")):
+    file.seek(0)
+    start = file.read(4)
+    for magic, what in (
+        (b"\x1f\x8b", "gzip"),
+        (b"\x28\xb5\x2f\xfd", "zstd"),
+        (b"BZh", "bzip2"),
+        (b"\xfd7zXZ"[:4], "xz"),
+    ):
         if start.startswith(magic):
             raise ShardError(
-                f"{shard}: compressed with {what}, where no line can be found without reading all before it. "
-                "Unpack it, or read it as a stream: lk.StreamDataset(paths, lk.LineReader())."
+                f"{shard}: compressed with {what}, wanted plain text: in a compressed file, reading a line means reading all "
+                "lines before it. Unpack it, or read it as a stream: lk.StreamDataset(paths, lk.LineReader())."
             )
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise ShardError(f"{shard}: UTF-16 text, wanted UTF-8.")
-
-
-def _without_bom(file: BinaryIO, spans: Int64Array, blank: bytes) -> Int64Array:
-    if not len(spans) or spans[0, 0]:
-        return spans
-    file.seek(0)
-    if file.read(len(BOM)) != BOM:
-        return spans
-    spans[0, 0] = len(BOM)
-    return spans if file.read(int(spans[0, 1]) - len(BOM)).strip(blank) else spans[1:]
+    return file.seek(len(BOM) if start.startswith(BOM) else 0)

@@ -1,4 +1,4 @@
-"""Shards that are arrays, memory-mapped: a batch is one gather from each shard that it touches."""
+"""Shards that are memory-mapped arrays: a batch is one gather from each shard that it touches."""
 
 import math
 import os
@@ -20,52 +20,52 @@ from loaderkit.system.arrays import Int64Array
 from loaderkit.system.batch_memory import empty_array
 
 Array = npt.NDArray[Any]
-Layout = tuple[np.dtype[Any], tuple[int, ...]]  # of a row: dtype, shape
+Layout = tuple[np.dtype[Any], tuple[int, ...]]  # dtype and shape of a row
 
 
 class MappedDataset(ShardedDataset):
-    """Shards whose rows are gathered, by `gather`, from what `open` maps.
+    """Base of datasets whose rows come from memory-mapped arrays.
 
-    `read_batch` is there where all rows have one layout. Mappings need no open file: many may be kept.
+    A subclass gives `gather`, which copies rows from what `open` returns. It has `read_batch` if `row_layout` is set,
+    which means that all rows have one dtype and shape.
     """
 
     keeps_index: ClassVar[bool] = False
-    row_layout: Layout | None  # None where rows differ
+    row_layout: Layout | None
 
     @abstractmethod
     def gather(self, handle: Any, rows: Int64Array) -> Array:
-        """Return a copy of rows (B, *) in the machine's byte order."""
+        """Return a copy of rows (B, *) in native byte order."""
 
     def read(self, handle: Any, rows: Int64Array, index: ShardIndex) -> list[Any]:
         return list(self.gather(handle, rows))
 
     def _read_batch(self, indices: Int64Array) -> Tensor:
-        alone = self.one_shard(indices)  # as most batches of a ShardOrder with large shards
-        if alone is not None:
-            return torch.from_numpy(self.gather(self.handle(alone[0]), alone[1]))
-        layout = self.row_layout
-        if layout is None:
-            raise TypeError(f"{type(self).__name__}: rows of several layouts make no batch at once.")
-        batch = empty_array((len(indices), *layout[1]), layout[0])
-        for part, places, rows in self.by_shard(indices):
+        if self.row_layout is None:
+            raise TypeError(f"{type(self).__name__}: the rows have several layouts, wanted one to make a batch.")
+        parts = list(self.by_shard(indices))
+        if len(parts) == 1:
+            part, _, rows = parts[0]
+            return torch.from_numpy(self.gather(self.handle(part), rows))
+        dtype, shape = self.row_layout
+        batch = empty_array((len(indices), *shape), dtype)
+        for part, places, rows in parts:
             batch[places] = self.gather(self.handle(part), rows)
         return torch.from_numpy(batch)
 
     def __getattr__(self, name: str) -> Any:
-        # Only where a batch at once is what the samples would make.
-        ready = name == "read_batch" and "_opened" in self.__dict__
-        if ready and self.row_layout is not None:
+        if name == "read_batch" and "_opened" in self.__dict__ and self.row_layout is not None:
             return self._read_batch
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 def npy_layout(shard: str, file: BinaryIO) -> NpyHeader:
-    """Read the header of a `.npy` file, and check that the file is as long as it says.
+    """Return the header of a `.npy` file, if the file is as long as the header says.
 
     Raises:
-        ShardError: If it is none, is cut, or holds no rows of numbers.
+        ShardError: If it is not a `.npy` file, is cut, or does not hold rows of numbers.
     """
-    size_bytes = local_size(shard, file)
+    found = local_size(shard, file)
     try:
         dtype, shape, _, start = header = read_npy_header(file)
     except (ValueError, TypeError, KeyError, SyntaxError, tokenize.TokenError) as error:
@@ -74,37 +74,41 @@ def npy_layout(shard: str, file: BinaryIO) -> NpyHeader:
         raise ShardError(f"{shard}: holds {dtype}, wanted numbers. For text and objects use lk.RecordDataset.")
     if not shape or min(shape) < 0:
         raise ShardError(f"{shard}: has the shape {shape}, wanted at least one axis, of rows.")
-    wanted, found = start + math.prod(shape) * dtype.itemsize, size_bytes
+    wanted = start + math.prod(shape) * dtype.itemsize
     if found < wanted:
         raise ShardError(f"{shard}: cut at byte {found:,}, its header says {wanted:,} bytes (shape {shape}, {dtype}).")
     return header
 
 
 def map_npy(shard: str, file: BinaryIO) -> Array:
-    """Map a `.npy` file that `npy_layout` accepts; read-only."""
+    """Return a `.npy` file as a read-only mapped array.
+
+    Raises:
+        ShardError: As `npy_layout` does.
+    """
     dtype, shape, fortran, start = npy_layout(shard, file)
     if 0 in shape:
         return np.empty(shape, dtype)
     mapped = np.memmap(file, dtype=dtype, mode="r", offset=start, shape=shape, order="F" if fortran else "C")
-    return np.asarray(mapped)  # indexing a memmap itself is several times slower
+    return np.asarray(mapped)  # indexing a np.memmap is several times slower
 
 
 def local_size(shard: str, file: BinaryIO) -> int:
-    """Return the size of a file that is to be mapped.
+    """Return the size in bytes of a file to map.
 
     Raises:
-        ShardError: If it is remote, and read without a cache.
+        ShardError: If it is remote and not cached.
     """
     try:
         return os.fstat(file.fileno()).st_size
     except OSError as error:
         raise ShardError(
-            f"{shard}: to map a shard into memory it has to be a local file. Copy it to a disk, or give its Storage a cache_dir."
+            f"{shard}: a remote file, wanted a local one to map into memory. Copy it to a disk, or use Storage(cache_dir=...)."
         ) from error
 
 
 def take_native(array: Array, rows: Int64Array) -> Array:
-    """Gather rows (B, *) in the machine's byte order."""
-    # np.take is the faster one, but first copies the whole of an array that is not contiguous.
+    """Return a copy of rows (B, *) in native byte order."""
+    # `take` is faster, but first copies an array that is not contiguous.
     found = take(array, rows) if array.flags.c_contiguous else array[rows]
     return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))

@@ -1,9 +1,8 @@
-"""Arrays in `.npy` files, one after another."""
+"""Arrays in `.npy` files: one sample a row."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls
 from loaderkit.datasets.shards.index import ShardIndex
@@ -12,21 +11,28 @@ from loaderkit.system.arrays import Int64Array
 
 
 class NpyDataset(MappedDataset):
-    """The rows of memory-mapped `.npy` files (N, *).
+    """A dataset over the rows of memory-mapped `.npy` files (N, *).
 
-    A sample is an array (*), a copy; a batch is one tensor (B, *), read at once
-    where all files have one dtype and shape of row. Else give a collate
-    that pads.
+    A sample is an array (*). A batch is one tensor (B, *) if all files have the same
+    dtype and row shape; otherwise give the Loader a collate that pads.
 
     Args:
-        urls: A path, folder, glob or URL, or a list of them; remote ones need a cache.
-        transform: From a row to a sample; its random numbers are the sample's own.
-        max_open: Files kept mapped by each thread that reads.
-        storage: How remote files are reached, and where copies of them are kept.
+        urls: A path, folder, glob or URL, or a list of them. Remote files need a cache.
+        transform: Called with each row.
+        max_open: Files that each reading thread keeps mapped.
+        storage: How to reach remote files, and where to cache them.
 
     Raises:
         FileNotFoundError: If there are no shards.
-        ShardError: If a file is not a whole `.npy` file, or not of numbers.
+        ShardError: If a file is not a whole `.npy` file of numbers.
+
+    Example:
+        >>> np.save("a.npy", np.arange(12, dtype=np.float32).reshape(6, 2))
+        >>> data = lk.NpyDataset("a.npy")
+        >>> data[1]
+        array([2., 3.], dtype=float32)
+        >>> next(iter(lk.Loader(data, batch_size=4))).shape
+        torch.Size([4, 2])
     """
 
     kind = "npy-1"
@@ -53,17 +59,11 @@ class NpyDataset(MappedDataset):
 
     def open(self, shard: str, index: ShardIndex) -> Array:
         with self.open_file(shard) as file:
-            array = map_npy(shard, file)
-        if len(array) != index.count:
-            raise ShardError(
-                f"{shard}: has {len(array):,} rows, had {index.count:,}. It changed while it was in use: "
-                "make the dataset anew."
-            )
-        return array
+            return map_npy(shard, file)
 
     def gather(self, handle: Array, rows: Int64Array) -> Array:
         return take_native(handle, rows)
 
     def fingerprint(self) -> str:
-        """Name the files, their sizes and layouts."""
+        """Return the files' names, sizes and layouts."""
         return f"{super().fingerprint()} {sorted(f'{dtype}{shape}' for dtype, shape in self._layouts)}"

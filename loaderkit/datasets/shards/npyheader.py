@@ -1,32 +1,28 @@
-"""Headers of `.npy` files, by any number of threads.
+"""Headers of `.npy` files, safe to parse in several threads.
 
-numpy parses them with Python's `ast`, and in Python 3.11 two threads that do so disturb each other: one of them, or the training's
-own `torch.compile`, now and then fails with "AST constructor recursion depth mismatch" (python/cpython#106905).
+numpy parses headers with Python's `ast`. In Python before 3.11.8 and 3.12.2, two threads that use `ast` at once disturb each other:
+one of them, or the training's own `torch.compile`, sometimes fails with "AST constructor recursion depth mismatch"
+(python/cpython#106905). So the headers that numpy writes for numbers and text are matched here without `ast`.
 """
 
 import io
 import re
-from collections.abc import Callable
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-T = TypeVar("T")
-
-# What numpy itself writes for numbers and text needs no `ast`. All else is left to numpy.
-_PLAIN = re.compile(
+_USUAL = re.compile(
     rb"\x93NUMPY\x01\x00(..)\{'descr': '([<>|][biufcSU][1-9]\d*)', 'fortran_order': (False|True), "
     rb"'shape': \(((?:(?:0|[1-9]\d*), )+(?:0|[1-9]\d*)|(?:0|[1-9]\d*),|)\), \} *\n",
     re.DOTALL,
 )
-_LENGTH = 10  # bytes up to the header's text, of which the last two say how long that is
-_LONGEST = _LENGTH + 512
+_PREFIX = 10  # bytes before the header's text; the last two give the text's length
 _TRIES = 100
 
 
 class NpyHeader(NamedTuple):
-    """dtype and shape of an array, whether it is in Fortran order, and the byte that it starts at."""
+    """The dtype and shape of an array, whether it is in Fortran order, and its first byte in the file."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -35,41 +31,38 @@ class NpyHeader(NamedTuple):
 
 
 def read_npy_header(file: BinaryIO) -> NpyHeader:
-    """Read the header of a file.
+    """Return the header of a `.npy` file.
 
     Raises:
-        ValueError: From numpy, as other errors, where it can't be read.
+        ValueError: If it cannot be read; numpy also raises other errors.
     """
     file.seek(0)
-    plain = _plain_header(file.read(_LONGEST))
-    return plain if plain is not None else _undisturbed(lambda: _numpy_header(file))
+    found = _USUAL.match(file.read(_PREFIX + 512))
+    if found is not None and found.end() == _PREFIX + int.from_bytes(found[1], "little"):
+        shape = tuple(int(size) for size in found[4].split(b",") if size)
+        try:
+            return NpyHeader(np.dtype(found[2].decode()), shape, found[3] == b"True", found.end())
+        except TypeError:
+            pass  # no such dtype: numpy raises the error
+    for _ in range(_TRIES):
+        try:
+            return _numpy_header(file)
+        except SystemError as error:  # another thread was parsing, too
+            disturbed = error
+    raise disturbed
 
 
 def decode_npy(data: bytes) -> npt.NDArray[Any]:
-    """Return the array that `np.load` reads from the bytes of a file.
+    """Return the array in the bytes of a `.npy` file, as `np.load` does.
 
     Raises:
-        ValueError: From numpy, as other errors, where they are not a whole array, or one of objects.
+        ValueError: If they are not a whole array, or it holds objects; numpy also raises other errors.
     """
-    plain = _plain_header(data[:_LONGEST])
-    if plain is None:
-        return _undisturbed(lambda: np.load(io.BytesIO(data), allow_pickle=False))
-    array: npt.NDArray[Any] = np.ndarray(
-        plain.shape, plain.dtype, data, plain.start, order="F" if plain.fortran else "C"
-    )
+    dtype, shape, fortran, start = read_npy_header(io.BytesIO(data))
+    if dtype.hasobject:
+        raise ValueError(f"the array holds objects ({dtype}), wanted numbers or text.")
+    array: npt.NDArray[Any] = np.ndarray(shape, dtype, data, start, order="F" if fortran else "C")
     return array.copy("K")
-
-
-def _plain_header(head: bytes) -> NpyHeader | None:
-    found = _PLAIN.match(head)
-    if found is None or found.end() != _LENGTH + int.from_bytes(found[1], "little"):
-        return None
-    try:
-        dtype = np.dtype(found[2].decode())
-    except TypeError:  # a number of so many bytes is none
-        return None
-    shape = tuple(int(size) for size in found[4].split(b",") if size)
-    return NpyHeader(dtype, shape, found[3] == b"True", found.end())
 
 
 def _numpy_header(file: BinaryIO) -> NpyHeader:
@@ -80,13 +73,3 @@ def _numpy_header(file: BinaryIO) -> NpyHeader:
     else:
         shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
     return NpyHeader(dtype, shape, bool(fortran), file.tell())
-
-
-def _undisturbed(parse: Callable[[], T]) -> T:
-    """Parse again where another thread was in between: rarely, and not a hundred times."""
-    for _ in range(_TRIES):
-        try:
-            return parse()
-        except SystemError as error:
-            disturbed = error
-    raise disturbed

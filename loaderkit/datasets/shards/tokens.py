@@ -1,4 +1,4 @@
-"""Windows of a length over flat files of tokens."""
+"""Windows of one length over flat files of tokens."""
 
 import warnings
 from collections.abc import Callable
@@ -10,7 +10,6 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
 from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.memory.array import take
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls, shard_name
 from loaderkit.datasets.shards.index import ShardIndex
@@ -21,34 +20,42 @@ from loaderkit.system.arrays import Int64Array
 @dataclass(frozen=True)
 class _Tokens:
     flat: Array
-    windows: Array  # (T - length + 1, length), a view; (0, length) where the shard is shorter
-    tiles: Array | None  # (T // length, length), where windows lie side by side, in the machine's byte order
+    windows: Array  # (T - length + 1, length), a view; (0, length) if the shard is shorter than a window
 
 
 class TokenDataset(MappedDataset):
-    """Windows over memory-mapped tokens: `.npy` files (T,), or the bare numbers one after another.
+    """A dataset over windows of memory-mapped tokens: `.npy` files (T,), or files of bare numbers.
 
-    Window i of a shard begins at token i * stride. It does not reach into the
-    next shard. Tokens keep their dtype, which is the smallest to copy to a
-    device: widen them there (`batch.long()`). For inputs and targets that are
-    shifted by one take windows of T + 1 with a stride of T.
+    Window i of a shard begins at token i * stride and does not reach into the next
+    shard. Tokens keep their dtype, so that fewer bytes go to the device: widen
+    them there (`batch.long()`). For inputs and targets shifted by one, use windows of
+    T + 1 tokens with a stride of T.
 
     Args:
-        urls: A path, folder, glob or URL, or a list of them; remote ones need a cache.
+        urls: A path, folder, glob or URL, or a list of them. Remote files need a cache.
         length: Tokens in a window.
-        dtype: Of the bare files, such as "uint16"; `.npy` files say theirs.
-        stride: Tokens from one window to the next; the length by default.
-        remainder: What happens to tokens behind a shard's last full window:
-            "drop" leaves them out (`left_out` counts them), "keep" makes a shorter
-            window of them, so that batches need a collate that pads.
-        transform: From a window to a sample; its random numbers are the sample's own.
-        max_open: Files kept mapped by each thread that reads.
-        storage: How remote files are reached, and where copies of them are kept.
+        dtype: Tokens' dtype in bare files, such as "uint16"; `.npy` files declare it.
+        stride: Tokens from one window to the next; `length` by default.
+        remainder: What to do with tokens after a shard's last full window: "drop" leaves
+            them out (`left_out` counts them), "keep" makes a shorter window, so that
+            batches need a collate that pads.
+        transform: Called with each window.
+        max_open: Files that each reading thread keeps mapped.
+        storage: How to reach remote files, and where to cache them.
 
     Raises:
         FileNotFoundError: If there are no shards.
         ValueError: If length or stride is less than 1, or a dtype is missing.
-        ShardError: If a file is cut, or of another dtype.
+        ShardError: If a file is cut, or has another dtype.
+
+    Example:
+        >>> np.save("a.npy", np.arange(9, dtype=np.uint16))
+        >>> data = lk.TokenDataset("a.npy", length=4)
+        >>> next(iter(lk.Loader(data, batch_size=2))).long()
+        tensor([[0, 1, 2, 3],
+                [4, 5, 6, 7]])
+        >>> data.left_out
+        1
     """
 
     kind = "tokens-1"
@@ -76,24 +83,24 @@ class TokenDataset(MappedDataset):
             raise ValueError(f"TokenDataset: dtype is {self.dtype}, wanted integers such as uint16.")
         self._tokens: dict[str, int] = {}
         super().__init__(urls, transform=transform, max_open=max_open, storage=storage)
-        alike = self.dtype is not None and all(
+        is_uniform = self.dtype is not None and all(
             (count - 1) * self.stride + length <= self._tokens[shard]
             for shard, count in zip(self.shards, self.shard_sizes.tolist(), strict=True)
             if count
         )
-        self.row_layout = (self.dtype.newbyteorder("="), (length,)) if alike and self.dtype else None
+        self.row_layout = (self.dtype.newbyteorder("="), (length,)) if is_uniform and self.dtype else None
         short = [shard for shard, tokens in self._tokens.items() if 0 < tokens < length and remainder == "drop"]
         if short:
             warnings.warn(
                 f"TokenDataset: {len(short)} of {len(self.shards)} shards have fewer tokens than one window of {length} "
                 f"and are never read, the first is {short[0]} with {self._tokens[short[0]]}. "
-                "remainder='keep' makes shorter windows of them.",
+                "remainder='keep' turns them into shorter windows.",
                 stacklevel=2,
             )
 
     @property
     def left_out(self) -> int:
-        """Number of tokens behind the last window of each shard, all together; 0 with remainder="keep"."""
+        """Number of tokens after the last window of each shard, summed over shards; 0 with remainder="keep"."""
         return sum(
             max(0, self._tokens[shard] - ((count - 1) * self.stride + self.length if count else 0))
             for shard, count in zip(self.shards, self.shard_sizes.tolist(), strict=True)
@@ -109,27 +116,15 @@ class TokenDataset(MappedDataset):
 
     def open(self, shard: str, index: ShardIndex) -> _Tokens:
         with self.open_file(shard) as file:
-            tokens, flat = self._count_tokens(shard, file), self._map(shard, file)
-        if tokens != self._tokens[shard]:
-            raise ShardError(
-                f"{shard}: has {tokens:,} tokens, had {self._tokens[shard]:,}. It changed while it was in use: "
-                "make the dataset anew."
-            )
-        windows = flat[:0].reshape(0, self.length) if tokens < self.length else sliding_window_view(flat, self.length)
-        tiles = None
-        if self.stride == self.length and flat.dtype.isnative:
-            tiles = flat[: tokens // self.length * self.length].reshape(-1, self.length)
-        return _Tokens(flat, windows, tiles)
-
-    def _map(self, shard: str, file: BinaryIO) -> Array:
-        if shard_name(shard).endswith(".npy"):
-            return map_npy(shard, file)
-        return np.asarray(np.memmap(file, dtype=self.dtype, mode="r"))  # type: ignore[call-overload]
+            if shard_name(shard).endswith(".npy"):
+                flat = map_npy(shard, file)
+            else:
+                flat = np.asarray(np.memmap(file, dtype=self.dtype, mode="r"))  # type: ignore[call-overload]
+        is_short = len(flat) < self.length
+        return _Tokens(flat, flat[:0].reshape(0, self.length) if is_short else sliding_window_view(flat, self.length))
 
     def gather(self, handle: _Tokens, rows: Int64Array) -> Array:
-        if handle.tiles is not None:
-            return take(handle.tiles, rows)
-        # Indexing the view of all windows copies each as one piece; np.take would first write all of them out.
+        # `take` would first copy the whole view.
         found = handle.windows[rows * self.stride]
         return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))
 
@@ -146,7 +141,7 @@ class TokenDataset(MappedDataset):
         ]
 
     def fingerprint(self) -> str:
-        """Name the files, and how they are cut into windows."""
+        """Return the files' names and sizes, and how they are cut into windows."""
         cut = f"length={self.length} stride={self.stride} {self.remainder} {self.dtype}"
         return f"{cut} {sum(self._tokens.values())} tokens {super().fingerprint()}"
 
@@ -159,7 +154,9 @@ class TokenDataset(MappedDataset):
                 raise ShardError(f"{shard}: holds {dtype} of shape {shape}, wanted tokens (T,) of {self.dtype}.")
             return shape[0]
         if self.dtype is None:
-            raise ValueError(f"TokenDataset: {shard_name(shard)} does not say its dtype. Give it: dtype='uint16'.")
+            raise ValueError(
+                f"TokenDataset: {shard_name(shard)} does not declare a dtype, wanted one such as dtype='uint16'."
+            )
         if size % self.dtype.itemsize:
-            raise ShardError(f"{shard}: cut, {size:,} bytes are no whole number of {self.dtype} tokens.")
+            raise ShardError(f"{shard}: cut, its {size:,} bytes are not a whole number of {self.dtype} tokens.")
         return size // self.dtype.itemsize

@@ -131,29 +131,6 @@ def test_the_laws_hold(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("real", [True, False])
-def test_spans_are_those_of_the_file(real: bool, tmp_path: Path) -> None:
-    """Near spans share a read; far ones, and those of a very long stretch, do not."""
-    content = np.random.default_rng(1).bytes(20_000_000)
-    (tmp_path / "x").write_bytes(content)
-    file = LineFile("x", (tmp_path / "x").open("rb") if real else io.BytesIO(content))
-    draw = np.random.default_rng(0)
-    for count, reach in ((0, 100), (1, 100), (5, 300), (50, 30_000), (6000, len(content) - 100)):
-        starts = draw.integers(0, reach, count).tolist()
-        ends = [start + int(draw.integers(0, 20)) for start in starts]
-        wanted = [content[start:end] for start, end in zip(starts, ends, strict=True)]
-        assert file.read(starts, ends) == wanted
-        found, begins = file.read_together(starts, ends)
-        lengths = [end - start for start, end in zip(starts, ends, strict=True)]
-        assert [bytes(found[at : at + size]) for at, size in zip(begins, lengths, strict=True)] == wanted
-    for read in (file.read, file.read_together):
-        with pytest.raises(
-            lk.ShardError, match="x: ends at byte 20000000, the index has samples up to 20000001 at least"
-        ):
-            read([0, 19_999_990], [10, 20_000_001])
-    file.close()
-
-
 def test_a_read_that_comes_in_pieces_is_put_together(tmp_path: Path, monkeypatch: Any) -> None:
     """As one of more than 2 GiB does."""
     folder = write(tmp_path / "x", [plain])
