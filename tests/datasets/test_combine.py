@@ -40,7 +40,7 @@ def test_concat_is_one_after_another() -> None:
             data[index]
     with pytest.raises(ValueError, match="no datasets given"):
         ConcatDataset([])
-    with pytest.raises(TypeError, match="part 0 is of type int, wanted a list of datasets"):
+    with pytest.raises(TypeError, match="part 0 is of type int, wanted a dataset"):
         ConcatDataset([1, 2])  # type: ignore[list-item]
 
 

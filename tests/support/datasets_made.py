@@ -1,4 +1,4 @@
-"""What several tests share: threads that read one dataset object at once each get what one thread gets, and leave nothing behind."""
+"""One small dataset of each kind, over several shards if it has shards."""
 
 import io
 import json
@@ -14,12 +14,23 @@ from images_made import encode, picture
 from tars_made import make as make_tar
 
 import loaderkit as lk
-from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
-from loaderkit.datasets.texts import TokenSpans
+from loaderkit.datasets import ConcatDataset, MapDataset, SubsetDataset, TokenSpans, ZipDataset
 
 SHARDS, ROWS = 4, 24
-
 SAMPLES = SHARDS * ROWS
+
+
+def public_datasets() -> set[str]:
+    """Names of the datasets with samples by index that the package offers."""
+    public = {name: getattr(lk, name) for name in lk.__all__}
+    return {
+        name
+        for name, kind in public.items()
+        if getattr(kind, "__module__", "").startswith("loaderkit.datasets")
+        and isinstance(kind, type)
+        and not issubclass(kind, tuple)
+        and {"__len__", "__getitem__"} <= set(dir(kind))
+    } - {"Split"}
 
 
 def text_of(number: int) -> str:
@@ -135,7 +146,7 @@ def arrays(folder: Path) -> Any:
 
 
 def remote(make: Callable[..., Any], folder: Path, *, cache_bytes: int | None) -> Any:
-    """What lies in a folder, through fsspec: by ranges, or by copies of which not all fit into the cache."""
+    """The same shards read through fsspec: in ranges, or from copies of which not all fit into the cache."""
     fsspec = pytest.importorskip("fsspec")
     (folder / "local").mkdir()
     local = make(folder / "local")
@@ -148,7 +159,7 @@ def remote(make: Callable[..., Any], folder: Path, *, cache_bytes: int | None) -
 
 
 class Records:
-    """A user's dataset over what `share` made of a list and a dict."""
+    """A user's dataset over a shared list and a shared dict."""
 
     def __init__(self) -> None:
         self.list = lk.share([{"n": number, "text": text_of(number)} for number in range(SAMPLES)])
@@ -163,7 +174,7 @@ class Records:
 
 
 class Archives:
-    """A user's dataset over handles: in each, reading moves a place or a state that is the handle's own."""
+    """A user's dataset over handles, each of which has a state that reading changes."""
 
     def __init__(self, folder: Path) -> None:
         zipfile, h5py, lmdb = (pytest.importorskip(name) for name in ("zipfile", "h5py", "lmdb"))

@@ -1,4 +1,4 @@
-"""Threads that read one dataset object at once each get what one thread gets, and leave nothing behind."""
+"""Threads that read one dataset at the same time get the samples that one thread gets, and leave nothing open."""
 
 import sys
 import threading
@@ -10,27 +10,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from datasets_made import KINDS
+from datasets_made import KINDS, public_datasets
 from drawing import equal
-from is_dataset import is_dataset
 from leftovers import nothing_left
 
-import loaderkit as lk
 from loaderkit.datasets import ShardedDataset, reads_batches, reads_columns, reads_many
 
 THREADS, READS = 8, 40
-SHORT, LONG = 3, 20  # indices of a read
+SHORT, LONG = 3, 20  # indices in a read
 
 
 def test_every_public_dataset_is_read() -> None:
-    public = [
-        name for name in lk.__all__ if getattr(getattr(lk, name), "__module__", "").startswith("loaderkit.datasets")
-    ]
-    assert {name for name in public if is_dataset(getattr(lk, name))} <= set(KINDS)
+    assert public_datasets() <= set(KINDS)
 
 
 def ways(dataset: Any) -> list[Callable[[Sequence[int]], Any]]:
-    """All that a loader may ask of the dataset, each from indices to what it returns."""
+    """The methods by which a loader may read, each from indices to its result."""
     found: list[Callable[[Sequence[int]], Any]] = [lambda indices: [dataset[index] for index in indices]]
     if reads_many(dataset):
         found.append(dataset.__getitems__)
@@ -52,17 +47,15 @@ def _often() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_often")
 @pytest.mark.parametrize("kind", KINDS)
-def test_threads_read_what_one_reads(kind: str, tmp_path: Path) -> None:
+def test_threads_read_what_one_thread_reads(kind: str, tmp_path: Path) -> None:
     dataset = KINDS[kind](tmp_path)
     asked = ways(dataset)
     draw = np.random.default_rng(0)
-    reads: list[list[tuple[int, list[int]]]] = [
-        [
-            (read % len(asked), draw.integers(len(dataset), size=LONG if read % 10 == 0 else SHORT).tolist())
-            for read in range(READS)
-        ]
-        for _ in range(THREADS)
-    ]
+
+    def drawn(read: int) -> tuple[int, list[int]]:
+        return read % len(asked), draw.integers(len(dataset), size=LONG if read % 10 == 0 else SHORT).tolist()
+
+    reads = [[drawn(read) for read in range(READS)] for _ in range(THREADS)]
     wanted = [[asked[way](indices) for way, indices in mine] for mine in reads]
     assert not equal(wanted[0], wanted[1])
     barrier = threading.Barrier(THREADS)
@@ -80,10 +73,9 @@ def test_threads_read_what_one_reads(kind: str, tmp_path: Path) -> None:
         return wrong
 
     if isinstance(dataset, ShardedDataset):
-        dataset.close()  # else a copy that this thread has open is another file when it is evicted
+        dataset.close()  # otherwise a cached copy that this thread has open is another file when it is evicted
     with nothing_left():
         for _ in range(2):  # as for two epochs
             with ThreadPoolExecutor(THREADS) as pool:
                 wrong = [each for mine in pool.map(read_all, range(THREADS)) for each in mine]
             assert not wrong, f"{len(wrong)} of {THREADS * READS} reads, the first of {wrong[0]}"
-    assert equal(asked[0](reads[0][0][1]), wanted[0][0])
