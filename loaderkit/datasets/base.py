@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch.utils.data as torch_data
 
 from loaderkit.seeding.samples import per_sample
+from loaderkit.system.arrays import Int64Array
 from loaderkit.system.overrides import overridden_below
 
 # The methods whose override in a user's subclass disables an inherited fast method.
@@ -35,6 +37,19 @@ def check_index(dataset: MapStyle, index: int) -> None:
         )
     if not -len(dataset) <= index < len(dataset):
         raise IndexError(f"{type(dataset).__name__}: index {index} in a dataset of {len(dataset):,} samples.")
+
+
+def check_indices(dataset: MapStyle, indices: Sequence[int] | Int64Array) -> Int64Array:
+    """Return indices (B,) as an array, if each is from 0 to N - 1.
+
+    Raises:
+        IndexError: If an index is out of range.
+    """
+    found = np.asarray(indices, dtype=np.int64)
+    outside = found[(found < 0) | (found >= len(dataset))]
+    if outside.size:
+        raise IndexError(f"{type(dataset).__name__}: index {outside[0]} in a dataset of {len(dataset):,} samples.")
+    return found
 
 
 def reads_batches(dataset: Any) -> bool:

@@ -173,7 +173,7 @@ def jitter(sample: tuple[torch.Tensor, int]) -> tuple[torch.Tensor, int]:
 
 
 def test_a_transform_draws_the_samples_own_numbers() -> None:
-    """The same in any batch size and with workers, and the data is still known by its columns alone."""
+    """The draws do not depend on batch size or workers, and the fingerprint is that of the columns."""
     columns = (torch.arange(24.0).reshape(12, 2), list(range(12)))
     plain, moved = lk.ArrayDataset(columns), lk.ArrayDataset(columns, transform=jitter)
     assert moved.fingerprint() == plain.fingerprint()
@@ -205,7 +205,7 @@ def test_rows_of_any_length_are_copied(width: int, size: int) -> None:
 
 
 def test_a_strided_column_is_not_copied_as_a_whole() -> None:
-    """As numpy does in `take`, for each batch."""
+    """`np.take` would copy it for each batch."""
     data = lk.ArrayDataset(np.zeros((20_000, 64))[:, ::2])
     tracemalloc.start()
     data.read_batch(np.arange(4))
@@ -215,7 +215,7 @@ def test_a_strided_column_is_not_copied_as_a_whole() -> None:
 
 
 def test_a_column_may_be_moved_to_shared_memory() -> None:
-    """So does torch when a row leaves a worker; a view of numpy's kept from before would read freed memory."""
+    """Torch does so when a row leaves a worker; an old numpy view would read freed memory."""
     tensor = torch.arange(50)
     data = lk.ArrayDataset(tensor)
     tensor.share_memory_()

@@ -1,4 +1,4 @@
-"""Bad samples: left out or replaced as a function of the samples, so that the laws hold with them too."""
+"""Bad samples are skipped or replaced as a function of the samples, so the laws still hold."""
 
 import gc
 import itertools
@@ -107,12 +107,12 @@ def take(loader: lk.Loader, count: int) -> tuple[list[Any], dict[str, Any]]:
     return taken, json.loads(json.dumps(loader.state_dict()))
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize("batch_size", [1, 4, 7])
-@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("bad", ["first and last", "a run", "every second", "most"])
 @pytest.mark.parametrize("name", DATASETS)
 def test_good_samples_come_once_with_their_own_draws(name: str, bad: str, batch_size: int, world: int) -> None:
-    """Under skip once; what replaces a bad one comes besides. All ranks have as many batches, and none is empty."""
+    """A replacement comes in addition. All ranks have equally many batches, and none is empty."""
     clean = dict(rows(list(make(DATASETS[name](set()), batch_size))))
     assert len(clean) == SIZE
     dataset = DATASETS[name](BAD[bad])
@@ -149,7 +149,7 @@ def test_good_samples_come_once_with_their_own_draws(name: str, bad: str, batch_
 @pytest.mark.parametrize("bad", ["one", "most"])
 @pytest.mark.parametrize("name", DATASETS)
 def test_a_resume_continues_the_uninterrupted_run(name: str, bad: str, policy: lk.BadSamples) -> None:
-    """At every stop of two epochs, their edge included, bit for bit; the count of bad samples too."""
+    """At every stop in two epochs, bit for bit; the count of bad samples, too."""
     dataset = DATASETS[name](BAD[bad])
     whole_loader = make(dataset, 4, policy)
     whole, state = take(whole_loader, 12)
@@ -208,13 +208,13 @@ def test_after_a_resume_on_other_ranks_each_good_sample_comes_once(name: str, ba
         replaced.append(sorted(stood_in))
     whole = make(dataset, 4, REPLACE)
     list(whole)
-    # Whatever the batches, the same sample stands in.
+    # The replacement does not depend on the batches.
     assert replaced[1] == sorted((s.position, s.index, s.replacement) for s in whole.bad_samples)
     assert {index for _, index, _ in replaced[0]} == bad
 
 
 def test_replacements_come_from_the_order() -> None:
-    """Not from samples that were held out."""
+    """Samples outside the order are not used."""
     chosen = lk.Subset(range(0, SIZE, 3), shuffle=True, seed=1)
     loader = lk.Loader(Damaged({0, 3, 6, 9}), 2, order=chosen, bad_samples=REPLACE)
     found = [int(i) for _ in range(6) for batch in loader for i in batch[0]]
@@ -247,7 +247,7 @@ def test_a_resume_with_another_block_of_a_shard_order_replaces_by_the_same() -> 
 
 @pytest.mark.parametrize("policy", [SKIP, REPLACE], ids=["skip", "replace"])
 def test_single_samples_are_replaced(policy: lk.BadSamples) -> None:
-    """Nothing can be left out of what is not a batch."""
+    """A single sample cannot be left out."""
     found = [sample[0] for sample in make(Damaged({1, 2}), None, policy)]
     assert len(found) == SIZE
     assert not {1, 2} & set(found)
@@ -257,7 +257,7 @@ def test_single_samples_are_replaced(policy: lk.BadSamples) -> None:
 @pytest.mark.parametrize("bad", ["a run", "most"])
 @pytest.mark.parametrize("policy", [SKIP, REPLACE], ids=["skip", "replace"])
 def test_rows_hold_what_is_left_and_no_more_than_they_may(policy: lk.BadSamples, bad: str, name: str) -> None:
-    """A row of which nothing is left goes; all ranks have as many batches, none empty; replacements fit."""
+    """Empty rows are dropped; all ranks have equally many batches, none empty; replacements fit."""
     lengths = np.arange(SIZE) % 9 + 1
     made: list[list[list[int]]] = []
 
@@ -290,7 +290,7 @@ def test_rows_hold_what_is_left_and_no_more_than_they_may(policy: lk.BadSamples,
 
 @pytest.mark.parametrize("policy", [SKIP, REPLACE], ids=["skip", "replace"])
 def test_replacements_stay_within_a_budget_of_tokens(policy: lk.BadSamples) -> None:
-    """Also where samples that are too long are in the data, but in no batch."""
+    """Also if the data has samples that are too long for any batch."""
     lengths = np.arange(60) % 20 + 1
     bad = {9, 29, 49, 3, 0}
     plan = lk.TokenBudget(lengths, 30, too_long="drop", padded=True, seed=3)
@@ -306,7 +306,7 @@ def test_replacements_stay_within_a_budget_of_tokens(policy: lk.BadSamples) -> N
 
 
 class Flaky(Damaged):
-    """Some samples fail so many times before they can be read, in each process."""
+    """Some samples fail a few times in each process before they can be read."""
 
     def __init__(self, bad: set[int], failures: int, error: Exception) -> None:
         super().__init__(bad)
@@ -353,7 +353,7 @@ def test_reads_that_keep_failing_are_tried_as_often_as_asked() -> None:
     dataset = Flaky({3}, 100, ValueError())
     loader = make(dataset, 4, SKIP)
     assert sum(len(batch[0]) for batch in loader) == SIZE - 1
-    assert dataset.left[3] == 99  # what does not pass is not tried again
+    assert dataset.left[3] == 99  # permanent errors are not retried
 
 
 def limited(**limits: Any) -> lk.BadSamples:
@@ -370,7 +370,7 @@ def until_too_many(loader: lk.Loader) -> tuple[str, int]:
 
 @pytest.mark.parametrize(("stop", "workers"), [(0, 2), (5, 2), *((stop, 0) for stop in range(8))])
 def test_too_many_bad_samples_are_an_error_at_the_same_batch(stop: int, workers: int) -> None:
-    """Whoever reads, and however often the run was resumed; the batch is not counted."""
+    """With workers and after a resume, too; that batch is not counted."""
     bad = set(range(10, 60, 5))
     for policy in (limited(max_count=5, max_rate=1), limited(max_rate=0.05)):
 
@@ -404,11 +404,11 @@ def test_the_error_names_counts_the_first_and_their_cause() -> None:
     assert [batch[0].tolist() for batch in itertools.islice(more, 1)] == [[4, 7]]
 
 
-def test_each_epoch_counts_anew() -> None:
+def test_each_epoch_starts_its_own_count() -> None:
     loader = lk.Loader(Damaged({3, 15}), 4, bad_samples=limited(max_count=2, max_rate=1))
     for epoch in range(3):
         states = [loader.state_dict().get("bad", 0) for _ in loader]
-        assert states == [1, 1, 1, 2, 2, 0]  # after the last batch it stands in the next epoch
+        assert states == [1, 1, 1, 2, 2, 0]  # after the last batch, the state is in the next epoch
         assert loader.cursor.epoch == epoch + 1
     assert len(loader.bad_samples) == 6
     it = iter(loader)
@@ -425,7 +425,7 @@ def test_a_state_of_one_rank_of_several_is_the_same_on_all() -> None:
         next(iter(loader))
         states.append(loader.state_dict())
     assert states[0] == states[1]
-    # What one rank counted before is known to all.
+    # All ranks know what a single rank counted before.
     loader = lk.Loader(Damaged({0, 1}), 4, bad_samples=SKIP)
     next(iter(loader))
     for rank in range(2):
@@ -439,7 +439,7 @@ def test_a_state_of_one_rank_of_several_is_the_same_on_all() -> None:
 def test_each_rank_judges_what_it_has_read_and_what_all_know(
     old: int, new: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Against the counts by hand, at each stop: what ranks found by themselves before the resume is not judged."""
+    """As counts by hand say: what each of several ranks found before the resume does not count."""
     caplog.set_level(logging.ERROR, "loaderkit")
     size, batch_size, rate = 3000, 20, 0.05
     bad = {index for index in range(size) if index % 30 <= (index >= 1000) + (index >= 2100)}
@@ -514,7 +514,7 @@ def test_they_are_logged(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("policy", [SKIP, REPLACE], ids=["skip", "replace"])
 @pytest.mark.parametrize("name", DATASETS)
 def test_nothing_of_the_caller_is_held_by_errors_that_are_not_raised(name: str, policy: lk.BadSamples) -> None:
-    """Else workers that the caller has would wait for the garbage collector."""
+    """Otherwise the caller's workers would live until the garbage is collected."""
 
     class Workers:
         pass

@@ -1,4 +1,4 @@
-"""Datasets made of datasets hold what their parts hold, and read batches at once where the parts can."""
+"""Datasets made of datasets hold their parts' samples, and read whole batches if the parts can."""
 
 import pickle
 from typing import Any
@@ -144,7 +144,7 @@ TRANSFORM = v2.Compose(
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_torchvision_datasets_and_transforms_work_as_they_are(workers: int) -> None:
-    """Random crops of each image are the same with other workers and batch sizes, types kept."""
+    """Random crops do not depend on workers or batch size; types are kept."""
     loader = lk.Loader(photos(TRANSFORM), 5, shuffle=True, num_workers=workers)
     images: dict[int, Tensor] = {}
     for batch, (pixels, labels) in enumerate(loader):
@@ -158,7 +158,7 @@ def test_torchvision_datasets_and_transforms_work_as_they_are(workers: int) -> N
     for batch, (pixels, _) in enumerate(other):
         index = int(other.indices(0, batch)[0])
         assert torch.equal(pixels[0], images[index])
-    again = next(iter(other))[0]  # the next epoch crops otherwise
+    again = next(iter(other))[0]  # the next epoch has other crops
     assert not torch.equal(again[0], images[int(other.indices(1, 0)[0])])
 
 
@@ -194,7 +194,7 @@ class Sharded(list[int]):
 
 
 def test_shards_stay_known_under_a_transform_and_side_by_side() -> None:
-    """So that a Loader that shuffles reads them shard by shard."""
+    """A shuffling Loader then reads shard by shard."""
     one = Sharded(range(5))
     assert lk.MapDataset(one, str).shard_sizes.tolist() == [2, 3]
     assert lk.ConcatDataset([one, one]).shard_sizes.tolist() == [2, 3, 2, 3]

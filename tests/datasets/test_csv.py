@@ -53,7 +53,7 @@ def test_the_laws(sizes: list[int], tmp_path: Path) -> None:
     check_laws(lambda: lk.CsvDataset(tmp_path, types={"id": int}, transform=with_draws), lambda row: int(row["id"]))
 
 
-# Python's writer leaves a lone carriage return unquoted, which no reader can tell from a line's end.
+# Python's writer does not quote a lone carriage return, which readers take for the end of a line.
 CELLS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r"), max_size=8)
 
 
@@ -150,7 +150,7 @@ def test_the_fingerprint_knows_the_columns(tmp_path: Path) -> None:
 
 
 def test_a_file_that_changed_before_it_was_opened_is_an_error(tmp_path: Path) -> None:
-    """What lies at the old places may be a record all the same."""
+    """The bytes at the old offsets may also be a record."""
     file = tmp_path / "a.csv"
     file.write_text("a,b\n1,2\n3,4\n")
     data = lk.CsvDataset(file)

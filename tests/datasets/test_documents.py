@@ -14,7 +14,7 @@ from loaderkit.datasets import reads_batches
 
 
 def write(folder: Path, sizes: list[int], dtype: str = "uint16") -> list[Any]:
-    """Shards of so many documents of 0 to 5 tokens; a document of n tokens begins with its number."""
+    """Write shards with these numbers of documents of 0 to 5 tokens; each begins with its number."""
     documents: list[Any] = []
     for shard, size in enumerate(sizes):
         mine = [np.array([number] * (number * 7 % 6), dtype) for number in range(len(documents), len(documents) + size)]
@@ -58,7 +58,7 @@ def test_a_loader_reads_them_in_batches(workers: int, tmp_path: Path) -> None:
 
 
 def test_the_laws(tmp_path: Path) -> None:
-    """Of samples: with a transform, of documents that say their number."""
+    """With a transform, over documents that hold their number."""
     wanted = write(tmp_path, [5, 0, 9])
     places = {int(document[0]): index for index, document in enumerate(wanted) if len(document)}
     empty = [index for index, document in enumerate(wanted) if not len(document)]

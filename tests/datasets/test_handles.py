@@ -1,4 +1,4 @@
-"""Each thread of each process has a handle of its own, opened when it is needed."""
+"""Each thread of each process opens its own handle at first use."""
 
 import gc
 import multiprocessing
@@ -46,7 +46,7 @@ def test_it_opens_once_when_it_is_called() -> None:
     assert not handle().closed
 
 
-def test_a_pickled_handle_opens_anew() -> None:
+def test_a_pickled_handle_opens_again() -> None:
     handle = lk.Handle(Opened, "a")
     first = handle()
     copy = pickle.loads(pickle.dumps(handle))
@@ -57,7 +57,7 @@ def test_a_pickled_handle_opens_anew() -> None:
 
 
 def in_threads(count: int, function: Callable[[int], Any]) -> list[Any]:
-    """Run a function in threads that are there at the same time, each given its number; return what it does in each."""
+    """Run a function in threads at the same time, each with its number, and return the results."""
     barrier = threading.Barrier(count)
 
     def run(number: int) -> Any:
@@ -118,7 +118,7 @@ def test_what_all_threads_have_open_is_closed_with_the_handle() -> None:
 
 
 def test_threads_share_the_one_environment_of_lmdb(written: tuple[Path, Any]) -> None:
-    """Which refuses to open a database twice."""
+    """Lmdb refuses to open a database twice."""
     folder = str(written[0] / "a.lmdb")
     for opener in (lmdb.open, lambda path, **settings: lmdb.open(path, **settings)):
         handle = lk.Handle(opener, folder, readonly=True, lock=False)
@@ -136,7 +136,7 @@ def test_threads_share_the_one_environment_of_lmdb(written: tuple[Path, Any]) ->
 
 
 def fork_beside(thread_has: threading.Event, handle: Any, opened: list[Any]) -> list[Any]:
-    """Say what a child finds: whether the thread's is closed, whether its own is of its process, and whether it is the thread's."""
+    """Return what a forked child finds: is the thread's handle closed, is the child's own, are they the same."""
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
 
@@ -173,7 +173,7 @@ def test_a_fork_leaves_what_another_thread_has_open_alone() -> None:
 
 
 def test_a_fork_may_open_while_another_thread_of_its_parent_does() -> None:
-    """The lock that this holds is there in the child, with nobody to let go of it."""
+    """In the child, the other thread's lock is never released."""
     opening, end = threading.Event(), threading.Event()
     parent = os.getpid()
 
@@ -198,7 +198,7 @@ import sys, threading, h5py, loaderkit as lk
 handle = lk.Handle(h5py.File, sys.argv[1], "r")
 text = lk.Handle(open, sys.argv[1], "rb")
 assert handle()["rows"][3][0] == 3 and text().read(1)
-sys.modules["keeps"] = handle, text  # until the interpreter takes its modules apart
+sys.modules["keeps"] = handle, text  # until the interpreter ends
 """
 
 
@@ -238,7 +238,7 @@ def test_a_child_opens_its_own_and_leaves_its_parents_alone(method: str) -> None
 
 
 class Everything:
-    """The same numbers in an archive, two kinds of databases, and behind a connection: forked workers must not share these."""
+    """The same numbers in an archive, two databases and a server: forked workers must not share these handles."""
 
     def __init__(self, folder: Path, address: tuple[str, int]) -> None:
         self.archive = lk.Handle(zipfile.ZipFile, folder / "a.zip")

@@ -84,7 +84,7 @@ def test_a_file_cut_while_it_is_in_use_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_file_that_changed_before_it_was_opened_is_an_error(tmp_path: Path) -> None:
-    """What lies at the old places may be JSON all the same."""
+    """The bytes at the old offsets may also be JSON."""
     file = tmp_path / "a.jsonl"
     file.write_text("111\n222\n")
     data = lk.JsonlDataset(file)

@@ -1,4 +1,4 @@
-"""Headers of `.npy` files say what numpy reads in them, also where several threads read and Python itself is disturbed."""
+"""Headers of `.npy` files are read as numpy reads them, also in several threads."""
 
 import gc
 import io
@@ -32,7 +32,7 @@ def filled(shape: tuple[int, ...], dtype: Any, *, fortran: bool = False) -> Any:
 
 
 def of_numpy(data: bytes) -> Any:
-    """What numpy makes of a header, or the error's type."""
+    """What numpy reads in a header, or the error's type."""
     file = io.BytesIO(data)
     try:
         version = np.lib.format.read_magic(file)
@@ -73,7 +73,7 @@ def test_an_array_is_what_np_load_reads(dtype: str, shape: tuple[int, ...], fort
 @example(b"0", 61, 0, (7,))  # no number in Python 3
 @example(b"3", 23, 1, (7,))  # no dtype
 @example(b"_", 62, 0, (10, 2))
-@example(b"7", 62, 1, (7,))  # a number where a shape is to be
+@example(b"7", 62, 1, (7,))  # a number instead of a shape
 def test_a_damaged_header_is_read_as_numpy_does(put: bytes, at: int, instead_of: int, shape: tuple[int, ...]) -> None:
     whole = content(filled(shape, "int32"))
     data = whole[:at] + put + whole[at + instead_of :]
@@ -88,7 +88,7 @@ def test_a_cut_array_is_an_error(cut: int) -> None:
 
 @pytest.fixture
 def _disturbed() -> Iterator[None]:
-    """Collect garbage all the time, and let another thread run in the midst of it."""
+    """Collect garbage often, and let other threads run during it."""
     threshold, interval = gc.get_threshold(), sys.getswitchinterval()
 
     def python(*_: Any) -> None:

@@ -81,7 +81,7 @@ PRINT = "import loaderkit as lk; a = 'x' * 9; print(lk.RecordDataset([{'a': a, '
 
 
 def test_the_fingerprint_is_that_of_the_values_in_any_process() -> None:
-    """A pickle would tell one string used twice from two equal ones."""
+    """A pickle differs between one string used twice and two equal strings."""
     found = [
         subprocess.run(
             [sys.executable, "-c", PRINT % second],
@@ -126,13 +126,13 @@ def test_records_that_were_read_are_read_where_they_lie_after_they_moved() -> No
 
 
 def no_collector(worker: int) -> None:
-    """It writes to every object's header, and would copy the parent's whole heap."""
+    """The collector writes to every object, which would copy the parent's heap."""
     gc.disable()
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_memory_does_not_grow_with_the_workers(method: str) -> None:
-    """Reading all of 40 MB adds less than a third of it to a worker (its own heap, which grows as it works), however it was started."""
+    """Reading all of 40 MB adds less than a third of it to a worker, by any start method."""
     size = 80_000
     data = lk.RecordDataset({"id": number, "text": "x" * 460} for number in range(size))
     content = size * 480

@@ -176,7 +176,7 @@ def read_in_child(data: Bytes, results: Any) -> None:
 
 
 def test_a_fork_amid_another_threads_read_does_not_wait_for_it(tmp_path: Path) -> None:
-    """Closing that thread's file would: its buffer is locked, by a thread that is not in the child."""
+    """Closing that thread's file would: its buffer's lock is held by a thread that the child lacks."""
     wanted = write(tmp_path, [3, 2])
     data = Bytes(tmp_path)
     reading, end = threading.Event(), threading.Event()
@@ -216,7 +216,7 @@ AT_EXIT = """
 import sys, loaderkit as lk
 data = lk.JsonlDataset(sys.argv[1])
 assert data[0] == 1
-sys.modules["keeps"] = data  # until the interpreter takes its modules apart
+sys.modules["keeps"] = data  # until the interpreter ends
 """
 
 
@@ -241,7 +241,7 @@ class Wrapped:
 
 
 def test_single_reads_draw_for_the_sample_that_is_read(tmp_path: Path) -> None:
-    """Not for the batch's first, and whatever the batch is."""
+    """They do not depend on the batch."""
     write(tmp_path, [6])
     data = Wrapped(Bytes(tmp_path, transform=with_draws))
     runs = [[entry for batch in lk.Loader(data, size, collate_fn=list) for entry in batch] for size in (2, 3)]

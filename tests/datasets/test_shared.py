@@ -1,4 +1,4 @@
-"""Shared lists and dicts read as what they were made of, and workers that read them all don't grow."""
+"""Shared lists and dicts read like the originals, and do not grow workers."""
 
 import pickle
 from typing import Any

@@ -1,4 +1,4 @@
-"""Splits: functions of (seed, key), the same everywhere, that keep groups together and strata in proportion."""
+"""Splits are functions of (seed, key) that keep groups together and strata in proportion."""
 
 import json
 import subprocess
@@ -50,7 +50,7 @@ def test_another_process_splits_alike() -> None:
 
 
 def test_the_golden_split() -> None:
-    """A split is a contract: a test set that changes with a version of this library is none."""
+    """Golden: a test set must not change with the version of this library."""
     assert lk.split(range(12), {"train": 0.5, "test": 0.5}, seed=0).side_of.tolist() == GOLDEN_NUMBERS
     assert lk.split(list("abcdefghijkl"), {"train": 0.5, "test": 0.5}, seed=0).side_of.tolist() == GOLDEN_NAMES
 
@@ -107,7 +107,7 @@ def test_datasets_are_split_to_subsets() -> None:
 
 
 def test_columns_of_a_frame_and_tensors_are_keys_groups_and_strata() -> None:
-    """A key that is taken for a sample would be split by its place, and move when rows are added."""
+    """Keys taken for samples would be split by their index, and move when rows are added."""
     frame = pd.DataFrame({"file": list("abcdefgh"), "patient": list("xxyyzzxx"), "kind": [0, 1] * 4})
     by_hand = lk.split(list("abcdefgh"), SHARES, seed=1, group_by=list("xxyyzzxx"))
     for kind in (str, object, "category"):
@@ -119,7 +119,7 @@ def test_columns_of_a_frame_and_tensors_are_keys_groups_and_strata() -> None:
         assert split.dataset is None
     numbers = range(7, 600, 7)
     assert sides(lk.split(torch.tensor(numbers), SHARES)) == sides(lk.split(numbers, SHARES))
-    with pytest.raises(TypeError, match="the data is a frame"):
+    with pytest.raises(TypeError, match="the data is a data frame"):
         lk.split(frame, SHARES)
     frame.loc[3, "patient"] = None
     with pytest.raises(ValueError, match=r"group_by of sample 3 is (None|nan), wanted an integer or a string"):
@@ -169,7 +169,7 @@ def test_a_manifest_keeps_compares_and_finds_leaks(tmp_path: Path) -> None:
     assert kept.moved(tmp_path / "split.json") == {}
     first = lk.split(range(20), SHARES, seed=1)
     first.save(tmp_path / "some.json")
-    pairs = np.arange(40) % 20  # to each sample comes another of its group
+    pairs = np.arange(40) % 20  # each sample gets a second one of its group
     joined = lk.split(range(40), SHARES, seed=2, group_by=pairs, keep=tmp_path / "some.json")
     assert sides(joined) == sides(first) * 2
     first = lk.split(range(200), SHARES, seed=1, stratify_by=labels)
@@ -198,7 +198,7 @@ def test_a_manifest_keeps_compares_and_finds_leaks(tmp_path: Path) -> None:
         (lambda: lk.split(range(3), SHARES, keys=[1, 2, 3]), "keys= was given, and the data are keys"),
         (lambda: lk.split(range(3), SHARES, group_by=[1, 2]), r"group_by has shape \(2,\)"),
         (lambda: lk.split(range(3), SHARES, stratify_by=[0.5, 1.5, 2.5]), "wanted an integer or a string"),
-        (lambda: lk.split(range(3), SHARES, group_by=str), "in place of a dataset"),
+        (lambda: lk.split(range(3), SHARES, group_by=str), "group_by is a function of a sample, and the data are keys"),
     ],
 )
 def test_bad_settings_are_refused(call: Any, message: str) -> None:
@@ -207,7 +207,7 @@ def test_bad_settings_are_refused(call: Any, message: str) -> None:
 
 
 def test_fractions_without_names_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"fractions are \[0.8, 0.2\], wanted them by side"):
+    with pytest.raises(TypeError, match=r"fractions are \[0.8, 0.2\], wanted a share by side"):
         lk.split(range(5), [0.8, 0.2])  # type: ignore[arg-type]
 
 

@@ -17,7 +17,7 @@ from loaderkit.datasets import reads_batches
 
 
 def write(folder: Path, sizes: list[int], dtype: str = "uint16") -> list[Any]:
-    """Shards of so many tokens, bare and `.npy` in turn; all different."""
+    """Write shards with these numbers of tokens, bare and `.npy` in turn."""
     shards = []
     for shard, size in enumerate(sizes):
         start = sum(sizes[:shard])
@@ -31,7 +31,7 @@ def write(folder: Path, sizes: list[int], dtype: str = "uint16") -> list[Any]:
 
 
 def windows(shards: list[Any], length: int, stride: int, remainder: str) -> list[Any]:
-    """What is wanted, window by window."""
+    """The expected windows."""
     found = []
     for tokens in shards:
         start = covered = 0

@@ -1,4 +1,4 @@
-"""What several tests share: pictures in folders: torchvision's order and pixels, upright RGB whatever the file holds."""
+"""Small pictures, encoded."""
 
 import io
 from typing import Any

@@ -1,4 +1,4 @@
-"""What several tests share: records come back as they were given, from memory that workers share."""
+"""Hypothesis strategies for records."""
 
 from hypothesis import strategies as st
 

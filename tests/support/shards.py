@@ -1,4 +1,4 @@
-"""What every adapter has to keep: the laws over a dataset of shards, for several tests."""
+"""The laws that every dataset over shards keeps."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ def as_list(samples: list[Any]) -> list[Any]:
 
 
 def check_reads(dataset: Any, wanted: Sequence[Any]) -> None:
-    """The dataset is the list that an obvious reading gives: by one index, by many, in any order, repeated."""
+    """Check that the dataset equals a list: by one index, by many, in any order, repeated."""
     assert len(dataset) == len(wanted) > 0
     assert equal([dataset[index] for index in range(len(wanted))], list(wanted))
     assert equal(dataset[-1], wanted[-1])
@@ -41,7 +41,7 @@ def check_laws(make: Callable[[], Any], number: Callable[[Any], int], *, pickled
     """Exactly once, resumable, the same with workers; for a dataset with `transform=with_draws`.
 
     Args:
-        make: Returns the dataset anew.
+        make: Returns a new dataset.
         number: From a raw sample to its place among all.
         pickled: A start method of workers that get the dataset pickled, beside "fork".
     """

@@ -1,4 +1,4 @@
-"""What several tests share: tar shards: the samples that webdataset reads, by seeking; and an error for whatever is no whole, plain archive."""
+"""Tar shards as webdataset writes them."""
 
 import io
 import tarfile

@@ -53,13 +53,13 @@ class ArrayDataset(DeclaresDraws):
     def __init__(self, columns: Columns, *, transform: Callable[[Any], Any] | None = None) -> None:
         self._columns = _prepare(columns)
         self.transform = transform
-        lengths = _lengths(self._columns, "")
+        lengths = [(name, len(leaf)) for name, leaf in _named_leaves(self._columns)]
         if not lengths:
             raise ValueError("ArrayDataset: no columns found, wanted at least one tensor, array or sequence.")
-        if len(set(lengths.values())) > 1:
-            found = ", ".join(f"{name or 'column'} has {length:,}" for name, length in lengths.items())
+        if len({length for _, length in lengths}) > 1:
+            found = ", ".join(f"{name} has {length:,}" for name, length in lengths)
             raise ValueError(f"ArrayDataset: {found}; wanted columns of one length.")
-        self._length = next(iter(lengths.values()))
+        self._length = lengths[0][1]
 
     def __len__(self) -> int:
         return self._length
@@ -208,9 +208,15 @@ def _map_columns(columns: Columns, function: Callable[[Any], Any]) -> Any:
 
 
 def _leaves(columns: Columns) -> list[Any]:
-    leaves: list[Any] = []
-    _map_columns(columns, leaves.append)
-    return leaves
+    return [leaf for _, leaf in _named_leaves(columns)]
+
+
+def _named_leaves(columns: Columns, name: str = "") -> list[tuple[str, Any]]:
+    """Return each leaf with its dotted name."""
+    if not isinstance(columns, dict | tuple):
+        return [(name, columns)]
+    parts = columns.items() if isinstance(columns, dict) else enumerate(columns)
+    return [leaf for part, column in parts for leaf in _named_leaves(column, f"{name}.{part}" if name else str(part))]
 
 
 def _prepare(columns: Columns) -> Columns:
@@ -238,15 +244,3 @@ def _prepare(columns: Columns) -> Columns:
             f"wanted a tensor, a numpy array, a sequence, or a tuple or dict of them.{hint}"
         )
     return columns
-
-
-def _lengths(columns: Columns, name: str) -> dict[str, int]:
-    """Return the length of each leaf by its dotted name."""
-    if not isinstance(columns, dict | tuple):
-        return {name: len(columns)}
-    parts = columns if isinstance(columns, dict) else dict(enumerate(columns))
-    return {
-        key: length
-        for part, column in parts.items()
-        for key, length in _lengths(column, f"{name}.{part}" if name else str(part)).items()
-    }

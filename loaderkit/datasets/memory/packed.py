@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from loaderkit.system.arrays import Int64Array
+
 
 class Packed:
     """A list of objects, each pickled, in one tensor of bytes.
@@ -48,7 +50,7 @@ class Packed:
         """Return a new copy of object `row`, from 0 to N - 1."""
         return self.read([row])[0]
 
-    def read(self, rows: Sequence[int]) -> list[Any]:
+    def read(self, rows: Sequence[int] | Int64Array) -> list[Any]:
         """Return new copies of the objects at `rows` (B,), each from 0 to N - 1."""
         places = np.asarray(rows, dtype=np.int64)
         # Do not keep these views: moving to shared memory changes the tensors' addresses.

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from loaderkit.datasets.base import check_index
+from loaderkit.datasets.base import check_index, check_indices
 from loaderkit.datasets.memory.packed import Packed
 from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.seeding.samples import per_sample
@@ -47,11 +47,7 @@ class RecordDataset(DeclaresDraws):
         return record if self.transform is None else self.transform(record)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        rows = np.asarray(indices, dtype=np.int64)
-        outside = rows[(rows < 0) | (rows >= len(self))]
-        if outside.size:
-            raise IndexError(f"RecordDataset: index {outside[0]} in a dataset of {len(self):,} samples.")
-        records = self._records.read(indices)
+        records = self._records.read(check_indices(self, indices))
         return records if self.transform is None else per_sample(self.transform, records)
 
     def fingerprint(self) -> str:

@@ -11,7 +11,6 @@ from loaderkit.datasets.memory.packed import Packed
 
 K = TypeVar("K")
 V = TypeVar("V")
-_BLOCK = 256  # records that an iteration reads at once
 
 
 @overload
@@ -67,10 +66,6 @@ class SharedList(Sequence[V]):
             raise IndexError(f"SharedList: index {index} in a list of {size:,}.")
         return self._records.read_one(index % size)
 
-    def __iter__(self) -> Iterator[V]:
-        for start in range(0, len(self), _BLOCK):
-            yield from self[start : start + _BLOCK]
-
     def __repr__(self) -> str:
         return f"SharedList({len(self):,} records, {self._records.size_bytes:,} bytes)"
 
@@ -108,8 +103,7 @@ class SharedDict(Mapping[K, V]):
         raise KeyError(key)
 
     def __iter__(self) -> Iterator[K]:
-        for start in range(0, len(self), _BLOCK):
-            yield from self._keys.read(range(start, min(start + _BLOCK, len(self))))
+        return map(self._keys.read_one, range(len(self)))
 
     def __repr__(self) -> str:
         return f"SharedDict({len(self):,} records, {self._keys.size_bytes + self._values.size_bytes:,} bytes)"

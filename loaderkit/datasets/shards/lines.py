@@ -10,9 +10,9 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.system.arrays import Int64Array
 
 BOM = b"\xef\xbb\xbf"
-GAP = 1 << 12  # bytes; reading so many is cheaper than seeking over them
+GAP = 1 << 12  # bytes that are cheaper to read than to seek over
 _BLOCK = 1 << 24  # bytes
-_RUN = 1 << 23  # bytes; at most so many in one read, unless a span is longer
+_RUN = 1 << 23  # bytes in one read, unless a span is longer
 
 
 class LineFile:
@@ -21,8 +21,8 @@ class LineFile:
     Args:
         shard: The shard's name, for errors.
         file: The shard's bytes; closed by `close`.
-        gap: Read spans together if at most so many bytes are between them.
-        run: Bytes to read at once at most.
+        gap: Largest number of bytes between spans that are read together.
+        run: Largest number of bytes in one read.
     """
 
     def __init__(self, shard: str, file: BinaryIO, *, gap: int = GAP, run: int = _RUN) -> None:

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
-from loaderkit.datasets.base import check_index
+from loaderkit.datasets.base import check_index, check_indices
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.remote.storage import Stat, Storage
 from loaderkit.datasets.remote.urls import Urls, expand, is_remote, open_file, shard_name, stat
@@ -133,10 +133,7 @@ class ShardedDataset(DeclaresDraws, ABC):
         Raises:
             IndexError: If an index is not in the dataset.
         """
-        wanted = np.asarray(indices, dtype=np.int64)
-        outside = wanted[(wanted < 0) | (wanted >= len(self))]
-        if outside.size:
-            raise IndexError(f"{type(self).__name__}: index {outside[0]} in a dataset of {len(self):,} samples.")
+        wanted = check_indices(self, indices)
         for part, places in group_places(np.searchsorted(self._ends, wanted, side="right")):
             yield part, places, wanted[places] - (self._ends[part] - self._indexes[part].count)
 
