@@ -46,9 +46,9 @@ def check_indices(dataset: MapStyle, indices: Sequence[int] | Int64Array) -> Int
         IndexError: If an index is out of range.
     """
     found = np.asarray(indices, dtype=np.int64)
-    outside = found[(found < 0) | (found >= len(dataset))]
-    if outside.size:
-        raise IndexError(f"{type(dataset).__name__}: index {outside[0]} in a dataset of {len(dataset):,} samples.")
+    if found.size and (found.min() < 0 or found.max() >= len(dataset)):
+        outside = found[(found < 0) | (found >= len(dataset))][0]
+        raise IndexError(f"{type(dataset).__name__}: index {outside} in a dataset of {len(dataset):,} samples.")
     return found
 
 

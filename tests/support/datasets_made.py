@@ -139,7 +139,7 @@ def hf(folder: Path, form: str | None = None) -> Any:
 
 def arrays(folder: Path) -> Any:
     np.save(folder / "a.npy", np.arange(SAMPLES * 50).reshape(SAMPLES, 50))
-    mapped = np.load(folder / "a.npy", mmap_mode="r")
+    mapped = np.load(folder / "a.npy", mmap_mode="c")  # writable, as torch warns otherwise
     return lk.ArrayDataset(
         {"mapped": mapped, "rows": torch.arange(SAMPLES), "texts": list(map(text_of, range(SAMPLES)))}
     )

@@ -134,6 +134,13 @@ class ShardedDataset(DeclaresDraws, ABC):
             IndexError: If an index is not in the dataset.
         """
         wanted = check_indices(self, indices)
+        if not wanted.size:
+            return
+        part = int(np.searchsorted(self._ends, wanted[0], side="right"))
+        rows = wanted - (self._ends[part] - self._indexes[part].count)
+        if rows.min() >= 0 and rows.max() < self._indexes[part].count:  # one shard, as in most batches of a ShardOrder
+            yield part, np.arange(len(rows)), rows
+            return
         for part, places in group_places(np.searchsorted(self._ends, wanted, side="right")):
             yield part, places, wanted[places] - (self._ends[part] - self._indexes[part].count)
 
