@@ -1,17 +1,22 @@
-"""LightningDataModules whose training resumes exactly."""
+"""The Loader under a Lightning Trainer: DataModules that resume exactly, and callbacks."""
 
 from loaderkit.lightning.base import DataModule
+from loaderkit.lightning.callbacks import DataWaitCallback, SeedSteps
 from loaderkit.lightning.detection import DetectionDataModule
 from loaderkit.lightning.images import ImageDataModule
 from loaderkit.lightning.shards import ShardDataModule
 from loaderkit.lightning.table import TableDataModule
+from loaderkit.lightning.tables.columns import TableColumns
 from loaderkit.lightning.text import TextBatching, TextDataModule
 
 __all__ = [
     "DataModule",
+    "DataWaitCallback",
     "DetectionDataModule",
     "ImageDataModule",
+    "SeedSteps",
     "ShardDataModule",
+    "TableColumns",
     "TableDataModule",
     "TextBatching",
     "TextDataModule",

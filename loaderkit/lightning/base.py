@@ -1,4 +1,4 @@
-"""A LightningDataModule for any datasets, whose state means *learnt*."""
+"""A LightningDataModule for any datasets; its state is the position after the last batch trained on."""
 
 import dataclasses
 import functools
@@ -22,48 +22,61 @@ from loaderkit.lightning.position import TrainPosition
 from loaderkit.lightning.train_progress import TrainProgress
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.loader import Loader, describe_data
+from loaderkit.system.suggest import suggest_arguments
 from loaderkit.system.world import World
 
 L = TypeVar("L", bound=TrainerLoader)
 _STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}
 
 
-@functools.wraps(pl.LightningDataModule.val_dataloader)  # so that a Trainer takes it for not overridden
+@functools.wraps(pl.LightningDataModule.val_dataloader)  # the Trainer then treats it as not overridden
 def _no_val_dataloader() -> list[Any]:
     return []
 
 
 class DataModule(pl.LightningDataModule):
-    """Brings your datasets to a Trainer, and resumes their training exactly.
+    """Gives your datasets to a Trainer, and resumes training exactly.
 
-    Its state is the position behind the last batch that was learnt, not behind
-    the last one fetched. A checkpoint may be saved anywhere and resumed on another
-    number of ranks and workers, or with another batch size.
+    Its state is the position after the last batch trained on, not the last one fetched. A
+    checkpoint may be saved at any time. A run may resume with another number of ranks or workers,
+    or another batch size.
 
-    On CUDA batches are copied ahead to the Trainer's device, so that Lightning's own transfer finds them there; unless
-    a hook `on_before_batch_transfer` or `transfer_batch_to_device` wants them on the host.
+    On CUDA, batches are copied ahead to the Trainer's device. They are not if a hook
+    `on_before_batch_transfer` or `transfer_batch_to_device` needs them on the host.
 
-    Evaluation gives each sample once, over all ranks, the same way each time.
-    With streams the ranks may have unequal numbers of batches there, which is
-    refused where the strategy talks at each batch; give an `eval_loader` with
-    `steps` or `stop` then.
+    Evaluation delivers each sample once over all ranks, in the same order each time. With streams,
+    ranks may have different numbers of batches. If the strategy communicates at each batch, this is
+    an error: give an `eval_loader` with `steps` or `stop`.
+
+    Without a Trainer, `train_dataloader()` and the others return plain Loaders.
 
     Args:
-        train: A dataset or a stream; or a dict of datasets, which Lightning draws from side
-            by side (CombinedLoader, "max_size_cycle"; for "min_size" override
-            `train_dataloader` and wrap what it returns).
-        val: A dataset or a stream; or a list of them, or a dict by name, which are evaluated one after another. A list of
-            samples is one dataset.
-        test: The same.
-        predict: The same.
-        loader: The loaders' settings. `shuffle=None` means: training yes.
-        eval_loader: Those for val, test and predict; by default the same without
-            shuffling and dropping, and for streams in whole passes.
+        train: A dataset, a stream, or a factory: a function without arguments that returns one and
+            that `setup` calls in each process. A dict of these: each step draws one batch from each
+            (Lightning's CombinedLoader with "max_size_cycle"; for another mode override
+            `train_dataloader` and wrap its result).
+        val: The same, or a list of datasets: they are evaluated one after another, like those of a
+            dict. A list of samples is one dataset.
+        test: The same as val.
+        predict: The same as val.
+        loader: The loaders' settings. `shuffle=None` shuffles for training only.
+        eval_loader: Settings of the loaders for val, test and predict. Default: `loader` without
+            shuffling and dropping, and whole passes of streams.
 
-    In place of a dataset a zero-argument factory may be given, which `setup`
-    calls in each process. In a loop without a Trainer `train_dataloader()` gives Loaders as any others.
+    Example:
+        >>> data = lk.DataModule(
+        ...     train=lk.ArrayDataset({"x": torch.rand(10, 3), "y": torch.arange(10)}),
+        ...     val=lk.ArrayDataset({"x": torch.rand(4, 3), "y": torch.arange(4)}),
+        ...     loader=lk.LoaderConfig(batch_size=4, seed=1),
+        ... )
+        >>> data.setup("fit")
+        >>> [len(batch["y"]) for batch in data.train_dataloader()]
+        [4, 4, 2]
+        >>> next(iter(data.val_dataloader()))["y"]
+        tensor([0, 1, 2, 3])
     """
 
+    @suggest_arguments
     def __init__(
         self,
         train: Data = None,
@@ -98,7 +111,7 @@ class DataModule(pl.LightningDataModule):
 
     @override
     def __str__(self) -> str:
-        return repr(self)  # Lightning's makes loaders, in place of those in use
+        return repr(self)  # Lightning's would replace the loaders in use
 
     @property
     def eval_config(self) -> LoaderConfig:
@@ -118,7 +131,7 @@ class DataModule(pl.LightningDataModule):
 
     @property
     def batch_size(self) -> int | None:
-        """Samples a batch and rank; set by the Trainer's batch-size finder."""
+        """Number of samples in a batch of each rank; the Trainer's batch-size finder sets it."""
         return self.loader_config.batch_size
 
     @batch_size.setter
@@ -139,8 +152,8 @@ class DataModule(pl.LightningDataModule):
     def train_dataloader(self) -> Any:
         if self.trainer is not None and self.trainer.state.fn == "fit" and not self._position.is_of(self.trainer):
             raise RuntimeError(
-                f"DataModule: {type(self).__name__}.setup does not call super().setup(stage), without which a training can't "
-                "resume."
+                f"DataModule: {type(self).__name__}.setup does not call super().setup(stage). Call it: a training can't resume "
+                "without it."
             )
         before = self._position.replace_loaders()
         loaders = self._make("train", self._make_train)
@@ -149,7 +162,7 @@ class DataModule(pl.LightningDataModule):
 
     @property
     def val_dataloader(self) -> Callable[[], Any]:
-        """Makes the loaders for validation. A training without such data sees none, as with any DataModule without that method."""
+        """A function that returns the validation loaders; for a training without val data it returns none."""
         if self._given["val"] is None and self.trainer is not None and self.trainer.state.fn == "fit":
             return _no_val_dataloader
         return functools.partial(self._make, "val", self._make_eval)
@@ -177,7 +190,7 @@ class DataModule(pl.LightningDataModule):
             self._position.close()
 
     def _data(self, name: str) -> Data:
-        """Return the datasets of that name; factories are called the first time."""
+        """Return a stage's datasets; the first call calls their factories."""
         if name not in self._made:
             given = self._given[name]
             self._made[name] = None if given is None else map_data(name, given, make_dataset)
@@ -186,7 +199,7 @@ class DataModule(pl.LightningDataModule):
     def _make(self, name: str, make: Callable[[Any], Loader]) -> Any:
         if self._given[name] is None:
             raise ValueError(
-                f"DataModule: the Trainer asks for {name} data, and none was given. Pass DataModule({name}=...)."
+                f"DataModule: the Trainer needs {name} data, and there is none. Pass DataModule({name}=...)."
             )
         return map_data(name, self._data(name), make)
 
@@ -194,18 +207,18 @@ class DataModule(pl.LightningDataModule):
         config = self.loader_config
         shuffle = config.order is None and config.plan is None if config.shuffle is None else config.shuffle
         if is_stream(dataset):
-            shuffle = bool(config.shuffle)  # the stream says so itself
+            shuffle = bool(config.shuffle)  # a stream shuffles by its own settings
         if self.trainer is not None and self.trainer.overfit_batches:  # type: ignore[attr-defined]
             if is_stream(dataset):
                 raise ValueError(
-                    "DataModule: overfit_batches trains on the same batches each epoch, and the training data is a stream, "
-                    "which goes on. Give a dataset with an index, such as lk.ArrayDataset of some of its samples."
+                    "DataModule: overfit_batches needs the same batches in each epoch, and the training data is a stream, which "
+                    "continues. Give a dataset with an index, such as an lk.ArrayDataset of some of its samples."
                 )
             config = dataclasses.replace(config, order=None, plan=None, shuffle=None)
             shuffle = False  # the same batches each epoch
         together = self._made.get("train", self._given["train"])
         if isinstance(together, dict) and not is_stream(dataset) and any(map(is_stream, together.values())):
-            config = dataclasses.replace(config, steps=None, stop=None, store=None)  # they are the stream's
+            config = dataclasses.replace(config, steps=None, stop=None, store=None)  # only for the stream
         loader = self._make_loader(TrainLoader, dataset, config, shuffle)
         check_equal_ranks(self.trainer, loader, "train")
         self._position.add(loader)
@@ -214,16 +227,16 @@ class DataModule(pl.LightningDataModule):
     def _make_eval(self, dataset: Any) -> EvalLoader:
         config = self.eval_config
         if self._eval_config is None:
-            # Each sample once; what only streams have is nothing to other data.
+            # Each sample once; other data has no stream settings.
             config = dataclasses.replace(config, **({"stop": "each"} if is_stream(dataset) else {"store": None}))
         loader = self._make_loader(EvalLoader, dataset, config, bool(config.shuffle))
         check_equal_ranks(self.trainer, loader, "evaluation")
         return loader
 
     def _make_loader(self, kind: type[L], dataset: Any, config: LoaderConfig, shuffle: bool) -> L:
-        check_dataset("what a factory returned", dataset)
+        check_dataset("the factory's result", dataset)
         changes: dict[str, Any] = {"shuffle": shuffle}
-        if config.plan is not None:  # the rest is for evaluation
+        if config.plan is not None:  # the other settings are for evaluation
             changes |= {"batch_size": config.batch_size and 1, "drop_last": False, "tail": "keep"}
         if self.trainer is not None:
             if config.world is None:

@@ -1,4 +1,4 @@
-"""Lightning callbacks."""
+"""Lightning callbacks: SeedSteps and DataWaitCallback."""
 
 import math
 from typing import Any
@@ -13,14 +13,19 @@ from loaderkit.seeding.keys import derive_seed
 
 
 class SeedSteps(pl.Callback):
-    """Make the training step's own randomness, as in dropout, a function of (seed, rank, epoch, batch).
+    """Makes the training step's random numbers, such as dropout, a function of (seed, rank, epoch, batch).
 
-    Lightning's checkpoints hold no generator's state, so that a resumed run draws
-    other numbers than the uninterrupted one. With this callback both draw the
-    same, also in what happens to a batch on its way to the device.
+    Lightning's checkpoints hold no generator states, so a resumed run draws other numbers than the
+    uninterrupted one. With this callback both draw the same, also while a batch is transferred.
 
     Args:
-        seed: Of the steps; independent of the loader's.
+        seed: Seed of the steps, independent of the loader's.
+
+    Example:
+        >>> import lightning.pytorch as pl
+        >>> trainer = pl.Trainer(callbacks=[lk.SeedSteps(seed=3)], accelerator="cpu", logger=False)
+        >>> trainer.callbacks[0].seed
+        3
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -57,13 +62,13 @@ class SeedSteps(pl.Callback):
 
 
 def _begun(trainer: pl.Trainer) -> int:
-    """Return how many of the epoch's batches have begun: the hooks' own numbers begin anew where a step takes a dataloader_iter."""
+    """Return how many of the epoch's batches have begun; with a dataloader_iter, `batch_idx` does not count them all."""
     batches: int = trainer.fit_loop.epoch_loop.batch_progress.current.ready
     return batches
 
 
 def batches_done(trainer: pl.Trainer) -> tuple[int, bool]:
-    """Return how many of the epoch's batches went through the training step, and whether that was all of them."""
+    """Return (number of the epoch's batches that went through the training step, whether the epoch is over)."""
     progress: Any = trainer.fit_loop.epoch_loop.batch_progress
     done = progress.current.processed
     over = done == progress.current.ready and (progress.is_last_batch or done >= trainer.num_training_batches)
@@ -71,18 +76,26 @@ def batches_done(trainer: pl.Trainer) -> tuple[int, bool]:
 
 
 class DataWaitCallback(pl.Callback):
-    """Measures the share of each training step that is spent waiting for data, and logs it.
+    """Measures and logs the share of each training step that waits for data.
 
-    `DataWaitMonitor` says what is measured. A step is one batch, also where gradients accumulate; validation within an epoch
-    does not count. The share of the moving window stands in the progress bar, in `trainer.callback_metrics` and
-    in the loggers. Nothing is synchronised: each rank measures its own waits, and rank 0 shows its.
+    `DataWaitMonitor` defines the measurement. A step is one batch, even if gradients accumulate, and
+    excludes validation. The mean over a moving window appears in the progress bar, in
+    `trainer.callback_metrics` and in the loggers. Each rank measures its own waits; rank 0's are shown.
 
     Args:
-        name: Of the metric.
-        window: Steps of the moving window.
-        warmup: First steps that are left out.
-        warn_above: The share from which on a warning, given once, names the remedy; None gives none.
-        log_every: Batches between two updates of the progress bar. Loggers are told as often as the Trainer tells them.
+        name: The metric's name.
+        window: Number of steps in the moving window.
+        warmup: Number of first steps to leave out.
+        warn_above: Share above which one warning names a remedy; None never warns.
+        log_every: Batches between updates of the progress bar. Loggers get a value every
+            `log_every_n_steps` of the Trainer.
+
+    Example:
+        >>> import lightning.pytorch as pl
+        >>> callback = lk.DataWaitCallback(warn_above=0.2)
+        >>> trainer = pl.Trainer(callbacks=[callback], accelerator="cpu", logger=False)
+        >>> callback.name  # in trainer.callback_metrics
+        'data_wait'
     """
 
     def __init__(
@@ -110,7 +123,7 @@ class DataWaitCallback(pl.Callback):
         loaders = fit_loop._combined_loader.flattened
         monitor.begin(loaders[0] if len(loaders) == 1 else None)
         self._unhook()
-        # The loop gives these two to its fetcher, which calls them around each next(): there is no hook for that.
+        # The loop's fetcher calls these two around each next(). Lightning has no hook there.
         loop = self._loop = fit_loop.epoch_loop
         before, after = loop._on_before_fetch, loop._on_after_fetch
 
@@ -136,13 +149,13 @@ class DataWaitCallback(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step, every = self._loop._batches_that_stepped, trainer.log_every_n_steps  # type: ignore[attr-defined]
-        to_loggers = every and (step + 1) % every == 0 and step != self._logged_step  # once in an accumulation
+        to_loggers = every and (step + 1) % every == 0 and step != self._logged_step  # once for each optimizer step
         if not to_loggers and batch_idx % self.log_every:
             return
         share = self.monitor.share
         if math.isnan(share):
             return
-        # `self.log` would take some 0.4 ms, and copy to a GPU and back.
+        # `self.log` would take about 0.4 ms, and copy to the GPU and back.
         trainer.progress_bar_metrics[self.name] = share
         trainer.callback_metrics[self.name] = torch.tensor(share)
         if to_loggers:

@@ -1,7 +1,9 @@
-"""What is given to a DataModule for a stage: a dataset, a factory of one, or several of these."""
+"""Check the data that a DataModule gets for each stage: a dataset, a factory, a path, or several of these."""
 
+import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,8 @@ import torch.utils.data as torch_data
 
 from loaderkit.loader.checks import check_indexed
 
-Data = Any  # a dataset, a zero-argument factory of one, or a dict or list of those
+STAGES = ("train", "val", "test", "predict")
+Data = Any  # a dataset, a factory without arguments that returns one, or a dict or list of these
 
 
 def map_data(stage: str, data: Data, function: Callable[[Any], Any]) -> Any:
@@ -23,7 +26,7 @@ def map_data(stage: str, data: Data, function: Callable[[Any], Any]) -> Any:
 
 
 def check_data(stage: str, data: Data) -> None:
-    """Say what is no data, or may be read in two ways.
+    """Refuse a stage's data if it is not a dataset, or can be read in two ways.
 
     Raises:
         TypeError: If it is neither a dataset nor a factory.
@@ -32,14 +35,14 @@ def check_data(stage: str, data: Data) -> None:
     if isinstance(data, dict) and data and all(map(_is_array, data.values())):
         raise ValueError(
             f"DataModule: {stage} is a dict of arrays ({_names(data)}): the columns of one dataset, or several datasets? "
-            f"Give lk.ArrayDataset({stage}), or a dict with an lk.ArrayDataset of each."
+            f"Give lk.ArrayDataset({stage}), or a dict of lk.ArrayDatasets."
         )
     if isinstance(data, list | tuple) and data:
         first = data[0]
         if stage == "train" and isinstance(first, torch_data.Dataset):
             raise TypeError(
-                f"DataModule: train is a list of datasets ({type(first).__name__}), wanted one: torch.utils.data.ConcatDataset, "
-                "or a dict of datasets, which are drawn from side by side."
+                f"DataModule: train is a list of datasets ({type(first).__name__}), wanted one. Join them with "
+                "torch.utils.data.ConcatDataset, or give a dict to draw from all of them in parallel."
             )
         if stage != "train" and (isinstance(first, list) or _is_array(first)):
             raise ValueError(
@@ -49,36 +52,135 @@ def check_data(stage: str, data: Data) -> None:
     map_data(stage, data, lambda one: None if _is_factory(one) else check_dataset(stage, one))
 
 
-def check_dataset(what: str, one: Any) -> None:
-    """Say what is no dataset.
+def check_dataset(name: str, dataset: Any) -> None:
+    """Raise TypeError if this is not a dataset.
 
-    Raises:
-        TypeError: If it is none.
+    Args:
+        name: The value's name in the message.
+        dataset: Any value.
     """
-    if isinstance(one, torch_data.IterableDataset):
+    if isinstance(dataset, torch_data.IterableDataset):
         return
-    if isinstance(one, tuple):
-        check_indexed(one)
-    if isinstance(one, str | os.PathLike):
+    if isinstance(dataset, tuple):
+        check_indexed(dataset)
+    if isinstance(dataset, str | os.PathLike):
         raise TypeError(
-            f"DataModule: {what} is the path {os.fspath(one)!r}, wanted a dataset. For files: lk.ShardDataModule, "
+            f"DataModule: {name} is the path {os.fspath(dataset)!r}, wanted a dataset. For files: lk.ShardDataModule, "
             "lk.ImageDataModule, lk.TableDataModule, lk.TextDataModule, or a dataset such as lk.ParquetDataset(path)."
         )
-    if hasattr(one, "dataset") and hasattr(one, "batch_size") and hasattr(one, "__iter__"):
+    if hasattr(dataset, "dataset") and hasattr(dataset, "batch_size") and hasattr(dataset, "__iter__"):
         raise TypeError(
-            f"DataModule: {what} is a {type(one).__name__}, wanted its dataset. The loader's settings go to "
+            f"DataModule: {name} is a {type(dataset).__name__}, wanted its dataset. Pass the loader's settings as "
             "DataModule(..., loader=LoaderConfig(...))."
         )
-    if isinstance(one, Mapping | set | frozenset) or not (hasattr(one, "__getitem__") and hasattr(one, "__len__")):
+    indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if isinstance(dataset, Mapping | set | frozenset) or not indexed:
         raise TypeError(
-            f"DataModule: {what} is of type {type(one).__name__}, wanted a dataset with __len__ and __getitem__, a stream, or a "
-            "function without arguments that returns one."
+            f"DataModule: {name} is of type {type(dataset).__name__}, wanted a dataset with __len__ and __getitem__, a stream, "
+            "or a function without arguments that returns one."
         )
 
 
 def make_dataset(one: Any) -> Any:
-    """Return a dataset, called for if it is a factory."""
+    """Return the dataset; call it first if it is a factory."""
     return one() if _is_factory(one) else one
+
+
+@dataclass(frozen=True, slots=True)
+class StageData:
+    """The source of one dataset of a stage.
+
+    Args:
+        stage: "train", "val", "test" or "predict".
+        source: What the user gave: a path, columns, samples, ...
+        name: The dataset's name, if the stage has several.
+        is_share: Whether the dataset is a share of the training data.
+    """
+
+    stage: str
+    source: Any
+    name: str | None = None
+    is_share: bool = False
+
+    def __str__(self) -> str:
+        return self.stage if self.name is None else f"{self.stage} {self.name!r}"
+
+    @property
+    def key(self) -> str:
+        """The same for all datasets that are shares of one source."""
+        return "train" if self.is_share else str(self)
+
+
+def sources_by_stage(*, train: Any, val: Any, test: Any, predict: Any) -> dict[str, Any]:
+    """Return the sources by stage, without those that are None."""
+    sources = {"train": train, "val": val, "test": test, "predict": predict}
+    return {stage: source for stage, source in sources.items() if source is not None}
+
+
+def list_stage_data(
+    owner: str,
+    sources: Mapping[str, Any],
+    splits: Mapping[str, float] | None = None,
+    *,
+    several: Collection[str] = STAGES[1:],
+    is_several: Callable[[Any], bool] = lambda source: isinstance(source, Mapping),
+) -> list[StageData]:
+    """Return one StageData for each dataset.
+
+    Args:
+        owner: The DataModule's name, for messages.
+        sources: Source by stage; a dict of sources by name makes several datasets.
+        splits: Share of the training data by stage.
+        several: Stages that may have several datasets. Default: all but "train".
+        is_several: Returns whether a source is a dict of sources by name.
+
+    Raises:
+        ValueError: If a stage has several datasets but may not, or an empty dict. Also if splits
+            have no training data, or name a stage that has its own data.
+    """
+    shares = dict(splits or {})
+    own = set(shares) & set(sources) - {"train"}
+    if shares and (own or not {"train"} <= set(shares) <= set(STAGES) or "train" not in sources):
+        raise ValueError(
+            f"{owner}: splits={shares} with data for {sorted(sources)}; wanted shares of the training data, for train and for "
+            "stages without their own data."
+        )
+    found: list[StageData] = []
+    for stage, source in sources.items():
+        if not is_several(source):
+            found.append(StageData(stage, source, is_share=stage in shares))
+        elif stage not in several or not source:
+            raise ValueError(
+                f"{owner}: {stage} has {len(source)} datasets by name ({sorted(map(str, source))[:5]}), wanted "
+                + ("at least one." if stage in several else "one. Only val, test and predict may have several.")
+            )
+        else:
+            found += [StageData(stage, one, str(name)) for name, one in source.items()]
+    return found + [StageData(stage, sources["train"], is_share=True) for stage in shares if stage not in sources]
+
+
+def factories(stage_data: list[StageData], make: Callable[[StageData], Any]) -> dict[str, Any]:
+    """Return the arguments for DataModule: each stage's factory, or a dict of factories by name."""
+    found: dict[str, Any] = {}
+    for one in stage_data:
+        factory = functools.partial(make, one)
+        if one.name is None:
+            found[one.stage] = factory
+        else:
+            found.setdefault(one.stage, {})[one.name] = factory
+    return found
+
+
+def is_dict_of_tables(source: Any) -> bool:
+    """Return whether this is a dict of tables or paths by name; a dict of columns is one table."""
+    return isinstance(source, Mapping) and any(map(_is_table, source.values()))
+
+
+def _is_table(value: Any) -> bool:
+    if isinstance(value, str | os.PathLike | Mapping) or hasattr(value, "columns") or hasattr(value, "column_names"):
+        return True
+    rows = hasattr(value, "__getitem__") and hasattr(value, "__len__") and len(value) > 0
+    return rows and isinstance(next(iter(value)), Mapping)
 
 
 def _is_list_of_datasets(data: Any) -> bool:
@@ -92,7 +194,7 @@ def _is_factory(one: Any) -> bool:
 
 
 def _is_dataset(one: Any) -> bool:
-    """Say whether this can be nothing else than a dataset: containers are samples."""
+    """Return whether this can only be a dataset; containers may be samples."""
     if isinstance(one, torch_data.Dataset):
         return True
     container = isinstance(one, Mapping | list | tuple | str | bytes | torch.Tensor | np.ndarray | np.generic)

@@ -1,4 +1,4 @@
-"""A DataModule for pictures with boxes: COCO's annotation files, or a list of dicts."""
+"""A DataModule for pictures with boxes, from COCO annotation files or lists of dicts."""
 
 import dataclasses
 import hashlib
@@ -19,42 +19,57 @@ from loaderkit.datasets.combine import SubsetDataset
 from loaderkit.datasets.images.decode import decode_picture
 from loaderkit.datasets.splits import split
 from loaderkit.lightning.base import DataModule
-from loaderkit.lightning.parts import Part, factories, given_stages, parts_of
+from loaderkit.lightning.check_data import StageData, factories, list_stage_data, sources_by_stage
 from loaderkit.loader.config import LoaderConfig
+from loaderkit.system.suggest import suggest_arguments
 
 DetectionData = str | os.PathLike[str] | Sequence[Mapping[str, Any]]
 Transform = Callable[[Any, Any], Any]
 
 
 class DetectionDataModule(DataModule):
-    """Trains detectors: a batch is (pictures, targets), as `DetectionCollate` makes it.
+    """Trains detectors: a batch is (pictures, targets), made by `DetectionCollate`.
 
-    Labels begin with 1, as torchvision's detectors want them: 0 is the background. Pictures stay uint8 until they are on
-    the device; there `on_after_batch_transfer` scales them to [0, 1].
+    Labels start at 1, because 0 is the background in torchvision's detectors. Pictures stay uint8
+    until they are on the device, where `on_after_batch_transfer` scales them to [0, 1].
 
     Args:
-        train: A JSON file as COCO's; or a list of dicts with `image` (a path, or uint8 (3, H, W)), `boxes` (N, 4), `labels`
-            (N,), each a name of `classes`, and what else belongs to the target.
-        val: The same; or a dict of these by name: several sets, one after another, and `dataloader_idx` counts them.
+        train: A JSON file in COCO's format, or a list of dicts with `image` (a path, or uint8 (3, H, W)),
+            `boxes` (N, 4), `labels` (N,), which are names of `classes`, and any other fields of the
+            target.
+        val: The same, or a dict of these by name: several datasets, evaluated one after another;
+            `dataloader_idx` counts them.
         test: The same as val.
-        predict: The same; dicts need neither boxes nor labels there.
-        root: The folder that pictures' paths begin in; by default that of the JSON file.
-        classes: Their names; by default COCO's categories by their ids, or those in the training data, sorted.
-        box_format: Of boxes in dicts, in pixels: "XYXY", "XYWH" or "CXCYWH".
-        masks: Whether to draw COCO's segmentations.
-        images: How pictures are batched: see `DetectionCollate`.
-        train_transform: From a picture and its target to others, such as torchvision's v2 transforms: boxes and masks are
-            tv_tensors, and go along. One that drops boxes has to drop their `area` and `iscrowd` too. Its random numbers are the sample's own.
+        predict: The same as val. The dicts need no boxes and no labels.
+        root: Folder of relative picture paths. Default: the JSON file's folder.
+        classes: The classes' names. Default: COCO's categories in the order of their ids, or the sorted
+            labels of the training data.
+        box_format: Format of the dicts' boxes, in pixels: "XYXY", "XYWH" or "CXCYWH".
+        masks: Whether to rasterise COCO's segmentations.
+        images: How to batch pictures: see `DetectionCollate`.
+        train_transform: Maps (picture, target) to another pair, such as a torchvision v2 transform. Boxes
+            and masks are tv_tensors, so they follow the picture. A transform that drops boxes must drop
+            their `area` and `iscrowd` too. It draws the sample's own random numbers.
         eval_transform: The same for val, test and predict.
-        splits: Shares of the training data, such as {"train": 0.9, "val": 0.1}, chosen by the pictures' paths (or numbers).
+        splits: Shares of the training data, such as {"train": 0.9, "val": 0.1}. A picture's path, or its
+            number, decides its share.
         loader: The loaders' settings.
-        eval_loader: Those for val, test and predict.
+        eval_loader: Settings of the loaders for val, test and predict.
 
     Raises:
-        FileNotFoundError: When the data is read, if a file is missing.
-        ValueError: If settings contradict each other, or the data is not what it should be.
+        FileNotFoundError: If a file is missing when the data is read.
+        ValueError: If settings contradict each other, or the data is invalid.
+
+    Example:
+        >>> samples = [{"image": torch.zeros(3, 8, 8, dtype=torch.uint8), "boxes": [[0, 0, 4, 4]], "labels": ["cat"]}]
+        >>> data = lk.DetectionDataModule(train=samples, loader=lk.LoaderConfig(batch_size=1))
+        >>> data.setup("fit")
+        >>> pictures, targets = next(iter(data.train_dataloader()))
+        >>> pictures[0].shape, targets[0]["boxes"].shape, targets[0]["labels"], data.num_classes
+        (torch.Size([3, 8, 8]), torch.Size([1, 4]), tensor([1]), 2)
     """
 
+    @suggest_arguments
     def __init__(
         self,
         train: DetectionData | None = None,
@@ -73,10 +88,10 @@ class DetectionDataModule(DataModule):
         loader: LoaderConfig | None = None,
         eval_loader: LoaderConfig | None = None,
     ) -> None:
-        given = given_stages(train=train, val=val, test=test, predict=predict)
+        sources = sources_by_stage(train=train, val=val, test=test, predict=predict)
         self._splits = dict(splits or {})
-        self._parts = parts_of("DetectionDataModule", given, splits)
-        super().__init__(**factories(self._parts, self._open), loader=loader, eval_loader=eval_loader)
+        self._stage_data = list_stage_data("DetectionDataModule", sources, splits)
+        super().__init__(**factories(self._stage_data, self._open), loader=loader, eval_loader=eval_loader)
         collate = DetectionCollate(images=images)
         if self.loader_config.collate_fn is None:
             self.loader_config = _with(self.loader_config, collate)
@@ -86,24 +101,24 @@ class DetectionDataModule(DataModule):
         self._classes = None if classes is None else list(classes)
         self._box_format, self._masks = box_format, masks
         self._transforms = (train_transform, eval_transform)
-        self._read: dict[str, _Source] = {}
+        self._annotations: dict[str, _Annotations] = {}
 
     @property
     def classes(self) -> list[str]:
-        """The classes' names; that of label 1 is the first.
+        """Names of the classes; the first one has label 1.
 
         Raises:
-            ValueError: If neither the data nor the caller names them.
+            ValueError: If neither the data nor `classes=` names them.
         """
         if self._classes is None:
-            if not self._parts:
-                raise ValueError("DetectionDataModule: no classes: there is no data. Name them: classes=[...].")
-            self._classes = self._source(self._parts[0]).names()
+            if not self._stage_data:
+                raise ValueError("DetectionDataModule: no classes, because there is no data. Give classes=[...].")
+            self._classes = self._read(self._stage_data[0]).names()
         return self._classes
 
     @property
     def num_classes(self) -> int:
-        """Number of classes, the background included."""
+        """Number of classes, including the background."""
         return len(self.classes) + 1
 
     @override
@@ -113,32 +128,34 @@ class DetectionDataModule(DataModule):
         return (made, *batch[1:])
 
     def to_input(self, pictures: Tensor) -> Tensor:
-        """Turn pictures on the device (C, H, W) or (B, C, H, W) into the model's input, float32 in [0, 1]."""
+        """Return the model's input, float32 in [0, 1], for pictures (C, H, W) or (B, C, H, W) on the device."""
         return pictures.float().div_(255) if pictures.dtype == torch.uint8 else pictures
 
-    def _open(self, part: Part) -> Any:
-        source = self._source(part)
+    def _open(self, data: StageData) -> Any:
+        annotations = self._read(data)
         dataset = BoxedPictures(
-            source.samples,
+            annotations.samples,
             self.classes,
-            category_ids=source.category_ids(self.classes),
-            reads=DetectionCollate(box_format=self._box_format, masks=self._masks),
-            transform=self._transforms[part.stage != "train"],
+            category_ids=annotations.category_ids(self.classes),
+            targets=DetectionCollate(box_format=self._box_format, masks=self._masks),
+            transform=self._transforms[data.stage != "train"],
         )
-        if not part.is_share:
+        if not data.is_share:
             return dataset
-        sides = split(list(range(len(dataset))), self._splits, seed=self.loader_config.seed, group_by=source.pictures)
-        return SubsetDataset(dataset, sides.indices(part.stage))
+        shares = split(
+            list(range(len(dataset))), self._splits, seed=self.loader_config.seed, group_by=annotations.pictures
+        )
+        return SubsetDataset(dataset, shares.indices(data.stage))
 
-    def _source(self, part: Part) -> "_Source":
-        name, data = part.source, part.data
-        if name not in self._read:
-            self._read[name] = (
-                _read_coco(Path(data), self._root)
-                if isinstance(data, str | os.PathLike)
-                else _read_dicts(data, self._root, part.is_share or part.stage != "predict")
+    def _read(self, data: StageData) -> "_Annotations":
+        key, source = data.key, data.source
+        if key not in self._annotations:
+            self._annotations[key] = (
+                _read_coco(Path(source), self._root)
+                if isinstance(source, str | os.PathLike)
+                else _read_dicts(source, self._root, data.is_share or data.stage != "predict")
             )
-        return self._read[name]
+        return self._annotations[key]
 
 
 class BoxedPictures:
@@ -147,9 +164,9 @@ class BoxedPictures:
     Args:
         samples: Dicts with `image`, and `annotations` or the target's fields.
         classes: Names of the labels 1, 2, ...
-        category_ids: The label of each of COCO's categories.
-        reads: Says what boxes look like.
-        transform: From a picture and its target to others.
+        category_ids: Label of each COCO category.
+        targets: The box format, and whether to rasterise masks.
+        transform: Maps (picture, target) to another pair.
     """
 
     def __init__(
@@ -158,13 +175,13 @@ class BoxedPictures:
         classes: Sequence[str],
         *,
         category_ids: Mapping[int, int] | None,
-        reads: DetectionCollate,
+        targets: DetectionCollate,
         transform: Transform | None,
     ) -> None:
         self.samples, self.transform = samples, transform
         self._labels = {name: label for label, name in enumerate(classes, 1)}
-        self._reads = DetectionCollate(
-            box_format=reads.box_format, masks=reads.masks and category_ids is not None, classes=category_ids
+        self._targets = DetectionCollate(
+            box_format=targets.box_format, masks=targets.masks and category_ids is not None, classes=category_ids
         )
 
     def __len__(self) -> int:
@@ -183,8 +200,8 @@ class BoxedPictures:
         if "labels" in target:
             target["labels"] = [self._label(label, index) for label in _names_of(target["labels"])]
         elif "annotations" not in target:
-            target |= {"boxes": torch.zeros(0, 4), "labels": []}  # to predict
-        (picture,), (target,) = self._reads([(torch.as_tensor(picture), target)])
+            target |= {"boxes": torch.zeros(0, 4), "labels": []}  # for prediction
+        (picture,), (target,) = self._targets([(torch.as_tensor(picture), target)])
         return (picture, target) if self.transform is None else self.transform(picture, target)
 
     def fingerprint(self) -> str:
@@ -203,8 +220,14 @@ class BoxedPictures:
         return self._labels[label]
 
 
-class _Source:
-    """Samples, what tells their pictures apart wherever the folder is, and COCO's categories (id to name) where there are some."""
+class _Annotations:
+    """The samples of one source.
+
+    Args:
+        samples: Dicts with `image`, and `annotations` or the target's fields.
+        pictures: Each picture's path without the folder, or its number.
+        categories: COCO's categories, id to name; None for lists of dicts.
+    """
 
     def __init__(
         self, samples: list[Mapping[str, Any]], pictures: list[str], categories: dict[int, str] | None
@@ -212,18 +235,19 @@ class _Source:
         self.samples, self.pictures, self._categories = samples, pictures, categories
 
     def names(self) -> list[str]:
+        """Return the classes' names, in the order of their labels."""
         if self._categories is not None:
             return [self._categories[number] for number in sorted(self._categories)]
         found = {label for sample in self.samples for label in _names_of(sample.get("labels", ()))}
         if numbers := [label for label in found if not isinstance(label, str)]:
             raise ValueError(
-                f"DetectionDataModule: labels are {type(numbers[0]).__name__}s such as {numbers[0]!r}, wanted names; or say which "
-                "labels become 1, 2, ...: classes=[...]."
+                f"DetectionDataModule: labels are {type(numbers[0]).__name__}s such as {numbers[0]!r}, wanted names. Or list the "
+                "labels that become 1, 2, ...: classes=[...]."
             )
         return sorted(found)
 
     def category_ids(self, classes: Sequence[str]) -> dict[int, int] | None:
-        """Return the label of each category."""
+        """Return the label of each category id."""
         if self._categories is None:
             return None
         unknown = sorted(set(self._categories.values()) - set(classes))
@@ -237,16 +261,16 @@ def _with(config: LoaderConfig, collate: DetectionCollate) -> LoaderConfig:
 
 
 def _names_of(labels: Any) -> list[Any]:
-    """Return labels as Python's own values, whatever they are in."""
+    """Return labels as plain Python values."""
     return [label.item() if hasattr(label, "item") else label for label in labels]
 
 
 def _plain(value: Any) -> Any:
-    """Return numbers as lists, whatever they are in."""
+    """Return numbers, arrays or tensors as nested lists."""
     try:
         return np.asarray(value).tolist()
-    except ValueError:  # parts of unequal sizes, as polygons have
-        return [_plain(part) for part in value]
+    except ValueError:  # polygons of different lengths
+        return [_plain(one) for one in value]
 
 
 def _decode(path: Path) -> Tensor:
@@ -257,14 +281,14 @@ def _decode(path: Path) -> Tensor:
 
 
 def _picture_names(samples: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return each picture's path as it was given, or its number."""
+    """Return each picture's path as given, or its number."""
     return [
         str(sample["image"]) if isinstance(sample["image"], str | os.PathLike) else str(number)
         for number, sample in enumerate(samples)
     ]
 
 
-def _read_dicts(data: Sequence[Mapping[str, Any]], root: Path | None, labelled: bool) -> _Source:
+def _read_dicts(data: Sequence[Mapping[str, Any]], root: Path | None, labelled: bool) -> _Annotations:
     wanted = ("image", "boxes", "labels") if labelled else ("image",)
     for index, sample in enumerate(data):
         if not isinstance(sample, Mapping) or not sample.keys() >= set(wanted):
@@ -276,10 +300,10 @@ def _read_dicts(data: Sequence[Mapping[str, Any]], root: Path | None, labelled: 
         else sample
         for sample in data
     ]
-    return _Source(samples, _picture_names(data), None)
+    return _Annotations(samples, _picture_names(data), None)
 
 
-def _read_coco(path: Path, root: Path | None) -> _Source:
+def _read_coco(path: Path, root: Path | None) -> _Annotations:
     try:
         content = json.loads(path.read_bytes())
         by_picture: dict[int, list[Any]] = {int(picture["id"]): [] for picture in content["images"]}
@@ -296,7 +320,7 @@ def _read_coco(path: Path, root: Path | None) -> _Source:
         ]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path}: can't be read as COCO's annotations ({type(error).__name__}: {error}); wanted images, annotations with the "
-            "ids of these, and categories."
+            f"{path}: can't be read as COCO annotations ({type(error).__name__}: {error}); wanted images, annotations with "
+            "their ids, and categories."
         ) from error
-    return _Source(samples, [str(picture["file_name"]) for picture in content["images"]], categories)
+    return _Annotations(samples, [str(picture["file_name"]) for picture in content["images"]], categories)

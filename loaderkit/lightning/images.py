@@ -1,4 +1,4 @@
-"""A DataModule for labelled pictures: folders, torchvision's datasets, tar shards; normalised on the device."""
+"""A DataModule for labelled pictures in folders, tar shards or torchvision's datasets."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +20,10 @@ from loaderkit.datasets.images.torchvision import (
 from loaderkit.datasets.remote.urls import Urls, expand
 from loaderkit.datasets.tar.dataset import TarDataset
 from loaderkit.lightning.base import DataModule
-from loaderkit.lightning.parts import STAGES, Part, factories, given_stages, parts_of
+from loaderkit.lightning.check_data import STAGES, StageData, factories, list_stage_data, sources_by_stage
 from loaderkit.lightning.shards import index_shards
 from loaderkit.loader.config import LoaderConfig
+from loaderkit.system.suggest import suggest_arguments
 
 Transform = Callable[[Any], Any]
 FOLDERS = ("train", "val", "test")
@@ -32,41 +33,56 @@ _PICTURES = tuple(extension.removeprefix(".") for extension in EXTENSIONS)
 class ImageDataModule(DataModule):
     """Trains on pictures with labels: a batch is (pictures (B, 3, H, W), labels (B,) int64).
 
-    Pictures are read as uint8 RGB and stay uint8 until they are on the device, a quarter of the bytes. There
-    `on_after_batch_transfer` hands them to `to_input`, which scales them to [0, 1] and normalises
-    them; override it for more, such as mixing pictures.
+    Pictures are read as uint8 RGB. They stay uint8 until they are on the device, which saves three
+    quarters of the bytes. There `on_after_batch_transfer` calls `to_input`, which scales them to
+    [0, 1] and normalises them. Override `to_input` for more, such as mixing pictures.
 
     Args:
-        root: A folder with the folders train/, val/ and test/ (each is optional), which have a folder of
-            pictures for each class, or tar shards; or a folder of classes itself: all of it is training data. With
-            `dataset`: where torchvision keeps it.
+        root: A folder with any of the folders train/, val/ and test/. Each holds one folder of pictures
+            for each class, or tar shards. A folder of classes alone is training data. With `dataset`:
+            torchvision's folder for that dataset.
         dataset: Name of a torchvision dataset, such as "CIFAR10".
-        splits: Which of its splits is which part, such as {"train": "train", "val": "test"}, or with True and False
-            where its class has `train=`; by default its training and test data, under these names. For evaluation a dict
-            of splits by name is several sets.
-        options: The torchvision dataset's other settings.
-        download: Whether torchvision may download it.
-        train: In place of `root`: a folder of classes, or tar shards (a path, folder, glob or URL, or a list of them).
-        val: The same; or a dict of these by name: several sets, one after another, and `dataloader_idx` counts them.
+        splits: The dataset's split for each stage, such as {"train": "train", "val": "test"}. If its
+            class takes `train=`, the splits are True and False. Default: its training and test data as
+            "train" and "test". A dict of splits by name makes several evaluation datasets.
+        options: Other arguments of the torchvision dataset.
+        download: Whether torchvision may download the dataset.
+        train: Instead of `root`: a folder of classes, or tar shards (a path, folder, glob or URL, or a
+            list of these).
+        val: The same, or a dict of these by name: several datasets, evaluated one after another;
+            `dataloader_idx` counts them.
         test: The same as val.
-        predict: The same; pictures in tar shards need no label there.
-        label: Extension of the files in tar shards that hold the label.
-        classes: Their names; needed for tar shards, which have only numbers.
-        size: Of all pictures, (height, width) or one number for both: they are scaled until they cover it, and cut.
-        train_transform: From a training picture, uint8 (3, H, W), to what takes its place, such as
-            torchvision's v2 transforms; its random numbers are the sample's own.
+        predict: The same as val. Tar shards need no labels here.
+        label: Extension of the label's file in tar shards.
+        classes: The classes' names. Tar shards hold only numbers, so they need it.
+        size: Size of all pictures, (height, width) or one number for both. Pictures are scaled to
+            cover it, then cropped.
+        train_transform: Maps a training picture, uint8 (3, H, W), to another, such as a torchvision v2
+            transform. It draws the sample's own random numbers.
         eval_transform: The same for val, test and predict.
-        mean: Of the three channels, in [0, 1]; taken off on the device.
-        std: The same, divided by.
-        index_dir: Where tar shards' index files lie; beside local shards by default.
+        mean: Mean of each channel, in [0, 1]; subtracted on the device.
+        std: Standard deviation of each channel; divided by on the device.
+        index_dir: Folder of the tar shards' index files. Default: next to local shards.
         loader: The loaders' settings.
-        eval_loader: Those for val, test and predict.
+        eval_loader: Settings of the loaders for val, test and predict.
 
     Raises:
         FileNotFoundError: If there is no such folder, class, shard or dataset.
         ValueError: If settings contradict each other, or classes differ between folders.
+
+    Example:
+        >>> from PIL import Image
+        >>> for name in ("cat", "dog"):
+        ...     Path("train", name).mkdir(parents=True)
+        ...     Image.new("RGB", (8, 8)).save(Path("train", name, "0.png"))
+        >>> data = lk.ImageDataModule(".", loader=lk.LoaderConfig(batch_size=2))
+        >>> data.setup("fit")
+        >>> pictures, labels = next(iter(data.train_dataloader()))
+        >>> pictures.shape, pictures.dtype, labels.dtype, data.classes
+        (torch.Size([2, 3, 8, 8]), torch.uint8, torch.int64, ['cat', 'dog'])
     """
 
+    @suggest_arguments
     def __init__(
         self,
         root: str | os.PathLike[str] | None = None,
@@ -90,20 +106,21 @@ class ImageDataModule(DataModule):
         loader: LoaderConfig | None = None,
         eval_loader: LoaderConfig | None = None,
     ) -> None:
-        given = given_stages(train=train, val=val, test=test, predict=predict)
-        if (root is None) == (not given) and dataset is None:
+        sources = sources_by_stage(train=train, val=val, test=test, predict=predict)
+        if (root is None) == (not sources) and dataset is None:
             raise ValueError(
-                f"ImageDataModule: found root={root!r} and {sorted(given)}, wanted root, or parts such as train and val."
+                f"ImageDataModule: found root={root!r} and {sorted(sources)}, wanted either root, or stages such as train= and "
+                "val=."
             )
-        if dataset is not None and (root is None or given):
-            raise ValueError(f"ImageDataModule: dataset={dataset!r} lies in a root=, and has no train=, val= or test=.")
+        if dataset is not None and (root is None or sources):
+            raise ValueError(f"ImageDataModule: dataset={dataset!r} needs root=, and takes no train=, val= or test=.")
         self._root, self._download, self._options = root, download, dict(options or {})
         self._kind = None if dataset is None else torchvision_kind(dataset)
         if self._kind is not None:
-            given = dict(splits or default_splits(self._kind))
+            sources = dict(splits or default_splits(self._kind))
         elif root is not None:
-            given = dict(_folders_of(Path(root)))
-        self._parts = parts_of("ImageDataModule", given)
+            sources = dict(_folders_of(Path(root)))
+        self._stage_data = list_stage_data("ImageDataModule", sources)
         self._label, self._index_dir = label, index_dir
         self._classes = None if classes is None else list(classes)
         sizes = (size, size) if isinstance(size, int) else size
@@ -112,15 +129,15 @@ class ImageDataModule(DataModule):
             for stage in STAGES
             for transform in [train_transform if stage == "train" else eval_transform]
         }
-        super().__init__(**factories(self._parts, self._open), loader=loader, eval_loader=eval_loader)
+        super().__init__(**factories(self._stage_data, self._open), loader=loader, eval_loader=eval_loader)
         self.mean, self.std = mean, std
 
     @property
     def classes(self) -> list[str]:
-        """The classes' names, each at the place of its label; read from the first folder's names.
+        """Names of the classes, in the order of their labels; read from the first folder.
 
         Raises:
-            ValueError: If neither the data nor the caller names them.
+            ValueError: If neither the data nor `classes=` names them.
         """
         if self._classes is None:
             self._classes = self._find_classes()
@@ -134,12 +151,12 @@ class ImageDataModule(DataModule):
     @override
     def prepare_data(self) -> None:
         if self._kind is None:
-            tars = [part.data for part in self._parts if not _is_class_folder(part.data)]
+            tars = [one.source for one in self._stage_data if not _is_class_folder(one.source)]
             shards = [shard for urls in tars for shard in expand(urls, TarDataset.suffixes)]
             index_shards(dict.fromkeys(shards, TarDataset), index_dir=self._index_dir)
         elif self._download:
-            for part in self._parts:
-                self._open_torchvision(part, download=True)
+            for one in self._stage_data:
+                self._open_torchvision(one, download=True)
 
     @override
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
@@ -148,7 +165,7 @@ class ImageDataModule(DataModule):
         return self.to_input(batch)
 
     def to_input(self, pictures: Tensor) -> Tensor:
-        """Turn a batch of pictures on the device (B, 3, H, W) into the model's input, float32."""
+        """Return the model's input, float32 (B, 3, H, W), for a batch of pictures on the device."""
         if pictures.dtype == torch.uint8:
             pictures = pictures.float().div_(255)
         if tuple(self.mean) == (0, 0, 0) and tuple(self.std) == (1, 1, 1):
@@ -157,38 +174,38 @@ class ImageDataModule(DataModule):
         std = torch.tensor(self.std, dtype=pictures.dtype, device=pictures.device)[:, None, None]
         return (pictures - mean) / std
 
-    def _open(self, part: Part) -> Any:
-        transform = self._transforms[part.stage]
+    def _open(self, data: StageData) -> Any:
+        transform = self._transforms[data.stage]
         if self._kind is not None:
-            return LabelledPictures(self._open_torchvision(part, download=False), transform)
-        if not _is_class_folder(part.data):
-            labelled = _Labelled(self._label, part.stage != "predict", transform)
-            return TarDataset(part.data, transform=labelled, index_dir=self._index_dir)
-        folder = ImageFolder(Path(part.data), transform=transform, allow_empty=part.stage != "train")
+            return LabelledPictures(self._open_torchvision(data, download=False), transform)
+        if not _is_class_folder(data.source):
+            labelled = _Labelled(self._label, data.stage != "predict", transform)
+            return TarDataset(data.source, transform=labelled, index_dir=self._index_dir)
+        folder = ImageFolder(Path(data.source), transform=transform, allow_empty=data.stage != "train")
         if folder.classes != self.classes:
             raise ValueError(
-                f"ImageDataModule: {part} has the classes {folder.classes}, wanted {self.classes}. "
-                "Labels are the places of the names: give each part the same folders, if need be empty ones."
+                f"ImageDataModule: {data} has the classes {folder.classes}, wanted {self.classes}. Labels number the sorted "
+                "folders, so each stage needs the same folders. Add empty ones."
             )
         return folder
 
-    def _open_torchvision(self, part: Part, *, download: bool) -> Any:
+    def _open_torchvision(self, data: StageData, *, download: bool) -> Any:
         root = "" if self._root is None else self._root
-        return open_torchvision(self._kind, part.data, root, download=download, options=self._options)
+        return open_torchvision(self._kind, data.source, root, download=download, options=self._options)
 
     def _find_classes(self) -> list[str]:
         if self._kind is None:
-            folders = [part.data for part in self._parts if _is_class_folder(part.data)]
+            folders = [one.source for one in self._stage_data if _is_class_folder(one.source)]
             found = _class_names(Path(folders[0])) if folders else None
         else:
-            found = getattr(self._open_torchvision(self._parts[0], download=self._download), "classes", None)
+            found = getattr(self._open_torchvision(self._stage_data[0], download=self._download), "classes", None)
         if found is None:
-            raise ValueError("ImageDataModule: the data does not name its classes. Name them: classes=[...].")
+            raise ValueError("ImageDataModule: the data does not name its classes. Give classes=[...].")
         return [str(name) for name in found]
 
 
 class _Labelled:
-    """From a tar sample to (picture, label); without a label to the picture."""
+    """Maps a tar sample to (picture, label), or to the picture if there is no label."""
 
     def __init__(self, label: str, needed: bool, transform: Transform | None) -> None:
         self.label, self.needed, self.transform = label, needed, transform
@@ -198,7 +215,7 @@ class _Labelled:
         if len(found) != 1 or (self.needed and self.label not in sample):
             raise ValueError(
                 f"ImageDataModule: sample {sample['__key__']!r} has the files {sorted(set(sample) - {'__key__'})}, "
-                f"wanted one picture, and its label as {self.label!r} (label=)."
+                f"wanted one picture and a label {self.label!r} (label=)."
             )
         picture = sample[found[0]]
         picture = picture if self.transform is None else self.transform(picture)
@@ -206,18 +223,18 @@ class _Labelled:
 
 
 def _folders_of(root: Path) -> dict[str, Urls]:
-    """Find the parts of a folder: those named as such, or else all of it is training data."""
+    """Return the folders train/, val/ and test/, or the whole folder as training data if there are none."""
     if not root.is_dir():
         raise FileNotFoundError(
-            f"ImageDataModule: no folder at {root}, wanted one with train/, val/ and test/, or with classes. Tar shards by name: "
-            "train=, val=; a torchvision dataset: root= and dataset='CIFAR10'."
+            f"ImageDataModule: no folder at {root}, wanted one with train/, val/ and test/, or with classes. For tar shards "
+            "give train= and val=; for a torchvision dataset root= and dataset='CIFAR10'."
         )
     found: dict[str, Urls] = {name: root / name for name in FOLDERS if (root / name).is_dir()}
     return found or {"train": root}
 
 
 def _is_class_folder(urls: Urls) -> bool:
-    """Say whether this is a folder without tar shards in it."""
+    """Return whether this is a folder without tar shards."""
     if not isinstance(urls, str | os.PathLike) or not Path(urls).is_dir():
         return False
     with os.scandir(urls) as entries:

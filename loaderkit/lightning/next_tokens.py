@@ -1,4 +1,4 @@
-"""Padded texts with their next tokens as labels."""
+"""Pad texts and add the next tokens as labels."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -8,16 +8,16 @@ import torch
 
 from loaderkit.collate.pad import PadCollate
 
-_IGNORED = -100  # what torch's cross_entropy leaves out
+_IGNORED = -100  # the default ignore_index of torch's cross_entropy
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NextTokens:
-    """A collate function that pads texts and adds `labels`: the next token at each place.
+    """A collate function that pads texts and adds `labels`: for each token the next one.
 
     Args:
-        pad: Pads `tokens` on the right, and adds their lengths.
-        overlapping: Whether a text's last token is only the label of the one before.
+        pad: Pads `tokens` on the right and adds their lengths.
+        overlapping: Whether to use a text's last token only as a label.
     """
 
     draws_nothing: ClassVar[bool] = True
@@ -29,7 +29,7 @@ class NextTokens:
         return self._label(self.pad(samples))
 
     def collate_batch(self, batch: Any) -> dict[str, Any]:
-        """Return the same for what a dataset's `read_batch` returns."""
+        """Return the same for the result of a dataset's `read_batch`."""
         return self._label(self.pad.collate_batch(batch))
 
     def _label(self, batch: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A DataModule for data in shards: formats by suffix, indexes made once a node."""
+"""A DataModule for shards: the suffix decides the format, and each node writes missing indexes once."""
 
 import inspect
 import os
@@ -13,42 +13,54 @@ from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls, expand
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.lightning.base import DataModule
-from loaderkit.lightning.parts import STAGES, Part, factories, given_stages, parts_of
+from loaderkit.lightning.check_data import STAGES, StageData, factories, list_stage_data, sources_by_stage
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.system.progress import with_progress
+from loaderkit.system.suggest import suggest_argument, suggest_arguments
 
 Transform = Callable[[Any], Any]
 
 
 class ShardDataModule(DataModule):
-    """Trains on shards, found by path, folder, glob or URL.
+    """Trains on shards, given by path, folder, glob or URL.
 
-    Each part is one dataset over all its shards. `prepare_data` indexes those that have
-    no index, once a node; for many large shards `loaderkit index` does it in parallel.
+    All shards of a stage are one dataset. `prepare_data` indexes shards without an index, once on
+    each node. For many large shards, `loaderkit index` does this in parallel.
 
     Args:
-        train: A path, folder, glob or URL, or a list of them: one dataset. A dict of these by name is several, which
-            are drawn from side by side.
-        val: The same; several are evaluated one after another, and `dataloader_idx` counts them.
-        test: The same.
-        predict: The same.
-        format: Name of the format, such as "tar", "parquet", "csv" or "tokens", or MODULE:CLASS of one's own; by
-            default the suffix says it.
-        options: The dataset's other settings, such as {"length": 1025, "dtype": "uint16"} for tokens, or
-            {"storage": Storage(...)} for shards that are remote.
-        train_transform: From a training sample to what is collated; its random numbers are the sample's own.
+        train: A path, folder, glob or URL, or a list of these: one dataset. A dict of these by name
+            is several datasets, from which each step draws one batch each.
+        val: The same. Several datasets are evaluated one after another; `dataloader_idx` counts them.
+        test: The same as val.
+        predict: The same as val.
+        format: The format's name, such as "tar", "parquet", "csv" or "tokens", or MODULE:CLASS.
+            Default: decide by suffix.
+        options: Other arguments of the format's dataset, such as {"length": 1025, "dtype": "uint16"}
+            for tokens, or {"storage": Storage(...)} for remote shards.
+        train_transform: Maps a training sample to what the collate function gets. It draws the
+            sample's own random numbers.
         eval_transform: The same for val, test and predict.
-        index_dir: Where index files lie; beside local shards by default. Nodes that don't share the shards' folder
-            index on their own.
+        index_dir: Folder of the index files. Default: next to local shards. If nodes do not share
+            this folder, each node writes its own indexes.
         loader: The loaders' settings.
-        eval_loader: Those for val, test and predict.
+        eval_loader: Settings of the loaders for val, test and predict.
 
     Raises:
         FileNotFoundError: In `prepare_data` and `setup`, if there are no shards.
-        ValueError: If a format is not known, or not clear from the suffix.
-        ShardError: If a shard is not what it should be.
+        ValueError: If the format is unknown, or the suffix fits several formats.
+        ShardError: If a shard can't be read.
+
+    Example:
+        >>> _ = Path("a.jsonl").write_text('{"x": 1, "y": 0}' + chr(10) + '{"x": 2, "y": 1}')
+        >>> data = lk.ShardDataModule(train="*.jsonl", loader=lk.LoaderConfig(batch_size=2))
+        >>> data.prepare_data()
+        >>> data.setup("fit")
+        >>> batch = next(iter(data.train_dataloader()))
+        >>> sorted(batch), batch["x"].shape, batch["x"].dtype
+        (['x', 'y'], torch.Size([2]), torch.int64)
     """
 
+    @suggest_arguments
     def __init__(
         self,
         train: Urls | Mapping[str, Urls] | None = None,
@@ -64,50 +76,51 @@ class ShardDataModule(DataModule):
         loader: LoaderConfig | None = None,
         eval_loader: LoaderConfig | None = None,
     ) -> None:
-        given = given_stages(train=train, val=val, test=test, predict=predict)
-        self._parts = parts_of(type(self).__name__, given, several=STAGES)
+        sources = sources_by_stage(train=train, val=val, test=test, predict=predict)
+        self._stage_data = list_stage_data(type(self).__name__, sources, several=STAGES)
         self._transforms = (train_transform, eval_transform)
         self._format, self._options, self._index_dir = format, dict(options or {}), index_dir
-        super().__init__(**factories(self._parts, self._open), loader=loader, eval_loader=eval_loader)
+        super().__init__(**factories(self._stage_data, self._open), loader=loader, eval_loader=eval_loader)
 
     @override
     def prepare_data(self) -> None:
         storage = self._options.get("storage")
-        found = [shards_at(part.data, self._format, storage) for part in self._parts]
-        todo = {shard: kind for kind, shards in found if kind.keeps_index for shard in shards}
-        index_shards(todo, index_dir=self._index_dir, **self._options)
+        found = [find_shards(one.source, self._format, storage) for one in self._stage_data]
+        to_index = {shard: kind for kind, shards in found if kind.keeps_index for shard in shards}
+        index_shards(to_index, index_dir=self._index_dir, **self._options)
 
-    def _open(self, part: Part) -> ShardedDataset:
-        transform = self._transforms[part.stage != "train"]
+    def _open(self, data: StageData) -> ShardedDataset:
+        transform = self._transforms[data.stage != "train"]
         return open_shards(
-            part.data, format=self._format, transform=transform, index_dir=self._index_dir, **self._options
+            data.source, format=self._format, transform=transform, index_dir=self._index_dir, **self._options
         )
 
 
 def open_shards(urls: Urls, *, format: str | None = None, **settings: Any) -> ShardedDataset:  # noqa: A002
-    """Open shards as a dataset.
+    """Open shards as one dataset.
 
     Raises:
-        FileNotFoundError: If there are none.
-        ValueError: If their format is not known, not clear, or not one.
-        TypeError: If the format has no such setting.
+        FileNotFoundError: If there are no shards.
+        ValueError: If their format is unknown, or the suffix fits several formats.
+        TypeError: If the format's dataset has no such argument.
     """
-    kind, shards = shards_at(urls, format, settings.get("storage"))
+    kind, shards = find_shards(urls, format, settings.get("storage"))
     if not kind.keeps_index:
         settings.pop("index_dir", None)
     try:
         inspect.signature(kind).bind(shards, **settings)
     except TypeError as error:
-        raise TypeError(f"{kind.__name__}: {error}. Settings of the format go to options={{name: value}}.") from None
+        hint = suggest_argument(kind, settings)
+        raise TypeError(f"{kind.__name__}: {error}.{hint} Pass its arguments as options={{name: value}}.") from None
     return kind(shards, **settings)
 
 
-def shards_at(
+def find_shards(
     urls: Urls,
     format: str | None,  # noqa: A002
     storage: Storage | None = None,
 ) -> tuple[type[ShardedDataset], list[str]]:
-    """Return what reads the shards, and their paths."""
+    """Return the dataset class that reads the shards, and the shards' paths."""
     if format is not None:
         kind = format_named(format)
         return kind, expand(urls, kind.suffixes, storage)
@@ -119,7 +132,7 @@ def shards_at(
 
 
 def index_shards(shards: Mapping[str, type[ShardedDataset]], **settings: Any) -> None:
-    """Index each shard that has no fresh index, under a progress bar; say once what has changed."""
+    """Index each shard without a fresh index, with a progress bar; warn once about all changed shards."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for shard in with_progress(shards, len(shards), "indexing"):

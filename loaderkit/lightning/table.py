@@ -1,4 +1,4 @@
-"""A DataModule for tables: columns to numbers by statistics of the training data, which go with the checkpoint."""
+"""A DataModule for tables; it fits statistics to the training data and saves them in the checkpoint."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -10,13 +10,14 @@ from loaderkit.datasets.memory.array import ArrayDataset
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls
 from loaderkit.lightning.base import DataModule
-from loaderkit.lightning.parts import Part, factories, given_stages, is_dict_of_tables, parts_of
+from loaderkit.lightning.check_data import StageData, factories, is_dict_of_tables, list_stage_data, sources_by_stage
 from loaderkit.lightning.tables.columns import TableColumns, TableStatistics
 from loaderkit.lightning.tables.files import read_table
 from loaderkit.lightning.tables.fit import fit_table
 from loaderkit.lightning.tables.values import Table, Value
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.loader import Loader
+from loaderkit.system.suggest import suggest_arguments
 
 TableData = Mapping[str, Any] | Urls
 
@@ -24,35 +25,44 @@ TableData = Mapping[str, Any] | Urls
 class TableDataModule(DataModule):
     """Trains on tables: CSV, Parquet or Arrow files, or columns in memory.
 
-    A batch is a dict: "numeric" (B, columns) float32, standardised; "categorical" (B, columns)
-    int64, codes with 0 for unknown categories; "target" (B,), int64 classes or float32. Each
-    is there where there is such a column. Tables are kept in memory, in this form.
+    A batch is a dict with up to three entries: "numeric" (B, columns) float32, standardised;
+    "categorical" (B, columns) int64, with code 0 for unknown categories; "target" (B,), int64 for
+    classes or float32. Tables are kept in memory in this form.
 
-    Means, deviations, categories and classes are fitted to the training data, when they are
-    first asked for, and are part of the checkpoint; those of a checkpoint that was loaded take
-    their place for good. They are plain values, at most `max_categories` for a column.
-    To predict, none of the training data is read: pass `ckpt_path=` to the Trainer, or use
-    `TableDataModule.load_from_checkpoint(path, predict=...)`.
-    Lightning files them under the class's name: load a checkpoint with the class that saved it.
+    The statistics are means, deviations, categories and classes. They are fitted to the training
+    data at first use and saved in the checkpoint. A loaded checkpoint replaces them. So prediction
+    reads no training data: pass `ckpt_path=` to the Trainer, or use
+    `TableDataModule.load_from_checkpoint(path, predict=...)`. Lightning saves them under the class's
+    name, so load a checkpoint with a class of the same name.
 
     Args:
-        train: A path, folder, glob or URL, a list of them, or columns (N,) by name (also a DataFrame).
-        val: The same; or a dict of paths, folders, globs, URLs or tables by name: several sets, one after another, and
+        train: A path, folder, glob or URL, a list of these, or columns (N,) by name (also a DataFrame).
+        val: The same, or a dict of these by name: several datasets, evaluated one after another;
             `dataloader_idx` counts them.
         test: The same as val.
-        predict: The same; it needs no target.
-        columns: What the columns are for.
-        missing_values: What stands for a missing value in a CSV file.
-        delimiter: Between the fields of a CSV file.
-        storage: How remote files are reached, and where copies of them are kept.
+        predict: The same as val. It needs no target.
+        columns: The role of each column.
+        missing_values: Texts that mean a missing value in a CSV file.
+        delimiter: Separator of the fields of a CSV file.
+        storage: How to reach remote files, and where to keep copies of them.
         loader: The loaders' settings.
-        eval_loader: Those for val, test and predict.
+        eval_loader: Settings of the loaders for val, test and predict.
 
     Raises:
-        FileNotFoundError: When the data is read, if there are no files.
-        ValueError: When the data is read, if it is not what the columns say.
+        FileNotFoundError: If there are no files when the data is read.
+        ValueError: If the data does not fit the columns' roles when it is read.
+
+    Example:
+        >>> table = {"age": [20.0, 30.0, 40.0], "city": ["Bonn", "Rome", "Bonn"], "price": [1.0, 2.0, 4.0]}
+        >>> columns = lk.TableColumns(target="price")
+        >>> data = lk.TableDataModule(table, columns=columns, loader=lk.LoaderConfig(batch_size=3))
+        >>> data.setup("fit")
+        >>> batch = next(iter(data.train_dataloader()))
+        >>> {name: (tuple(value.shape), value.dtype) for name, value in batch.items()}
+        {'numeric': ((3, 1), torch.float32), 'categorical': ((3, 1), torch.int64), 'target': ((3,), torch.float32)}
     """
 
+    @suggest_arguments
     def __init__(
         self,
         train: TableData | None = None,
@@ -71,9 +81,9 @@ class TableDataModule(DataModule):
             raise TypeError(
                 f"{type(self).__name__}: columns is {columns!r}, wanted a TableColumns such as lk.TableColumns(target='price')."
             )
-        given = given_stages(train=train, val=val, test=test, predict=predict)
-        parts = parts_of(type(self).__name__, given, is_several=is_dict_of_tables)
-        super().__init__(**factories(parts, _unread), loader=loader, eval_loader=eval_loader)
+        sources = sources_by_stage(train=train, val=val, test=test, predict=predict)
+        stage_data = list_stage_data(type(self).__name__, sources, is_several=is_dict_of_tables)
+        super().__init__(**factories(stage_data, _unread), loader=loader, eval_loader=eval_loader)
         self.columns, self._columns_given = columns or TableColumns(), columns is not None
         self._missing_values, self._delimiter, self._storage = tuple(missing_values), delimiter, storage
         self._statistics: TableStatistics | None = None
@@ -81,21 +91,21 @@ class TableDataModule(DataModule):
 
     @property
     def statistics(self) -> TableStatistics:
-        """The statistics of a checkpoint, else of the training data, which is read for them.
+        """The loaded checkpoint's statistics; without a checkpoint, those of the training data.
 
         Raises:
-            ValueError: If there is neither.
+            ValueError: If there is neither a checkpoint nor training data.
         """
         if self._statistics is None:
-            part = self._data("train")
-            if part is None:
+            data = self._data("train")
+            if data is None:
                 raise ValueError(
                     f"{type(self).__name__}: no statistics: there is no training data, and no checkpoint of this class was "
                     "loaded. Pass train=, or ckpt_path= with a checkpoint that a DataModule of the same class name saved."
                 )
-            table = self._read(part)
+            table = self._read(data)
             self._statistics = fit_table(table, self.columns, "train")
-            self._keep(part, table)  # so that it is not read again
+            self._keep(data, table)  # the table is read only once
         return self._statistics
 
     @property
@@ -103,16 +113,16 @@ class TableDataModule(DataModule):
         """Number of classes.
 
         Raises:
-            ValueError: If the task is no classification.
+            ValueError: If the task is a regression.
         """
         return len(self.classes)
 
     @property
     def classes(self) -> list[Value]:
-        """The target's values, each at the place of its code.
+        """The target's values, in the order of their codes.
 
         Raises:
-            ValueError: If the task is no classification.
+            ValueError: If the task is a regression.
         """
         if self.statistics.classes is None:
             raise ValueError(
@@ -128,7 +138,7 @@ class TableDataModule(DataModule):
 
     @property
     def cardinalities(self) -> list[int]:
-        """For each categorical column the number of its codes, the one for unknown categories included."""
+        """Number of codes of each categorical column, including the one for unknown categories."""
         return self.statistics.cardinalities
 
     @override
@@ -145,50 +155,50 @@ class TableDataModule(DataModule):
         super().load_state_dict(state_dict)
 
     def _check_columns(self, fitted: TableStatistics) -> None:
-        """Say where the columns differ from what a checkpoint's statistics were fitted to."""
-        given = self.columns
+        """Warn if `columns=` differs from the checkpoint's statistics."""
+        columns = self.columns
         pairs: list[tuple[str, Any, Any]] = [
-            (name, getattr(given, name), getattr(fitted, name)) for name in ("target", "missing", "unknown")
+            (name, getattr(columns, name), getattr(fitted, name)) for name in ("target", "missing", "unknown")
         ]
         pairs += [
-            (role, sorted(getattr(given, role)), sorted(getattr(fitted, role)))
+            (role, sorted(getattr(columns, role)), sorted(getattr(fitted, role)))
             for role in ("numeric", "categorical")
-            if not set(getattr(given, role)) <= set(getattr(fitted, role))
+            if not set(getattr(columns, role)) <= set(getattr(fitted, role))
         ]
-        if both := {*fitted.numeric, *fitted.categorical} & set(given.ignore):
-            pairs.append(("ignore", sorted(given.ignore), f"with {sorted(both)} as features"))
-        said = "; ".join(f"{name} {mine!r}, fitted {theirs!r}" for name, mine, theirs in pairs if mine != theirs)
-        if self._columns_given and said:
+        if both := {*fitted.numeric, *fitted.categorical} & set(columns.ignore):
+            pairs.append(("ignore", sorted(columns.ignore), f"with {sorted(both)} as features"))
+        changes = "; ".join(f"{name} {mine!r}, fitted {theirs!r}" for name, mine, theirs in pairs if mine != theirs)
+        if self._columns_given and changes:
             warnings.warn(
-                f"{type(self).__name__}: columns= differs from what the checkpoint was fitted to: {said}. The checkpoint's "
-                "values are used: its weights belong to them. Give the same TableColumns, or train anew.",
+                f"{type(self).__name__}: columns= differs from the checkpoint: {changes}. The checkpoint's values are used, "
+                "because its weights belong to them. Give the same TableColumns, or start a new training.",
                 stacklevel=2,
             )
 
     @override
     def _make(self, name: str, make: Callable[[Any], Loader]) -> Any:
-        # Only now: Lightning loads a checkpoint between setup and the first loader.
-        return super()._make(name, lambda part: make(self._encode(part)))
+        # Not in setup: Lightning loads a checkpoint between setup and the first loader.
+        return super()._make(name, lambda data: make(self._encode(data)))
 
-    def _encode(self, part: Part) -> ArrayDataset:
-        if str(part) not in self._encoded:
-            self.statistics  # noqa: B018 - fitted now, if no checkpoint has brought them
-        if str(part) not in self._encoded:
-            self._keep(part, self._read(part))
-        return self._encoded[str(part)]
+    def _encode(self, data: StageData) -> ArrayDataset:
+        if str(data) not in self._encoded:
+            self.statistics  # noqa: B018 - fits them now, if there is no checkpoint
+        if str(data) not in self._encoded:
+            self._keep(data, self._read(data))
+        return self._encoded[str(data)]
 
-    def _keep(self, part: Part, table: Table) -> None:
-        arrays = self.statistics.encode(table, str(part), with_target=part.stage != "predict")
-        self._encoded[str(part)] = ArrayDataset(arrays)
+    def _keep(self, data: StageData, table: Table) -> None:
+        arrays = self.statistics.encode(table, str(data), with_target=data.stage != "predict")
+        self._encoded[str(data)] = ArrayDataset(arrays)
 
-    def _read(self, part: Part) -> Table:
+    def _read(self, data: StageData) -> Table:
         text = {*self.columns.categorical}
         if (fitted := self._statistics) is not None:
             values = {**fitted.categorical, **({fitted.target: fitted.classes or []} if fitted.target else {})}
             text |= {name for name, found in values.items() if any(isinstance(value, str) for value in found)}
         return read_table(
-            part.data,
-            str(part),
+            data.source,
+            str(data),
             text=text,
             ignore=self.columns.ignore,
             missing_values=self._missing_values,
@@ -197,5 +207,5 @@ class TableDataModule(DataModule):
         )
 
 
-def _unread(part: Part) -> Part:
-    return part
+def _unread(data: StageData) -> StageData:
+    return data

@@ -1,4 +1,4 @@
-"""A DataModule for texts: tokenized once, batched by length."""
+"""A DataModule for texts, which are tokenized once and batched by length."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -14,15 +14,16 @@ from loaderkit.collate.rules import Pad
 from loaderkit.datasets.splits import split
 from loaderkit.datasets.texts import TokenSpans, tokenize
 from loaderkit.lightning.base import DataModule
+from loaderkit.lightning.check_data import StageData, factories, is_dict_of_tables, list_stage_data, sources_by_stage
 from loaderkit.lightning.loaders import TrainerLoader
 from loaderkit.lightning.next_tokens import NextTokens
-from loaderkit.lightning.parts import Part, factories, given_stages, is_dict_of_tables, parts_of
 from loaderkit.lightning.shards import open_shards
 from loaderkit.lightning.text_sources import TextData, classes_of, is_text_files, is_urls, read_texts
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.sampling.by_length.packing import PackPlan
 from loaderkit.sampling.by_length.plans import LengthBuckets, TokenBudget
 from loaderkit.sampling.plan import Plan
+from loaderkit.system.suggest import did_you_mean, suggest_arguments
 from loaderkit.writing.tokens import encode_bytes
 
 L = TypeVar("L", bound=TrainerLoader)
@@ -35,16 +36,25 @@ class TextBatching:
     """How texts become batches.
 
     Args:
-        how: "random": any texts, padded. "buckets": `batch_size` texts of like lengths, padded. "budget": as many texts
-            as `max_tokens` allow, padded. For language models also "packed": `batch_size` rows of `max_length` tokens,
-            each with several texts; and "windows": all texts end to end, in stretches of `max_length`.
-        max_length: Of a text, in tokens. To classify, what is behind it is cut off; for a language model the text is
-            cut into pieces.
-        max_tokens: Of a batch, padding included.
-        window: How many texts are arranged by length together; half of them, from 1,024 to 32,768, by default.
+        how: "random": `batch_size` texts, padded. "buckets": `batch_size` texts of similar lengths,
+            padded. "budget": as many texts as fit in `max_tokens`, padded. Language models also have
+            "packed": `batch_size` rows of `max_length` tokens with several texts each, and "windows":
+            all texts joined end to end and cut every `max_length` tokens.
+        max_length: Largest number of tokens in a text. A classifier's longer texts are truncated, a
+            language model's are cut into pieces.
+        max_tokens: Largest number of tokens in a batch, including padding.
+        window: Number of texts that are arranged by length together. Default: half of the texts, at
+            least 1,024 and at most 32,768.
 
     Raises:
-        ValueError: If a setting is out of range, missing, or not for this way.
+        ValueError: If a setting is out of range, missing, or does not apply to `how`.
+
+    Example:
+        >>> lk.TextBatching(how="budget", max_tokens=4096).max_tokens
+        4096
+        >>> lk.TextBatching(how="packed")
+        Traceback (most recent call last):
+        ValueError: TextBatching: how='packed' needs max_length=, the number of tokens in a row.
     """
 
     how: How = "buckets"
@@ -54,52 +64,68 @@ class TextBatching:
 
     def __post_init__(self) -> None:
         if self.how not in get_args(How):
-            raise ValueError(f"TextBatching: how is {self.how!r}, wanted one of {', '.join(map(repr, get_args(How)))}.")
+            known = get_args(How)
+            hint = did_you_mean(str(self.how), known)
+            raise ValueError(f"TextBatching: how is {self.how!r}, wanted one of {', '.join(map(repr, known))}.{hint}")
         if (self.max_tokens is not None) != (self.how == "budget"):
             raise ValueError(
-                f"TextBatching: how={self.how!r} and max_tokens={self.max_tokens}; 'budget', and only it, has one."
+                f"TextBatching: how={self.how!r} and max_tokens={self.max_tokens}; only 'budget' takes max_tokens, and needs it."
             )
         if self.how in ("packed", "windows") and self.max_length is None:
-            raise ValueError(f"TextBatching: how={self.how!r} needs max_length=, the tokens of a row.")
+            raise ValueError(f"TextBatching: how={self.how!r} needs max_length=, the number of tokens in a row.")
         for name, number, least in (("max_length", self.max_length, 2), ("max_tokens", self.max_tokens, 1)):
             if number is not None and (not isinstance(number, int | np.integer) or number < least):
                 raise ValueError(f"TextBatching: {name} is {number!r}, wanted an integer of at least {least}.")
 
 
 class TextDataModule(DataModule):
-    """Trains on texts, to classify them or to model their language.
+    """Trains on texts: classifies them, or models their language.
 
-    Texts are tokenized once, and kept in memory as the smallest integers that hold the vocabulary; under a Trainer they
-    are int64 on the device. A batch is a dict. To classify: `tokens` (B, T), `tokens_lengths` (B,), `label` (B,). For a
-    language model (no `label=`): `tokens` (B, T), `labels` (B, T), the next token at each place, -100 where there is
-    none, and `tokens_lengths`; packed as `PackCollate` says. For more text than fits in memory: `loaderkit shard --format tokens`
-    and ShardDataModule.
+    Texts are tokenized once and kept in memory in the smallest integer type that holds the
+    vocabulary. Under a Trainer the tokens on the device are int64. A batch is a dict:
+
+    - A classifier's has `tokens` (B, T), `tokens_lengths` (B,) and `label` (B,).
+    - A language model's (no `label=`) has `tokens` (B, T), `tokens_lengths` (B,) and `labels` (B, T),
+      the next tokens, with -100 after the last one. If packed, it is `PackCollate`'s.
+
+    For more text than fits in memory use `loaderkit shard --format tokens` and ShardDataModule.
 
     Args:
-        train: Columns by name (also a DataFrame), a dataset of dicts, or files: a path, folder, glob or URL, or a list
-            of them, in any format that ShardDataModule reads, or `.txt`, each file a text.
-        val: The same; or a dict of these by name: several sets, one after another, and `dataloader_idx` counts them.
-            Without it, some of the training data.
-        test: The same as val.
-        predict: The same; it needs no label.
-        text: The field with the text.
-        label: The field with the class; None: a language model.
-        classes: The labels' values, each at the place of its code; by default those of the training data, sorted.
-        tokenizer: From a text to a list of tokens; Hugging Face's will do. The bytes of UTF-8 by default.
-        vocab_size: Number of tokens; by default the tokenizer says it.
-        end_token: For a language model, put after each text; 256 by default for bytes, else none.
-        pad_token: Written as padding.
+        train: Columns by name (also a DataFrame), a dataset of dicts, or files. Files are a path, folder,
+            glob or URL, or a list of these, in any format of ShardDataModule, or `.txt` with one text
+            in each file.
+        val: The same, or a dict of these by name: several datasets, evaluated one after another;
+            `dataloader_idx` counts them. Default: a share of the training data.
+        test: The same as val, without a default.
+        predict: The same as test. It needs no labels.
+        text: Field of the text.
+        label: Field of the class. None: a language model.
+        classes: The labels, in the order of their codes. Default: the sorted labels of the training data.
+        tokenizer: Maps a text to a list of tokens; Hugging Face tokenizers work. Default: UTF-8 bytes.
+        vocab_size: Number of different tokens. Default: the tokenizer's.
+        end_token: Language models only: token to add after each text. Default: 256 for bytes, else none.
+        pad_token: Token for padding.
         batching: How texts become batches.
-        splits: Shares of the training data, such as {"train": 0.8, "val": 0.1, "test": 0.1}. By default 0.1 are "val" if there is
-            no val. The side of a text depends on the loader's seed and on its tokens alone, so that equal ones are on one.
-        format: Of files, as for ShardDataModule.
+        splits: Shares of the training data, such as {"train": 0.8, "val": 0.1, "test": 0.1}. Default:
+            {"train": 0.9, "val": 0.1} without val. A text's share depends only on the loader's seed and
+            the text's tokens, so equal texts get the same share.
+        format: The files' format, as for ShardDataModule.
         loader: The loaders' settings.
-        eval_loader: Those for val, test and predict.
+        eval_loader: Settings of the loaders for val, test and predict.
 
     Raises:
-        ValueError: If settings contradict each other, or, when the data is read, if it is not what they say.
+        ValueError: If settings contradict each other, or the data does not fit them when it is read.
+
+    Example:
+        >>> texts = {"text": ["good", "bad", "fine", "poor"], "label": [1, 0, 1, 0]}
+        >>> data = lk.TextDataModule(texts, label="label", splits={"train": 1}, loader=lk.LoaderConfig(batch_size=4))
+        >>> data.setup("fit")
+        >>> batch = next(iter(data.train_dataloader()))
+        >>> {name: tuple(value.shape) for name, value in batch.items()}
+        {'tokens': (4, 4), 'tokens_lengths': (4,), 'label': (4,)}
     """
 
+    @suggest_arguments
     def __init__(
         self,
         train: TextData = None,
@@ -127,18 +153,18 @@ class TextDataModule(DataModule):
         if tokenizer is not None and not callable(tokenizer):
             raise TypeError(
                 f"TextDataModule: tokenizer is {tokenizer!r}, wanted a function from a text to its tokens. "
-                "Of a tokenizers.Tokenizer: lambda text: tokenizer.encode(text).ids."
+                "For a tokenizers.Tokenizer: lambda text: tokenizer.encode(text).ids."
             )
         for name, number in (("vocab_size", vocab_size), ("end_token", end_token), ("pad_token", pad_token)):
             missing = number is None and name != "pad_token"
             if not missing and (not isinstance(number, int | np.integer) or number < 0):
                 raise ValueError(f"TextDataModule: {name} is {number!r}, wanted an integer of at least 0.")
-        given = given_stages(train=train, val=val, test=test, predict=predict)
+        sources = sources_by_stage(train=train, val=val, test=test, predict=predict)
         if splits is None and train is not None and val is None:
             splits = {"train": 0.9, "val": 0.1}
         self._splits = dict(splits or {})
-        self._parts = parts_of("TextDataModule", given, splits, is_several=is_dict_of_tables)
-        super().__init__(**factories(self._parts, self._open), loader=loader, eval_loader=eval_loader)
+        self._stage_data = list_stage_data("TextDataModule", sources, splits, is_several=is_dict_of_tables)
+        super().__init__(**factories(self._stage_data, self._open), loader=loader, eval_loader=eval_loader)
         self.batching = batching or TextBatching()
         self._text, self._label, self._format = text, label, format
         self._classes = None if classes is None else list(classes)
@@ -158,38 +184,35 @@ class TextDataModule(DataModule):
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens.
+        """Number of different tokens.
 
         Raises:
-            ValueError: If neither the caller nor the tokenizer says it.
+            ValueError: If neither `vocab_size=` nor the tokenizer gives it.
         """
         if self._vocab_size is not None:
             return self._vocab_size
-        own = self._tokenizer
-        if own is None:
+        if self._tokenizer is None:
             return BYTE_VOCABULARY
-        owner = getattr(own, "__self__", own)  # of a method, such as tokenizers' encode
+        owner = getattr(self._tokenizer, "__self__", self._tokenizer)  # for a method, such as tokenizer.encode
         if hasattr(owner, "__len__"):
             return len(owner)
         size = getattr(owner, "vocab_size", None) or getattr(owner, "get_vocab_size", lambda: None)()
         if size is None:
-            raise ValueError("TextDataModule: the tokenizer has neither a length nor vocab_size. Say it: vocab_size=.")
+            raise ValueError("TextDataModule: the tokenizer has neither a length nor vocab_size. Give vocab_size=.")
         return int(size)
 
     @property
     def classes(self) -> list[Any]:
-        """The labels' values, each at the place of its code.
+        """The labels, in the order of their codes.
 
         Raises:
-            ValueError: If texts are not classified, or nothing says the classes.
+            ValueError: If there are no labels, or neither `classes=` nor training data.
         """
         if self._classes is None:
-            train = next((part for part in self._parts if part.stage == "train"), None)
+            train = next((one for one in self._stage_data if one.stage == "train"), None)
             if self._label is None or train is None:
-                raise ValueError(
-                    "TextDataModule: no classes: wanted label= and training data to find them in, or classes=[...]."
-                )
-            self._classes = classes_of(self._source(train)[1] or [], str(train))
+                raise ValueError("TextDataModule: no classes: wanted label= and training data, or classes=[...].")
+            self._classes = classes_of(self._tokens(train)[1] or [], str(train))
         return self._classes
 
     @property
@@ -199,9 +222,9 @@ class TextDataModule(DataModule):
 
     @override
     def prepare_data(self) -> None:
-        for data in [part.data for part in self._parts]:
-            if is_urls(data) and not is_text_files(data):
-                open_shards(data, format=self._format)  # makes the index files, once a node
+        for source in [one.source for one in self._stage_data]:
+            if is_urls(source) and not is_text_files(source):
+                open_shards(source, format=self._format)  # writes the index files, once on each node
 
     @override
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
@@ -230,8 +253,8 @@ class TextDataModule(DataModule):
             longest = int(dataset.lengths().max(initial=0))
             if longest > how.max_tokens:
                 raise ValueError(
-                    f"TextDataModule: a text has {longest:,} tokens, over max_tokens={how.max_tokens:,}. Raise that, or cut texts: "
-                    "TextBatching(max_length=...)."
+                    f"TextDataModule: a text has {longest:,} tokens, over max_tokens={how.max_tokens:,}. Raise max_tokens, or cut "
+                    "texts: TextBatching(max_length=...)."
                 )
             return TokenBudget(dataset.lengths(), how.max_tokens, **more)
         if how.how == "packed" and how.max_length is not None:
@@ -244,17 +267,19 @@ class TextDataModule(DataModule):
         pad = PadCollate({"tokens": Pad(value=self._pad_token, lengths=True)})
         return pad if self._label is not None else NextTokens(pad, overlapping=self.batching.how == "windows")
 
-    def _open(self, part: Part) -> TokenSpans:
-        spans, labels = self._source(part)
+    def _open(self, data: StageData) -> TokenSpans:
+        spans, labels = self._tokens(data)
         if self._label is not None and labels is not None:
-            spans = TokenSpans(spans.flat, spans.starts, spans.sizes, self._codes(labels, part.source))
-        if part.is_share:
-            sides = split(list(range(len(spans))), self._splits, seed=self.loader_config.seed, group_by=spans.digests())
-            spans = spans.take(sides.indices(part.stage))
+            spans = TokenSpans(spans.flat, spans.starts, spans.sizes, self._codes(labels, data.key))
+        if data.is_share:
+            shares = split(
+                list(range(len(spans))), self._splits, seed=self.loader_config.seed, group_by=spans.digests()
+            )
+            spans = spans.take(shares.indices(data.stage))
         if not len(spans):
             raise ValueError(
-                f"TextDataModule: none of {len(self._source(part)[0]):,} texts is {part.stage} by splits={self._splits}. Give more "
-                f"texts, another share, or {part.stage}= data of its own (splits={{'train': 1}} leaves all to the training)."
+                f"TextDataModule: splits={self._splits} gives {data.stage} none of the {len(self._tokens(data)[0]):,} texts. Give "
+                f"more texts, a larger share, or {data.stage}=; splits={{'train': 1}} keeps all texts for training."
             )
         length = self.batching.max_length
         if self.batching.how == "windows" and length is not None:
@@ -263,16 +288,17 @@ class TextDataModule(DataModule):
             return spans
         return spans.cut_up(length) if self._label is None else spans.cut_short(length)
 
-    def _source(self, part: Part) -> tuple[TokenSpans, list[Any] | None]:
-        name = part.source
-        if name not in self._read:
+    def _tokens(self, data: StageData) -> tuple[TokenSpans, list[Any] | None]:
+        """Return the source's tokens and labels, which are read once."""
+        key = data.key
+        if key not in self._read:
             label = self._label
-            labelled = part.is_share or part.stage != "predict"
-            texts, labels = read_texts(part.data, name, self._text, label, labelled, self._format)
+            labelled = data.is_share or data.stage != "predict"
+            texts, labels = read_texts(data.source, key, self._text, label, labelled, self._format)
             if label is None and self.end_token is not None and self.end_token >= self.vocab_size:
                 raise ValueError(
-                    f"TextDataModule: end_token is {self.end_token}, wanted less than vocab_size, which is {self.vocab_size}. A "
-                    "token that the tokenizer does not have: vocab_size=, one more."
+                    f"TextDataModule: end_token is {self.end_token}, wanted less than vocab_size, which is {self.vocab_size}. If "
+                    "the tokenizer has no such token, give a larger vocab_size=."
                 )
             tokens = tokenize(
                 texts,
@@ -280,15 +306,15 @@ class TextDataModule(DataModule):
                 vocab_size=self.vocab_size,
                 end_token=self.end_token if label is None else None,
             )
-            self._read[name] = tokens, labels
-        return self._read[name]
+            self._read[key] = tokens, labels
+        return self._read[key]
 
     def _codes(self, labels: list[Any], name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
         codes = {value: code for code, value in enumerate(self.classes)}
         unknown = sorted({str(value) for value in labels if value not in codes})
         if unknown:
             raise ValueError(
-                f"TextDataModule: {name} has classes {unknown[:5]}, which are not among the {len(codes)} known ones. Name all: "
-                "classes=[...]."
+                f"TextDataModule: {name} has the labels {unknown[:5]}, which are not among the {len(codes)} known classes. List "
+                "all classes: classes=[...]."
             )
         return np.array([codes[value] for value in labels], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Where texts and their labels come from: columns, a dataset of dicts, or files."""
+"""Read texts and their labels from columns, a dataset of dicts, or files."""
 
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,15 @@ TextData = Any  # columns by name, a dataset of dicts, or Urls
 
 
 def is_urls(data: TextData) -> bool:
-    """Say whether data is given by paths or URLs."""
+    """Return whether the data is paths or URLs."""
     first = data[0] if isinstance(data, list | tuple) and data else data
     return isinstance(first, str | Path)
 
 
 def is_text_files(urls: Urls) -> bool:
-    """Say whether each file is a text."""
-    given = urls if isinstance(urls, list | tuple) else [urls]
-    return all(str(url).endswith(".txt") for url in given)
+    """Return whether all files are plain text."""
+    every = urls if isinstance(urls, list | tuple) else [urls]
+    return all(str(url).endswith(".txt") for url in every)
 
 
 def read_texts(
@@ -29,18 +29,27 @@ def read_texts(
     labelled: bool,
     format: str | None,  # noqa: A002
 ) -> tuple[list[str], list[Any] | None]:
-    """Return the texts, and their labels where there are some."""
+    """Return the texts, and their labels or None.
+
+    Args:
+        data: Columns by name, a dataset of dicts, or paths.
+        name: The data's name, for messages.
+        text: Field of the text.
+        label: Field of the label; None for a language model.
+        labelled: Whether every text must have a label.
+        format: The files' format, as for `open_shards`.
+    """
     if is_urls(data) and is_text_files(data):
         if label is not None:
             raise ValueError(
-                f"TextDataModule: {name} is text files, which have no field {label!r}. Give them as columns."
+                f"TextDataModule: {name} is text files, which have no field {label!r}. Give columns instead."
             )
         return [Path(path).read_text(encoding="utf-8") for path in expand(data, (".txt",))], None
     if is_urls(data):
         try:
             data = open_shards(data, format=format)
         except FileNotFoundError as error:
-            error.add_note(f"loaderkit: strings are paths. For the texts themselves: {name}={{{text!r}: texts}}.")
+            error.add_note(f"loaderkit: strings are paths. To pass the texts themselves: {name}={{{text!r}: texts}}.")
             raise
     if hasattr(data, "keys"):
         columns = {field: list(data[field]) for field in (text, label) if field in data}
@@ -55,10 +64,10 @@ def read_texts(
     fields = list(data) if hasattr(data, "keys") else list(data[0]) if len(data) else wanted
     missing = [field for field in wanted if field not in fields]
     if missing:
-        raise ValueError(f"TextDataModule: {name} has no {missing}, its fields are {fields}. Name them: text=, label=.")
+        raise ValueError(f"TextDataModule: {name} has no {missing}, its fields are {fields}. Give text= and label=.")
     sizes = {field: len(columns.get(field, [])) for field in wanted}
     if len({*sizes.values(), sizes[text] or -1}) > 1:
-        raise ValueError(f"TextDataModule: {name} has {sizes} values of its fields, wanted as many of each, and some.")
+        raise ValueError(f"TextDataModule: {name} has fields of lengths {sizes}, wanted equal lengths of at least 1.")
     labels = columns.get(label) if label is not None and labelled else None
     if labels is not None:
         labels = [value.item() if hasattr(value, "item") else value for value in labels]
@@ -66,20 +75,20 @@ def read_texts(
 
 
 def classes_of(labels: list[Any], name: str) -> list[Any]:
-    """Return the values of labels, sorted.
+    """Return the labels' different values, sorted.
 
     Raises:
-        ValueError: If one is missing, or they can't be sorted.
+        ValueError: If a label is missing, or they can't be sorted.
     """
     for row, label in enumerate(labels):
         if label is None or label != label:  # NaN
             raise ValueError(
-                f"TextDataModule: text {row:,} of {name} has the label {label!r}. Leave out texts without one, or say what counts: "
-                "classes=[...]."
+                f"TextDataModule: text {row:,} of {name} has the label {label!r}. Leave out texts without a label, or list the "
+                "labels: classes=[...]."
             )
     try:
         return sorted(set(labels))
     except TypeError as error:
         raise ValueError(
-            f"TextDataModule: the labels of {name} can't be sorted ({error}), wanted numbers or strings. Or give classes=[...]."
+            f"TextDataModule: the labels of {name} can't be sorted ({error}), wanted numbers or strings. Or list them: classes=[...]."
         ) from error

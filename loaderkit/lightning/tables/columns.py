@@ -1,4 +1,4 @@
-"""A table's columns as numbers: statistics are fitted to the training data once, then applied to any data."""
+"""What a table's columns mean, and the statistics that turn them into numbers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from loaderkit.lightning.tables.values import (
     refuse_unknown,
 )
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.suggest import did_you_mean
 
 Task = Literal["classification", "regression"]
 Missing = Literal["raise", "mean", "median"]
@@ -28,24 +29,29 @@ VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class TableColumns:
-    """What a table's columns are for, and how they become numbers.
+    """The role of each column of a table, and how columns become numbers.
 
-    Columns that are not named are features: numbers are numeric, text and booleans categorical.
+    All other columns are features: numbers are numeric, text and booleans are categorical.
 
     Args:
         target: The column to predict.
-        task: By default classification for text, booleans and integers, regression for floats.
-        numeric: Columns of numbers; standardised to mean 0 and standard deviation 1.
-        categorical: Columns of categories, also where these are written as numbers.
-        ignore: Columns that are left out.
-        missing: What happens to missing numbers: an error, or the training data's mean or median is
-            filled in. Missing categories are errors with "raise", else unknown ones.
-        unknown: What happens to a category that the training data does not have: it gets
-            code 0, or is an error.
-        max_categories: Of a column. The most frequent ones are kept, the others are unknown, with a warning.
+        task: Default: "classification" for text, booleans and integers, "regression" for floats.
+        numeric: Columns of numbers, standardised to mean 0 and standard deviation 1.
+        categorical: Columns of categories, which may be written as numbers.
+        ignore: Columns to leave out.
+        missing: What to do with a missing number: "raise" an error, or fill in the training data's
+            "mean" or "median". A missing category is an error with "raise", otherwise unknown.
+        unknown: What to do with a category that is not in the training data: encode it as 0 ("code"),
+            or "raise" an error.
+        max_categories: Largest number of categories in a column. If there are more, a warning is issued
+            and only the most frequent ones are known.
 
     Raises:
         ValueError: If a column is named twice, or a setting is out of range.
+
+    Example:
+        >>> lk.TableColumns(target="price", categorical=["postcode"], ignore=["id"], missing="median").target
+        'price'
     """
 
     target: str | None = None
@@ -67,21 +73,22 @@ class TableColumns:
             found = getattr(self, name)
             if found not in get_args(kinds) and not (name == "task" and found is None):
                 wanted = " or ".join(map(repr, get_args(kinds)))
-                raise ValueError(f"TableColumns: {name} is {found!r}, wanted {wanted}.")
+                hint = did_you_mean(str(found), get_args(kinds))
+                raise ValueError(f"TableColumns: {name} is {found!r}, wanted {wanted}.{hint}")
         if self.max_categories < 1:
             raise ValueError(f"TableColumns: max_categories is {self.max_categories}, wanted at least 1.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableStatistics:
-    """What training data says of its columns: plain values, small enough for a checkpoint.
+    """Statistics of the training data's columns: plain values, small enough for a checkpoint.
 
     Args:
-        numeric: For each numeric column its mean, its standard deviation (of the
-            population; 1 for a constant column), and what takes a missing value's place.
-        categorical: For each categorical column its categories, sorted; their codes are 1, 2, ...
-        target: Name of the column to predict.
-        classes: Of a classification, sorted; their codes are 0, 1, ...
+        numeric: (mean, standard deviation, replacement of a missing value) of each numeric column. The
+            deviation is the population's, and 1 for a constant column.
+        categorical: The sorted categories of each categorical column, with the codes 1, 2, ...
+        target: The column to predict.
+        classes: The sorted classes, with the codes 0, 1, ...; None for a regression.
         missing: See TableColumns.
         unknown: See TableColumns.
     """
@@ -95,11 +102,11 @@ class TableStatistics:
 
     @property
     def cardinalities(self) -> list[int]:
-        """For each categorical column the number of its codes: its categories, and one for unknown ones."""
+        """Number of codes of each categorical column: its categories, and one for unknown values."""
         return [1 + len(values) for values in self.categorical.values()]
 
     def to_state(self) -> dict[str, Any]:
-        """Return plain values that JSON and `torch.load(weights_only=True)` take."""
+        """Return plain values for JSON and `torch.load(weights_only=True)`."""
         return {
             "version": VERSION,
             "numeric": [[name, *numbers] for name, numbers in self.numeric.items()],
@@ -112,15 +119,15 @@ class TableStatistics:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "TableStatistics":
-        """Read what `to_state` returned.
+        """Restore the statistics from `to_state()`.
 
         Raises:
-            ValueError: If it is of another version.
+            ValueError: If the state has another version.
         """
         if state.get("version") != VERSION:
             raise ValueError(
-                f"cannot resume: the table's statistics are of version {state.get('version')}, this loaderkit reads "
-                f"{VERSION}. Use the loaderkit that wrote the checkpoint, or train anew."
+                f"cannot resume: the table's statistics have version {state.get('version')}, this loaderkit reads {VERSION}. "
+                "Use the loaderkit that wrote the checkpoint, or start a new training."
             )
         return cls(
             numeric={name: (mean, std, fill) for name, mean, std, fill in state["numeric"]},
@@ -132,16 +139,16 @@ class TableStatistics:
         """Turn a table of N rows into arrays.
 
         Args:
-            table: Its columns; those that were not fitted are passed over.
-            where: What the table is, for messages.
-            with_target: Whether it has to have the target.
+            table: Columns by name. Columns that were not fitted are ignored.
+            where: The table's name, for messages.
+            with_target: Whether the table must have the target.
 
         Returns:
-            "numeric" (N, columns) float32; "categorical" (N, columns) int64;
-            "target" (N,), int64 classes or float32; each where there is such a column.
+            "numeric" (N, columns) float32, "categorical" (N, columns) int64, and "target" (N,) int64 or
+            float32; only those that have columns.
 
         Raises:
-            ValueError: If a column is not there, holds other values than it was fitted to, or lacks some.
+            ValueError: If a column is missing, or its values do not fit the training data.
         """
         needed = [*self.numeric, *self.categorical, *([self.target] if with_target and self.target else [])]
         if lost := [name for name in needed if name not in table]:
@@ -150,15 +157,15 @@ class TableStatistics:
         arrays: dict[str, npt.NDArray[Any]] = {}
         if self.numeric:
             arrays["numeric"] = np.empty((size, len(self.numeric)), dtype=np.float32)
-            for place, (name, (mean, std, fill)) in enumerate(self.numeric.items()):
+            for row, (name, (mean, std, fill)) in enumerate(self.numeric.items()):
                 column = as_numbers(table[name], f"{where}, column {name!r}")
                 if self.missing == "raise":
                     refuse_missing(np.isnan(column), f"{where}, column {name!r}")
-                arrays["numeric"][:, place] = (np.where(np.isnan(column), fill, column) - mean) / std
+                arrays["numeric"][:, row] = (np.where(np.isnan(column), fill, column) - mean) / std
         if self.categorical:
             arrays["categorical"] = np.empty((size, len(self.categorical)), dtype=np.int64)
-            for place, (name, values) in enumerate(self.categorical.items()):
-                arrays["categorical"][:, place] = self._codes(table[name], values, f"{where}, column {name!r}")
+            for row, (name, values) in enumerate(self.categorical.items()):
+                arrays["categorical"][:, row] = self._codes(table[name], values, f"{where}, column {name!r}")
         if self.target is not None and with_target:
             arrays["target"] = self._encode_target(table[self.target], f"{where}, target {self.target!r}")
         return arrays

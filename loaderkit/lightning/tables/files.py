@@ -1,4 +1,4 @@
-"""Whole tables in memory, from CSV, Parquet or Arrow files, or from arrays."""
+"""Read a whole table into memory, from CSV, Parquet or Arrow files, or from arrays."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -26,19 +26,19 @@ def read_table(
     """Read a table.
 
     Args:
-        data: Columns of one length by name, or where files lie that have the same columns.
-        where: What the table is, for messages.
-        ignore: Columns that are not read, if they are there.
-        text: Columns of a CSV file that stay text though all their values are numbers.
-        missing_values: What stands for a missing value in a CSV file.
-        delimiter: Between the fields of a CSV file.
-        storage: How remote files are reached, and where copies of them are kept.
+        data: Columns of equal length by name, or the paths of files with the same columns.
+        where: The table's name, for messages.
+        text: Columns of a CSV file that stay text, even if all their values are numbers.
+        ignore: Columns to leave out.
+        missing_values: Texts that mean a missing value in a CSV file.
+        delimiter: Separator of the fields of a CSV file.
+        storage: How to reach remote files, and where to keep copies of them.
 
     Raises:
         FileNotFoundError: If there are no files.
         OSError: If a remote file can't be fetched.
-        ValueError: If the columns differ in length, or hold what can't be a column.
-        ShardError: If a file can't be read, or has other columns than the first.
+        ValueError: If the columns differ in length, or have an unsupported type.
+        ShardError: If a file can't be read, or its columns differ from the first file's.
     """
     if isinstance(data, Mapping) or hasattr(data, "items"):
         columns = {
@@ -53,14 +53,14 @@ def read_table(
     try:
         import pyarrow as pa
     except ImportError as error:
-        raise ImportError(f"{where}: to read files needs pyarrow: pip install 'loaderkit[arrow]'.") from error
+        raise ImportError(f"{where}: reading files needs pyarrow. Run: pip install 'loaderkit[arrow]'.") from error
     tables: list[Any] = []
     for shard in expand(data, _TEXT + _BINARY, storage):
         with open_file(shard, storage) as file:
             try:
                 found = _read_file(file, shard, missing_values, delimiter)
             except (pa.ArrowException, OSError, ValueError) as error:
-                raise ShardError(f"{shard}: not a whole table: {error}") from error
+                raise ShardError(f"{shard}: can't be read as a table: {error}") from error
         names = found.column_names
         if len(set(names)) < len(names) or (tables and sorted(names) != sorted(tables[0].column_names)):
             wanted = tables[0].column_names if tables else "each name once"
@@ -89,7 +89,7 @@ def _read_file(file: Any, shard: str, missing_values: Sequence[str], delimiter: 
     parse = pa.csv.ParseOptions(delimiter="\t" if shard.endswith(".tsv") else delimiter, newlines_in_values=True)
     names = pa.csv.open_csv(file, parse_options=parse).schema.names
     file.seek(0)
-    # As text: what Arrow would make of a column depends on its first megabyte.
+    # Read as text, because Arrow infers a column's type from the first megabyte alone.
     kinds = pa.csv.ConvertOptions(
         column_types=dict.fromkeys(names, pa.string()), null_values=list(missing_values), strings_can_be_null=True
     )
@@ -114,7 +114,7 @@ def _to_column(values: Any, where: str, *, parse: bool) -> Column:
     elif kinds.is_decimal(kind):
         values = values.cast(pa.float64())
     elif not (kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind) or kinds.is_null(kind)):
-        raise ValueError(f"{where}: holds {kind}, wanted numbers, booleans or text. Leave it out: ignore=.")
+        raise ValueError(f"{where}: holds {kind}, wanted numbers, booleans or text. Leave it out with ignore=.")
     if kinds.is_integer(values.type) or kinds.is_floating(values.type):
         return np.asarray(values.to_numpy())
     coded = values.combine_chunks().dictionary_encode()

@@ -1,4 +1,4 @@
-"""Fits a table's statistics to its training data."""
+"""Fit a table's statistics to the training data."""
 
 import math
 import warnings
@@ -19,15 +19,15 @@ from loaderkit.lightning.tables.values import (
     refuse_missing,
 )
 
-_MOST_CLASSES = 100  # that integers are taken for, unless the task is given
+_MOST_CLASSES = 100  # more different integers may be amounts: the user must give the task
 
 
 def fit_table(table: Table, columns: TableColumns, where: str) -> TableStatistics:
     """Fit statistics to training data.
 
     Raises:
-        ValueError: If there are no rows or no features, a column is not there, or its
-            values are not what it was said to hold.
+        ValueError: If there are no rows or no features, a named column is missing, or its values do
+            not fit its role.
     """
     named = [*columns.numeric, *columns.categorical, *([] if columns.target is None else [columns.target])]
     if unknown := [name for name in named if name not in table]:
@@ -35,16 +35,16 @@ def fit_table(table: Table, columns: TableColumns, where: str) -> TableStatistic
     features = [name for name in table if name not in columns.ignore and name != columns.target]
     if not features or not len(table[features[0]]):
         raise ValueError(
-            f"{where}: nothing to fit to: columns {list(table)}, features {features}; wanted rows of some."
+            f"{where}: nothing to fit: found columns {list(table)} and features {features}, wanted a feature with rows."
         )
     numeric: dict[str, tuple[float, float, float]] = {}
     categorical: dict[str, list[Value]] = {}
     for name in features:
-        place = f"{where}, column {name!r}"
-        if name in columns.numeric or (name not in columns.categorical and _is_numeric(table[name], place)):
-            numeric[name] = _fit_numbers(as_numbers(table[name], place), columns.missing, place)
+        column = f"{where}, column {name!r}"
+        if name in columns.numeric or (name not in columns.categorical and _is_numeric(table[name], column)):
+            numeric[name] = _fit_numbers(as_numbers(table[name], column), columns.missing, column)
         else:
-            categorical[name] = _fit_categories(as_categories(table[name]), columns, place)
+            categorical[name] = _fit_categories(as_categories(table[name]), columns, column)
     return TableStatistics(
         numeric=numeric,
         categorical=categorical,
@@ -56,15 +56,15 @@ def fit_table(table: Table, columns: TableColumns, where: str) -> TableStatistic
 
 
 def _is_numeric(column: Column, where: str) -> bool:
-    """Say what a column is that nobody has named; text that is nearly all numbers is for the user to decide."""
+    """Return whether a column without a role is numeric; refuse text that is mostly numbers."""
     if not isinstance(column, Categories):
         return True
     text = [value for value in column.values if isinstance(value, str)]
     others = [value for value in text if not is_number(value)]
     if text and 2 * len(others) <= len(text):
         raise ValueError(
-            f"{where}: holds numbers and {others[:3]}. Say what it is: numeric=, with missing_values={others[:3]}, "
-            "or categorical=."
+            f"{where}: holds numbers and {others[:3]}. Name it in numeric=, with missing_values={others[:3]}, or in "
+            "categorical=."
         )
     return False
 
@@ -78,8 +78,8 @@ def _fit_numbers(numbers: npt.NDArray[np.float64], missing: Missing, where: str)
     with np.errstate(over="ignore", invalid="ignore"):
         mean, std = float(present.mean()), float(present.std())
     if not math.isfinite(mean) or not math.isfinite(std):
-        raise ValueError(f"{where}: its values go up to {np.abs(present).max()}, too large for a mean. Rescale it.")
-    constant = bool((present == present[0]).all())  # rounding may leave a tiny deviation
+        raise ValueError(f"{where}: values up to {np.abs(present).max()} are too large for a mean. Rescale the column.")
+    constant = bool((present == present[0]).all())  # std may be tiny instead of 0, due to rounding
     fill = float(np.median(present)) if missing == "median" else mean
     return (float(present[0]), 1.0, float(present[0])) if constant or std == 0 else (mean, std, fill)
 
@@ -93,8 +93,8 @@ def _fit_categories(column: Categories, columns: TableColumns, where: str) -> li
     if len(seen) > columns.max_categories:
         lost = seen[columns.max_categories :]
         warnings.warn(
-            f"{where}: has {len(seen):,} categories, the {columns.max_categories:,} most frequent are kept "
-            f"(max_categories); the others, {-sum(count for count, _ in lost):,} of {len(column):,} rows, are unknown.",
+            f"{where}: has {len(seen):,} categories. The {columns.max_categories:,} most frequent are known (max_categories); "
+            f"the others, in {-sum(count for count, _ in lost):,} of {len(column):,} rows, are unknown.",
             stacklevel=2,
         )
     return sorted(value for _, value in seen[: columns.max_categories])
@@ -111,6 +111,6 @@ def _fit_classes(table: Table, columns: TableColumns, where: str) -> list[Value]
     if columns.task is None and not isinstance(column, Categories) and len(found.values) > _MOST_CLASSES:
         raise ValueError(
             f"{where}: has {len(found.values):,} different integers, which may be classes or amounts. "
-            "Say which: task='classification' or task='regression'."
+            "Give task='classification' or task='regression'."
         )
     return sorted(found.values)

@@ -1,4 +1,4 @@
-"""A table's columns: numbers, or few different values with codes; and what they refuse."""
+"""A table's columns in memory: numbers, or categories with codes."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ Value = str | int | float | bool
 
 @dataclass(frozen=True)
 class Categories:
-    """A column (N,) of few different values, each `values[code]`; code -1 is a missing value."""
+    """A column of N categories: row i holds `values[codes[i]]`, or is missing if the code is -1."""
 
     values: list[Value]
     codes: Int64Array
@@ -24,21 +24,25 @@ class Categories:
         return len(self.codes)
 
 
-Column = npt.NDArray[Any] | Categories  # numbers, with NaN for missing ones; or categories
+Column = npt.NDArray[Any] | Categories  # numbers (NaN: missing), or categories
 Table = Mapping[str, Column]
 
 
 def as_column(values: Any, where: str) -> Column:
-    """Take a sequence, array or tensor (N,) for a column."""
+    """Return a sequence, array or tensor (N,) as a column.
+
+    Raises:
+        ValueError: If it is not one-dimensional, or holds an unsupported type.
+    """
     array = np.asarray(values)
     if array.dtype.kind == "U" and not hasattr(values, "dtype"):
-        array = np.asarray(values, dtype=object)  # else numbers among text would be text
+        array = np.asarray(values, dtype=object)  # else numbers among text would become text
     if array.ndim != 1:
-        raise ValueError(f"{where}: has the shape {array.shape}, wanted one axis, of rows.")
+        raise ValueError(f"{where}: has the shape {array.shape}, wanted (rows,).")
     if array.dtype.kind in "iuf":
         return array
     if array.dtype.kind not in "bUO":
-        raise ValueError(f"{where}: holds {array.dtype}, wanted numbers, booleans or text. Leave it out: ignore=.")
+        raise ValueError(f"{where}: holds {array.dtype}, wanted numbers, booleans or text. Leave it out with ignore=.")
     if array.dtype.kind != "O":
         found, codes = np.unique(array, return_inverse=True)
         return Categories(found.tolist(), codes.astype(np.int64))
@@ -56,10 +60,10 @@ def as_column(values: Any, where: str) -> Column:
 
 
 def as_numbers(column: Column, where: str) -> npt.NDArray[np.float64]:
-    """Return a column's numbers (N,), NaN where one is missing.
+    """Return a column's numbers (N,), with NaN for missing ones.
 
     Raises:
-        ValueError: If it holds something else, or infinities.
+        ValueError: If it holds anything but finite numbers.
     """
     if isinstance(column, Categories):
         text = [value for value in column.values if isinstance(value, str)]
@@ -67,8 +71,8 @@ def as_numbers(column: Column, where: str) -> npt.NDArray[np.float64]:
             worst = next((value for value in text if not is_number(value)), text[0])
             row = int(np.flatnonzero(column.codes == column.values.index(worst))[0])
             raise ValueError(
-                f"{where}: holds text, {worst!r} in row {row:,}; wanted numbers. Mend it, name what stands for a "
-                "missing value (missing_values=), or make the column categorical."
+                f"{where}: holds text, {worst!r} in row {row:,}; wanted numbers. Correct it, list it in missing_values=, or make "
+                "the column categorical."
             )
         numbers = np.array([*column.values, math.nan], dtype=np.float64)[column.codes]
     else:
@@ -83,41 +87,45 @@ def as_numbers(column: Column, where: str) -> npt.NDArray[np.float64]:
 
 
 def as_categories(column: Column) -> Categories:
-    """Return a column's different values and their codes; whole numbers are integers."""
+    """Return a column as categories; floats that are whole numbers become integers."""
     if isinstance(column, Categories):
         return column
     missing = np.isnan(column) if column.dtype.kind == "f" else np.zeros(len(column), dtype=bool)
     found, codes = np.unique(column[~missing], return_inverse=True)
     if found.dtype.kind == "f" and np.all(found == np.floor(found)) and np.all(np.abs(found) < 2**53):
-        found = found.astype(np.int64)  # integers with gaps are read as floats
+        found = found.astype(np.int64)  # integers with missing values are read as floats
     whole = np.full(len(column), -1, dtype=np.int64)
     whole[~missing] = codes
     return Categories(found.tolist(), whole)
 
 
 def recode(column: Categories, values: list[Value], where: str) -> Int64Array:
-    """Return each row's place in other values, -1 where it has none."""
+    """Return the index of each row's category in `values`, -1 if it is not there."""
     if values and column.values and kind_of(column.values, where) != kind_of(values, where):
         raise ValueError(
-            f"{where}: holds {kind_of(column.values, where)} such as {column.values[0]!r}, was fitted to "
+            f"{where}: holds {kind_of(column.values, where)} such as {column.values[0]!r}, but was fitted to "
             f"{kind_of(values, where)} such as {values[0]!r}. Give it the type of the training data."
         )
-    place = {value: code for code, value in enumerate(values)}
-    # Missing values have code -1: the last entry.
-    return np.array([*(place.get(value, -1) for value in column.values), -1], dtype=np.int64)[column.codes]
+    codes = {value: code for code, value in enumerate(values)}
+    # A missing value's code -1 takes the last entry.
+    return np.array([*(codes.get(value, -1) for value in column.values), -1], dtype=np.int64)[column.codes]
 
 
 def kind_of(values: Iterable[Value], where: str) -> str:
-    """Say what values are, or raise ValueError unless they are of one kind."""
+    """Return the values' kind: "text", "booleans", "numbers" or "nothing".
+
+    Raises:
+        ValueError: If they have several kinds, or another one.
+    """
     names = {str: "text", bool: "booleans", int: "numbers", float: "numbers"}
     kinds = sorted({names.get(type(value), type(value).__name__) for value in values})
     if len(kinds) > 1 or not set(kinds) <= set(names.values()):
-        raise ValueError(f"{where}: holds {' and '.join(kinds)}, wanted numbers, booleans or text, one of them.")
+        raise ValueError(f"{where}: holds {' and '.join(kinds)}, wanted only numbers, only booleans or only text.")
     return kinds[0] if kinds else "nothing"
 
 
 def is_number(text: Value) -> bool:
-    """Say whether a number is written there."""
+    """Return whether a text is a number."""
     try:
         float(text)
     except ValueError:
@@ -130,17 +138,17 @@ def refuse_missing(missing: npt.NDArray[np.bool_], where: str) -> None:
     if missing.any():
         raise ValueError(
             f"{where}: {int(missing.sum()):,} of {len(missing):,} values are missing, the first in row "
-            f"{int(missing.argmax()):,}. Fill them in, or say how for features: missing='mean' or 'median'."
+            f"{int(missing.argmax()):,}. Fill them in; for features also by missing='mean' or 'median'."
         )
 
 
 def refuse_unknown(column: Categories, unknown: npt.NDArray[np.bool_], values: list[Value], where: str) -> None:
-    """Raise ValueError if a category is not among those fitted to."""
+    """Raise ValueError if a category is not in the training data."""
     if unknown.any():
         row = int(unknown.argmax())
         raise ValueError(
-            f"{where}: {column.values[column.codes[row]]!r} in row {row:,} was not in the training data, which has "
-            f"{values[:5]}{' ...' if len(values) > 5 else ''}. Mend it, or train with it."
+            f"{where}: {column.values[column.codes[row]]!r} in row {row:,} is not in the training data, which has "
+            f"{values[:5]}{' ...' if len(values) > 5 else ''}. Correct it, or add it to the training data."
         )
 
 
