@@ -1,4 +1,4 @@
-"""What a Trainer has learnt, in batches: read from its loops when saving, and put right in them when loading."""
+"""Read from a Trainer's loops how many batches it trained on, and correct these counts in a checkpoint."""
 
 from typing import Any
 
@@ -8,14 +8,13 @@ from loaderkit.lightning.callbacks import batches_done
 
 
 def learnt(trainer: pl.Trainer) -> tuple[int, bool]:
-    """Return how many of the epoch's batches were learnt whole, and whether that was all of them.
+    """Return (number of the epoch's batches that were trained on, whether the epoch is over).
 
-    Batches of an unfinished gradient accumulation do not count: their gradients
-    are not saved.
+    Batches of an unfinished gradient accumulation do not count, because their gradients are not saved.
     """
     done, over = batches_done(trainer)
     stopped = trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step
-    # Lightning does not know the last batch where the data ends before its length or limit.
+    # Lightning does not notice the last batch if the data ends before its length or limit.
     over = over or (between_epochs(trainer) and not stopped)
     if not over and trainer.lightning_module.automatic_optimization:
         done -= done % trainer.accumulate_grad_batches
@@ -23,9 +22,9 @@ def learnt(trainer: pl.Trainer) -> tuple[int, bool]:
 
 
 def used(trainer: pl.Trainer) -> int:
-    """Return how many of the epoch's batches were used, learnt or not: those fetched ahead were not.
+    """Return how many of the epoch's batches went through a step; batches fetched ahead do not count.
 
-    A step that takes a dataloader_iter, and finds it at its end, has begun without a batch.
+    A step whose dataloader_iter is exhausted begins without a batch.
     """
     current: Any = trainer.fit_loop.epoch_loop.batch_progress.current
     return int(current.processed)
@@ -38,35 +37,35 @@ def begun(trainer: pl.Trainer) -> int:
 
 
 def between_epochs(trainer: pl.Trainer) -> bool:
-    """Say whether the last epoch that was begun is over, for the Trainer."""
+    """Return whether the last epoch that the Trainer began is over."""
     epochs: Any = trainer.fit_loop.epoch_progress.current
     return bool(epochs.started == epochs.processed)
 
 
 def epoch_batches(trainer: pl.Trainer, batches: int) -> int:
-    """Return how many of a loader's batches the Trainer takes in an epoch."""
+    """Return how many of a loader's batches the Trainer uses in an epoch."""
     limit = trainer.limit_train_batches
     return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
 
 
 def forget_ready_epoch(fit_loop: dict[str, Any]) -> None:
-    """Make a checkpoint's loops say nothing of an epoch that they were about to begin.
+    """Remove from a checkpoint's loops the epoch that was about to begin.
 
-    Lightning begins it without counting it as ready, and from then on takes the middle of an epoch for its end.
+    Lightning would begin it without counting it as ready, and then treat the middle of an epoch as its end.
     """
     for part in fit_loop["epoch_progress"].values():
         part["ready"] = part["started"]
 
 
 def set_epoch_over(fit_loop: dict[str, Any], *, uncounted: bool) -> None:
-    """Make a checkpoint's loops say that the next epoch begins.
+    """Set a checkpoint's loops to the start of the next epoch.
 
-    Lightning sees by itself that the last batch was the last one, but only where an epoch has as many batches as
-    when it was saved; and with `max_steps` it would go on in the old epoch.
+    Lightning notices the epoch's end only if an epoch has as many batches as when the checkpoint was
+    saved. With `max_steps` it would continue the old epoch.
 
     Args:
         fit_loop: The loops' state, changed in place.
-        uncounted: See `set_batches`; at an epoch's very end all is counted.
+        uncounted: See `set_batches`. Ignored if Lightning has counted the epoch's end.
     """
     epochs = fit_loop["epoch_progress"]
     ended = epochs["current"]["processed"] == epochs["current"]["ready"]
@@ -78,9 +77,9 @@ def set_epoch_over(fit_loop: dict[str, Any], *, uncounted: bool) -> None:
 
 
 def reopen_epoch(fit_loop: dict[str, Any]) -> bool:
-    """Make a checkpoint's loops say that they are within their epoch, if they count it as done; return whether they did.
+    """Set a checkpoint's loops back into their epoch if they count it as done; return whether they did.
 
-    Lightning does so where it was stopped in an epoch (`max_steps`, early stopping), and would begin the next one.
+    Lightning counts it as done if it stops in an epoch (`max_steps`, early stopping), and would begin the next one.
     """
     epochs = fit_loop["epoch_progress"]
     if not 0 < epochs["current"]["ready"] == epochs["current"]["processed"]:
@@ -92,13 +91,13 @@ def reopen_epoch(fit_loop: dict[str, Any]) -> bool:
 
 
 def set_batches(fit_loop: dict[str, Any], batches: int, *, total: int | None = None, uncounted: bool) -> None:
-    """Make a checkpoint's loops say that so many of the epoch's batches are done, none in the middle.
+    """Set the number of finished batches in a checkpoint's loops, with no batch in progress.
 
     Args:
         fit_loop: The loops' state, changed in place.
-        batches: In the epoch.
-        total: In all epochs; by default it changes as the epoch's do.
-        uncounted: Whether a step was whole and saved before Lightning counted it for the loggers.
+        batches: Finished batches of the epoch.
+        total: Finished batches of all epochs. Default: changes by as much as the epoch's.
+        uncounted: Whether the last step was saved before Lightning counted it for the loggers.
     """
     progress = fit_loop["epoch_loop.batch_progress"]
     if total is None:

@@ -1,19 +1,53 @@
-"""What several tests share: under Lightning: a run resumed from any of its checkpoints trains as the uninterrupted one, bit for bit."""
+"""Run trainings described by a dict (see lightning_job), resume them, and compare them with the uninterrupted run."""
 
+import json
+import warnings
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import lightning_job as jobs
 import torch
+import torchmetrics
+
+TWO_RANKS = {"strategy": "ddp_fork", "devices": 2}
+SHARDS = [9, 0, 14, 3, 1, 8, 15]  # sizes of a stream's shards
+JOBS_PER_PROCESS = 8  # starting a process takes a third of a job's time
 
 
-def run(job: dict[str, Any]) -> None:
+def run_in_process(job: dict[str, Any]) -> None:
+    """Run a job in a new process."""
     code = jobs.launch(job)
     assert code == 0, f"exit code {code}:\n{jobs.log_of(job)}"
 
 
+def run_here(job: dict[str, Any]) -> None:
+    """Run a job in this process."""
+    threads = torch.get_num_threads()
+    try:
+        with warnings.catch_warnings():
+            jobs.run(job)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def checkpoints_of(whole: dict[str, Any]) -> list[Path]:
+    """Return the checkpoints that a job named "whole" saved."""
+    return sorted(Path(whole["dir"], "saved-whole").iterdir())
+
+
+def resume_everywhere(whole: dict[str, Any], checkpoints: list[Path], name: str = "resumed") -> list[int]:
+    """Resume from each checkpoint in a new process, check the result, and return how many steps each run had left."""
+    unsaved = {name: value for name, value in whole.items() if name != "save_every"}
+    resumes = [{**unsaved, "name": f"{name}-{n}", "ckpt": str(path)} for n, path in enumerate(checkpoints)]
+    for start in range(0, len(resumes), JOBS_PER_PROCESS):
+        job = {"dir": whole["dir"], "name": f"{name}-from-{start}", "jobs": resumes[start : start + JOBS_PER_PROCESS]}
+        assert jobs.launch(job, jobs.run_each) == 0, jobs.log_of(job)
+    return [check_same_end(whole, resumed) for resumed in resumes]
+
+
 def check_same_end(whole: dict[str, Any], resumed: dict[str, Any], *, begins_at: int | None = None) -> int:
-    """Check that a resumed job went on as the whole one did, and return how many steps it had left."""
+    """Check that a resumed job continued like the whole one, and return how many steps it had left."""
     expected, found = jobs.steps_of(whole), jobs.steps_of(resumed)
     assert len(expected) >= 9  # else the law is vacuous
     start = len(expected) - len(found)
@@ -27,18 +61,51 @@ def check_same_end(whole: dict[str, Any], resumed: dict[str, Any], *, begins_at:
     return len(found)
 
 
-PER_PROCESS = 8  # a process takes a third of a job's time
+def ids_of(steps: list[dict[str, Any]], epoch: int) -> list[int]:
+    """Return the ids of an epoch's samples, in the order of the steps."""
+    return [index for step in steps if step["epoch"] == epoch for index in step["ids"][0]]
 
 
-def resume_everywhere(whole: dict[str, Any], checkpoints: list[Path], name: str = "resumed") -> list[int]:
-    """Resume from each of these checkpoints, in new processes, and return how many steps each had left."""
-    unsaved = {name: value for name, value in whole.items() if name != "save_every"}
-    resumes = [{**unsaved, "name": f"{name}-{n}", "ckpt": str(path)} for n, path in enumerate(checkpoints)]
-    for start in range(0, len(resumes), PER_PROCESS):
-        job = {"dir": whole["dir"], "name": f"{name}-from-{start}", "jobs": resumes[start : start + PER_PROCESS]}
-        assert jobs.launch(job, jobs.run_each) == 0, jobs.log_of(job)
-    return [check_same_end(whole, resumed) for resumed in resumes]
+class RecordingModel(pl.LightningModule):
+    """Writes the ids of its evaluation batches to a file, and logs a mean over samples."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+        # `self.log(..., sync_dist=True)` of Lightning 2.6.6 rounds the mean number of samples a rank down.
+        self.mean = torchmetrics.MeanMetric().set_dtype(torch.float64)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.mean.update(batch["x"].sum(dim=1).double())
+        self.log("metric", self.mean, on_epoch=True)
+        self.write(batch)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.write(batch)
+        ids: torch.Tensor = batch["id"]
+        return ids
+
+    def write(self, batch: Any) -> None:
+        with Path(self.folder, f"seen-{self.global_rank}.jsonl").open("a") as file:
+            file.write(json.dumps(batch["id"].tolist()) + "\n")
+
+    def on_validation_end(self) -> None:
+        Path(self.folder, "metric.txt").write_text(repr(float(self.trainer.callback_metrics["metric"])))
 
 
-def checkpoints_of(whole: dict[str, Any]) -> list[Path]:
-    return sorted(Path(whole["dir"], "saved-whole").iterdir())
+def recorded_ids(folder: Path, rank: int) -> list[list[int]]:
+    """Return the ids of each evaluation batch that a RecordingModel wrote."""
+    return [json.loads(line) for line in (folder / f"seen-{rank}.jsonl").read_text().splitlines()]
+
+
+def quiet_trainer(job: dict[str, Any], **settings: Any) -> pl.Trainer:
+    """Return a Trainer without output and checkpoints."""
+    return pl.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        default_root_dir=job["dir"],
+        **settings,
+    )

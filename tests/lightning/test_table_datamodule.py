@@ -4,7 +4,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import module_job as jobs
+import datamodule_runs as runs
 import numpy as np
 import pandas as pd
 import pytest
@@ -35,8 +35,8 @@ def numbers(batch: Any) -> torch.Tensor:
     return torch.cat([batch["numeric"], batch["categorical"].float()], dim=1)
 
 
-def model() -> jobs.Recorder:
-    return jobs.Recorder(numbers, 14)
+def model() -> runs.Recorder:
+    return runs.Recorder(numbers, 14)
 
 
 def write(folder: Path, suffix: str, name: str, columns: dict[str, Any]) -> str:
@@ -88,12 +88,12 @@ def test_resume_equals_the_uninterrupted_run_and_predictions_need_no_training_da
         config = lk.LoaderConfig(batch_size=16, num_workers=workers, seed=3)
         return lk.TableDataModule(path, columns=SPEC, loader=config, **parts)
 
-    checkpoint = jobs.check_resumes(data, model, tmp_path, stops=[1, 4, 6, 8])
+    checkpoint = runs.check_resumes(data, model, tmp_path, stops=[1, 4, 6, 8])
     fitted = data().statistics
     Path(path).unlink()
     unlabelled = {name: column for name, column in VAL.items() if name != "kind"}
     found = data(predict=unlabelled)
-    outputs = jobs.predict(tmp_path, model(), found, checkpoint)
+    outputs = runs.predict(tmp_path, model(), found, checkpoint)
     assert found.statistics == fitted
     assert sum(map(len, outputs)) == 89
 
@@ -107,7 +107,7 @@ def test_resume_equals_the_uninterrupted_run_and_predictions_need_no_training_da
 def test_a_checkpoints_statistics_take_the_place_of_fitted_ones(tmp_path: Path) -> None:
     """Those that the weights were trained with, also where other training data was looked at before."""
     first = lk.TableDataModule(TRAIN, columns=SPEC)
-    jobs.fit(tmp_path, model(), first, saving=True)
+    runs.fit(tmp_path, model(), first, saving=True)
     other = lk.TableDataModule(VAL, val=VAL, columns=SPEC)
     assert other.statistics != first.statistics
     before = next(iter(other.val_dataloader()))["numeric"]
@@ -183,10 +183,10 @@ class Renamed(lk.TableDataModule):
 @pytest.mark.filterwarnings("ignore")  # Lightning's own
 def test_a_checkpoint_of_a_class_of_another_name_is_said(tmp_path: Path) -> None:
     """Lightning passes its state over; the training data would be fitted to anew, without a word."""
-    jobs.fit(tmp_path, model(), lk.TableDataModule(TRAIN, columns=SPEC), saving=True)
+    runs.fit(tmp_path, model(), lk.TableDataModule(TRAIN, columns=SPEC), saving=True)
     checkpoint = str(tmp_path / "saved" / "step=2.ckpt")
     with pytest.warns(UserWarning, match="data state of class 'TableDataModule', and this DataModule is 'Renamed'"):
-        jobs.trainer(tmp_path).predict(
+        runs.trainer(tmp_path).predict(
             model(), datamodule=Renamed(TRAIN, predict=VAL, columns=SPEC), ckpt_path=checkpoint
         )
 

@@ -8,8 +8,7 @@ import lightning_job as jobs
 import pytest
 import torch
 from fake_cuda import FakeCuda
-from lightning_here import job, run
-from lightning_runs import check_same_end, checkpoints_of
+from lightning_runs import check_same_end, checkpoints_of, run_here
 
 import loaderkit as lk
 from loaderkit.device import cuda
@@ -29,6 +28,10 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+def job(folder: Path) -> dict[str, Any]:
+    return {"dir": str(folder), "name": "whole"}
+
+
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     made = FakeCuda("all")
@@ -41,11 +44,11 @@ def test_training_and_resumes_are_those_without_copies_ahead(case: str, tmp_path
     base = {"dir": str(tmp_path), **CASES[case]}
     whole = {**base, "name": "whole", "save_every": 1}
     plain = {**base, "name": "plain", "save_every": 1}
-    run(whole)
+    run_here(whole)
     assert len(fake.streams) > 1  # else nothing was copied ahead
     with pytest.MonkeyPatch.context() as patch:
         patch.delitem(cuda.BACKENDS, "cpu")
-        run(plain)
+        run_here(plain)
     assert check_same_end(whole, plain, begins_at=0) >= 9
     checkpoints = checkpoints_of(whole)
     steps = [path for path in checkpoints if path.stem.startswith("step")]
@@ -53,7 +56,7 @@ def test_training_and_resumes_are_those_without_copies_ahead(case: str, tmp_path
     ends = [path for path in checkpoints if not path.stem.startswith("step")]
     for number, path in enumerate([steps[1], steps[len(steps) // 2], steps[-2], ends[0]]):
         resumed = {**base, "name": f"resumed-{number}", "ckpt": str(path)}
-        run(resumed)
+        run_here(resumed)
         check_same_end(whole, resumed)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import lightning_job as jobs
 import pytest
-from lightning_runs import check_same_end, run
+from lightning_runs import check_same_end, run_in_process
 
 PLACES = {"first epoch": [0, 5], "second epoch": [1, 7], "last batch": [1, 12], "first batch": [1, 0]}
 
@@ -23,7 +23,7 @@ def whole_of(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     def make(accumulate: int, workers: int = 0) -> dict[str, Any]:
         job = {"dir": str(tmp_path_factory.mktemp("whole")), "name": "whole"}
         job |= {"trainer": {"accumulate_grad_batches": accumulate}, "loader": {"num_workers": workers}}
-        run(job)
+        run_in_process(job)
         return job
 
     return make
@@ -37,7 +37,7 @@ def stop_and_resume(tmp_path: Path, whole: dict[str, Any], stop: dict[str, Any],
     saved = sorted(tmp_path.glob(ckpt), key=lambda path: path.stat().st_mtime_ns)
     assert saved, jobs.log_of(stopped)
     resumed = {**whole, "dir": str(tmp_path), "name": "resumed", "ckpt": str(saved[-1])}
-    run(resumed)
+    run_in_process(resumed)
     return check_same_end(whole, resumed)
 
 

@@ -10,9 +10,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.tuner import Tuner
-from lightning_evals import Evaluated, quiet_trainer, seen
-from lightning_here import run as run_here
-from lightning_runs import check_same_end, run
+from lightning_runs import RecordingModel, check_same_end, quiet_trainer, recorded_ids, run_here, run_in_process
 
 import loaderkit as lk
 
@@ -36,9 +34,9 @@ def evaluate(job: dict[str, Any]) -> None:
     trainer = quiet_trainer(job, devices=job["ranks"], strategy="ddp_fork", callbacks=[Writer()])
     data = lk.DataModule(**{job["stage"]: jobs.Samples(job["size"])}, loader=lk.LoaderConfig(batch_size=4))
     if job["stage"] == "val":
-        trainer.validate(Evaluated(job["dir"]), datamodule=data, verbose=False)
+        trainer.validate(RecordingModel(job["dir"]), datamodule=data, verbose=False)
     else:
-        trainer.predict(Evaluated(job["dir"]), datamodule=data, return_predictions=False)
+        trainer.predict(RecordingModel(job["dir"]), datamodule=data, return_predictions=False)
 
 
 @pytest.mark.parametrize("size", [10, 13, 32, 37])
@@ -50,7 +48,7 @@ def test_evaluation_gives_each_sample_once_and_one_metric(size: int, tmp_path: P
         folder.mkdir()
         job = {"dir": str(folder), "name": "eval", "ranks": ranks, "size": size, "stage": "val"}
         assert jobs.launch(job, evaluate) == 0, jobs.log_of(job)
-        parts = [seen(folder, rank) for rank in range(ranks)]
+        parts = [recorded_ids(folder, rank) for rank in range(ranks)]
         assert len({len(part) for part in parts}) == 1
         assert sorted(i for part in parts for batch in part for i in batch) == list(range(size))
         metrics.append(float((folder / "metric.txt").read_text()))
@@ -60,7 +58,7 @@ def test_evaluation_gives_each_sample_once_and_one_metric(size: int, tmp_path: P
 def test_predictions_know_their_indices_on_two_ranks(tmp_path: Path) -> None:
     job = {"dir": str(tmp_path), "name": "predict", "ranks": 2, "size": 29, "stage": "predict"}
     assert jobs.launch(job, evaluate) == 0, jobs.log_of(job)
-    parts = [seen(tmp_path, rank) for rank in (0, 1)]
+    parts = [recorded_ids(tmp_path, rank) for rank in (0, 1)]
     assert sorted(i for part in parts for batch in part for i in batch) == list(range(29))
     loader = lk.Loader(jobs.Samples(29), 4, world=lk.World(1, 2))
     assert [loader.indices(0, batch).tolist() for batch in range(len(loader))] == parts[1]
@@ -82,7 +80,7 @@ def test_training_after_the_batch_size_finder_begins_at_the_start(tmp_path: Path
     found = {"dir": str(tmp_path), "name": "found"}
     assert jobs.launch(found, find_batch_size) == 0, jobs.log_of(found)
     plain = {"dir": str(tmp_path), "name": "plain", "loader": {"batch_size": 8}}
-    run(plain)
+    run_in_process(plain)
     steps = jobs.steps_of(plain)
     assert len(steps) == 21
     assert [step["ids"] for step in jobs.steps_of(found)] == [step["ids"] for step in steps]
@@ -92,14 +90,14 @@ def test_training_after_the_batch_size_finder_begins_at_the_start(tmp_path: Path
 def test_a_loader_given_to_fit_resumes_after_a_kill(case: dict[str, Any], tmp_path: Path) -> None:
     """From each place where a ModelCheckpoint saves, the epoch's end included."""
     whole: dict[str, Any] = {"dir": str(tmp_path), "name": "whole", "save_every": 1, "direct": True, **case}
-    run(whole)
+    run_in_process(whole)
     names = ("step-step=1", "step-step=5", "step-step=7", "step-step=13", "step-step=14", "epoch-epoch=0")
     picked = [path for path in sorted(Path(tmp_path, "saved-whole").iterdir()) if path.stem in names]
     assert len(picked) == 6
     for number, path in enumerate(picked):
         resumed = {**whole, "name": f"resumed-{number}", "ckpt": str(path)}
         resumed.pop("save_every")
-        run(resumed)
+        run_in_process(resumed)
         check_same_end(whole, resumed)
 
 
@@ -133,7 +131,7 @@ def test_a_loader_given_to_fit_loses_no_epoch_under_max_steps(
 def test_a_loader_given_to_fit_refuses_another_batch_size(tmp_path: Path) -> None:
     """Lightning's counts of batches would be wrong, and samples lost."""
     whole: dict[str, Any] = {"dir": str(tmp_path), "name": "whole", "save_every": 1, "direct": True}
-    run(whole)
+    run_in_process(whole)
     for number, step in enumerate((5, 13)):
         other = {"dir": str(tmp_path), "name": f"other-{number}", "direct": True, "loader": {"batch_size": 8}}
         other["ckpt"] = str(tmp_path / "saved-whole" / f"step-step={step}.ckpt")
@@ -153,10 +151,10 @@ def test_a_loader_given_to_fit_says_when_it_is_not_exact(tmp_path: Path) -> None
 
 def test_a_checkpoint_without_a_data_module_resumes_with_one(tmp_path: Path) -> None:
     whole: dict[str, Any] = {"dir": str(tmp_path), "name": "whole", "save_every": 1, "direct": True}
-    run(whole)
+    run_in_process(whole)
     ckpt = str(tmp_path / "saved-whole" / "step-step=5.ckpt")
     resumed = {"dir": str(tmp_path), "name": "resumed", "ckpt": ckpt}
-    run(resumed)
+    run_in_process(resumed)
     check_same_end(whole, resumed, begins_at=5)
 
 
@@ -171,7 +169,7 @@ def test_a_checkpoint_without_a_data_module_resumes_with_one(tmp_path: Path) -> 
 )
 def test_a_checkpoint_of_other_data_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     whole = {"dir": str(tmp_path), "name": "whole", "save_every": 5}
-    run(whole)
+    run_in_process(whole)
     other = {"dir": str(tmp_path), "name": "other", "ckpt": str(tmp_path / "saved-whole" / "step-step=5.ckpt")}
     assert jobs.launch({**other, **change}) == 1
     assert message in jobs.log_of(other)
@@ -179,7 +177,7 @@ def test_a_checkpoint_of_other_data_is_refused(change: dict[str, Any], message: 
 
 def test_datasets_read_side_by_side_need_their_world_and_batch_size(tmp_path: Path) -> None:
     whole = {"dir": str(tmp_path), "name": "whole", "save_every": 5, "sizes": {"a": 50, "b": 18}}
-    run(whole)
+    run_in_process(whole)
     other = {**whole, "name": "other", "ckpt": str(tmp_path / "saved-whole" / "step-step=5.ckpt")}
     other["loader"] = {"batch_size": 8}
     assert jobs.launch(other) == 1
@@ -189,7 +187,7 @@ def test_datasets_read_side_by_side_need_their_world_and_batch_size(tmp_path: Pa
 def test_asking_for_data_that_was_not_given_is_an_error(tmp_path: Path) -> None:
     trainer = quiet_trainer({"dir": str(tmp_path)})
     with pytest.raises(ValueError, match=r"asks for val data, and none was given. Pass DataModule\(val=...\)"):
-        trainer.validate(Evaluated(str(tmp_path)), datamodule=lk.DataModule(jobs.Samples()), verbose=False)
+        trainer.validate(RecordingModel(str(tmp_path)), datamodule=lk.DataModule(jobs.Samples()), verbose=False)
 
 
 class Overriding(lk.DataModule):

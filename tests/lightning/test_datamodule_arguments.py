@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from module_job import Recorder, fit, trainer
+from datamodule_runs import Recorder, fit, trainer
 from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
 import loaderkit as lk

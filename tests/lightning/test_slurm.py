@@ -7,9 +7,7 @@ from typing import Any
 import lightning_job as jobs
 import pytest
 import torch
-from lightning_ranks import TWO
-from lightning_runs import run
-from lightning_shards import SHARDS
+from lightning_runs import SHARDS, TWO_RANKS, run_in_process
 
 DATA: dict[str, dict[str, Any]] = {
     "map": {"loader": {"num_workers": 1}},
@@ -33,8 +31,8 @@ def free_port() -> int:
 @pytest.mark.parametrize("data", DATA)
 def test_slurms_signal_on_two_ranks(data: str, tmp_path: Path) -> None:
     """What was not learnt comes again, on its own rank; the rest of the run is the same, bit for bit."""
-    whole: dict[str, Any] = {"dir": str(tmp_path), "name": "whole", "trainer": TWO, **DATA[data]}
-    run(whole)
+    whole: dict[str, Any] = {"dir": str(tmp_path), "name": "whole", "trainer": TWO_RANKS, **DATA[data]}
+    run_in_process(whole)
     steps = [jobs.steps_of(whole, rank) for rank in (0, 1)]
     learnt = sum(step["epoch"] == 0 for step in steps[0]) + 2
     assert len(steps[0]) == len(steps[1]) > learnt + 3
@@ -58,7 +56,7 @@ def test_slurms_signal_on_two_ranks(data: str, tmp_path: Path) -> None:
         assert codes[1] in (-9, 1), "".join(map(jobs.log_of, tasks))  # it may miss the other one first
         (saved,) = folder.glob("hpc_ckpt_*.ckpt")
         resumed = {**whole, "dir": str(folder), "name": "resumed", "ckpt": str(saved)}
-        run(resumed)
+        run_in_process(resumed)
         for rank in (0, 1):
             assert jobs.steps_of(resumed, rank) == steps[rank][learnt:], (name, rank)
         end, wanted = jobs.final_of(resumed), jobs.final_of(whole)

@@ -5,7 +5,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-import module_job as jobs
+import datamodule_runs as runs
 import numpy as np
 import pytest
 import torch
@@ -54,8 +54,8 @@ def numbers(batch: Any) -> torch.Tensor:
     return batch[0].flatten(1)
 
 
-def model() -> jobs.Recorder:
-    return jobs.Recorder(numbers, 192)
+def model() -> runs.Recorder:
+    return runs.Recorder(numbers, 192)
 
 
 def first(loader: Any) -> Any:
@@ -70,7 +70,7 @@ def test_resume_equals_the_uninterrupted_run(source: str, tmp_path: Path) -> Non
         config = lk.LoaderConfig(batch_size=5, num_workers=workers, seed=2)
         return lk.ImageDataModule(train=where, train_transform=augment, mean=(0.5, 0.5, 0.5), loader=config)
 
-    checkpoint = jobs.check_resumes(data, model, tmp_path, stops=[3, 8, 11])
+    checkpoint = runs.check_resumes(data, model, tmp_path, stops=[3, 8, 11])
     assert len(str(torch.load(checkpoint, weights_only=True)["ImageDataModule"])) < 1024
 
 

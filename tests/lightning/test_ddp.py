@@ -12,8 +12,7 @@ from typing import Any
 import lightning_job as jobs
 import pytest
 import torch
-from lightning_ranks import TWO, ids_of
-from lightning_runs import run
+from lightning_runs import TWO_RANKS, ids_of, run_in_process
 
 SCRIPT = Path(jobs.__file__)
 
@@ -35,8 +34,8 @@ def launch_script(job: dict[str, Any], *, timeout_s: float = 180) -> int:
 
 def test_ranks_share_each_epoch_and_resume_exactly(tmp_path: Path) -> None:
     """Kill both ranks in the middle of an epoch: each goes on with its own batches, bit for bit."""
-    whole: dict[str, Any] = {"dir": str(tmp_path), "name": "whole", "trainer": TWO, "loader": {"num_workers": 1}}
-    run(whole)
+    whole: dict[str, Any] = {"dir": str(tmp_path), "name": "whole", "trainer": TWO_RANKS, "loader": {"num_workers": 1}}
+    run_in_process(whole)
     steps = [jobs.steps_of(whole, rank) for rank in (0, 1)]
     assert [len(part) for part in steps] == [21, 21]
     for epoch in range(jobs.EPOCHS):
@@ -46,7 +45,7 @@ def test_ranks_share_each_epoch_and_resume_exactly(tmp_path: Path) -> None:
     assert jobs.launch(stopped) != 0
     saved = max((tmp_path / "saved-stopped").glob("step-*"), key=lambda path: path.stat().st_mtime_ns)
     resumed = {**whole, "name": "resumed", "ckpt": str(saved)}
-    run(resumed)
+    run_in_process(resumed)
     for rank in (0, 1):
         assert jobs.steps_of(resumed, rank) == steps[rank][10:]
     end, wanted = jobs.final_of(resumed), jobs.final_of(whole)
@@ -72,12 +71,12 @@ def test_ranks_started_as_scripts(tmp_path: Path) -> None:
 )
 def test_a_run_resumes_on_another_number_of_ranks(before: int, after: int, at: int, tmp_path: Path) -> None:
     """Each epoch has each sample once, and the Trainer's counts are those of the new number of ranks."""
-    trainers: dict[int, dict[str, Any]] = {1: {}, 2: TWO}
+    trainers: dict[int, dict[str, Any]] = {1: {}, 2: TWO_RANKS}
     first: dict[str, Any] = {"dir": str(tmp_path), "name": "first", "save_every": 1, "trainer": trainers[before]}
-    run(first)
+    run_in_process(first)
     second: dict[str, Any] = {"dir": str(tmp_path), "name": "second", "trainer": trainers[after]}
     second["ckpt"] = str(tmp_path / "saved-first" / f"step-step={at}.ckpt")
-    run(second)
+    run_in_process(second)
     old = [jobs.steps_of(first, rank)[:at] for rank in range(before)]
     new = [jobs.steps_of(second, rank) for rank in range(after)]
     for epoch in range(jobs.EPOCHS):
@@ -99,12 +98,12 @@ def test_a_limit_that_is_reached_in_the_new_unit_ends_the_epoch(limit: float, tm
     """Steps of half the size: the batches done count twice, and the limit may lie behind them."""
     first: dict[str, Any] = {"dir": str(tmp_path), "name": "first", "save_every": 1, "loader": {"batch_size": 8}}
     first["trainer"] = {"limit_train_batches": limit}
-    run(first)
+    run_in_process(first)
     per_epoch = {7: (7, 7), 0.5: (3, 6)}[limit]
     for at in (1, 2, 3):
         second: dict[str, Any] = {"dir": str(tmp_path), "name": f"second-{at}", "trainer": first["trainer"]}
         second["ckpt"] = str(tmp_path / "saved-first" / f"step-step={at}.ckpt")
-        run(second)
+        run_in_process(second)
         steps = [(step["epoch"], step["batch"]) for step in jobs.steps_of(second)]
         done = 2 * at if at < per_epoch[0] else per_epoch[1]
         assert steps[: per_epoch[1] - done] == [(0, batch) for batch in range(done, per_epoch[1])]
@@ -115,10 +114,10 @@ def test_batches_beyond_the_limit_end_the_epoch(tmp_path: Path) -> None:
     """5 batches of 8 are 10 of 4, and the limit is 7."""
     first: dict[str, Any] = {"dir": str(tmp_path), "name": "first", "save_every": 1, "loader": {"batch_size": 8}}
     first["trainer"] = {"limit_train_batches": 7}
-    run(first)
+    run_in_process(first)
     second: dict[str, Any] = {"dir": str(tmp_path), "name": "second", "trainer": first["trainer"]}
     second["ckpt"] = str(tmp_path / "saved-first" / "step-step=5.ckpt")
-    run(second)
+    run_in_process(second)
     steps = [(step["epoch"], step["batch"]) for step in jobs.steps_of(second)]
     assert steps == [(epoch, batch) for epoch in (1, 2) for batch in range(7)]
     counts = jobs.final_of(second)["counts"]

@@ -9,10 +9,18 @@ from typing import Any
 import lightning_job as jobs
 import pytest
 import torch
-from lightning_evals import Evaluated, quiet_trainer, seen
-from lightning_ranks import TWO, ids_of
-from lightning_runs import check_same_end, checkpoints_of, resume_everywhere, run
-from lightning_shards import SHARDS
+from lightning_runs import (
+    SHARDS,
+    TWO_RANKS,
+    RecordingModel,
+    check_same_end,
+    checkpoints_of,
+    ids_of,
+    quiet_trainer,
+    recorded_ids,
+    resume_everywhere,
+    run_in_process,
+)
 
 import loaderkit as lk
 
@@ -54,7 +62,7 @@ def whole_of(tmp_path_factory: pytest.TempPathFactory) -> Whole:
         if (kind, accumulate) not in done:
             case = {"trainer": {"accumulate_grad_batches": accumulate}}
             done[kind, accumulate] = job(tmp_path_factory.mktemp("whole"), kind, case)
-            run(done[kind, accumulate])
+            run_in_process(done[kind, accumulate])
         return done[kind, accumulate]
 
     return make
@@ -66,7 +74,7 @@ def whole_of(tmp_path_factory: pytest.TempPathFactory) -> Whole:
 def test_a_stream_resumes_from_its_checkpoints(kind: str, case: str, tmp_path: Path) -> None:
     """In the middle of an epoch, on its last batches, at its end, in and after validation."""
     whole = {**job(tmp_path, kind, CASES[case]), "save_every": 1}
-    run(whole)
+    run_in_process(whole)
     checkpoints = checkpoints_of(whole)
     assert len(checkpoints) > 12
     first = epochs_of(jobs.steps_of(whole))[0] // whole.get("trainer", {}).get("accumulate_grad_batches", 1)
@@ -120,7 +128,7 @@ def test_a_stopped_stream_goes_on_with_what_was_not_learnt(
         if by == "SIGUSR1":  # the next run is to write its own
             ckpt = str(Path(ckpt).rename(tmp_path / f"signal-{number}.ckpt"))
     resumed = {**whole, "dir": str(tmp_path), "name": "resumed", "ckpt": ckpt}
-    run(resumed)
+    run_in_process(resumed)
     learnt = 4 + (where == "after_step" or by == "SIGTERM")
     check_same_end(whole, resumed, begins_at=batches[0] + learnt - learnt % accumulate)
 
@@ -129,9 +137,9 @@ def test_a_stopped_stream_goes_on_with_what_was_not_learnt(
 def test_ranks_of_a_stream_resume_exactly(stop: str, tmp_path: Path) -> None:
     """Kill both in the middle of an epoch: each goes on with its own lanes, bit for bit."""
     setting: dict[str, Any] = {"steps": 7} if stop == "steps" else {"stop": stop}
-    whole: dict[str, Any] = {"dir": str(tmp_path), "name": "whole", "trainer": TWO, "shards": SHARDS}
+    whole: dict[str, Any] = {"dir": str(tmp_path), "name": "whole", "trainer": TWO_RANKS, "shards": SHARDS}
     whole["loader"] = {"num_workers": 1, **setting}
-    run(whole)
+    run_in_process(whole)
     steps = [jobs.steps_of(whole, rank) for rank in (0, 1)]
     assert len(steps[0]) == len(steps[1]) > 12
     first = epochs_of(steps[0])[0]
@@ -140,7 +148,7 @@ def test_ranks_of_a_stream_resume_exactly(stop: str, tmp_path: Path) -> None:
     assert jobs.launch(stopped) != 0
     saved = max((tmp_path / "saved-stopped").glob("step-*"), key=lambda path: path.stat().st_mtime_ns)
     resumed = {**whole, "name": "resumed", "ckpt": str(saved)}
-    run(resumed)
+    run_in_process(resumed)
     for rank in (0, 1):
         assert jobs.steps_of(resumed, rank) == steps[rank][first + 3 :]
     end, wanted = jobs.final_of(resumed), jobs.final_of(whole)
@@ -153,12 +161,12 @@ def test_a_stream_resumes_on_another_number_of_ranks(before: int, after: int, at
     """Each epoch has each sample once."""
     base: dict[str, Any] = {"dir": str(tmp_path), "shards": [6] * 8, "stream": {"lanes": 8}}
     base["loader"] = {"batch_size": 3, "stop": "repeat"}
-    trainers: dict[int, dict[str, Any]] = {1: {}, 2: TWO}
+    trainers: dict[int, dict[str, Any]] = {1: {}, 2: TWO_RANKS}
     first = {**base, "name": "first", "save_every": 1, "trainer": trainers[before]}
-    run(first)
+    run_in_process(first)
     second = {**base, "name": "second", "trainer": trainers[after]}
     second["ckpt"] = str(tmp_path / "saved-first" / f"step-step={at}.ckpt")
-    run(second)
+    run_in_process(second)
     old = [jobs.steps_of(first, rank)[:at] for rank in range(before)]
     new = [jobs.steps_of(second, rank) for rank in range(after)]
     for epoch in range(jobs.EPOCHS):
@@ -171,10 +179,10 @@ def test_a_stream_resumes_on_another_number_of_ranks(before: int, after: int, at
 
 def test_fewer_steps_than_are_done_end_the_epoch(tmp_path: Path) -> None:
     first = {**job(tmp_path, "steps"), "name": "first", "save_every": 1}
-    run(first)
+    run_in_process(first)
     second = {**first, "name": "second", "ckpt": str(tmp_path / "saved-first" / "step-step=6.ckpt")}
     second["loader"] = {"steps": 5}
-    run(second)
+    run_in_process(second)
     assert [(step["epoch"], step["batch"]) for step in jobs.steps_of(second)] == [
         (e, b) for e in (1, 2) for b in range(5)
     ]
@@ -185,7 +193,7 @@ def evaluate(job: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     trainer = quiet_trainer(job, devices=job["ranks"], strategy="ddp_fork")
     data = lk.DataModule(val=jobs.make_stream(SHARDS, shuffle=True), loader=lk.LoaderConfig(batch_size=4))
-    model = Evaluated(job["dir"])
+    model = RecordingModel(job["dir"])
     if job.get("buffers"):
         model.norm = torch.nn.BatchNorm1d(8)
     trainer.validate(model, datamodule=data, verbose=False)
@@ -200,7 +208,7 @@ def test_evaluation_of_a_stream_gives_each_sample_once_and_one_metric(tmp_path: 
         folder.mkdir()
         job = {"dir": str(folder), "name": "eval", "ranks": ranks}
         assert jobs.launch(job, evaluate) == 0, jobs.log_of(job)
-        parts = [seen(folder, rank) for rank in range(ranks)]
+        parts = [recorded_ids(folder, rank) for rank in range(ranks)]
         for part in parts:
             assert part[: len(part) // 2] == part[len(part) // 2 :]
         assert Counter(i for part in parts for batch in part for i in batch) == Counter([*range(50), *range(50)])

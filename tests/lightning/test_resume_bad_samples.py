@@ -6,7 +6,7 @@ from typing import Any
 import lightning_job as jobs
 import pytest
 import torch
-from lightning_runs import check_same_end, run
+from lightning_runs import check_same_end, run_in_process
 
 import loaderkit as lk
 
@@ -30,7 +30,7 @@ def test_a_killed_run_without_bad_samples_goes_on_exactly(data: str, tmp_path: P
     whole: dict[str, Any] = {"dir": str(tmp_path), "name": "whole", "bad": BAD, "save_every": 1, **DATA[data]}
     whole["loader"] = {"bad_samples": policy, "num_workers": 1}
     whole["trainer"] = {"max_epochs": 2}
-    run(whole)
+    run_in_process(whole)
     steps = jobs.steps_of(whole)
     trained = sorted(each for step in steps if step["epoch"] == 0 for part in step["ids"] for each in part)
     assert trained == sorted(set(range(50)) - set(BAD))
@@ -38,7 +38,7 @@ def test_a_killed_run_without_bad_samples_goes_on_exactly(data: str, tmp_path: P
     assert jobs.launch(stopped) == -9, jobs.log_of(stopped)
     saved = max(tmp_path.glob("saved-stopped/*"), key=lambda path: path.stat().st_mtime_ns)
     resumed = {**whole, "name": "resumed", "ckpt": str(saved)}
-    run(resumed)
+    run_in_process(resumed)
     assert check_same_end(whole, resumed) > 4
     counts, again = counts_of(whole), counts_of(resumed)
     assert len(again) > 4

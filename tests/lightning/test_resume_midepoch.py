@@ -6,7 +6,7 @@ from typing import Any
 import lightning_job as jobs
 import pytest
 import torch
-from lightning_runs import check_same_end, checkpoints_of, resume_everywhere, run
+from lightning_runs import check_same_end, checkpoints_of, resume_everywhere, run_in_process
 
 # Which of Trainer's options is in force, and the job's other settings.
 CASES: dict[str, dict[str, Any]] = {
@@ -55,7 +55,7 @@ WORKERS: dict[str, dict[str, Any]] = {
 def test_resume_from_every_checkpoint_equals_the_uninterrupted_run(case: str, tmp_path: Path) -> None:
     """In the middle of each epoch, on its last batch, at its end, in and after validation."""
     whole = {"dir": str(tmp_path), "name": "whole", "save_every": 1, **CASES[case]}
-    run(whole)
+    run_in_process(whole)
     checkpoints = checkpoints_of(whole)
     assert any("step" in path.name for path in checkpoints)
     assert any("epoch" in path.name for path in checkpoints)
@@ -67,7 +67,7 @@ def test_resume_from_every_checkpoint_equals_the_uninterrupted_run(case: str, tm
 def test_resume_from_where_a_training_or_an_epoch_begins(settings: dict[str, Any], tmp_path: Path) -> None:
     """And from the checkpoints of the runs that were resumed there: each epoch is trained once."""
     whole = {"dir": str(tmp_path), "name": "whole", "save_every": 100, "save_at_starts": True, "trainer": settings}
-    run(whole)
+    run_in_process(whole)
     starts = [path for path in checkpoints_of(whole) if path.stem.startswith("start")]
     assert len(starts) == 4
     resume_everywhere(whole, starts)
@@ -78,7 +78,7 @@ def test_resume_from_where_a_training_or_an_epoch_begins(settings: dict[str, Any
             "ckpt": str(tmp_path / "saved-whole" / f"{start}.ckpt"),
             "save_every": 5,
         }
-        run(first)
+        run_in_process(first)
         assert len(checkpoints_of(first)) > 6
         left = resume_everywhere(whole, checkpoints_of(first), start)
         assert len(set(left)) > 3
@@ -87,7 +87,7 @@ def test_resume_from_where_a_training_or_an_epoch_begins(settings: dict[str, Any
 @pytest.mark.parametrize("case", WORKERS)
 def test_resume_with_workers_equals_the_uninterrupted_run(case: str, tmp_path: Path) -> None:
     whole = {"dir": str(tmp_path), "name": "whole", "save_every": 1, **WORKERS[case]}
-    run(whole)
+    run_in_process(whole)
     picked = [path for path in checkpoints_of(whole) if path.stem in PICKED]
     assert len(picked) == 5
     resume_everywhere(whole, picked)
@@ -99,11 +99,11 @@ def test_a_longer_run_goes_on_within_the_epoch_that_max_steps_ended(
 ) -> None:
     """Lightning counts that epoch as done, and saves a checkpoint at its end: the rest of it must not pass for the next."""
     whole = {"dir": str(tmp_path), "name": "whole", "trainer": trainer}
-    run(whole)
+    run_in_process(whole)
     short = {**whole, "name": "short", "save_every": 100, "trainer": {**trainer, "max_steps": steps}}
-    run(short)
+    run_in_process(short)
     resumed = {**whole, "name": "resumed", "ckpt": str(tmp_path / "saved-short" / "epoch-epoch=1.ckpt")}
-    run(resumed)
+    run_in_process(resumed)
     check_same_end(whole, resumed, begins_at=begins_at)
 
 
@@ -113,7 +113,7 @@ PICKED = ("epoch-epoch=0", "epoch-epoch=1", "step-step=3", "step-step=5", "step-
 def test_the_number_of_workers_may_change_from_run_to_run(tmp_path: Path) -> None:
     """0, then 2, then 3 workers, resumed twice in a chain, equal a run without workers."""
     whole = {"dir": str(tmp_path), "name": "whole"}
-    run(whole)
+    run_in_process(whole)
     ckpt = None
     for name, workers, at in (("first", 0, [0, 5]), ("second", 2, [1, 4]), ("third", 3, None)):
         job: dict[str, Any] = {"dir": str(tmp_path), "name": name, "save_every": 1, "ckpt": ckpt}
@@ -124,22 +124,22 @@ def test_the_number_of_workers_may_change_from_run_to_run(tmp_path: Path) -> Non
             ckpt = str(max((tmp_path / f"saved-{name}").glob("step-*"), key=lambda path: path.stat().st_mtime_ns))
         else:
             job.pop("save_every")
-            run(job)
+            run_in_process(job)
             check_same_end(whole, job, begins_at=13 + 4)
 
 
 def test_another_global_seed_in_the_resuming_process_changes_nothing(tmp_path: Path) -> None:
     whole = {"dir": str(tmp_path), "name": "whole", "save_every": 1, "global_seed": 1}
-    run(whole)
+    run_in_process(whole)
     path = tmp_path / "saved-whole" / "step-step=5.ckpt"
     resumed = {"dir": str(tmp_path), "name": "resumed", "ckpt": str(path), "global_seed": 99}
-    run(resumed)
+    run_in_process(resumed)
     check_same_end(whole, resumed, begins_at=5)
 
 
 def test_overfit_batches_gives_the_same_samples_each_epoch(tmp_path: Path) -> None:
     job = {"dir": str(tmp_path), "name": "whole", "trainer": {"overfit_batches": 3}}
-    run(job)
+    run_in_process(job)
     ids = [step["ids"] for step in jobs.steps_of(job)]
     assert len(ids) == 9
     assert ids[:3] == ids[3:6] == ids[6:]
@@ -147,7 +147,7 @@ def test_overfit_batches_gives_the_same_samples_each_epoch(tmp_path: Path) -> No
 
 def test_a_checkpoint_holds_a_small_state_that_can_be_read_safely(tmp_path: Path) -> None:
     whole = {"dir": str(tmp_path), "name": "whole", "save_every": 1}
-    run(whole)
+    run_in_process(whole)
     saved = torch.load(tmp_path / "saved-whole" / "step-step=5.ckpt", weights_only=True)
     state = saved["DataModule"]
     assert len(str(state)) < 1024

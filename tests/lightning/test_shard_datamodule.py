@@ -6,7 +6,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-import module_job as jobs
+import datamodule_runs as runs
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -67,8 +67,8 @@ def numbers(batch: Any) -> torch.Tensor:
     return torch.cat([batch["id"][:, None].float(), batch["noise"].float()], dim=1)
 
 
-def model() -> jobs.Recorder:
-    return jobs.Recorder(numbers, 8)
+def model() -> runs.Recorder:
+    return runs.Recorder(numbers, 8)
 
 
 @pytest.mark.parametrize("kind", SUFFIXES)
@@ -102,7 +102,7 @@ def test_resume_equals_the_uninterrupted_run(kind: str, tmp_path: Path) -> None:
             urls, format=kind, options=OPTIONS.get(kind), train_transform=with_noise, loader=config
         )
 
-    checkpoint = jobs.check_resumes(data, model, tmp_path, stops=[3, 8, 11])
+    checkpoint = runs.check_resumes(data, model, tmp_path, stops=[3, 8, 11])
     assert len(str(torch.load(checkpoint, weights_only=True)["ShardDataModule"])) < 1024
 
 
@@ -152,7 +152,7 @@ def test_it_pickles(tmp_path: Path) -> None:
     assert len(pickle.loads(pickle.dumps(data)).train_dataloader().dataset) == ROWS
 
 
-class Net(jobs.Recorder):
+class Net(runs.Recorder):
     def __init__(self) -> None:
         super().__init__(numbers, 8)
 
@@ -167,8 +167,8 @@ data:
     val: [{urls}]
     format: tokens
     options: {{length: 1, dtype: uint16}}
-    train_transform: test_datamodules_shards.with_noise
-    eval_transform: test_datamodules_shards.with_noise
+    train_transform: test_shard_datamodule.with_noise
+    eval_transform: test_shard_datamodule.with_noise
     loader: {{batch_size: 10}}
 """.replace("trainer: {", "trainer: {{").replace("false}\n", "false}}\n")
 

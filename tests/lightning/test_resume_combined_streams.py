@@ -5,8 +5,7 @@ from typing import Any
 
 import lightning_job as jobs
 import pytest
-from lightning_here import run
-from lightning_runs import check_same_end, checkpoints_of
+from lightning_runs import check_same_end, checkpoints_of, run_here
 
 SHARDS = [9, 0, 7, 3, 1]  # 7 and 6 batches an epoch
 # CombinedLoader asks its loaders in turn, and goes by which of them have come to their end before.
@@ -41,7 +40,7 @@ def job(folder: Path, case: dict[str, Any]) -> dict[str, Any]:
 def resume(whole: dict[str, Any], path: Path) -> int:
     resumed = {**whole, "name": path.stem, "ckpt": str(path)}
     resumed.pop("save_every")
-    run(resumed)
+    run_here(resumed)
     return check_same_end(whole, resumed)
 
 
@@ -49,7 +48,7 @@ def resume(whole: dict[str, Any], path: Path) -> int:
 def test_a_stream_beside_other_data_resumes_after_each_step(case: str, tmp_path: Path) -> None:
     """Whichever has ended before, and begun anew: the epoch ends where it would have, and the next has the same data."""
     whole = job(tmp_path, CASES[case])
-    run(whole)
+    run_here(whole)
     left = [resume(whole, path) for path in checkpoints_of(whole)]
     assert set(left) == set(range(len(jobs.steps_of(whole))))
 
@@ -58,7 +57,7 @@ def test_a_stream_beside_other_data_resumes_with_workers_and_within_an_accumulat
     """About the first epoch's end, before which the other data has ended twice."""
     case = {"sizes": {"a": 10}, "loader": {"num_workers": 2}, "trainer": {"accumulate_grad_batches": 2}}
     whole = job(tmp_path, case)
-    run(whole)
+    run_here(whole)
     assert [step["epoch"] for step in jobs.steps_of(whole)] == [0] * 7 + [1] * 6
     left = [resume(whole, tmp_path / "saved-whole" / f"step-step={step}.ckpt") for step in (2, 3, 4)]
     assert left == [9, 7, 6]
@@ -67,10 +66,10 @@ def test_a_stream_beside_other_data_resumes_with_workers_and_within_an_accumulat
 def test_a_step_that_fetches_is_exact_where_it_was_stopped(tmp_path: Path) -> None:
     """By an error, before the batch of a second epoch was learnt."""
     whole = job(tmp_path, {"sizes": {"a": 10}, "iterator": True})
-    run(whole)
+    run_here(whole)
     stopped = {**whole, "name": "first", "stop": {"where": "before_learning", "at": [1, 3], "by": "exception"}}
     with pytest.raises(RuntimeError, match="stopped by the test"):
-        run(stopped)
+        run_here(stopped)
     (path,) = tmp_path.glob("stopped*.ckpt")
     assert resume(whole, path) == 3
 
