@@ -212,7 +212,7 @@ def test_labels_may_be_numbers_where_classes_say_which() -> None:
         data = DetectionDataModule(changed(labels=labels), classes=[5, 7])  # type: ignore[list-item]
         assert data.num_classes == 3
         assert next(iter(data.train_dataloader()))[1][0]["labels"].tolist() == [2]
-        with pytest.raises(ValueError, match="labels are ints such as 7, wanted names; or say"):
+        with pytest.raises(ValueError, match="labels are ints such as 7, wanted names. Or list the labels"):
             DetectionDataModule(changed(labels=labels)).num_classes  # noqa: B018
 
 
@@ -243,7 +243,7 @@ def test_a_training_sample_without_boxes_or_labels_is_refused_and_not_taken_for_
             "has an image Image, wanted a path",
         ),
         (lambda path: DetectionDataModule(dicts(), splits={"val": 1}), "wanted shares of the training data"),
-        (lambda path: DetectionDataModule(dicts(), dicts(), splits={"train": 0.5, "val": 0.5}), "data of their own"),
+        (lambda path: DetectionDataModule(dicts(), dicts(), splits={"train": 0.5, "val": 0.5}), "without their own data"),
         (lambda path: next(iter(DetectionDataModule(dicts(), classes=["cat"]).train_dataloader())), "wanted one of"),
         (lambda path: DetectionDataModule(path, classes=["odd"]).train_dataloader(), r"categories \['even'\] are not"),
         (lambda path: DetectionDataModule().classes, "there is no data"),
@@ -260,5 +260,5 @@ def test_what_does_not_fit_is_refused(coco: Path, make: Any, message: str) -> No
 def test_a_file_of_something_else_is_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "a.json"
     path.write_text(content)
-    with pytest.raises(ValueError, match=r"a.json: can't be read as COCO's annotations"):
+    with pytest.raises(ValueError, match=r"a.json: can't be read as COCO annotations"):
         DetectionDataModule(path).train_dataloader()

@@ -186,7 +186,7 @@ def test_datasets_read_side_by_side_need_their_world_and_batch_size(tmp_path: Pa
 
 def test_asking_for_data_that_was_not_given_is_an_error(tmp_path: Path) -> None:
     trainer = quiet_trainer({"dir": str(tmp_path)})
-    with pytest.raises(ValueError, match=r"asks for val data, and none was given. Pass DataModule\(val=...\)"):
+    with pytest.raises(ValueError, match=r"needs val data, and there is none. Pass DataModule\(val=...\)"):
         trainer.validate(RecordingModel(str(tmp_path)), datamodule=lk.DataModule(jobs.Samples()), verbose=False)
 
 

@@ -217,13 +217,13 @@ def test_several_training_sets_are_refused_where_a_batch_is_of_one(kind: str, tm
         found = {name: sorted(i for batch in loader for i in batch["id"].tolist()) for name, loader in loaders.items()}
         assert found == {name: list(ids) for name, ids in SETS.items()}
         return
-    with pytest.raises(ValueError, match=r"train has 2 sets by name \(\['far', 'near'\]\), wanted one"):
+    with pytest.raises(ValueError, match=r"train has 2 datasets by name \(\['far', 'near'\]\), wanted one"):
         make(kind, tmp_path, train=sets)
 
 
 @pytest.mark.parametrize("kind", ["shards", "pictures", "boxes"])
 def test_no_set_at_all_is_refused(kind: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="val has 0 sets by name"):
+    with pytest.raises(ValueError, match="val has 0 datasets by name"):
         make(kind, tmp_path, val={})
 
 

@@ -84,7 +84,7 @@ def test_a_folders_parts_are_found_and_its_classes_known_without_setup(tmp_path:
     assert len(data.train_dataloader().dataset) == 36
     images, labels = first(data.val_dataloader())
     assert (images.dtype, tuple(images.shape), labels.tolist()) == (torch.uint8, (4, 3, 8, 8), [0, 0, 0, 1])
-    with pytest.raises(ValueError, match="none was given"):
+    with pytest.raises(ValueError, match="there is none"):
         data.test_dataloader()
     whole = lk.ImageDataModule(tmp_path / "train")
     whole.setup("fit")
@@ -146,7 +146,7 @@ def test_torchvisions_datasets_by_name() -> None:
     assert (images.dtype, tuple(images.shape)) == (torch.uint8, (10, 3, 6, 6))
     assert labels.max() < data.num_classes
     assert data.classes == list("abcd")
-    with pytest.raises(ValueError, match="none was given"):
+    with pytest.raises(ValueError, match="there is none"):
         data.val_dataloader()
 
 
@@ -165,7 +165,7 @@ def test_predictions_need_no_labels(tmp_path: Path) -> None:
     assert (images.dtype, tuple(images.shape)) == (torch.float32, (4, 3, 8, 8))
     missing = lk.ImageDataModule(val=str(tmp_path / "*.tar"))
     with pytest.raises(
-        ValueError, match=r"sample 'eight-0' has the files \['png'\], wanted one picture, and its label"
+        ValueError, match=r"sample 'eight-0' has the files \['png'\], wanted one picture and a label"
     ):
         first(missing.val_dataloader())
 
@@ -182,9 +182,9 @@ def test_what_is_missing_or_contradictory_is_named(tmp_path: Path) -> None:
         other.setup("fit")
     (tmp_path / "val" / "eight").mkdir()
     lk.ImageDataModule(tmp_path).setup("fit")
-    with pytest.raises(ValueError, match=r"found root=None and \[\], wanted root, or parts"):
+    with pytest.raises(ValueError, match=r"found root=None and \[\], wanted either root, or stages"):
         lk.ImageDataModule()
-    with pytest.raises(ValueError, match=r"found root='x' and \['val'\], wanted root, or parts"):
+    with pytest.raises(ValueError, match=r"found root='x' and \['val'\], wanted either root, or stages"):
         lk.ImageDataModule("x", val="y")
     with pytest.raises(ValueError, match="dataset='CIFAR10' lies in a root=, and has no train="):
         lk.ImageDataModule(dataset="CIFAR10", train="y")

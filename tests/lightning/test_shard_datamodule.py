@@ -142,7 +142,7 @@ def test_what_is_not_clear_is_named(tmp_path: Path) -> None:
         lk.ShardDataModule(tmp_path).prepare_data()
     with pytest.raises(ValueError, match="format 'tsv' is not known"):
         lk.ShardDataModule(tokens, format="tsv").prepare_data()
-    with pytest.raises(ValueError, match="asks for test data, and none was given"):
+    with pytest.raises(ValueError, match="needs test data, and there is none"):
         lk.ShardDataModule(tokens).test_dataloader()
 
 

@@ -144,9 +144,9 @@ def test_missing_values_in_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a,b\n1\n", "not a whole table: .*[Ee]xpected 2 columns"),
+        ("a,b\n1\n", "can't be read as a table: .*[Ee]xpected 2 columns"),
         ("a,a\n1,2\n", "has the columns"),
-        ("", "not a whole table"),
+        ("", "can't be read as a table"),
     ],
 )
 def test_a_broken_file_is_named(content: str, message: str, tmp_path: Path) -> None:

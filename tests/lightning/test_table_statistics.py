@@ -100,7 +100,7 @@ def test_roles_are_inferred_or_given() -> None:
 
 def test_the_most_frequent_categories_are_kept_and_that_is_said() -> None:
     values = ["c", "b", "b", "a", "a", "d", "a"]
-    with pytest.warns(UserWarning, match="has 4 categories, the 2 most frequent are kept .*2 of 7 rows"):
+    with pytest.warns(UserWarning, match="has 4 categories. The 2 most frequent are known .*2 of 7 rows"):
         fitted = fit({"c": values}, max_categories=2)
     assert fitted.categorical == {"c": ["a", "b"]}
 
@@ -123,14 +123,14 @@ def test_integers_with_gaps_are_the_categories_they_are_without() -> None:
         ({"x": [1, 2]}, {"target": "y"}, r"has no columns \['y'\], its columns are \['x'\]"),
         ({"x": [1, 2]}, {"numeric": ["z"]}, r"has no columns \['z'\]"),
         ({"x": [1, math.inf]}, {}, "column 'x': has 1 infinite values, the first in row 1"),
-        ({"x": ["1", "2", "?"]}, {}, r"column 'x': holds numbers and \['\?'\]. Say what it is"),
+        ({"x": ["1", "2", "?"]}, {}, r"column 'x': holds numbers and \['\?'\]. Name it in numeric="),
         ({"x": ["1", "?"]}, {"numeric": ["x"]}, r"column 'x': holds text, '\?' in row 1; wanted numbers"),
         ({"x": [1, "a"]}, {}, "column 'x': holds numbers and text"),
-        ({"x": [[1, 2]]}, {}, r"column 'x': has the shape \(1, 2\), wanted one axis"),
+        ({"x": [[1, 2]]}, {}, r"column 'x': has the shape \(1, 2\), wanted \(rows,\)"),
         ({"x": [1, 2], "y": [1]}, {}, "its columns have the lengths"),
         ({"x": [1e308, -1e308, 1e308, 1e308]}, {}, "too large for a mean"),
-        ({"x": []}, {}, "nothing to fit to"),
-        ({"y": [1]}, {"target": "y"}, "nothing to fit to"),
+        ({"x": []}, {}, "nothing to fit: "),
+        ({"y": [1]}, {"target": "y"}, "nothing to fit: "),
         ({"x": [np.nan, np.nan]}, {"missing": "mean"}, "all 2 values are missing. Leave it out"),
         ({"x": [1] * 101, "y": list(range(101))}, {"target": "y"}, "101 different integers, which may be"),
     ],
@@ -146,9 +146,9 @@ def test_what_cant_be_fitted_is_named(columns: Any, spec: Any, message: str) -> 
         ({"c": ["a"], "y": ["n"]}, {}, r"val: lacks the columns \['x'\]"),
         ({"x": [1], "c": ["a"]}, {}, r"val: lacks the columns \['y'\]"),
         ({"x": ["one"], "c": ["a"], "y": ["n"]}, {}, "column 'x': holds text, 'one' in row 0; wanted numbers"),
-        ({"x": [1], "c": [4], "y": ["n"]}, {}, "column 'c': holds numbers such as 4, was fitted to text such as 'a'"),
-        ({"x": [1], "c": ["z"], "y": ["n"]}, {"unknown": "raise"}, "column 'c': 'z' in row 0 was not in the training"),
-        ({"x": [1], "c": ["a"], "y": ["m"]}, {}, "target 'y': 'm' in row 0 was not in the training data"),
+        ({"x": [1], "c": [4], "y": ["n"]}, {}, "column 'c': holds numbers such as 4, but was fitted to text such as 'a'"),
+        ({"x": [1], "c": ["z"], "y": ["n"]}, {"unknown": "raise"}, "column 'c': 'z' in row 0 is not in the training"),
+        ({"x": [1], "c": ["a"], "y": ["m"]}, {}, "target 'y': 'm' in row 0 is not in the training data"),
         ({"x": [None], "c": ["a"], "y": ["n"]}, {}, "column 'x': 1 of 1 values are missing"),
         ({"x": [1], "c": ["a"], "y": [None]}, {"missing": "mean"}, "target 'y': 1 of 1 values are missing"),
     ],
@@ -176,7 +176,7 @@ def test_columns_that_contradict_each_other_are_refused(spec: Any, message: str)
 
 
 def test_statistics_of_another_version_are_refused() -> None:
-    with pytest.raises(ValueError, match="of version 2, this loaderkit reads 1"):
+    with pytest.raises(ValueError, match="have version 2, this loaderkit reads 1"):
         TableStatistics.from_state({"version": 2})
 
 
