@@ -243,7 +243,10 @@ def test_a_training_sample_without_boxes_or_labels_is_refused_and_not_taken_for_
             "has an image Image, wanted a path",
         ),
         (lambda path: DetectionDataModule(dicts(), splits={"val": 1}), "wanted shares of the training data"),
-        (lambda path: DetectionDataModule(dicts(), dicts(), splits={"train": 0.5, "val": 0.5}), "without their own data"),
+        (
+            lambda path: DetectionDataModule(dicts(), dicts(), splits={"train": 0.5, "val": 0.5}),
+            "without their own data",
+        ),
         (lambda path: next(iter(DetectionDataModule(dicts(), classes=["cat"]).train_dataloader())), "wanted one of"),
         (lambda path: DetectionDataModule(path, classes=["odd"]).train_dataloader(), r"categories \['even'\] are not"),
         (lambda path: DetectionDataModule().classes, "there is no data"),

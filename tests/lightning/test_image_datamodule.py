@@ -164,9 +164,7 @@ def test_predictions_need_no_labels(tmp_path: Path) -> None:
     images = data.on_after_batch_transfer(first(data.predict_dataloader()), 0)
     assert (images.dtype, tuple(images.shape)) == (torch.float32, (4, 3, 8, 8))
     missing = lk.ImageDataModule(val=str(tmp_path / "*.tar"))
-    with pytest.raises(
-        ValueError, match=r"sample 'eight-0' has the files \['png'\], wanted one picture and a label"
-    ):
+    with pytest.raises(ValueError, match=r"sample 'eight-0' has the files \['png'\], wanted one picture and a label"):
         first(missing.val_dataloader())
 
 

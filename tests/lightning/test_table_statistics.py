@@ -146,7 +146,11 @@ def test_what_cant_be_fitted_is_named(columns: Any, spec: Any, message: str) -> 
         ({"c": ["a"], "y": ["n"]}, {}, r"val: lacks the columns \['x'\]"),
         ({"x": [1], "c": ["a"]}, {}, r"val: lacks the columns \['y'\]"),
         ({"x": ["one"], "c": ["a"], "y": ["n"]}, {}, "column 'x': holds text, 'one' in row 0; wanted numbers"),
-        ({"x": [1], "c": [4], "y": ["n"]}, {}, "column 'c': holds numbers such as 4, but was fitted to text such as 'a'"),
+        (
+            {"x": [1], "c": [4], "y": ["n"]},
+            {},
+            "column 'c': holds numbers such as 4, but was fitted to text such as 'a'",
+        ),
         ({"x": [1], "c": ["z"], "y": ["n"]}, {"unknown": "raise"}, "column 'c': 'z' in row 0 is not in the training"),
         ({"x": [1], "c": ["a"], "y": ["m"]}, {}, "target 'y': 'm' in row 0 is not in the training data"),
         ({"x": [None], "c": ["a"], "y": ["n"]}, {}, "column 'x': 1 of 1 values are missing"),
