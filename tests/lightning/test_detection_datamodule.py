@@ -212,7 +212,7 @@ def test_labels_may_be_numbers_where_classes_say_which() -> None:
         data = DetectionDataModule(changed(labels=labels), classes=[5, 7])  # type: ignore[list-item]
         assert data.num_classes == 3
         assert next(iter(data.train_dataloader()))[1][0]["labels"].tolist() == [2]
-        with pytest.raises(ValueError, match="labels are ints such as 7, wanted names. Or list the labels"):
+        with pytest.raises(ValueError, match=r"labels are ints such as 7, wanted names[.] Or list the labels"):
             DetectionDataModule(changed(labels=labels)).num_classes  # noqa: B018
 
 
