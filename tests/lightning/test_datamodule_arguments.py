@@ -94,7 +94,7 @@ def test_what_is_no_data_is_refused_where_it_is_given(
 def test_a_factory_of_something_else_is_named() -> None:
     with pytest.raises(TypeError, match="the factory's result is of type NoneType"):
         lk.DataModule(lambda: None).train_dataloader()
-    with pytest.raises(TypeError, match=r"what a factory returned is the path 'a.csv'"):
+    with pytest.raises(TypeError, match=r"the factory's result is the path 'a.csv'"):
         lk.DataModule(val=lambda: "a.csv").val_dataloader()
 
 

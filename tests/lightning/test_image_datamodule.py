@@ -184,7 +184,7 @@ def test_what_is_missing_or_contradictory_is_named(tmp_path: Path) -> None:
         lk.ImageDataModule()
     with pytest.raises(ValueError, match=r"found root='x' and \['val'\], wanted either root, or stages"):
         lk.ImageDataModule("x", val="y")
-    with pytest.raises(ValueError, match="dataset='CIFAR10' lies in a root=, and has no train="):
+    with pytest.raises(ValueError, match="dataset='CIFAR10' needs root=, and takes no train="):
         lk.ImageDataModule(dataset="CIFAR10", train="y")
     with pytest.raises(ValueError, match="torchvision has no dataset 'CIFAR11', it has "):
         lk.ImageDataModule("x", dataset="CIFAR11")

@@ -226,5 +226,5 @@ def test_ranks_that_would_wait_for_each_other_are_refused(tmp_path: Path) -> Non
 def test_what_a_stream_cannot_do_in_a_datamodule_is_said(tmp_path: Path) -> None:
     trainer = quiet_trainer({"dir": str(tmp_path)}, overfit_batches=2, max_epochs=1, num_sanity_val_steps=0)
     data = lk.DataModule(jobs.make_stream(SHARDS))
-    with pytest.raises(ValueError, match="overfit_batches trains on the same batches each epoch"):
+    with pytest.raises(ValueError, match="overfit_batches needs the same batches in each epoch"):
         trainer.fit(jobs.Model({"dir": str(tmp_path), "name": "over"}), datamodule=data)
