@@ -1,4 +1,4 @@
-"""Which dataset reads which files."""
+"""The dataset class for each format of files, by name and by suffix."""
 
 import functools
 import importlib
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from loaderkit.datasets.shards.sharded import ShardedDataset
 
-_ADAPTERS = {
+_CLASSES = {
     "csv": ("loaderkit.datasets.shards.csv", "CsvDataset"),
     "document": ("loaderkit.datasets.shards.documents", "DocumentDataset"),
     "jsonl": ("loaderkit.datasets.shards.jsonl", "JsonlDataset"),
@@ -15,78 +15,66 @@ _ADAPTERS = {
     "tar": ("loaderkit.datasets.tar.dataset", "TarDataset"),
     "token": ("loaderkit.datasets.shards.tokens", "TokenDataset"),
 }
-_ALSO = {"tokens": "token", "arrow": "parquet", "feather": "parquet"}
+_ALIASES = {"tokens": "token", "arrow": "parquet", "feather": "parquet"}
 
 
 def format_named(name: str) -> type[ShardedDataset]:
-    """Return the adapter of a format.
+    """Return the dataset class of a format.
 
     Args:
-        name: "jsonl" for JsonlDataset, and so on; or "module:Class" for one's own.
+        name: Name of a format, such as "jsonl", or "module:Class" for a class of your own.
 
     Raises:
-        ValueError: If there is none of that name.
+        ValueError: If the format is unknown or cannot be loaded.
     """
     if ":" in name:
         return _own(name)
-    formats, missing = find_formats()
-    name = _ALSO.get(name, name)
-    if name in formats:
-        return formats[name]
-    known = f"wanted one of {', '.join(sorted(formats))}, or MODULE:CLASS"
-    reasons = "".join(f" {module}: {why}." for module, why in missing.items())
-    raise ValueError(f"format {name!r} is not known, {known}.{reasons}")
+    formats = find_formats()
+    found = formats.get(_ALIASES.get(name, name))
+    if found is None:
+        raise ValueError(f"format {name!r} is not known, wanted one of {', '.join(sorted(formats))}, or MODULE:CLASS")
+    return found
 
 
 def formats_of(shard: str) -> dict[str, type[ShardedDataset]]:
-    """Return the adapters for a file, by name: those with the longest suffix that fits.
+    """Return the dataset classes for a file by format name: those with the longest suffix of the file's name.
 
     Raises:
-        ValueError: If none fits.
+        ValueError: If no format has such a suffix.
     """
-    formats, missing = find_formats()
+    formats = find_formats()
     fits = {
-        name: max((len(s) for s in kind.suffixes if shard.endswith(s)), default=0) for name, kind in formats.items()
+        name: max((len(suffix) for suffix in kind.suffixes if shard.endswith(suffix)), default=0)
+        for name, kind in formats.items()
     }
     longest = max(fits.values())
-    if longest:
-        return {name: formats[name] for name, length in fits.items() if length == longest}
-    suffixes = ", ".join(known_suffixes())
-    reasons = "".join(f" {module}: {why}." for module, why in missing.items())
-    raise ValueError(
-        f"{shard}: no format has this suffix, wanted one of {suffixes}. Say which it is: --format.{reasons}"
-    )
+    if not longest:
+        suffixes = ", ".join(known_suffixes())
+        raise ValueError(f"{shard}: no format has this suffix, wanted one of {suffixes}. Name the format: --format.")
+    return {name: formats[name] for name, length in fits.items() if length == longest}
 
 
 def format_of(shard: str) -> type[ShardedDataset]:
-    """Return the adapter for a file.
+    """Return the dataset class for a file.
 
     Raises:
-        ValueError: If none fits, or more than one.
+        ValueError: If no class fits, or more than one.
     """
     found = formats_of(shard)
     if len(found) > 1:
-        raise ValueError(f"{shard}: may be {' or '.join(sorted(found))}. Say which: --format.")
+        raise ValueError(f"{shard}: may be {' or '.join(sorted(found))}. Name the format: --format.")
     return next(iter(found.values()))
 
 
 def known_suffixes() -> list[str]:
-    """List what the files of all formats end in."""
-    formats, _ = find_formats()
-    return sorted({suffix for kind in formats.values() for suffix in kind.suffixes})
+    """Return the suffixes of all formats, sorted."""
+    return sorted({suffix for kind in find_formats().values() for suffix in kind.suffixes})
 
 
 @functools.cache
-def find_formats() -> tuple[Mapping[str, type[ShardedDataset]], Mapping[str, str]]:
-    """Return the adapters by name, and for each one that cannot be imported the reason (a package is missing)."""
-    formats: dict[str, type[ShardedDataset]] = {}
-    missing: dict[str, str] = {}
-    for name, (module, attribute) in _ADAPTERS.items():
-        try:
-            formats[name] = getattr(importlib.import_module(module), attribute)
-        except ImportError as error:
-            missing[module] = str(error)
-    return formats, missing
+def find_formats() -> Mapping[str, type[ShardedDataset]]:
+    """Return the dataset classes by format name. None needs an optional package before it reads a file."""
+    return {name: getattr(importlib.import_module(module), kind) for name, (module, kind) in _CLASSES.items()}
 
 
 def _own(name: str) -> type[ShardedDataset]:

@@ -1,4 +1,4 @@
-"""Map-style datasets of the Hugging Face datasets library."""
+"""Map-style datasets of the Hugging Face `datasets` library."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,17 +9,26 @@ from loaderkit.seeding.samples import per_sample
 
 
 class HFDataset(DeclaresDraws):
-    """The rows of a `datasets.Dataset`, read many at once, as its own format gives them.
+    """The rows of a `datasets.Dataset`, read many at a time in the dataset's own format.
 
-    A function of its `set_transform` or `with_transform` is called row by row, under that
-    row's seed; with the rows of a batch as one call random numbers would depend on the batch.
+    A function given to its `set_transform` or `with_transform` is called with one row at a time, under the seed of that row.
+    With several rows in a call, random numbers would depend on the batch.
 
     Args:
-        dataset: A `datasets.Dataset`, one split.
-        transform: From a row to a sample; its random numbers are the sample's own.
+        dataset: A `datasets.Dataset`: one split.
+        transform: Called with each row; its result replaces the row.
 
     Raises:
-        TypeError: If it is a dict of splits, or iterable-style.
+        TypeError: If `dataset` is a dict of splits, or iterable-style.
+
+    Example:
+        >>> import datasets
+        >>> rows = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]})
+        >>> dataset = lk.HFDataset(rows)
+        >>> dataset[1]
+        {'text': 'b', 'label': 1}
+        >>> next(iter(lk.Loader(dataset, batch_size=2)))
+        {'text': ['a', 'b'], 'label': tensor([0, 1])}
     """
 
     def __init__(self, dataset: Any, *, transform: Callable[[Any], Any] | None = None) -> None:
@@ -29,12 +38,12 @@ class HFDataset(DeclaresDraws):
             )
         if isinstance(dataset, dict):
             raise TypeError(
-                f"HFDataset: found a {type(dataset).__name__} with the splits {list(dataset)}, wanted one: dataset[...]."
+                f"HFDataset: found a {type(dataset).__name__} with the splits {list(dataset)}, wanted one split: dataset[...]."
             )
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise TypeError(
-                f"HFDataset: found a {type(dataset).__name__}, wanted a datasets.Dataset, with a length. "
-                "Load it without streaming=True, or give it to lk.Loader as it is."
+                f"HFDataset: found a {type(dataset).__name__}, wanted a datasets.Dataset, which has a length. "
+                "Load it without streaming=True, or pass it to lk.Loader directly."
             )
         self.dataset = dataset
         self.transform = transform
@@ -64,33 +73,33 @@ class HFDataset(DeclaresDraws):
         theirs = (kind.__module__, kind.__qualname__) == (
             "datasets.arrow_dataset",
             "Dataset",
-        )  # and no class made of it
+        )  # not a subclass
         return super()._draws() if theirs and not self._calls_a_function() else Draws.ANYTHING
 
     def fingerprint(self) -> str:
-        """Return the library's own, which knows the data and all that was done to it."""
+        """Return the library's own fingerprint, which covers the data and all operations on it."""
         return str(getattr(self.dataset, "_fingerprint", ""))
 
     def _calls_a_function(self) -> bool:
-        """Say whether rows go through one of its `set_transform`."""
+        """Return whether the dataset applies a function of the user to its rows."""
         return (getattr(self.dataset, "format", None) or {}).get("type") == "custom"
 
 
 def state_of_start(dataset: Any) -> Any:
-    """Return the state that sends a stateful dataset back to its start, if it has not been read by anyone else.
+    """Return the state that sends an unread stateful dataset back to its start.
 
-    A `datasets.IterableDataset` tells where it was last read, by whom ever, and begins anew all the same; one look at a sample
-    would be where a training begins. It passes over states of another epoch than its own, and none of its epochs is -1.
+    The state of a `datasets.IterableDataset` tells where anyone read it last, but its iterators start at the beginning. A look
+    at one sample would move the start of the training. The dataset ignores states of other epochs, so the epoch becomes -1.
     """
     state = dataset.state_dict()
     return {**state, "epoch": -1} if _is_theirs(dataset) and isinstance(state, dict) and "epoch" in state else state
 
 
 def restores_its_place(dataset: Any) -> bool:
-    """Say whether a stateful dataset goes on from its state with the sample that comes next.
+    """Return whether a stateful dataset continues from its state with the next sample.
 
-    The state of a `datasets.IterableDataset` that was shuffled does not hold what is in the buffer: those samples
-    would be lost, and workers can't load it at all. Where the library no longer shows its parts, none is taken at its word.
+    The state of a shuffled `datasets.IterableDataset` lacks the samples in the shuffle buffer, and workers cannot load it. If
+    the library hides the parts of a dataset, the answer is no.
     """
     if not _is_theirs(dataset):
         return True

@@ -40,7 +40,7 @@ def missing_length() -> str:
     [
         ("shard given_here:broken out", "loaderkit shard: RuntimeError: a bug\n"),
         ("shard given_here:nothing out", "loaderkit shard: loader: NoneType has no __len__"),
-        ("shard nowhere out", "no shards at 'nowhere' (there is nothing of that name)"),
+        ("shard nowhere out", "no shards at 'nowhere' (no such file or folder)"),
         ("lengths texts.jsonl", "samples have the fields text, id: say which one counts, --column FIELD"),
         ("lengths texts.jsonl --column txt", "wanted one of text, id (--column). Did you mean 'text'?"),
         ("lengths texts.jsonl --column text --plot nowhere/a.png", "no folder for --plot nowhere/a.png"),

@@ -226,7 +226,7 @@ def test_progress_is_shown_on_a_terminal_by_rank_0(shards: Path, rank: str, seen
 
 
 def test_formats_are_found_by_name_and_suffix() -> None:
-    formats, _ = find_formats()
+    formats = find_formats()
     assert formats["jsonl"] is JsonlDataset
     assert format_named("jsonl") is format_of("s3://bucket/part-1.jsonl") is JsonlDataset
     for name, kind in formats.items():

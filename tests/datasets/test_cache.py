@@ -13,8 +13,7 @@ from typing import BinaryIO
 
 import pytest
 
-from loaderkit.datasets.remote import cache as module
-from loaderkit.datasets.remote.cache import Cache
+from loaderkit.datasets import Cache
 
 FORK = multiprocessing.get_context("fork")
 
@@ -131,7 +130,7 @@ def killed_at(folder: Path, place: str) -> None:
     elif place == "before it is visible":
         os.fsync = die  # type: ignore[assignment]
     elif place == "while space is taken":
-        module._allocate = die
+        os.posix_fallocate = die  # type: ignore[assignment]
     Cache(folder, 2000).open(key(1), 1000, download)
 
 

@@ -13,8 +13,8 @@ from shards import SIZES, check_laws, with_draws
 
 import loaderkit as lk
 from loaderkit.collate import stack
+from loaderkit.datasets import reads_batches
 from loaderkit.datasets.arrow import rowgroups
-from loaderkit.datasets.base import reads_batches
 
 KINDS = ["parquet", "arrow", "stream", "feather"]
 
@@ -310,7 +310,7 @@ def test_a_shard_of_another_type_is_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1]}), tmp_path / "0.parquet")
     pq.write_table(pa.table({"a": ["x"]}), tmp_path / "1.parquet")
     data = lk.ParquetDataset(tmp_path)
-    with pytest.raises(ValueError, match=r"column 'a' makes .*objects.* here and .*numbers.* in the first shard"):
+    with pytest.raises(ValueError, match=r"column 'a' gives .*objects.* here and .*numbers.* in the first shard"):
         data.read_batch(np.array([0, 1]))
 
 

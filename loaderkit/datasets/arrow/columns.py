@@ -1,4 +1,4 @@
-"""Columns of decoded Arrow tables, gathered into batches: one copy of the rows that are wanted."""
+"""Columns of decoded Arrow tables, gathered into batches with one copy."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,12 +11,12 @@ from loaderkit.system.arrays import Int64Array
 
 
 class Layout(NamedTuple):
-    """What a column's rows make in a batch.
+    """The form of a column in a batch.
 
     Args:
         kind: "numbers" (B, *shape), "lists" (a Ragged) or "objects" (a list).
-        dtype: Of the batch; None for objects.
-        shape: Of a row.
+        dtype: Dtype of the batch; None for objects.
+        shape: Shape of a row.
     """
 
     kind: str
@@ -25,7 +25,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(kind: Any) -> Layout | None:
-    """Return what a column of this Arrow type makes, as the default collate would; None if that can't be said by the type."""
+    """Return the form that the default collate gives a column of this Arrow type; None if the values decide it."""
     import pyarrow.types as kinds
 
     if kinds.is_boolean(kind):
@@ -78,15 +78,15 @@ class Column:
         return _filled(flat)
 
     def check(self, name: str, rows: Int64Array) -> None:
-        """Refuse rows with nulls, which fit into no tensor.
+        """Raise a ValueError if one of the rows is null or has a null.
 
         Raises:
-            ValueError: If there is one.
+            ValueError: If there is a null.
         """
         if self._nulls is not None and self._nulls[rows].any():
             raise ValueError(
-                f"column {name!r} has a null among the rows of a batch, which no tensor holds. Leave the column out "
-                "(columns=...), or fill it in a transform."
+                f"column {name!r} has a null among the rows of a batch, which a tensor cannot hold. Leave the column out "
+                "(columns=...), or replace nulls in a transform."
             )
 
     def take(self, rows: Int64Array) -> Any:
@@ -100,46 +100,46 @@ class Column:
 
 
 def _mask(array: Any) -> Any:
-    """Return which values (N,) are null; None if none is."""
+    """Return a mask (N,) of nulls; None if there are none."""
     return array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
 
 
 def _filled(array: Any) -> Any:
-    """Return numbers (N,), 0 for nulls; a view of them where there are none."""
+    """Return numbers (N,) with 0 for nulls; a view if there are no nulls."""
     return (array.fill_null(0) if array.null_count else array).to_numpy(zero_copy_only=False)
 
 
-Part = tuple[Column, Int64Array, Int64Array]  # a column, and for some places of a batch the rows in it
+Part = tuple[Column, Int64Array, Int64Array]  # a column, positions in the batch, and the rows for them
 
 
 def make_batch(name: str, layout: Layout, parts: Sequence[Part], size: int) -> Any:
     """Gather a batch of one column from the parts that hold it.
 
     Raises:
-        ValueError: If a part is of another type, or a row is null.
+        ValueError: If a part has another type, or a row is null.
     """
     for column, _, rows in parts:
         if column.layout != layout:
-            raise ValueError(f"column {name!r} makes {column.layout} here and {layout} in the first shard.")
+            raise ValueError(f"column {name!r} gives {column.layout} here and {layout} in the first shard.")
         if layout.dtype is not None:
             column.check(name, rows)
     if layout.dtype is None:
         return _objects(name, parts, size)
     if layout.kind == "lists":
-        return join_parts([(column.spans, places, rows) for column, places, rows in parts], size, layout.dtype)
+        return join_parts([(column.spans, positions, rows) for column, positions, rows in parts], size, layout.dtype)
     if len(parts) == 1:
         return torch.from_numpy(parts[0][0].take(parts[0][2]).astype(layout.dtype, copy=False))
     batch = np.empty((size, *layout.shape), dtype=layout.dtype)
-    for column, places, rows in parts:
-        batch[places] = column.take(rows)
+    for column, positions, rows in parts:
+        batch[positions] = column.take(rows)
     return torch.from_numpy(batch)
 
 
 def _objects(name: str, parts: Sequence[Part], size: int) -> list[Any]:
     objects: list[Any] = [None] * size
-    for column, places, rows in parts:
-        for place, value in zip(places.tolist(), column.objects(rows), strict=True):
+    for column, positions, rows in parts:
+        for place, value in zip(positions.tolist(), column.objects(rows), strict=True):
             objects[place] = value
     if any(value is None for value in objects) and not all(value is None for value in objects):
-        raise ValueError(f"column {name!r} has nulls and values in one batch. Fill it in a transform.")
+        raise ValueError(f"column {name!r} has nulls and values in one batch. Replace nulls in a transform.")
     return objects

@@ -1,4 +1,4 @@
-"""Tables on disk: Parquet, Arrow IPC and Feather, read a row group at a time."""
+"""Tables on disk: Parquet, Arrow IPC and Feather, read one row group at a time."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -18,32 +18,40 @@ from loaderkit.system.per_thread import PerThread
 
 
 class ParquetDataset(ShardedDataset):
-    """The rows of Parquet files (also Arrow IPC files and streams, and Feather) as dicts.
+    """The rows of Parquet, Arrow IPC (file and stream) and Feather files as dicts.
 
-    A list of numbers without nulls comes as a numpy array, a copy; everything else as
-    pyarrow's `to_pylist` gives it. A row group is read and decoded once for as
-    long as it is among the last `cached_groups`: shuffle with `lk.ShardOrder`, and
-    write row groups that fit into memory many times.
+    A list of numbers without nulls becomes a numpy array, a copy. Other values are those of pyarrow's `to_pylist`. Each
+    thread keeps the last `cached_groups` decoded row groups. Shuffle with `lk.ShardOrder`, and write row groups that
+    fit into memory many times.
 
-    Default batches are gathered column by column where the types allow it (numbers,
-    text, bytes, lists of one length), which is many times faster than by rows.
+    Default batches are gathered column by column if the types allow it (numbers, text, bytes, lists of one length), which is
+    many times faster than gathering rows.
 
     Args:
         urls: A path, folder, glob or URL, or a list of them.
-        columns: Which to read; all of the first shard's by default.
-        transform: From a row to a sample; its random numbers are the sample's own.
-        ragged: In a default batch a list of numbers is a `Ragged`, whatever the lists'
-            lengths; otherwise they have to be equal, and are stacked.
-        index_dir: Where index files lie; None means beside local shards, and
-            in ~/.cache/loaderkit/index for remote ones.
-        max_open: Files kept open by each thread that reads.
-        storage: How remote files are reached, and where copies of them are kept.
-        cached_groups: Decoded row groups kept by each thread that reads, of all files together. A ShardOrder
-            reads lanes x (1 + window / rows in a group) of them in turn.
+        columns: Columns to read; by default all columns of the first shard.
+        transform: Called with each row; its result replaces the row.
+        ragged: Whether a default batch holds lists of numbers as one `Ragged`. Otherwise the lists must have equal
+            lengths, and are stacked.
+        index_dir: Folder of the index files. By default they are next to local shards, and in
+            `~/.cache/loaderkit/index` for remote shards.
+        max_open: Number of files that each reading thread keeps open.
+        storage: How to reach remote files, and where to keep copies.
+        cached_groups: Number of decoded row groups that each reading thread keeps, for all files together. A ShardOrder
+            reads from lanes x (1 + window / rows in a group) of them.
 
     Raises:
         FileNotFoundError: If there are no shards.
-        ShardError: If a file is cut or broken, or lacks a column.
+        ShardError: If a file is truncated or damaged, or lacks a column.
+
+    Example:
+        >>> import pyarrow as pa, pyarrow.parquet as pq
+        >>> pq.write_table(pa.table({"x": [[0.5, 1.5], [2.5, 3.5]], "label": [0, 1]}), "a.parquet")
+        >>> dataset = lk.ParquetDataset("a.parquet")
+        >>> dataset[1]
+        {'x': array([2.5, 3.5]), 'label': 1}
+        >>> next(iter(lk.Loader(dataset, batch_size=2)))["x"].shape
+        torch.Size([2, 2])
     """
 
     kind = "parquet-1"
@@ -73,7 +81,7 @@ class ParquetDataset(ShardedDataset):
         first.close()
         kinds = {layout.kind if layout else "" for layout in self._layouts.values()}
         if "" in kinds or ("lists" in kinds and not ragged):
-            self.read_batch = None  # type: ignore[assignment, method-assign]  # the feed looks for it
+            self.read_batch = None  # type: ignore[assignment, method-assign]  # a batch reader then collates rows
 
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
         table = GroupedTable(shard, self.open_file(shard), None, Groups(1))
@@ -85,7 +93,7 @@ class ParquetDataset(ShardedDataset):
         table = GroupedTable(shard, self.open_file(shard), self.columns, self._groups.own)
         if index.offsets is None or np.cumsum(table.group_sizes()).tolist() != index.offsets.tolist():
             table.close()
-            raise ShardError(f"{shard}: its row groups changed while it was in use: make the dataset anew.")
+            raise ShardError(f"{shard}: its row groups changed while it was in use. Create the dataset again.")
         return table
 
     def read(self, handle: GroupedTable, rows: Int64Array, index: ShardIndex) -> list[Any]:
@@ -96,11 +104,11 @@ class ParquetDataset(ShardedDataset):
         return samples
 
     def read_batch(self, indices: Int64Array) -> dict[str, Any]:
-        """Return a batch of each column: a tensor (B, *), a list for text and bytes, or a Ragged.
+        """Return a batch (B,) of each column: a tensor (B, *), a list of texts or bytes, or a Ragged.
 
         Raises:
-            ShardError: If a shard is broken, or its column has another type.
-            ValueError: If a row is null.
+            ShardError: If a shard is damaged.
+            ValueError: If a column has another type than in the first shard, or a row is null.
         """
         parts: list[tuple[dict[str, Column], Int64Array, Int64Array]] = []
         for part, places, rows in self.by_shard(indices):
@@ -116,7 +124,7 @@ class ParquetDataset(ShardedDataset):
         }
 
     def fingerprint(self) -> str:
-        """Name the shards, their sizes and the columns."""
+        """Return the shards, their sizes and the columns."""
         return f"{self.columns} {super().fingerprint()}"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -124,7 +132,7 @@ class ParquetDataset(ShardedDataset):
 
 
 def _by_group(rows: Int64Array, index: ShardIndex) -> Iterator[tuple[int, Int64Array, Int64Array]]:
-    """Sort a shard's rows (B,) by row group: yield its number, places in the rows, and rows in the group."""
+    """Split a shard's rows (B,) by row group: yield its number, positions in the batch, and rows in the group."""
     ends = np.empty(0, dtype=np.int64) if index.offsets is None else index.offsets
     for group, places in group_places(np.searchsorted(ends, rows, side="right")):
         yield group, places, rows[places] - (int(ends[group - 1]) if group else 0)

@@ -1,4 +1,4 @@
-"""A file of row groups, decoded a group at a time by pyarrow; a thread keeps some groups for all its files."""
+"""Files of row groups, which pyarrow decodes one at a time; each thread keeps some groups of all its files."""
 
 import io
 import mmap
@@ -18,7 +18,7 @@ _PARQUET, _ARROW, _STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
 
 
 class Groups:
-    """The row groups that a thread decoded last, of all its files: table, and its columns once they were asked for."""
+    """The row groups that a thread decoded last, of all its files."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -40,7 +40,7 @@ class Groups:
 
 
 class _Group:
-    """A decoded row group."""
+    """A decoded row group, with its columns from the first use on."""
 
     def __init__(self, table: Any) -> None:
         self.table = table
@@ -56,7 +56,7 @@ class _Group:
 
 
 class GroupedTable:
-    """An open file, and its row groups (Arrow's record batches)."""
+    """An open file and its row groups (record batches in Arrow files)."""
 
     def __init__(self, shard: str, file: BinaryIO, columns: list[str] | None, groups: Groups) -> None:
         self.shard = shard
@@ -116,12 +116,12 @@ class GroupedTable:
         else:
             table = pa.Table.from_batches([self._file.get_batch(group)])
         table = table.select(self.columns).combine_chunks()
-        table.validate(full=True)  # else a damaged offset is read as an address
+        table.validate(full=True)  # else a damaged offset would be used as an address
         return table
 
 
 class _Batches:
-    """An Arrow stream, read whole: it has no footer that says where its batches lie."""
+    """An Arrow stream, read completely: it has no footer with the places of its batches."""
 
     def __init__(self, reader: Any) -> None:
         self.schema = reader.schema
@@ -133,7 +133,7 @@ class _Batches:
 
 
 def _open(shard: str, file: BinaryIO) -> tuple[Any, Any]:
-    """Return what reads the bytes, and the table in them."""
+    """Return the byte source and the table reader of a file."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -144,10 +144,10 @@ def _open(shard: str, file: BinaryIO) -> tuple[Any, Any]:
     parquet = start.startswith(_PARQUET)
     if not parquet and not start.startswith((_ARROW, _STREAM)):
         file.close()
-        raise ShardError(f"{shard}: begins with {start!r}, wanted a Parquet file, an Arrow file or an Arrow stream.")
+        raise ShardError(f"{shard}: starts with {start!r}, wanted a Parquet file, an Arrow file or an Arrow stream.")
     source = _source(shard, file, mapped=not parquet)
     try:
-        # Threads of its own, in every worker, would only stand in each other's way.
+        # No threads of pyarrow: workers already run in parallel.
         if parquet:
             return source, pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
         options = pa.ipc.IpcReadOptions(use_threads=False)
@@ -160,14 +160,14 @@ def _open(shard: str, file: BinaryIO) -> tuple[Any, Any]:
 
 
 def _source(shard: str, file: BinaryIO, *, mapped: bool) -> Any:
-    """Return what pyarrow reads a file from; Arrow's own are laid out as its memory is, and are mapped."""
+    """Return pyarrow's source for a file; Arrow files have the layout of memory and are mapped."""
     import pyarrow as pa
 
     file.seek(0)
     if is_remote(shard) and not isinstance(getattr(file, "raw", None), io.FileIO):
-        return file  # read by ranges
+        return file  # ranges are requested
     with file:
-        if is_remote(shard):  # its copy may be gone from the cache, but is still open; and it never changes
+        if is_remote(shard):  # the cache may have removed its copy, which is still open and never changes
             return pa.BufferReader(pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
         return pa.memory_map(shard) if mapped else pa.OSFile(shard)
 
@@ -189,7 +189,7 @@ def _take(table: Any, rows: Int64Array) -> Any:
 
     try:
         return table.take(rows)
-    except pa.ArrowNotImplementedError:  # such as string views, which Polars writes
+    except pa.ArrowNotImplementedError:  # for example string views, which Polars writes
         return pa.concat_tables([table.slice(row, 1) for row in rows.tolist()])
 
 
@@ -201,7 +201,7 @@ def _whole(column: Any) -> Any:
 
 
 def _to_python(column: Any) -> list[Any]:
-    """Return a column's values; a list of numbers, or of fixed-size lists of them, without nulls is an array."""
+    """Return a column's values; lists of numbers, or of fixed-size lists of numbers, become arrays if they have no nulls."""
     import pyarrow.types as kinds
 
     array = _whole(column)

@@ -1,8 +1,8 @@
-"""A bounded folder of whole shards, shared by all processes of a host.
+"""A folder of downloaded shards with a size limit, shared by all processes of a host.
 
-A shard is visible once it is whole, and never changes. Who downloads it holds a lock on its part, which the kernel
-gives back when that process ends, however it ends; a part without a holder is thrown away. Evicting unlinks: whoever
-has a shard open reads on.
+A shard becomes visible when it is complete, and never changes. The process that downloads a shard locks its part file; the kernel
+releases the lock when that process ends for any reason. Other processes delete parts without a lock. Evicting a shard
+unlinks its file: processes that have it open continue to read.
 """
 
 import contextlib
@@ -24,26 +24,26 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Shards in a folder, the least recently opened of them evicted.
+    """Shards in a folder; the least recently opened shards are evicted first.
 
     Args:
-        folder: Made where it is missing; other files in it are left alone.
-        size_bytes: Of whole shards and parts together. What is evicted and still open takes space until it is closed.
+        folder: The folder. The cache creates it, and leaves other files in it alone.
+        size_bytes: Limit for complete shards and parts together. An evicted shard takes space until it is closed.
     """
 
     folder: Path
     size_bytes: int
 
     def open(self, key: str, size_bytes: int, download: Callable[[BinaryIO], None]) -> BinaryIO:
-        """Open a shard, downloaded now by one of those who want it.
+        """Open a shard; one process downloads it if it is missing, and the others wait.
 
         Args:
             key: 32 hexadecimal digits that name the shard and its content.
-            size_bytes: Of the shard.
-            download: Writes the shard to a file.
+            size_bytes: Size of the shard.
+            download: Called with a file, to write the shard.
 
         Raises:
-            OSError: ENOSPC if the disk is full; what `download` raises.
+            OSError: ENOSPC if the disk is full; and any error of `download`.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         found = self._whole(key, size_bytes)
@@ -52,7 +52,7 @@ class Cache:
         part = self.folder / (key + PART)
         descriptor = _lock(part)
         try:
-            found = self._whole(key, size_bytes)  # by whoever held the lock before
+            found = self._whole(key, size_bytes)  # another process may have downloaded it
             if found is None:
                 found = self._download(part, descriptor, size_bytes, download)
             else:
@@ -65,11 +65,11 @@ class Cache:
                 raise OSError(
                     error.errno,
                     f"no space for a shard of {size_bytes:,} bytes in the cache {self.folder} ({os.strerror(error.errno)}). "
-                    "Make space, give another cache_dir or a smaller cache_bytes, or read through: cache_dir=None.",
+                    "Free some space, use another cache_dir or a smaller cache_bytes, or read without a cache: cache_dir=None.",
                 ) from error
             raise
         finally:
-            _let_go(descriptor)
+            _unlock(descriptor)
 
     def _whole(self, key: str, size_bytes: int) -> BinaryIO | None:
         path = self.folder / (key + WHOLE)
@@ -77,16 +77,16 @@ class Cache:
             file = path.open("rb")
         except FileNotFoundError:
             return None
-        if os.fstat(file.fileno()).st_size != size_bytes:  # someone cut it
+        if os.fstat(file.fileno()).st_size != size_bytes:  # truncated
             file.close()
             path.unlink(missing_ok=True)
             return None
-        with contextlib.suppress(PermissionError):  # another user's
-            os.utime(file.fileno())  # the time of its last use; a disk's own (atime) is seldom kept
+        with contextlib.suppress(PermissionError):  # another user's file
+            os.utime(file.fileno())  # marks the last use; most disks do not keep access times
         return file
 
     def _download(self, part: Path, descriptor: int, size_bytes: int, download: Callable[[BinaryIO], None]) -> BinaryIO:
-        os.ftruncate(descriptor, 0)  # what a killed process left
+        os.ftruncate(descriptor, 0)  # left by a killed process
         while not self._reserve(part, descriptor, size_bytes):
             time.sleep(_POLL_S)
         with os.fdopen(os.dup(descriptor), "wb") as file:
@@ -96,12 +96,12 @@ class Cache:
             if found != size_bytes:
                 raise OSError(f"{part}: the download has {found:,} bytes, wanted {size_bytes:,}.")
             os.fsync(file.fileno())
-        opened = part.open("rb")  # before others see it, and may evict it
+        opened = part.open("rb")  # before other processes see it and may evict it
         part.replace(part.with_suffix(WHOLE))
         return opened
 
     def _reserve(self, part: Path, descriptor: int, size_bytes: int) -> bool:
-        """Take space for a part, evicting what was not used for longest; False while others' downloads fill the cache."""
+        """Reserve space for a part by evicting old shards; return False while other downloads fill the cache."""
         with self._locked():
             shards = []
             downloading = 0
@@ -142,11 +142,11 @@ class Cache:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
-            _let_go(descriptor)
+            _unlock(descriptor)
 
 
 def _lock(path: Path) -> int:
-    """Wait for the lock of a file that is made where it is missing, and return its descriptor."""
+    """Create a file if needed, wait for its lock, and return its descriptor."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -154,24 +154,24 @@ def _lock(path: Path) -> int:
             if _is_at(descriptor, path):
                 return descriptor
         except BaseException:
-            _let_go(descriptor)
+            _unlock(descriptor)
             raise
-        _let_go(descriptor)  # it was finished or thrown away while we waited
+        _unlock(descriptor)  # another process finished or deleted it meanwhile
 
 
-def _let_go(descriptor: int) -> None:
-    """Give back the lock of a file, and close it: a process that was forked meanwhile has it open as well, and would keep the lock."""
+def _unlock(descriptor: int) -> None:
+    """Release the lock explicitly, then close: a process forked meanwhile has the file open too, and would keep the lock."""
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
 
 def _discard(part: Path) -> bool:
-    """Remove a part that nobody downloads."""
+    """Delete a part that no process downloads; return whether it is gone."""
     try:
         descriptor = os.open(part, os.O_RDWR)
     except FileNotFoundError:
         return True
-    except PermissionError:  # another user's
+    except PermissionError:  # another user's file
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -181,7 +181,7 @@ def _discard(part: Path) -> bool:
     except BlockingIOError:
         return False
     finally:
-        _let_go(descriptor)
+        _unlock(descriptor)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
@@ -205,4 +205,4 @@ def _allocate(descriptor: int, size_bytes: int) -> None:
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
             raise
-        os.ftruncate(descriptor, size_bytes)  # others see at least what it will take
+        os.ftruncate(descriptor, size_bytes)  # other processes see at least the final size

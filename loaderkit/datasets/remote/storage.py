@@ -1,4 +1,4 @@
-"""Remote shards through fsspec: what they are, and their bytes, from a local cache or by ranges."""
+"""Remote shards through fsspec: their sizes and versions, and their bytes from a local cache or by ranges."""
 
 import asyncio
 import email.utils
@@ -18,25 +18,25 @@ from loaderkit.system.retry import Retry, TransientError, http_status
 
 T = TypeVar("T")
 
-_BLOCK = 1 << 23  # bytes of one request
-_BUFFER = 1 << 18  # bytes read at least where there is no cache
+_BLOCK = 1 << 23  # most bytes of one request
+_BUFFER = 1 << 18  # bytes of the smallest read without a cache
 _REQUESTS = 16  # at the same time
-# A forked process keeps its parent's: their finalizers would reach into the parent's event loop and sockets.
+# File systems are kept for good: in a forked process their finalizers would use the parent's event loop and sockets.
 _KEPT: dict[Any, Any] = {}
 
 
 def is_hidden(path: str) -> bool:
-    """Say whether a path goes through a hidden folder, or is hidden."""
+    """Return whether a path or one of its folders is hidden."""
     return any(part.startswith(".") for part in path.split("/"))
 
 
 class Stat(NamedTuple):
-    """What tells a file from its other versions.
+    """The version of a file.
 
     Args:
-        size_bytes: Its size.
-        changed_ns: Its time of change in ns; 0 where unknown.
-        etag: What the server calls this content; empty where it has no name.
+        size_bytes: Size of the file.
+        changed_ns: Time of the last change in ns; 0 if unknown.
+        etag: The server's name for this content; empty if it has none.
     """
 
     size_bytes: int
@@ -46,21 +46,29 @@ class Stat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How remote shards are reached, and where copies of them are kept.
+    """How to reach remote shards, and where to keep copies of them.
 
-    Shards are downloaded whole, once for all processes of a host that share the folder, and the least
-    recently opened ones are removed. Requests are tried again where the error may pass.
+    Shards are downloaded as a whole, once for all processes of a host that share the folder. The cache removes the least
+    recently opened copies. Requests that fail with a passing error are repeated.
 
     Args:
-        options: Of the file system, as fsspec takes them: `{"key": ..., "secret": ..., "endpoint_url": ...}` for S3,
-            `{"headers": {...}}` for HTTP.
-        cache_dir: The folder of copies; None reads ranges of bytes without keeping any.
-        cache_bytes: What the copies take at most; a copy that is removed while it is open takes space until it is closed.
-        retry: How often, and how long, is tried again.
-        timeout_s: For one request, of at most 8 MiB.
+        options: Options of the file system, as fsspec takes them: `{"key": ..., "secret": ..., "endpoint_url": ...}` for
+            S3, `{"headers": {...}}` for HTTP.
+        cache_dir: Folder of the copies; None reads byte ranges and keeps no copies.
+        cache_bytes: Limit for the size of all copies. A copy that is removed while it is open takes space until it is closed.
+        retry: How often and how long to repeat a request.
+        timeout_s: Time limit of one request of at most 8 MiB.
 
     Raises:
         ValueError: If cache_bytes is less than 1, or timeout_s is not positive.
+
+    Example:
+        >>> import fsspec
+        >>> fsspec.filesystem("memory").pipe("/texts/a.jsonl", b'{"id": 1}')
+        >>> storage = lk.Storage(cache_dir="copies", cache_bytes=1 << 30)
+        >>> dataset = lk.JsonlDataset("memory://texts/*.jsonl", storage=storage, index_dir="index")
+        >>> dataset[0]
+        {'id': 1}
     """
 
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # it may hold secrets
@@ -77,33 +85,33 @@ class Storage:
             )
 
     def stat(self, url: str) -> Stat:
-        """Ask what a file is now.
+        """Return the version that a file has now.
 
         Raises:
-            FileNotFoundError: If there is none.
-            PermissionError: If the server refuses to tell.
-            OSError: If the server can't be reached, or does not know the size.
+            FileNotFoundError: If the file does not exist.
+            PermissionError: If the server refuses access.
+            OSError: If the server cannot be reached, or does not know the size.
         """
         info = self._ask(url, lambda files, path: self._run(files, "info", path))
         if info.get("size") is None or info.get("type") == "directory":
             raise OSError(
-                f"{url}: the server tells no size, so that it can't be a shard. Give a file's URL, or copy it."
+                f"{url}: the server gives no size, which a shard needs. Give the URL of a file, or copy the file."
             )
         changed = next((info[key] for key in _CHANGED if info.get(key)), 0)
         etag = next((info[key] for key in _ETAGS if info.get(key)), "")
         return Stat(int(info["size"]), _nanoseconds(changed), str(etag))
 
     def stat_many(self, urls: Sequence[str]) -> list[Stat]:
-        """Ask what files are, many at the same time."""
-        first = [self.stat(url) for url in urls[:1]]  # makes the session that the others use
+        """Return the versions of files, by parallel requests."""
+        first = [self.stat(url) for url in urls[:1]]  # opens the session that the other requests share
         with ThreadPoolExecutor(_REQUESTS) as pool:
             return first + list(pool.map(self.stat, urls[1:]))
 
     def check(self, url: str, size_bytes: int) -> None:
-        """Refuse a shard that the cache can never hold.
+        """Raise a ValueError if a shard is larger than the cache.
 
         Raises:
-            ValueError: If it is larger.
+            ValueError: If the shard is too large.
         """
         if self.cache_dir is not None and size_bytes > self.cache_bytes:
             raise ValueError(
@@ -112,28 +120,28 @@ class Storage:
             )
 
     def open(self, url: str, found: Stat | None = None) -> BinaryIO:
-        """Open a file to read bytes: a local one where there is a cache, else one that asks for ranges.
+        """Open a file to read bytes: a local copy if there is a cache, else a file that requests ranges.
 
         Args:
-            url: Where it is.
-            found: What it was when it was found; must be so still.
+            url: URL of the file.
+            found: The version that the file must still have.
 
         Raises:
-            ValueError: If it has changed, or is larger than the cache.
-            OSError: If it can't be read, or the disk is full.
+            ValueError: If the file has changed, or is larger than the cache.
+            OSError: If the file cannot be read, or the disk is full.
         """
         if self.cache_dir is None:
             now = self.stat(url)
             _refuse_change(url, now, found)
             return io.BufferedReader(_Ranges(self, url, now.size_bytes), _BUFFER)
-        from loaderkit.datasets.remote.cache import Cache  # needs fcntl, which not every system has
+        from loaderkit.datasets.remote.cache import Cache  # needs fcntl, which some systems lack
 
         wanted = found or self.stat(url)
         self.check(url, wanted.size_bytes)
 
         def download(file: BinaryIO) -> None:
             self._download(url, wanted.size_bytes, file)
-            _refuse_change(url, self.stat(url), wanted)  # also of what changed meanwhile
+            _refuse_change(url, self.stat(url), wanted)  # a change during the download, too
 
         cache = Cache(Path(self.cache_dir).expanduser(), self.cache_bytes)
         try:
@@ -144,16 +152,16 @@ class Storage:
             raise
 
     def read(self, url: str, start: int, stop: int, size_bytes: int) -> bytes:
-        """Return a range of a file's bytes; all of them where a server knows no ranges and start is 0.
+        """Return a range of bytes; the whole file if the server ignores ranges and `start` is 0.
 
         Raises:
-            OSError: If they can't be read; with `is_transient` where a later attempt may succeed.
+            OSError: If they cannot be read; `is_transient(error)` says whether a later attempt may succeed.
         """
         wanted = stop - start
 
         def get(files: Any, path: str) -> bytes:
             content: bytes = self._run(files, "cat_file", path, start=start, end=stop)
-            if len(content) == size_bytes > wanted:  # the server knows no ranges
+            if len(content) == size_bytes > wanted:  # the server ignores ranges
                 return content if start == 0 else content[start:stop]
             if len(content) != wanted:
                 raise TransientError(f"got {len(content):,} bytes, wanted {wanted:,}")
@@ -162,7 +170,7 @@ class Storage:
         return self._ask(url, get, f"bytes {start:,} to {stop:,} of {size_bytes:,}")
 
     def find(self, url: str, suffixes: Sequence[str]) -> list[str]:
-        """List the files that a URL means: one, those of a glob, or those of a folder with one of the suffixes."""
+        """Return the files at a URL: one file, the matches of a glob, or the files of a folder with one of the suffixes."""
         web = url.startswith(("http://", "https://"))
         rest = url.partition("://")[2]
         if any(sign in (rest.partition("/")[2] if web else rest) for sign in ("*[" if web else "*?[")):
@@ -173,10 +181,10 @@ class Storage:
         try:
             info = self._run(files, "info", path)
         except FileNotFoundError as error:
-            if error.__cause__ is not None:  # fsspec says so of every answer of a web server
+            if error.__cause__ is not None:  # fsspec raises it for every failure of a web server
                 raise
             info = {"type": "none"}
-        # A web server's folder is a page, at an address that ends so.
+        # A folder on a web server is a page whose address ends with a slash.
         if info["type"] == "file" and not str(info.get("url", "")).endswith("/"):
             return [url]
         root = path.rstrip("/") + "/"
@@ -201,14 +209,14 @@ class Storage:
             import fsspec
         except ImportError as error:
             raise ImportError(f"{url!r} is remote, which needs fsspec: pip install 'loaderkit[remote]'.") from error
-        options = {"use_listings_cache": False, **self.options}  # a listing that is kept hides what has changed
+        options = {"use_listings_cache": False, **self.options}  # a cached listing hides changes
         if url.startswith(("http://", "https://")):
-            # A body that is packed on its way has no ranges.
+            # A compressed body has no ranges.
             options["headers"] = {"Accept-Encoding": "identity", **options.get("headers", {})}
         files, path = fsspec.core.url_to_fs(url, **options)
         if not getattr(files, "async_impl", False):
             return _KEPT.setdefault(id(files), files), path
-        # One for all threads: they ask the same event loop, and fsspec 2024.6 would make sessions for each.
+        # One for all threads: they share an event loop, and fsspec 2024.6 would open a session for each.
         key = process_id(), type(files), fsspec.utils.tokenize(files.storage_options)
         return _KEPT.setdefault(key, files), path
 
@@ -239,7 +247,7 @@ _ETAGS = ("ETag", "etag", "md5Hash", "Content-MD5")
 
 
 class _Ranges(io.RawIOBase):
-    """A remote file, read by ranges; holds no connection, so that it outlives a fork."""
+    """A remote file, read by ranges. It holds no connection, so it survives a fork."""
 
     def __init__(self, storage: Storage, url: str, size_bytes: int) -> None:
         self._storage, self._url, self._size_bytes = storage, url, size_bytes
@@ -269,7 +277,7 @@ class _Ranges(io.RawIOBase):
 def _refuse_change(url: str, now: Stat, wanted: Stat | None) -> None:
     if wanted is not None and now != wanted:
         raise ValueError(
-            f"{url}: changed while it was in use: is {_shown(now)}, was {_shown(wanted)}. Make the dataset anew."
+            f"{url}: changed while it was in use: is {_shown(now)}, was {_shown(wanted)}. Create the dataset again."
         )
 
 
@@ -278,7 +286,7 @@ def _shown(found: Stat) -> str:
 
 
 def _raise_named(error: Exception, place: str) -> NoReturn:
-    """Raise an error again that names the URL, and what its cause says rather than what a library made of it."""
+    """Raise the error again with the URL and the message of its first cause."""
     notes = " ".join(note.removeprefix("loaderkit: ") for note in getattr(error, "__notes__", ()))
     cause: BaseException = error
     while cause.__cause__ is not None and http_status(cause) is None and not isinstance(cause, TransientError):
@@ -287,7 +295,7 @@ def _raise_named(error: Exception, place: str) -> NoReturn:
     text = " ".join(f"{type(cause).__name__}: {cause} {notes}".split())
     refused = status in (401, 403) if status else isinstance(error, PermissionError)
     if refused or type(cause).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
-        raise PermissionError(f"{place}access is refused: {text}. Credentials go into Storage(options).") from error
+        raise PermissionError(f"{place}access is refused: {text}. Pass credentials as Storage(options).") from error
     if status in (404, 410) or (cause is error and isinstance(error, FileNotFoundError)):
         raise FileNotFoundError(f"{place}is not there: {text}.") from error
     raise OSError(f"{place}can't be read: {text}") from error

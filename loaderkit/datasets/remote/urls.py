@@ -1,4 +1,4 @@
-"""Where shards lie: paths, globs and URLs, listed in one order on every machine and opened alike."""
+"""Paths, globs and URLs of shards: listed in the same order on every machine, and opened in the same way."""
 
 import glob
 import os
@@ -11,29 +11,23 @@ from urllib.parse import urlsplit
 
 from loaderkit.datasets.remote.storage import Stat, Storage, is_hidden
 
-# Lists first: a command line takes the first type that fits, and makes a string of anything.
+# Lists first: a command line takes the first type that fits, and everything fits a string.
 Urls = Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
 
-INDEX_SUFFIX = ".lkindex"  # of the files beside the shards that are none
+INDEX_SUFFIX = ".lkindex"  # of index files, which lie next to shards
 
 
 def expand(urls: Urls, suffixes: Sequence[str], storage: Storage | None = None) -> list[str]:
-    """List shards.
-
-    Hidden files and folders, and index files, are none.
+    """Return the shards at some URLs, sorted within each URL, without hidden files and index files.
 
     Args:
-        urls: A file, a folder (its files with one of the suffixes, at any
-            depth), a glob, or a URL of those, or several of them.
-        suffixes: What the files of a folder end in, with the dot.
-        storage: How remote ones are reached.
-
-    Returns:
-        The shards, sorted within each of the urls.
+        urls: A file, a folder (all files in it with one of the suffixes), a glob, a URL of any of these, or a list of them.
+        suffixes: Endings of the files of a folder, with the dot.
+        storage: How to reach remote files.
 
     Raises:
-        FileNotFoundError: If a url matches nothing.
-        ValueError: If no url is given, or a shard is listed twice.
+        FileNotFoundError: If a URL matches nothing.
+        ValueError: If there are no URLs, or a shard is listed twice.
     """
     given = [urls] if isinstance(urls, str | os.PathLike) else list(urls)
     if not given:
@@ -43,11 +37,7 @@ def expand(urls: Urls, suffixes: Sequence[str], storage: Storage | None = None) 
         found = (storage or Storage()).find(url, suffixes) if is_remote(url) else _expand_local(url, suffixes)
         found = [path for path in found if not path.endswith(INDEX_SUFFIX)]
         if not found:
-            gone = (
-                ""
-                if is_remote(url) or glob.has_magic(url) or Path(url).exists()
-                else " (there is nothing of that name)"
-            )
+            gone = "" if is_remote(url) or glob.has_magic(url) or Path(url).exists() else " (no such file or folder)"
             braces = " Braces are not expanded: give a glob, or a list." if "{" in url else ""
             raise FileNotFoundError(
                 f"no shards at {url!r}{gone}, wanted files that end in {', '.join(suffixes)}.{braces}"
@@ -64,38 +54,38 @@ def expand(urls: Urls, suffixes: Sequence[str], storage: Storage | None = None) 
 
 
 def is_remote(url: str) -> bool:
-    """Say whether a url goes through fsspec."""
+    """Return whether a URL goes through fsspec."""
     return "://" in url
 
 
 def shard_name(url: str) -> str:
-    """Return a shard's name without its folder, and without what a web address adds."""
+    """Return the file name of a shard, without folder, query and fragment."""
     return Path(urlsplit(url).path if url.startswith(("http://", "https://")) else url).name
 
 
 def open_file(url: str, storage: Storage | None = None, found: Stat | None = None) -> BinaryIO:
-    """Open a shard to read bytes; seekable.
+    """Open a shard as a seekable file of bytes.
 
     Args:
-        url: Where it is.
-        storage: How it is reached if it is remote.
-        found: What it was when it was found, so that a remote one must be so still.
+        url: Path or URL of the shard.
+        storage: How to reach a remote shard.
+        found: The version that a remote shard must still have.
     """
     return (storage or Storage()).open(url, found) if is_remote(url) else Path(url).open("rb")
 
 
 def stat(url: str, storage: Storage | None = None) -> Stat:
-    """Return what tells a shard from its other versions."""
+    """Return the version that a shard has now."""
     if is_remote(url):
         return (storage or Storage()).stat(url)
-    found = os.stat(url)  # noqa: PTH116 - a path is made in more time than this takes
+    found = os.stat(url)  # noqa: PTH116 - creating a Path takes longer than the call
     return Stat(found.st_size, found.st_mtime_ns)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all, also after a crash and with other writers."""
+    """Write a complete file or nothing, even after a crash or with several writers."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{uuid.uuid4().hex}.part")  # not longer than the name may be
+    part = path.with_name(f".{uuid.uuid4().hex}.part")  # short enough for any file system
     try:
         with part.open("xb") as file:
             file.write(content)
