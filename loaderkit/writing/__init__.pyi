@@ -17,17 +17,10 @@ __all__ = [
     "write_shards",
 ]
 
-from .check import Claim as Claim
-from .check import check_shard as check_shard
-from .check import claims_of as claims_of
-from .format import Format as Format
-from .format import WriteError as WriteError
-from .manifest import MANIFEST as MANIFEST
-from .manifest import Folder as Folder
-from .manifest import read_records as read_records
-from .parquet import ParquetFormat as ParquetFormat
-from .tar import TarFormat as TarFormat
-from .tokens import TokenFormat as TokenFormat
-from .tokens import encode_bytes as encode_bytes
-from .write import Writing as Writing
-from .write import write_shards as write_shards
+from .check import Claim, check_shard, claims_of
+from .format import Format, WriteError
+from .manifest import MANIFEST, Folder, read_records
+from .parquet import ParquetFormat
+from .tar import TarFormat
+from .tokens import TokenFormat, encode_bytes
+from .write import Writing, write_shards

@@ -121,7 +121,6 @@ class Writing:
         if not self.size:
             raise WriteError("the dataset has no samples, wanted at least one.")
         self.manifest = Path()
-        self.total = 0
 
     def run(
         self, jobs: int, multiprocessing_context: str = "fork", lock_timeout_s: float = LOCK_TIMEOUT_S
@@ -139,7 +138,6 @@ class Writing:
         try:
             with self.folder.locked(lock_timeout_s):
                 plan, job = self._plan(jobs, fork)
-                self.total = plan.shards
                 records = self.folder.begin(plan)
                 yield len(records), plan.shards
                 missing = [number for number in range(plan.shards) if number not in records]

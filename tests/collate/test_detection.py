@@ -1,4 +1,4 @@
-"""Detection batches: boxes as corners on their pictures, COCO's annotations as what they say, in all forms of pictures."""
+"""Detection batches: each form of sample gives the same images and targets, COCO's annotations included."""
 
 import pickle
 from typing import Any
@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torchvision import tv_tensors
 
 import loaderkit as lk
-from loaderkit.collate import CollateError
-from loaderkit.collate.coco import draw_segmentation
+from loaderkit.collate import CollateError, draw_segmentation
 
 
 @st.composite
@@ -158,7 +157,7 @@ def test_a_picture_without_objects_has_masks_of_its_size(empty: Any) -> None:
 
 
 def test_boxes_in_lists_are_float32_and_those_of_arrays_keep_their_dtype() -> None:
-    """Mixed with float64, a detector's loss would be float64."""
+    """With one float64 among them, a detector's loss becomes float64."""
     for boxes, dtype in (
         ([[0.5, 0, 1, 1]], torch.float32),
         ([[0, 0, 1, 1]], torch.float32),

@@ -1,4 +1,4 @@
-"""Packed rows hold what the samples hold, and nothing crosses a border: also no gradient."""
+"""Packed rows hold the samples, and nothing crosses from one sample to the next, gradients included."""
 
 import pickle
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import loaderkit as lk
-from loaderkit.collate import CollateError
+from loaderkit import CollateError
 
 rows_of_lengths = st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=4), min_size=1, max_size=3)
 dtypes = st.sampled_from([torch.int64, torch.uint16, torch.int32, torch.uint8])
@@ -61,7 +61,7 @@ def slowly(rows: list[list[Tensor]], steps: int, labels: str, pad_value: int) ->
 
 
 @given(rows_of_lengths, dtypes, st.sampled_from(["next", "same"]), st.integers(0, 3), st.integers(1, 4), st.booleans())
-def test_packing_equals_the_obvious_way_and_unpacks(
+def test_packing_equals_a_simple_slow_way_and_unpacks(
     lengths: list[list[int]], dtype: torch.dtype, labels: Any, more: int, multiple: int, fixed: bool
 ) -> None:
     rows = make_rows(lengths, dtype)
@@ -210,7 +210,7 @@ def test_settings_and_samples_out_of_range_are_refused() -> None:
 
 
 class Model(torch.nn.Module):
-    """An embedding with places, two heads of attention and a linear layer."""
+    """An embedding with positions, two heads of attention and a linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -282,7 +282,7 @@ def test_a_pack_plan_feeds_it(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_documents_are_packed_and_padded_as_they_are_read(tmp_path: Path, workers: int) -> None:
-    """The tokens of a whole batch, never cut into samples, become what the samples become."""
+    """A batch of tokens that is read at once gives the batch that single samples give."""
     generator = np.random.default_rng(2)
     sizes = generator.integers(0, 30, 80)
     tokens = generator.integers(0, 60_000, sizes.sum()).astype("<u2")

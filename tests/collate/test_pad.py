@@ -1,4 +1,4 @@
-"""Padding equals the obvious slow way, and errors name the field and the samples."""
+"""Padding equals a simple slow way, and errors name the field and the samples."""
 
 import dataclasses
 import pickle
@@ -60,7 +60,7 @@ def same(left: Tensor, right: Tensor) -> bool:
 
 
 @given(sequences(), rules)
-def test_padding_equals_the_obvious_way_in_every_form_of_sample(values: list[Tensor], rule: lk.Pad) -> None:
+def test_padding_equals_a_simple_slow_way_in_every_form_of_sample(values: list[Tensor], rule: lk.Pad) -> None:
     wanted = slowly(values, rule)
     extras = [name for name in ("lengths", "mask") if getattr(rule, name)]
 
@@ -123,7 +123,7 @@ def test_tokens_are_padded_and_joined_the_same_in_any_form(
 
 @given(st.data())
 def test_any_axes_are_padded(data: st.DataObject) -> None:
-    """Against a full tensor that each sample is written into, element by element."""
+    """The expected batch is a full tensor, filled element by element."""
     axes = data.draw(st.integers(1, 3))
     dims = data.draw(st.permutations(range(axes)))[: data.draw(st.integers(1, axes))]
     some = data.draw(st.sampled_from([0, -axes]))
@@ -314,7 +314,7 @@ def test_nested_tensors_hold_the_sequences() -> None:
 
 
 class Lines:
-    """Documents by `read_batch` as well as one by one."""
+    """Documents, read one by one or by `read_batch`."""
 
     def __init__(self) -> None:
         generator = np.random.default_rng(0)
@@ -343,7 +343,7 @@ class Lines:
     ids=["pad", "sorted", "ragged", "nested"],
 )
 def test_workers_and_whole_batches_change_nothing(collate: Any) -> None:
-    """Batches of 256 KB and more too, which a worker makes in shared memory."""
+    """Also for batches of more than 256 KB, which torch's workers send in shared memory."""
     data = Lines()
     keys = [torch.tensor(part) for part in (range(32), range(32, 60))]
     for workers, engine in ((0, "inline"), (2, "torch"), (2, "auto")):
@@ -362,30 +362,9 @@ def flat(batch: Any) -> list[Tensor]:
     return [part for value in batch for part in flat(value)]
 
 
-@given(sequences(), st.sampled_from(["right", "left"]))
-def test_padding_is_undone_by_the_lengths(values: list[Tensor], side: Any) -> None:
-    padded, lengths = pad_sequences(values, value=-1, side=side)
-    assert len(padded) == len(values) > 0
-    assert all(map(same, lk.unpad(padded, lengths, side=side), values))
-    with pytest.raises(ValueError, match=r"lengths are \(1,\) for a batch of"):
-        lk.unpad(torch.cat([padded, padded]), lengths[:1])
-
-
 class Sample(NamedTuple):
     tokens: Any
     label: int
-
-
-def test_fields_have_rules_of_their_own() -> None:
-    collate = lk.PadCollate(
-        {"tokens": lk.Pad(value=9, multiple_of=4, mask=True), "labels": lk.Pad(value=-100, side="left", lengths=True)}
-    )
-    batch = collate([{"tokens": [1, 2], "labels": np.array([1.0])}, {"tokens": (3,), "labels": np.array([2.0, 3.0])}])
-    assert batch["tokens"].tolist() == [[1, 2, 9, 9], [3, 9, 9, 9]]
-    assert batch["tokens_mask"].tolist() == [[True, True, False, False], [True, False, False, False]]
-    assert batch["labels"].tolist() == [[-100.0, 1.0], [2.0, 3.0]]
-    assert batch["labels_lengths"].tolist() == [1, 2]
-    assert set(batch) == {"tokens", "labels", "tokens_mask", "labels_lengths"}
 
 
 def test_a_namedtuples_fields_go_by_their_names() -> None:
@@ -476,6 +455,8 @@ def test_a_rule_out_of_range_is_refused() -> None:
         lk.PadCollate({"x": lk.Pad(lengths=True)})([{"x": [1], "x_lengths": 1}])
     with pytest.raises(ValueError, match="no sequences given"):
         pad_sequences([])
+    with pytest.raises(ValueError, match=r"lengths are \(1,\) for a batch of 2"):
+        lk.unpad(torch.ones(2, 3), torch.tensor([3]))
     for collate in (
         lk.PadCollate(),
         lk.PadCollate({"x": lk.Pad()}, sort_by="x"),
@@ -488,7 +469,7 @@ def test_a_rule_out_of_range_is_refused() -> None:
 
 
 class Faulty(Lines):
-    """Documents of which one can't be read, alone or with others."""
+    """Documents with one that cannot be read, neither alone nor in a batch."""
 
     def __getitem__(self, index: int) -> Any:
         if index == 7:
@@ -516,7 +497,7 @@ def test_a_whole_batch_without_its_bad_sample_is_collated() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64])
 @pytest.mark.parametrize("longest", [4, 40_000])
-def test_a_ragged_gives_what_its_sequences_give_in_memory_of_its_own(dtype: torch.dtype, longest: int) -> None:
+def test_a_ragged_gives_the_batch_of_its_sequences_and_is_not_changed(dtype: torch.dtype, longest: int) -> None:
     values = [(torch.arange(1, 1 + size) % 7).to(dtype) for size in (longest, 1, longest - 1)]
     ragged = lk.Ragged(torch.cat(values), torch.tensor([0, *map(len, values)]).cumsum(0))
     for rule in (lk.Pad(), lk.Pad(value=1, side="left"), lk.Pad(max_length=3, too_long="truncate_left")):
@@ -549,7 +530,7 @@ DTYPES = [
 
 @pytest.mark.parametrize("first", DTYPES)
 def test_no_two_dtypes_are_padded_together(first: torch.dtype) -> None:
-    """What `torch.cat` refuses by itself is not looked for, in any version of torch."""
+    """Some dtypes are checked only after `torch.cat`. This holds in every version of torch."""
     for second in set(DTYPES) - {first}:
         for values in (
             [torch.ones(3, dtype=dtype) for dtype in order] for order in ((first, second), (first, first, second))
@@ -563,7 +544,7 @@ def test_no_two_dtypes_are_padded_together(first: torch.dtype) -> None:
 
 @pytest.mark.parametrize("kind", [torch.from_numpy, np.asarray])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_what_is_unusual_among_plain_sequences_is_padded_or_refused(kind: Any, side: Any) -> None:
+def test_unusual_sequences_among_plain_ones_are_padded_or_refused(kind: Any, side: Any) -> None:
     plain = [kind(np.full(300, row, np.uint8)) for row in range(64)]
     collate = lk.PadCollate(lk.Pad(side=side))
     with pytest.raises(CollateError, match="is padded with 256, wanted a whole number from 0 to 255"):

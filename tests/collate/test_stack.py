@@ -1,4 +1,4 @@
-"""The default collate: torch's results where torch collates, types kept, and errors that say what differs."""
+"""The default collate gives the results of torch's, keeps types, and its errors say what differs."""
 
 import dataclasses
 from collections import Counter, OrderedDict, UserDict, defaultdict, namedtuple
@@ -94,7 +94,7 @@ structures = st.recursive(
 
 
 def listed(value: Any) -> Any:
-    """Make it what torch can collate, and collates to: tuples come out as lists there."""
+    """Turn tuples into lists, which is what torch's collate returns."""
     if isinstance(value, dict):
         return type(value)({name: listed(inner) for name, inner in value.items()})
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -195,6 +195,6 @@ def test_samples_that_do_not_fit_are_named(samples: list[Any], message: str, row
     assert caught.value.rows == rows
 
 
-def test_what_nobody_can_stack_is_refused_with_the_way_out() -> None:
+def test_types_that_cannot_be_stacked_are_refused_with_the_way_out() -> None:
     with pytest.raises(TypeError, match=r"field 'a' has type Plain.*static method collate\(samples\)"):
         stack([{"a": type("Plain", (), {})()}])
