@@ -12,6 +12,7 @@ import re
 import shutil
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -163,12 +164,11 @@ class Folder:
     def finish(self, plan: Plan, records: dict[int, Record], more: dict[str, Any]) -> Path:
         """Write the manifest, then remove the plan and the records."""
         path = self.path / MANIFEST
-        totals: dict[str, int] = {}
+        totals: Counter[str] = Counter()
         for record in records.values():
-            for name, count in record.counts.items():
-                totals[name] = totals.get(name, 0) + count
+            totals.update(record.counts)
         shards = [asdict(records[number]) for number in range(plan.shards)]
-        content = {"kind": "loaderkit-shards", **asdict(plan), **more, "counts": totals, "files": shards}
+        content = {"kind": "loaderkit-shards", **asdict(plan), **more, "counts": dict(totals), "files": shards}
         text = json.dumps(content, indent=1) + "\n"
         if not path.exists() or path.read_text() != text:
             write_atomically(path, text.encode())
@@ -211,15 +211,14 @@ def sync_folder(path: Path) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text())
+        value: dict[str, Any] = json.loads(path.read_text())
         version = value["version"]
         if version != VERSION:
             raise WriteError(f"{path}: of version {version}, this loaderkit reads {VERSION}.")
         Plan(**{name: value[name] for name in ("format", "source", "settings", "shards", "learned")})
     except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise WriteError(f"{path}: not a manifest of `loaderkit shard`: {type(error).__name__} {error}.") from error
-    result: dict[str, Any] = value
-    return result
+    return value
 
 
 def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
