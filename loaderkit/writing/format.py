@@ -90,8 +90,10 @@ def check_fields(found: Iterable[str], wanted: Sequence[str], index: int, way_ou
     if names == set(wanted):
         return
     missing, extra = sorted(set(wanted) - names), sorted(names - set(wanted))
-    said = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"also has {', '.join(extra)}"] * bool(extra)
-    raise WriteError(f"sample {index}: {' and '.join(said)}; the others have {', '.join(sorted(wanted))}. {way_out}")
+    differences = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"also has {', '.join(extra)}"] * bool(extra)
+    raise WriteError(
+        f"sample {index}: {' and '.join(differences)}; the others have {', '.join(sorted(wanted))}. {way_out}"
+    )
 
 
 def to_array(value: Any) -> Any:

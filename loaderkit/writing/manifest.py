@@ -222,11 +222,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
-    said = []
+    differences = []
     for name, mine in wanted.items():
         theirs = found[name]
         if isinstance(mine, dict) and isinstance(theirs, dict):
-            said += [_difference(theirs | dict.fromkeys(mine.keys() - theirs.keys()), mine)] if mine != theirs else []
+            differences += (
+                [_difference(theirs | dict.fromkeys(mine.keys() - theirs.keys()), mine)] if mine != theirs else []
+            )
         elif mine != theirs and name not in ("learned", "shards"):
-            said.append(f"{name} is {theirs!r} there, {mine!r} here")
-    return "; ".join(filter(None, said)) or "other types of fields"
+            differences.append(f"{name} is {theirs!r} there, {mine!r} here")
+    return "; ".join(filter(None, differences)) or "other types of fields"

@@ -15,7 +15,7 @@ from loaderkit.collate import CollateError, draw_segmentation
 
 
 @st.composite
-def pictures_with_boxes(draw: st.DrawFn) -> list[tuple[tuple[int, int], list[list[int]]]]:
+def images_with_boxes(draw: st.DrawFn) -> list[tuple[tuple[int, int], list[list[int]]]]:
     """Draw sizes, and boxes as x, y, width, height within them."""
     found = []
     for _ in range(draw(st.integers(1, 4))):
@@ -37,7 +37,7 @@ FORMS = ["pair", "dict", "tv", "coco", "coco dict"]
 
 
 def make_sample(size: tuple[int, int], boxes: list[list[int]], form: str, box_format: str) -> Any:
-    picture = torch.full((3, *size), (size[0] * 10 + size[1]) % 250, dtype=torch.uint8)
+    image = torch.full((3, *size), (size[0] * 10 + size[1]) % 250, dtype=torch.uint8)
     labels = [box[2] for box in boxes]
     if form.startswith("coco"):
         polygon = [{"counts": [0, size[0] * size[1]], "size": list(size)} for _ in boxes]
@@ -45,29 +45,29 @@ def make_sample(size: tuple[int, int], boxes: list[list[int]], form: str, box_fo
             {"bbox": box, "category_id": box[2], "iscrowd": 0, "segmentation": mask}
             for box, mask in zip(boxes, polygon, strict=True)
         ]
-        return picture, annotations if form == "coco" else {"annotations": annotations, "image_id": 7}
+        return image, annotations if form == "coco" else {"annotations": annotations, "image_id": 7}
     corners = torch.tensor([as_format(box, box_format) for box in boxes]).reshape(-1, 4)
     if form == "tv":
         corners = tv_tensors.BoundingBoxes(corners, format=box_format, canvas_size=size)
-        return tv_tensors.Image(picture), {"boxes": corners, "labels": torch.tensor(labels, dtype=torch.int64)}
+        return tv_tensors.Image(image), {"boxes": corners, "labels": torch.tensor(labels, dtype=torch.int64)}
     target = {
         "boxes": corners.tolist() if form == "dict" else corners,
         "labels": labels,
         "masks": torch.ones(len(boxes), *size),
     }
-    return {"image": picture, **target} if form == "dict" else (picture, target)
+    return {"image": image, **target} if form == "dict" else (image, target)
 
 
-@given(pictures_with_boxes(), st.sampled_from(FORMS), st.sampled_from(["XYWH", "XYXY", "CXCYWH"]), st.integers(1, 4))
+@given(images_with_boxes(), st.sampled_from(FORMS), st.sampled_from(["XYWH", "XYXY", "CXCYWH"]), st.integers(1, 4))
 def test_each_form_of_sample_becomes_the_same_target(
     drawn: list[tuple[tuple[int, int], list[list[int]]]], form: str, box_format: Any, multiple: int
 ) -> None:
     samples = [make_sample(size, boxes, form, box_format) for size, boxes in drawn]
-    pictures, targets = lk.DetectionCollate(box_format=box_format, masks=True)(samples)
-    assert len(pictures) == len(targets) == len(drawn) > 0
-    for (size, boxes), picture, target in zip(drawn, pictures, targets, strict=True):
-        assert isinstance(picture, tv_tensors.Image)
-        assert picture.shape == (3, *size)
+    images, targets = lk.DetectionCollate(box_format=box_format, masks=True)(samples)
+    assert len(images) == len(targets) == len(drawn) > 0
+    for (size, boxes), image, target in zip(drawn, images, targets, strict=True):
+        assert isinstance(image, tv_tensors.Image)
+        assert image.shape == (3, *size)
         assert isinstance(target["boxes"], tv_tensors.BoundingBoxes)
         assert target["boxes"].format == tv_tensors.BoundingBoxFormat.XYXY
         assert target["boxes"].canvas_size == size
@@ -89,16 +89,16 @@ def test_each_form_of_sample_becomes_the_same_target(
     assert padded.shape[2] % multiple == padded.shape[3] % multiple == 0
     assert lengths.tolist() == [list(size) for size, _ in drawn]
     assert mask.sum((1, 2)).tolist() == [height * width for (height, width), _ in drawn]
-    for picture, left in zip(pictures, lk.unpad(padded, lengths, dims=(1, 2)), strict=True):
-        assert torch.equal(picture, left)
+    for image, left in zip(images, lk.unpad(padded, lengths, dims=(1, 2)), strict=True):
+        assert torch.equal(image, left)
 
 
-def test_pictures_of_one_size_are_stacked() -> None:
+def test_images_of_one_size_are_stacked() -> None:
     samples = [make_sample((4, 5), [[0, 0, 2, 3]], "pair", "XYXY") for _ in range(3)]
     collate = pickle.loads(pickle.dumps(lk.DetectionCollate(images="stack")))
-    pictures, targets = collate(samples)
-    assert isinstance(pictures, tv_tensors.Image)
-    assert pictures.shape == (3, 3, 4, 5)
+    images, targets = collate(samples)
+    assert isinstance(images, tv_tensors.Image)
+    assert images.shape == (3, 3, 4, 5)
     assert len(targets) == 3
     with pytest.raises(CollateError, match="'image' has shape") as caught:
         collate([*samples, make_sample((4, 6), [], "pair", "XYXY")])
@@ -145,13 +145,13 @@ def test_polygons_are_drawn_and_categories_become_labels() -> None:
     assert target["masks"][0].nonzero().tolist() == [[y, x] for y in (1, 2) for x in (1, 2, 3)]
 
 
-PICTURE = torch.zeros(3, 4, 5)
+IMAGE = torch.zeros(3, 4, 5)
 
 
 @pytest.mark.parametrize("empty", [[], np.zeros((0, 4, 5), bool), torch.zeros(0, 4, 5), np.zeros((0, 4, 5), np.uint8)])
-def test_a_picture_without_objects_has_masks_of_its_size(empty: Any) -> None:
+def test_a_image_without_objects_has_masks_of_its_size(empty: Any) -> None:
     some = {"boxes": [[0, 0, 1, 1]], "labels": [1], "masks": np.ones((1, 4, 5), bool)}
-    _, targets = lk.DetectionCollate()([(PICTURE, {"boxes": [], "labels": [], "masks": empty}), (PICTURE, some)])
+    _, targets = lk.DetectionCollate()([(IMAGE, {"boxes": [], "labels": [], "masks": empty}), (IMAGE, some)])
     assert [tuple(target["masks"].shape) for target in targets] == [(0, 4, 5), (1, 4, 5)]
     assert targets[0]["masks"].dtype == (torch.as_tensor(empty).dtype if len(np.shape(empty)) == 3 else torch.uint8)
 
@@ -166,7 +166,7 @@ def test_boxes_in_lists_are_float32_and_those_of_arrays_keep_their_dtype() -> No
         (torch.zeros(1, 4, dtype=torch.bfloat16), torch.bfloat16),
         (torch.zeros(0, 4, dtype=torch.int64), torch.float32),
     ):
-        _, (target,) = lk.DetectionCollate()([(PICTURE, {"boxes": boxes})])
+        _, (target,) = lk.DetectionCollate()([(IMAGE, {"boxes": boxes})])
         assert target["boxes"].dtype == dtype
         assert target["boxes"].shape == (len(boxes), 4)
 
@@ -175,7 +175,7 @@ def test_masks_and_boxes_that_numpy_has_flipped_are_taken() -> None:
     masks = np.zeros((1, 4, 5), np.uint8)
     masks[:, :, 0] = 1
     sample = {"boxes": np.array([[0, 0, 1, 1]], ">f4")[::-1], "labels": np.array([1])[::-1], "masks": masks[:, :, ::-1]}
-    _, (target,) = lk.DetectionCollate()([(PICTURE, sample)])
+    _, (target,) = lk.DetectionCollate()([(IMAGE, sample)])
     assert target["boxes"].tolist() == [[0, 0, 1, 1]]
     assert target["labels"].tolist() == [1]
     assert target["masks"].sum(1).tolist() == [[0, 0, 0, 0, 4]]
@@ -184,24 +184,24 @@ def test_masks_and_boxes_that_numpy_has_flipped_are_taken() -> None:
 @pytest.mark.parametrize(
     ("sample", "message"),
     [
-        ({"picture": PICTURE}, r"a dict of \['picture'\], wanted an image and its target"),
+        ({"photo": IMAGE}, r"a dict of \['photo'\], wanted an image and its target"),
         ((np.zeros((4, 5, 3)), {}), r"an image is ndarray, wanted a tensor \(C, H, W\)"),
-        ((PICTURE, {"labels": [1]}), r"it has \['labels'\], wanted boxes"),
-        ((PICTURE, {"boxes": [], "labels": ["cat"]}), r"its labels are \['cat'\], wanted numbers"),
-        ((PICTURE, {"boxes": [[1, 2, 3]]}), r"boxes are \(1, 3\), wanted \(N, 4\)"),
-        ((PICTURE, {"boxes": [[0, 0, 1, 1]], "labels": [1, 2]}), r"'boxes': 1, 'labels': 2"),
-        ((PICTURE, {"boxes": [], "masks": torch.zeros(0, 5, 5)}), r"masks are \(0, 5, 5\), the image is \(4, 5\)"),
+        ((IMAGE, {"labels": [1]}), r"it has \['labels'\], wanted boxes"),
+        ((IMAGE, {"boxes": [], "labels": ["cat"]}), r"its labels are \['cat'\], wanted numbers"),
+        ((IMAGE, {"boxes": [[1, 2, 3]]}), r"boxes are \(1, 3\), wanted \(N, 4\)"),
+        ((IMAGE, {"boxes": [[0, 0, 1, 1]], "labels": [1, 2]}), r"'boxes': 1, 'labels': 2"),
+        ((IMAGE, {"boxes": [], "masks": torch.zeros(0, 5, 5)}), r"masks are \(0, 5, 5\), the image is \(4, 5\)"),
         (
-            (PICTURE, {"boxes": tv_tensors.BoundingBoxes(torch.zeros(1, 4), format="XYXY", canvas_size=(5, 5))}),
+            (IMAGE, {"boxes": tv_tensors.BoundingBoxes(torch.zeros(1, 4), format="XYXY", canvas_size=(5, 5))}),
             r"canvas of \(5, 5\), the image is \(4, 5\)",
         ),
-        ((PICTURE, [{"bbox": [0, 0, 1, 1]}]), r"annotation 0 has \['bbox'\], wanted \['category_id'\] too"),
-        ((PICTURE, [{"bbox": [0, 0, 1], "category_id": 1}]), "wanted x, y, width, height"),
+        ((IMAGE, [{"bbox": [0, 0, 1, 1]}]), r"annotation 0 has \['bbox'\], wanted \['category_id'\] too"),
+        ((IMAGE, [{"bbox": [0, 0, 1], "category_id": 1}]), "wanted x, y, width, height"),
     ],
 )
 def test_what_does_not_fit_is_named(sample: Any, message: str) -> None:
     with pytest.raises(CollateError, match=message) as caught:
-        lk.DetectionCollate()([(PICTURE, {"boxes": []}), sample])
+        lk.DetectionCollate()([(IMAGE, {"boxes": []}), sample])
     assert caught.value.rows == (1,)
 
 
@@ -214,16 +214,16 @@ def test_settings_out_of_range_are_refused() -> None:
         lk.DetectionCollate(box_format="xyxy")  # type: ignore[arg-type]
     coco = [{"bbox": [0, 0, 1, 1], "category_id": 3, "segmentation": {"counts": [1], "size": [1, 1]}}]
     with pytest.raises(CollateError, match=r"category_id 3, wanted one of \[4\]"):
-        lk.DetectionCollate(classes={4: 0})([(PICTURE, coco)])
+        lk.DetectionCollate(classes={4: 0})([(IMAGE, coco)])
     with pytest.raises(CollateError, match=r"of size \[1, 1\], 1 pixels; wanted \(4, 5\)"):
-        lk.DetectionCollate(masks=True)([(PICTURE, coco)])
+        lk.DetectionCollate(masks=True)([(IMAGE, coco)])
 
 
-def test_no_samples_and_pictures_of_several_sizes_are_refused() -> None:
+def test_no_samples_and_images_of_several_sizes_are_refused() -> None:
     for images in ("list", "stack", lk.Pad(dims=(1, 2))):
         with pytest.raises(ValueError, match="DetectionCollate: no samples given"):
             lk.DetectionCollate(images=images)([])  # type: ignore[arg-type]
-    samples = [(PICTURE, []), (PICTURE, []), (torch.zeros(3, 4, 6), [])]
+    samples = [(IMAGE, []), (IMAGE, []), (torch.zeros(3, 4, 6), [])]
     with pytest.raises(CollateError, match=r"shape \(3, 4, 5\) and \(3, 4, 6\).*use images='list'") as caught:
         lk.DetectionCollate(images="stack")(samples)
     assert caught.value.rows == (0, 2)
