@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderkit.sampling.cursor import (
+from loaderkit.sampling import (
     STATE_VERSION,
     Cursor,
     Identity,

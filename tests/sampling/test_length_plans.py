@@ -14,9 +14,7 @@ from plan_checks import KINDS, PLANS, check_batches, lengths_of, positions, step
 
 import loaderkit as lk
 from loaderkit import Cursor, LengthBuckets, PackPlan, TokenBudget, World
-from loaderkit.sampling.by_length.packing import pack
-from loaderkit.sampling.by_length.window_plan import WindowPlan
-from loaderkit.sampling.plan import BatchKey
+from loaderkit.sampling import BatchKey, WindowPlan, pack
 
 
 @pytest.mark.parametrize("name", PLANS)

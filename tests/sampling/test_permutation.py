@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from loaderkit import Cursor, Shuffled
+from loaderkit.sampling import BatchPlan
 from loaderkit.sampling.permutation import ROUNDS, SMALL, FeistelPermutation, drawn_permutation
-from loaderkit.sampling.plan import BatchPlan
 from loaderkit.system.arrays import Int64Array, UInt64Array
 
 LIMIT = 5.0  # standard deviations; the seeds are fixed, so that a pass stays a pass

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaderkit import Cursor, Sequential, Shuffled, World
-from loaderkit.sampling.plan import BatchKey, BatchPlan, Tail
+from loaderkit.sampling import BatchKey, BatchPlan, Tail
 
 SIZES = [*range(1, 41), 97, 101]
 BATCH_SIZES = range(1, 10)

@@ -18,7 +18,7 @@ from index_formats import Bytes
 
 import loaderkit as lk
 from loaderkit.datasets.shards.index import ShardIndex
-from loaderkit.sampling.plan import BatchPlan
+from loaderkit.sampling import BatchPlan
 from loaderkit.sampling.shard_order import ShuffledWindows
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.testing import assert_elastic, assert_exactly_once, assert_resumable

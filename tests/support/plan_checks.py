@@ -1,4 +1,4 @@
-"""What several tests share: the laws of plans by length, over grids of lengths, windows, budgets, ranks, stop points and changes of geometry."""
+"""Lengths and plans for the laws of plans by length, and checks of their batches."""
 
 import contextlib
 import itertools
@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from loaderkit import Cursor, LengthBuckets, PackPlan, TokenBudget, World
-from loaderkit.sampling.by_length.window_plan import WindowPlan
-from loaderkit.sampling.plan import BatchKey
+from loaderkit.sampling import BatchKey, WindowPlan
 
 BUDGET = 40
 

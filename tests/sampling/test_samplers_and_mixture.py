@@ -10,7 +10,7 @@ import torch
 import torch.utils.data as torch_data
 
 from loaderkit import Loader, Mixture, Sequential, ShardOrder, Shuffled, Weighted
-from loaderkit.sampling.samplers import as_order
+from loaderkit.sampling import as_order
 
 WEIGHTS = np.array([0, 1, 2, 0, 0, 3, 0.5, 10, 0])
 
