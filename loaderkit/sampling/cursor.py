@@ -1,4 +1,4 @@
-"""The state of a loader over indexed data: where it is, and in what it counts."""
+"""The state of a loader over indexed data: its position, and the data and order that this belongs to."""
 
 import hashlib
 from collections.abc import Mapping

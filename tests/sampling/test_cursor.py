@@ -1,4 +1,4 @@
-"""The laws of the state: tiny, plain, and refused where it does not belong."""
+"""The laws of the state: tiny, plain, and refused by other data."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""The laws of plans by length, over grids of lengths, windows, budgets, ranks, stop points and changes of geometry."""
+"""The laws of plans by length: budgets, exact resumes, other ranks and batch sizes, padding."""
 
 import itertools
 import json
@@ -180,7 +180,7 @@ def journeys(draw: st.DrawFn) -> Any:
 @settings(max_examples=200, deadline=None)
 @given(journeys(), st.sampled_from(["keep", "keep", "drop", "pad"]))
 def test_resumes_on_other_ranks_and_batch_sizes_deliver_each_sample_once(journey: Any, tail: Any) -> None:
-    """Also many in one window. Each resume in a new process reads on as the run would have."""
+    """Also after many resumes in one window. Each resume in a new process continues as the run would have."""
     name, kind, size, window, shuffle, legs = journey
     cursor, delivered = Cursor(epoch=2), []
     for batch, ranks, count in [*legs, (3, 1, size)]:  # one rank can always end the epoch
@@ -312,7 +312,7 @@ def test_lengths_beyond_16_bits_are_arranged_too() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_batches_of_one_step_cost_about_the_same_on_all_ranks(ranks: int) -> None:
-    """Random batches of the same samples leave ranks waiting ten times as long."""
+    """With random batches of the same samples, ranks wait ten times as long."""
     lengths = np.random.default_rng(0).lognormal(5, 0.6, 20_000).astype(int) + 1
     most = int(lengths.max())
     plans = [LengthBuckets(lengths, 16), TokenBudget(lengths, max(16 * 170, most)), lk.PackPlan(lengths, most)]
@@ -367,7 +367,7 @@ def test_a_collate_gets_rows_of_packed_samples() -> None:
 
 
 def test_numpys_numbers_are_as_good_as_pythons() -> None:
-    """They don't belong in a state, which is JSON."""
+    """A state is JSON, which has no numpy numbers."""
     lengths = lengths_of("lognormal", 60)
     number = np.int64
     for ours, theirs in (
@@ -468,7 +468,7 @@ def test_places_that_the_plan_did_not_give_are_refused() -> None:
 
 @pytest.mark.parametrize(("samples", "window"), [(10, 1024), (3000, 1500), (200_000, 32_768)])
 def test_a_window_is_half_of_the_samples_by_default(samples: int, window: int) -> None:
-    """In one that holds them all, each would meet the same others in every epoch."""
+    """A window of all samples would put the same samples together in every epoch."""
     assert LengthBuckets(np.ones(samples, int), 4).window == window
 
 
@@ -489,7 +489,7 @@ def test_rows_are_packed_tightly() -> None:
 
 
 def test_batches_of_packed_rows_hold_about_as_many_samples() -> None:
-    """The longest fill the first rows, few to each."""
+    """Best fit decreasing fills the first rows with few long samples."""
     lengths = np.minimum(np.random.default_rng(0).lognormal(5, 0.6, 4000).astype(int) + 1, 1024)
     found = [len(key.indices) for key in PackPlan(lengths, 1024, 8, window=4000).keys(Cursor())]
     assert max(found) < 2 * sum(found) / len(found)
@@ -498,7 +498,7 @@ def test_batches_of_packed_rows_hold_about_as_many_samples() -> None:
 @settings(max_examples=200)
 @given(st.lists(st.integers(0, 30), max_size=60), st.integers(5, 30))
 def test_a_sample_goes_where_it_leaves_the_least_room(lengths: list[int], row_length: int) -> None:
-    """Against best fit decreasing as one would write it down."""
+    """Compared with a plain loop that does best fit decreasing."""
     numbers, rows = pack(np.array(lengths, dtype=np.int64), row_length)
     room: list[int] = []
     for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):

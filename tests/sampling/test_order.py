@@ -28,7 +28,7 @@ names = [type(order).__name__ + str(number) for number, order in enumerate(ORDER
 
 @pytest.mark.parametrize("order", ORDERS, ids=names)
 def test_an_order_is_a_pure_function_of_epoch_and_position(order: Order) -> None:
-    """Whatever was asked before, at any places, also of a copy in another process."""
+    """Independent of earlier calls, at any positions, also for a copy in another process."""
     size = min(order.size(1), 3000)
     whole = order.indices(1, 0, size)
     assert whole.dtype == np.int64
@@ -141,7 +141,7 @@ class Reversed(Order):
 
 
 def backwards(kind: type[Order]) -> Any:
-    """A user's class that takes an order's positions from its end."""
+    """A user's class that reverses an order."""
 
     def at(self: Order, epoch: int, positions: np.ndarray) -> np.ndarray:
         return kind.at(self, epoch, self.size(epoch) - 1 - positions)
@@ -153,7 +153,7 @@ def backwards(kind: type[Order]) -> Any:
 @pytest.mark.parametrize(
     ("kind", "data"), [(Shuffled, 100), (Shuffled, 2**20), (Subset, range(100)), (ShardOrder, [60, 40])]
 )
-def test_a_class_of_ones_own_that_overrides_at_counts(kind: Any, data: Any, world: int) -> None:
+def test_a_subclass_may_override_at(kind: Any, data: Any, world: int) -> None:
     order, own = kind(data, seed=1), backwards(kind)(data, seed=1)
     last = order.size(0) - 1
     keys = list(islice(BatchPlan(order=own, batch_size=10, world=World(0, world)).keys(Cursor()), 5))

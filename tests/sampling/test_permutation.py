@@ -91,7 +91,7 @@ def test_statistics_are_those_of_a_random_permutation(make, size: int, seed: int
 @pytest.mark.parametrize("rounds", [3, 4])
 @pytest.mark.parametrize("size", [SMALL, 3_000_017])
 def test_fewer_rounds_would_fail_the_displacement_test(size: int, rounds: int) -> None:
-    """Else the test above could not fail."""
+    """This shows that the test above can fail."""
     assert min(displacement_excess(feistel(size, seed, rounds=rounds)) for seed in range(3)) > LIMIT
 
 
@@ -104,7 +104,7 @@ def test_small_orders_are_all_as_likely() -> None:
 
 
 class Coarse(np.random.PCG64DXSM):
-    """Its words are 8 different ones."""
+    """A generator with 8 different words."""
 
     asked = 0
 
@@ -114,7 +114,7 @@ class Coarse(np.random.PCG64DXSM):
 
 
 def test_small_orders_are_all_as_likely_if_words_are_often_equal() -> None:
-    """A third of 3 words has two that are equal; if these kept their places, 0 would come first in every second order."""
+    """In a third of the draws two of 3 words are equal; if these kept their places, 0 would come first too often."""
     orders = [drawn_permutation(3, Coarse([1, epoch])) for epoch in range(6000)]
     counts = Counter(tuple(order.tolist()) for order in orders)
     assert Coarse.asked > 8000

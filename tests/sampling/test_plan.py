@@ -1,4 +1,4 @@
-"""The laws of plans, over full grids: no data is read, so that every case can be tried."""
+"""The laws of plans, over full grids: no data is read, so every case can be tried."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ SIZES = [*range(1, 41), 97, 101]
 BATCH_SIZES = range(1, 10)
 WORLDS = range(1, 5)
 TAILS: list[Tail] = ["keep", "drop", "pad"]
-CELLS = sum(SIZES) + len(SIZES)  # places (size, samples consumed) to stand at
+CELLS = sum(SIZES) + len(SIZES)  # pairs (size, samples consumed)
 
 
 def make_plan(size: int, batch_size: int | None, world: int = 1, tail: Tail = "keep", rank: int = 0) -> BatchPlan:
@@ -28,7 +28,7 @@ def steps(plan: BatchPlan, cursor: Cursor) -> list[list[BatchKey]]:
 
 
 def violations(size: int, samples: int, batch_size: int, world: int, tail: Tail) -> Iterator[str]:
-    """Stand after so many samples of an epoch, and check everything that comes."""
+    """Check all batches that follow after `samples` samples of an epoch."""
     plan = make_plan(size, batch_size, world, tail)
     cursor = Cursor(samples=samples)
     left, full = size - samples, batch_size * world
@@ -68,7 +68,7 @@ def violations(size: int, samples: int, batch_size: int, world: int, tail: Tail)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("tail", TAILS)
 def test_what_is_left_comes_exactly_once_wherever_the_run_stands(tail: Tail, world: int) -> None:
-    """Every size, place and batch size: this covers every stop point and every resume into another geometry."""
+    """Every size, position and batch size: this covers every stop and every resume with other ranks or batch sizes."""
     cells = raised = 0
     for size in SIZES:
         for samples in range(size + 1):

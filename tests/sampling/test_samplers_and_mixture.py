@@ -1,4 +1,4 @@
-"""Orders that draw: the right frequencies and shares, and samplers of others only where they are repeatable."""
+"""Orders that draw: frequencies and shares follow the weights, and a user's sampler resumes if it is repeatable."""
 
 import json
 import warnings
@@ -97,7 +97,7 @@ def test_a_mixtures_shares_are_exact_to_one_sample_in_every_window(weights: list
 )
 @pytest.mark.parametrize("window", [20, 64])
 def test_any_stretch_of_a_mixture_has_its_part_of_each_source(weights: list[float], window: int) -> None:
-    """Of any length, begun anywhere: to within one sample of two sources, and 2 - 1 / (S - 1) of S."""
+    """Of any length, from any position: to within one sample for two sources, and 2 - 1 / (S - 1) for S."""
     order = Mixture([5] * len(weights), weights, size=4 * window, window=window)
     source = order.indices(0, 0, 4 * window) // 5
     shares = np.bincount(source[:window], minlength=len(weights)) / window
@@ -120,7 +120,7 @@ def test_a_mixture_says_how_often_each_source_was_read() -> None:
 
 
 def test_a_mixture_of_sources_in_shards_reads_each_with_locality() -> None:
-    """Each source's samples come as its own order gives them."""
+    """The samples of each source come in the order of its ShardOrder."""
     shards = [ShardOrder([50] * 8, window=16, lanes=2, block=4), ShardOrder([30] * 4, window=16, lanes=2, block=4)]
     order = Mixture(shards, [3, 1], size=480)
     drawn = order.indices(0, 0, 480)
@@ -133,7 +133,7 @@ class InShards(list[int]):
 
 
 def test_a_mixtures_sources_may_be_the_datasets() -> None:
-    """One in shards is read by a ShardOrder; another batch size goes on in the same order."""
+    """A dataset in shards gets a ShardOrder; another batch size continues the same order."""
     sources = [InShards(range(400)), list(range(120))]
     order = Mixture(sources, [3, 1], seed=7, size=480)
     by_hand = [ShardOrder(InShards.shard_sizes, seed=7), Shuffled(120, seed=8)]
@@ -155,7 +155,7 @@ def test_other_weights_are_refused_at_a_resume_with_both() -> None:
 
 
 def test_a_mixtures_sources_come_in_full_passes_across_epochs() -> None:
-    """Each pass over a source is complete, and an epoch goes on where the one before left it."""
+    """Each pass over a source is complete, also across epochs."""
     sources = [Shuffled(13, seed=5), Sequential(8)]
     order = Mixture(sources, [2, 1], seed=3, size=50, window=9)
     drawn = np.concatenate([order.indices(epoch, 0, 50) for epoch in range(6)])

@@ -1,4 +1,4 @@
-"""The laws of ShardOrder: each index once, a function of (seed, epoch), random access, few opens, few shards at a time."""
+"""The laws of ShardOrder: each index once, random access, few opens, few shards in use at a time."""
 
 import itertools
 import os
@@ -40,9 +40,9 @@ def whole(order: lk.ShardOrder, epoch: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("sizes", SHARDS.values(), ids=SHARDS)
-@pytest.mark.parametrize("lanes", [1, 2, 7, 16])
-@pytest.mark.parametrize("window", [1, 5, 64, 65536])
-@pytest.mark.parametrize("block", [1, 4, 100])
+@pytest.mark.parametrize("lanes", [1, 7, 16])
+@pytest.mark.parametrize("window", [5, 65536])
+@pytest.mark.parametrize("block", [1, 100])
 def test_each_index_comes_once(sizes: list[int], lanes: int, window: int, block: int) -> None:
     order = lk.ShardOrder(sizes, lanes=lanes, window=window, block=block)
     assert order.size(0) == order.reach == sum(sizes)
@@ -62,7 +62,7 @@ def test_each_index_comes_once(sizes: list[int], lanes: int, window: int, block:
 def test_any_shards_come_once_at_random_access(
     sizes: list[int], lanes: int, window: int, block: int, seed: int, epoch: int
 ) -> None:
-    """Whatever was asked before: one by one, backwards, in any stretches."""
+    """Independent of earlier calls: one by one, in any order, in any stretches."""
     make = lambda: lk.ShardOrder(sizes, lanes=lanes, window=window, block=block, seed=seed)  # noqa: E731
     expected = whole(make(), epoch)
     size = sum(sizes)
@@ -132,7 +132,7 @@ def test_the_golden_order() -> None:
 
 
 def lanes_of(sizes: list[int], lanes: int) -> np.ndarray:
-    """The lane of each position, as dealt without shuffling in the lanes."""
+    """The lane of each position, without the shuffle in the lanes."""
     positions = np.arange(sum(sizes))
     return lk.ShardOrder(sizes, lanes=lanes, window=1, block=4)._deal(positions, positions + 1)[0]
 
@@ -147,7 +147,7 @@ def test_lanes_are_equal_and_dealt_in_turn() -> None:
 
 
 def workers_per_shard(order: lk.Order, sizes: list[int], ranks: int, workers: int, batch_size: int) -> dict[int, set]:
-    """Who reads each shard: torch deals a rank's batches to its workers in turn."""
+    """The workers that read each shard. torch gives a rank's batches to its workers in turn."""
     ends = np.cumsum(sizes)
     readers: dict[int, set[tuple[int, int]]] = defaultdict(set)
     for rank in range(ranks):
@@ -158,14 +158,14 @@ def workers_per_shard(order: lk.Order, sizes: list[int], ranks: int, workers: in
     return readers
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("factor", [1, 2])
 @pytest.mark.parametrize("batch_size", [8, 32])
 def test_a_shard_is_opened_by_at_most_two_workers_on_average(
     ranks: int, workers: int, factor: int, batch_size: int
 ) -> None:
-    """Where the lanes are a multiple of ranks x workers, and the block is the batch."""
+    """If the lanes are a multiple of ranks x workers, and the block is the batch."""
     lanes = ranks * workers * factor
     sizes = np.random.default_rng(lanes).integers(300, 1500, 5 * lanes).tolist()
     order = lk.ShardOrder(sizes, lanes=lanes, window=256, block=batch_size)
@@ -180,7 +180,7 @@ def test_a_shard_is_opened_by_at_most_two_workers_on_average(
 @pytest.mark.parametrize("lanes", [1, 4, 16])
 @pytest.mark.parametrize("window", [100, 1000])
 def test_few_shards_are_in_use_at_a_time(lanes: int, window: int) -> None:
-    """A stretch touches what its lanes advance, and a window at each end; a plain shuffle touches all."""
+    """A stretch touches only the shards that its lanes reach, and a window at each end."""
     size, shards, block = 200, 400, 16
     order = lk.ShardOrder([size] * shards, lanes=lanes, window=window, block=block)
     found = whole(order)
@@ -210,7 +210,7 @@ def test_each_window_is_a_uniform_shuffle() -> None:
 
 
 def test_shards_and_windows_move_between_epochs() -> None:
-    """Other neighbours in each epoch, also where there is one shard."""
+    """Samples have other neighbours in each epoch, also in one shard."""
     for sizes in ([100] * 50, [5000]):
         order = lk.ShardOrder(sizes, lanes=4, window=50, block=10)
         first = [frozenset(order.indices(epoch, 0, 10).tolist()) for epoch in range(20)]
@@ -243,7 +243,7 @@ def test_the_key_tells_orders_apart() -> None:
 
 
 class Logged(Bytes):
-    """Shards that note who opens them."""
+    """Shards that log the process that opens them."""
 
     def open(self, shard: str, index: ShardIndex) -> str:
         with Path(shard + ".log").open("a") as log:
@@ -259,7 +259,7 @@ class Logged(Bytes):
 @pytest.mark.parametrize("engine", ["auto", "ring", "torch"])
 @pytest.mark.parametrize(("ranks", "workers"), [(1, 4), (2, 2)])
 def test_workers_open_few_shards(ranks: int, workers: int, engine: Any, tmp_path: Path) -> None:
-    """Counted with real workers: four in all, and the lanes that a Loader takes by itself."""
+    """Counted with four real workers, and the lanes that a Loader chooses."""
     shards = [tmp_path / f"{number:02}.bytes" for number in range(24)]
     for number, shard in enumerate(shards):
         shard.write_bytes(b"x" * (200 + 10 * number))
@@ -280,7 +280,7 @@ def test_workers_open_few_shards(ranks: int, workers: int, engine: Any, tmp_path
 
 
 class Sharded:
-    """A dataset with shards, that tells which were read."""
+    """A dataset with shards. Its samples are their indices."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.shard_sizes = np.array(sizes)
@@ -345,7 +345,7 @@ def test_another_batch_size_continues_the_same_order() -> None:
 
 
 def test_a_datamodule_continues_the_same_order_with_another_batch_size() -> None:
-    """Also where the Trainer reloads the loaders in the run."""
+    """Also if the Trainer reloads the loaders in the run."""
     first = make_loader()
     batches = [index for batch in itertools.islice(first, 2) for index in batch.tolist()]
     data = lk.DataModule(train=Sharded(SIZES), loader=lk.LoaderConfig(batch_size=3, seed=5))
