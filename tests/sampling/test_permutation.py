@@ -91,7 +91,7 @@ def test_statistics_are_those_of_a_random_permutation(make, size: int, seed: int
 @pytest.mark.parametrize("rounds", [3, 4])
 @pytest.mark.parametrize("size", [SMALL, 3_000_017])
 def test_fewer_rounds_would_fail_the_displacement_test(size: int, rounds: int) -> None:
-    """This shows that the test above can fail."""
+    """A check that the test above can fail."""
     assert min(displacement_excess(feistel(size, seed, rounds=rounds)) for seed in range(3)) > LIMIT
 
 
