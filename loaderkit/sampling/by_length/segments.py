@@ -4,9 +4,9 @@ A segment is a window of the order. If a run resumes inside a window with anothe
 of that window is one more segment.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,22 +41,6 @@ class Arrangement(NamedTuple):
         before = np.concatenate([[0], np.cumsum(first[self.places] == numbers)])
         counts: Int64Array = np.diff(before[self.bounds[::ranks]])
         return counts
-
-
-class Arrange(Protocol):
-    """How a plan turns the samples of a segment into batches."""
-
-    def __call__(self, lengths: Int64Array, geometry: Geometry, *, last: bool) -> Arrangement | None:
-        """Arrange samples of lengths (N,).
-
-        Args:
-            lengths: Of the segment's samples, in the order's order.
-            geometry: Of this plan, or of the run that began the segment.
-            last: Whether the epoch ends with these samples. Then the tail policy applies.
-
-        Returns:
-            The batches; None if the samples give no batch for each rank and more samples follow.
-        """
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -130,7 +114,7 @@ class Windows:
         window: Samples arranged together.
         seed: Of the shuffle of steps.
         shuffle_steps: Whether the steps of a segment come in shuffled order.
-        arrange: Turns samples into batches.
+        arrange: `WindowPlan.arrange`, which turns samples into batches.
     """
 
     name: str
@@ -139,7 +123,7 @@ class Windows:
     window: int
     seed: int
     shuffle_steps: bool
-    arrange: Arrange
+    arrange: Callable[..., Arrangement | None]
 
     def segment(self, cursor: Cursor, geometry: Geometry) -> Segment | None:
         """Return the segment that a run with this geometry reads at a cursor; None at the epoch's end.

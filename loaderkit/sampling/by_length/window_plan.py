@@ -77,7 +77,13 @@ class WindowPlan(Plan):
 
     @abstractmethod
     def arrange(self, lengths: Int64Array, geometry: Geometry, *, last: bool) -> Arrangement | None:
-        """Turn samples of lengths (N,) into batches: see `loaderkit.sampling.by_length.segments.Arrange`."""
+        """Turn samples into batches; return None if they give no batch for each rank and more samples follow.
+
+        Args:
+            lengths: Of the samples, in the order's order (N,).
+            geometry: Of this plan, or of the run that began the window.
+            last: Whether the epoch ends with these samples. Then the tail policy applies.
+        """
 
     def steps_of(self, samples: int, *, last: bool) -> int | None:
         """Return the number of steps of a window, if it does not depend on the lengths."""
