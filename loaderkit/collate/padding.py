@@ -22,8 +22,7 @@ from loaderkit.collate.sequences import (
     split,
 )
 from loaderkit.datasets.ragged import Ragged
-from loaderkit.system.batch_memory import LARGE, empty_array
-from loaderkit.system.memory import as_array, bits_of, new_empty
+from loaderkit.system.batch_memory import LARGE, as_array, bits_of, empty_array, new_empty
 
 # Longer rows are copied one by one. Joining them first writes to new memory: 16 rows of 160,000 float32 take 24 ms, not 0.8.
 _LONG_ROW = 1 << 15  # elements

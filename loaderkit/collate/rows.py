@@ -14,8 +14,7 @@ import torch.utils.data as torch_data
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from loaderkit.system.batch_memory import LARGE, current
-from loaderkit.system.memory import new_empty
+from loaderkit.system.batch_memory import LARGE, current, new_empty
 
 _LARGE_ROW = 1 << 17  # bytes; smaller rows stay in the caches anyway, and each row costs 5 us
 _NUMPY = frozenset(np.dtype(name) for name in ("?", *"bBhHiIqQlLefdFD"))  # in the machine's byte order

@@ -71,7 +71,7 @@ class Handle(Generic[T]):
     def _open_own(self, own: Opened) -> Any:
         process = process_id()
         if own.process != process:
-            own.begin_anew(closing=False)
+            own.reset_after_fork(closing=False)
         # One lock per process: another thread may have held the parent's lock at the fork.
         with self._locks.setdefault(process, threading.Lock()):
             if process in self._environments:  # another thread opened it meanwhile

@@ -18,9 +18,9 @@ from loaderkit.seeding.draws import Draws, NoSeeds, SampleRngSeeds, draws
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.batch_memory import BufferPool, here
+from loaderkit.system.batch_memory import BufferPool, lends
 from loaderkit.system.overrides import overridden_below
-from loaderkit.system.threads import while_wanted
+from loaderkit.system.threads import until_cancelled
 
 if TYPE_CHECKING:
     from loaderkit.engine.repair import Repair
@@ -89,9 +89,7 @@ class BatchReader:
             Exception: Whatever the dataset or the collate raises, with a note
                 that names the sample.
         """
-        before = here.lends
-        here.lends = self._buffers
-        try:
+        with lends(self._buffers):
             if self._read_batch is not None:
                 return self._read_whole(key, self._read_batch)
             with self._seeds(self._drawn, key) as seeds:
@@ -99,8 +97,6 @@ class BatchReader:
                 if quiet and self._columns and self.collate_fn is None and self.batched and key.rows is None:
                     return self._make_of_columns(key, seeds)
                 return self._make(key, seeds)
-        finally:
-            here.lends = before
 
     def draws_from(self) -> Draws:
         """Say what making a batch draws from."""
@@ -190,7 +186,7 @@ class BatchReader:
         indices = key.indices.tolist()
         samples: list[Any] = []
         repair: Repair | None = None
-        dataset, enter, left, keep = self.dataset, seeds.enter, enumerate(while_wanted(indices)), samples.append
+        dataset, enter, left, keep = self.dataset, seeds.enter, enumerate(until_cancelled(indices)), samples.append
         stacks = self.collate_fn is None and self.batched and key.rows is None
         while len(samples) < len(indices):
             try:

@@ -18,7 +18,7 @@ from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.draws import Draws, draws
 from loaderkit.system.nested import map_leaves, pin
 from loaderkit.system.process import process_id, refuse_in_fork
-from loaderkit.system.threads import NotWanted, is_reader
+from loaderkit.system.threads import Cancelled, mark_reader
 
 _PATIENCE_S = 5.0  # for threads that are to end, and read a last batch
 
@@ -116,13 +116,13 @@ def _work(read: Callable[[BatchKey], Any], tasks: "SimpleQueue[_Task | None]", o
     def wanted() -> bool:
         return task is not None and task.key is not None and (task.awaited or not over.is_set())
 
-    is_reader(wanted)
+    mark_reader(wanted)
     while (task := tasks.get()) is not None:
         key = task.key
         if key is not None:
             try:
                 if not wanted():
-                    raise NotWanted("the loader was closed")
+                    raise Cancelled("the loader was closed")
                 task.batch = read(key)
             except BaseException as error:
                 task.error = error

@@ -1,7 +1,7 @@
-"""Memory of large batches that are gone, for the next ones.
+"""Memory for batches: large ones reuse the memory of earlier batches, and torch's workers write into shared memory.
 
-The C library gives the memory of large blocks back to the system, and a page that comes from there anew takes longer than it takes
-to fill it: a batch of 38 MB 11 ms.
+The C library returns large blocks to the system. A page that the system hands out again takes longer than filling it: 11 ms
+for a batch of 38 MB.
 """
 
 import contextlib
@@ -9,36 +9,50 @@ import math
 import mmap
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+import torch
+import torch.utils.data as torch_data
 from torch import Tensor
 
-LARGE = 8 << 20  # bytes; what is smaller the C library soon keeps for itself
+Array = npt.NDArray[Any]
+
+LARGE = 8 << 20  # bytes; the C library keeps smaller blocks itself
+_SHARED = 1 << 17  # bytes; smaller tensors travel in the message itself, see `loaderkit.engine.message`
+_BITS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64, 16: np.complex128}
+_TORCH_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
 class BufferPool:
-    """Lends memory, which comes back when the last array or tensor over it is gone.
+    """Lends memory, and takes it back when the last array or tensor that uses it is gone.
 
-    It keeps as much as its largest batch took. Threads may share one; each forked process has its own. A pickled one has nothing.
+    The pool keeps as many bytes as its largest batch took. Threads may share a pool. A forked process has its own copy,
+    and a pickled pool is empty.
     """
 
     def __init__(self) -> None:
-        self._free: list[_Memory] = []  # what came back last at the end
+        self._free: list[_Memory] = []  # most recently returned last
         self._most = 0  # bytes
 
-    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike, batch_bytes: int) -> npt.NDArray[Any]:
-        """Return an array that holds anything.
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that the pool keeps for the next batches."""
+        return sum(map(len, self._free))
+
+    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike, batch_bytes: int) -> Array:
+        """Return an array with arbitrary content.
 
         Args:
-            shape: Its shape.
-            dtype: Of numbers.
-            batch_bytes: What its batch has taken, with this.
+            shape: The array's shape.
+            dtype: A dtype of numbers.
+            batch_bytes: Bytes that the batch has taken from the pool, including this array.
 
         Raises:
-            MemoryError: If the system has none.
+            MemoryError: If the system has no memory.
         """
         size = np.dtype(dtype).itemsize * math.prod(shape)
         self._most = max(self._most, batch_bytes)
@@ -49,22 +63,23 @@ class BufferPool:
 
     def _find(self, size: int) -> "_Memory":
         for at in range(len(self._free) - 1, -1, -1):
-            with contextlib.suppress(IndexError):  # another thread was faster
+            with contextlib.suppress(IndexError):  # another thread took it
                 memory = self._free.pop(at)
                 if size <= len(memory) <= 2 * size:
                     return memory
                 self._free.insert(at, memory)
         try:
-            # Not by numpy, which asks for huge pages: the system may take 50 ms to find them, where others take 10.
+            # numpy would ask for huge pages; the system may take 50 ms to find them, instead of 10 ms without.
             mapped = mmap.mmap(-1, size, mmap.MAP_PRIVATE)
         except OSError as error:
-            raise MemoryError(f"loader: the system has no {size:,} bytes of memory for a batch: {error}.") from error
+            raise MemoryError(
+                f"loader: the system cannot allocate {size:,} bytes for a batch: {error}. Reduce batch_size, or free memory."
+            ) from error
         return np.ndarray.__new__(_Memory, (size,), np.uint8, mapped)
 
-    def take_back(self, memory: "_Memory") -> None:
-        """Keep memory for the next batch, and no more than that may need."""
+    def _take_back(self, memory: "_Memory") -> None:
         self._free.append(memory)
-        while sum(map(len, self._free)) > self._most:
+        while self.free_bytes > self._most:
             with contextlib.suppress(IndexError):
                 self._free.pop(0)
 
@@ -73,68 +88,95 @@ class BufferPool:
 
 
 class _Memory(np.ndarray[Any, np.dtype[np.uint8]]):
-    """Bytes. Of a class of their own: else arrays over what is lent would refer to them, and not to that."""
+    """Bytes of a pool. The class is not np.ndarray itself: numpy would then make arrays refer to it, past `_Lent`."""
 
 
 class _Lent(np.ndarray[Any, np.dtype[np.uint8]]):
-    """What arrays over lent memory refer to."""
+    """What arrays over lent memory refer to: it returns the memory when it is freed."""
 
     pool: BufferPool | None = None
     memory: _Memory
-    is_finalizing = staticmethod(sys.is_finalizing)  # at the very end this module has no `sys` any more
+    is_finalizing = staticmethod(sys.is_finalizing)  # this module's `sys` is gone when the interpreter ends
 
     def __del__(self) -> None:
         if self.pool is not None and not self.is_finalizing():
-            self.pool.take_back(self.memory)
+            self.pool._take_back(self.memory)
 
 
-class Lending:
-    """What a batch has from a pool.
-
-    Args:
-        pool: Which.
-    """
+class BatchMemory:
+    """The memory that one batch has borrowed from a pool."""
 
     def __init__(self, pool: BufferPool) -> None:
-        self.pool = pool
-        self.filled: dict[int, Tensor] = {}  # whose rows are the batch's samples, by their addresses
+        self.filled: dict[int, Tensor] = {}  # by address: tensors whose rows are already the batch's samples
+        self._pool = pool
         self._bytes = 0
 
-    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Return an array from the pool."""
+    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
+        """Return an array from the pool, with arbitrary content."""
         self._bytes += np.dtype(dtype).itemsize * math.prod(shape)
-        return self.pool.empty(shape, dtype, self._bytes)
+        return self._pool.empty(shape, dtype, self._bytes)
 
 
-class _Here(threading.local):
-    lends: BufferPool | Lending | None = None
+class _Thread(threading.local):
+    batch: BatchMemory | None = None
 
 
-# What lends memory to the batch that this thread makes: set to a pool when it begins, and at its end to what was there.
-here = _Here()
+_thread = _Thread()
 
 
 @contextlib.contextmanager
 def lends(pool: BufferPool) -> Iterator[None]:
-    """Make a batch with memory from a pool. Where 0.5 us matter, `here` is set by hand."""
-    before, here.lends = here.lends, pool
+    """Make a batch inside, in this thread, with memory from a pool."""
+    before, _thread.batch = _thread.batch, BatchMemory(pool)
     try:
         yield
     finally:
-        here.lends = before
+        _thread.batch = before
 
 
-def current() -> Lending | None:
-    """Return what the batch that this thread makes has from its pool."""
-    found = here.lends
-    if isinstance(found, BufferPool):  # few batches want any
-        found = here.lends = Lending(found)
-    return found
+def current() -> BatchMemory | None:
+    """Return the memory of the batch that this thread makes; None outside `lends`."""
+    return _thread.batch
 
 
-def empty_array(shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return an array of numbers for a batch to be written into, which holds anything."""
+def empty_array(shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
+    """Return an array with arbitrary content, to write a batch into. A large one comes from the current pool."""
     dtype = np.dtype(dtype)
     large = dtype.itemsize * math.prod(shape) >= LARGE and not dtype.hasobject
-    lending = current() if large else None
-    return np.empty(shape, dtype) if lending is None else lending.empty(shape, dtype)
+    batch = current() if large else None
+    return np.empty(shape, dtype) if batch is None else batch.empty(shape, dtype)
+
+
+def _is_shared(size_bytes: int) -> bool:
+    """Return whether a tensor of this size is made in shared memory: large ones are, in a worker of torch."""
+    info = torch_data.get_worker_info() if size_bytes > _SHARED else None
+    return info is not None and not hasattr(info, "writes_into_slots")
+
+
+def new_empty(shape: Sequence[int], like: Tensor) -> Tensor:
+    """Return a tensor with arbitrary content, with the dtype and device of `like`, to write a batch into."""
+    size_bytes = math.prod(shape) * like.itemsize
+    if like.device.type != "cpu" or not size_bytes:
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+    if _is_shared(size_bytes):
+        make: Callable[[int], Any] = torch.UntypedStorage._new_shared  # as torch's default_collate does
+        made: Tensor = torch.empty(0, dtype=like.dtype)
+        return made.set_(make(size_bytes), 0, tuple(shape))  # type: ignore[call-overload,no-any-return]
+    # The memory of torch.empty goes back to the system each time. For 256 x 512 int64, in batches of several lengths, its
+    # 40 page faults take four times as long as filling it.
+    return torch.from_numpy(empty_array(shape, _BITS[like.itemsize])).view(like.dtype)
+
+
+@lru_cache(maxsize=64)
+def bits_of(value: float, dtype: torch.dtype) -> Any:
+    """Return the element that `as_array` shows for `value` in a tensor of this dtype."""
+    return as_array(torch.full((1,), value, dtype=dtype))[0]
+
+
+def as_array(tensor: Tensor) -> Array:
+    """Return an array over a tensor's memory: of integers with the same bits if numpy lacks the dtype."""
+    try:
+        array: Array = tensor.numpy()
+    except TypeError:  # bfloat16
+        array = tensor.view(_TORCH_BITS[tensor.itemsize]).numpy()
+    return array

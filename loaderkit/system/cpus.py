@@ -1,4 +1,4 @@
-"""How many worker processes a rank should have: what this host lets its processes use, shared by the ranks on it."""
+"""How many CPUs this process may use, and how many worker processes a rank should start."""
 
 import os
 import re
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-MOST_WORKERS = 16  # more seldom help, and each takes memory
+MOST_WORKERS = 16  # more rarely help, and each takes memory
 
 _V2 = re.compile(r"(?m)^0::(.*)$")
 _V1 = re.compile(r"(?m)^\d+:([^:]*):(.*)$")
@@ -17,8 +17,8 @@ class Cpus:
     """The CPUs that this process may use.
 
     Args:
-        allowed: Its affinity: how many it may run on.
-        quota: How many the control groups (containers, SLURM, systemd) let it keep busy; None is no limit.
+        allowed: CPUs that it may run on (its affinity).
+        quota: CPUs that its control groups (containers, SLURM, systemd) let it keep busy; None means no limit.
     """
 
     allowed: int
@@ -29,23 +29,23 @@ class Cpus:
         """Ask the system.
 
         Args:
-            proc: Where the kernel names this process's control groups.
-            root: Where their hierarchies are mounted.
+            proc: The file in which the kernel names this process's control groups.
+            root: The folder where the control groups are mounted.
         """
-        affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
+        affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
         allowed = len(affinity(0)) if affinity else os.cpu_count() or 1
         return cls(allowed, min(_quotas(proc, root), default=None))
 
     @property
     def usable(self) -> int:
-        """How many whole CPUs it may keep busy; at least one."""
+        """Whole CPUs that this process may keep busy; at least one."""
         return max(1, self.allowed if self.quota is None else min(self.allowed, int(self.quota)))
 
     def workers(self, ranks: int = 1) -> int:
-        """Return how many workers each of the ranks on this host should have.
+        """Return how many workers each rank on this host should have.
 
-        A rank's share of the CPUs, less one for its trainer; at least one worker, so that reading overlaps with
-        waiting for the device, and at most 16.
+        It is the rank's share of the CPUs, less one for its trainer. It is at least 1, because reading then overlaps
+        with waiting for the device, and at most 16.
         """
         return max(1, min(MOST_WORKERS, self.usable // max(1, ranks) - 1))
 
@@ -55,13 +55,13 @@ class Cpus:
 
 
 def ranks_on_host() -> int:
-    """Return how many ranks torchrun says it started on this host; 1 without it."""
+    """Return how many ranks torchrun started on this host; 1 without torchrun."""
     given = os.environ.get("LOCAL_WORLD_SIZE", "")
     return int(given) if given.isdigit() and int(given) else 1
 
 
 def _quotas(proc: Path, root: Path) -> Iterator[float]:
-    """Yield the limits of all groups that this process is in, and of those around them, in CPUs."""
+    """Yield the limit, in CPUs, of each control group of this process and of their parents."""
     try:
         groups = proc.read_text()
     except OSError:  # not Linux
@@ -82,7 +82,7 @@ def _quotas(proc: Path, root: Path) -> Iterator[float]:
 
 
 def _upwards(mount: Path, path: str) -> Iterator[Path]:
-    """Yield a group's folder and those around it. In a container the path may be the host's; then only the mount is there."""
+    """Yield a group's folder and its parents, up to the mount. A container may see the mount only."""
     folder = mount / path.strip("/")
     while folder != mount:
         yield folder

@@ -1,4 +1,4 @@
-"""From host to device: where pinning helps, and copies of nested batches that keep their types."""
+"""Nested batches: copies to a device and to page-locked memory that keep their types."""
 
 import copy
 import dataclasses
@@ -10,11 +10,10 @@ from torch import Tensor
 
 
 def should_pin(pin_memory: bool | str, device: torch.device | None) -> bool:
-    """Decide whether batches are copied to page-locked memory.
+    """Return whether to copy batches to page-locked memory.
 
     Args:
-        pin_memory: True, False, or "auto": where it helps, which is on CUDA
-            (also for batches that go there later), and not on CPU or MPS.
+        pin_memory: True, False, or "auto". Both True and "auto" pin on CUDA only: elsewhere it does not help.
         device: Where the batches go; None means the machine's accelerator.
 
     Raises:
@@ -25,81 +24,88 @@ def should_pin(pin_memory: bool | str, device: torch.device | None) -> bool:
     if device is None:
         device = torch.accelerator.current_accelerator(check_available=True)
     on_cuda = device is not None and device.type == "cuda" and torch.cuda.is_available()
-    return on_cuda and bool(pin_memory) and not _is_shut_out()
+    return on_cuda and bool(pin_memory) and not _is_bad_fork()
 
 
 def pin(batch: Any) -> Any:
-    """Copy a batch's tensors to page-locked memory; custom types by their own `pin_memory()`.
+    """Copy a batch's tensors to page-locked memory, and custom types by their own `pin_memory()`.
 
-    Tensors on a device stay there, and batches stay as they are in a process that was forked from one that uses CUDA.
+    Tensors on a device stay there. In a process that was forked from one that uses CUDA, the batch is returned as it is.
     """
-    return batch if _is_shut_out() else _map_tensors(batch, pin_tensor, "pin_memory")
+    return batch if _is_bad_fork() else _map_leaves(batch, pin_tensor, "pin_memory")
 
 
 def pin_tensor(tensor: Tensor) -> Tensor:
-    """Return a tensor in page-locked memory: itself, if it is there or on a device."""
+    """Return a tensor in page-locked memory: the same one if it is already there, or on a device."""
     if tensor.device.type != "cpu" or tensor.is_pinned():
         return tensor
     if tensor.layout == torch.strided and not tensor.is_nested and 0 in tensor.stride():
-        # Torch keeps the strides, and can't write to what was expanded. Copies keep their type, if any operation does.
+        # torch keeps the strides, and cannot write to an expanded tensor.
         tensor = tensor.clone(memory_format=torch.contiguous_format)
     return tensor.pin_memory()
 
 
 def to_device(batch: Any, device: torch.device | str, *, non_blocking: bool | None = None) -> Any:
-    """Copy a batch's tensors to a device; custom types by their own `to(device)`.
+    """Copy a batch's tensors to a device, and custom types by their own `to(device)`.
 
     Args:
-        batch: Tensors in dicts, lists, tuples, namedtuples and dataclasses,
-            nested; other leaves stay as they are.
-        device: Where to.
-        non_blocking: None means: only from page-locked memory to CUDA, where
-            the copy really runs beside the host.
+        batch: Tensors in dicts, lists, tuples, namedtuples and dataclasses, nested. Other leaves stay as they are.
+        device: The target.
+        non_blocking: Whether the host continues during the copy. None means: only from page-locked memory to CUDA.
+
+    Returns:
+        The same structure, with the same types.
+
+    Example:
+        >>> batch = {"image": torch.zeros(2, 3, 8, 8), "name": ["a", "b"]}
+        >>> moved = lk.to_device(batch, "meta")
+        >>> moved["image"].device.type, moved["name"]
+        ('meta', ['a', 'b'])
     """
     target = torch.device(device)
 
     def move(leaf: Any) -> Any:
-        beside = non_blocking
-        if beside is None:
-            beside = target.type == "cuda" and isinstance(leaf, Tensor) and leaf.is_pinned()
-        return leaf.to(target, non_blocking=True) if beside else leaf.to(target)
+        continues = non_blocking
+        if continues is None:
+            continues = target.type == "cuda" and isinstance(leaf, Tensor) and leaf.is_pinned()
+        return leaf.to(target, non_blocking=True) if continues else leaf.to(target)
 
-    return _map_tensors(batch, move, "to")
+    return map_leaves(batch, move)
 
 
 def map_leaves(batch: Any, function: Callable[[Any], Any]) -> Any:
-    """Apply a function to what `to_device` moves: tensors, and values of types with a method `to`."""
-    return _map_tensors(batch, function, "to")
+    """Apply a function to each leaf that `to_device` moves: tensors, and values with a method `to`."""
+    return _map_leaves(batch, function, "to")
 
 
-def _is_shut_out() -> bool:
-    """Say whether CUDA can't be used here because this process was forked from one that does."""
+def _is_bad_fork() -> bool:
+    """Return whether CUDA cannot be used because this process was forked from one that uses it."""
     return bool(torch.cuda._is_in_bad_fork())
 
 
-def _map_tensors(batch: Any, function: Callable[[Any], Any], method: str) -> Any:
-    """Apply a function to tensors; of other types, to those with a method of the tensor's name."""
+def _map_leaves(batch: Any, function: Callable[[Any], Any], method: str) -> Any:
+    """Apply a function to tensors, and treat other values that have a method of this name as leaves too."""
     if isinstance(batch, Tensor):
         return function(batch)
     if callable(getattr(batch, method, None)) and not isinstance(batch, type):
         return batch.pin_memory() if method == "pin_memory" else function(batch)
     if isinstance(batch, Mapping):
-        mapped = {name: _map_tensors(value, function, method) for name, value in batch.items()}
+        mapped = {name: _map_leaves(value, function, method) for name, value in batch.items()}
         kind: Any = type(batch)
         if kind is dict or not isinstance(batch, MutableMapping):
             return mapped if kind is dict else kind(mapped)
-        same: Any = copy.copy(batch)  # its constructor may want other things, as defaultdict's does
+        same: Any = copy.copy(batch)  # the constructor may take other arguments, as defaultdict's does
         for name, value in mapped.items():
             same[name] = value
         return same
     if isinstance(batch, tuple | list):
-        parts = [_map_tensors(part, function, method) for part in batch]
+        parts = [_map_leaves(part, function, method) for part in batch]
         kind = type(batch)
         return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        same = copy.copy(batch)  # not by its constructor: that may not take all fields, and set others anew
+        same = copy.copy(batch)  # the constructor may not take all fields, or compute some
         for field in dataclasses.fields(batch):
             if hasattr(batch, field.name):
-                object.__setattr__(same, field.name, _map_tensors(getattr(batch, field.name), function, method))
+                object.__setattr__(same, field.name, _map_leaves(getattr(batch, field.name), function, method))
         return same
     return batch

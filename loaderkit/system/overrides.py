@@ -1,4 +1,4 @@
-"""A quick way to do what a slower method does, and a class of one's own that has another such method: which of them counts."""
+"""Whether a subclass's override disables an inherited fast path or attribute."""
 
 from functools import lru_cache
 from typing import Any
@@ -7,16 +7,16 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 def overridden_below(value: Any, quick: str, methods: frozenset[str]) -> bool:
-    """Say whether to take `value.quick` would pass over a method that was overridden.
+    """Return whether a subclass overrides one of `methods` without its own `quick`.
 
-    The nearest class decides: `quick` counts for a class, and for those below it until one overrides any of the
-    methods and brings no `quick` of its own. What an object has itself comes before its class. Classes
-    of this package agree with each other, so that only those of others are asked.
+    `quick` promises something about `methods`: that it does the same faster, or how they behave. The promise does not
+    cover methods that a subclass overrides later. An attribute of the object itself counts as the lowest class. Classes
+    of this package keep their promises, so only classes outside it are checked.
 
     Args:
-        value: An object of the class.
-        quick: The name of what does the same quicker.
-        methods: Names of what it does the same as.
+        value: An object that has `quick`.
+        quick: The name of the fast path or attribute.
+        methods: The names of the methods that the promise is about.
     """
     own = getattr(value, "__dict__", ())
     if quick in own:
@@ -27,14 +27,14 @@ def overridden_below(value: Any, quick: str, methods: frozenset[str]) -> bool:
 
 @lru_cache(maxsize=1024)
 def _is_overridden(kind: type, quick: str, methods: frozenset[str]) -> bool:
-    for place, base in enumerate(kind.__mro__):
+    for level, base in enumerate(kind.__mro__):
         own = vars(base).keys()
         if quick in own or "__getattr__" in own:
             return False
         if base.__module__.partition(".")[0] == _PACKAGE:
             continue
-        # What is indexed or called is what it defines; a `read` may be something else, unless a base has it.
-        if any(name.startswith("__") or _has(kind.__mro__[place + 1 :], name) for name in methods & own):
+        # A plain `read` overrides something only if a base class has it too.
+        if any(name.startswith("__") or _has(kind.__mro__[level + 1 :], name) for name in methods & own):
             return True
     return False
 

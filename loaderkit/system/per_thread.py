@@ -1,4 +1,4 @@
-"""What each thread has for itself: two that read by one handle would move each other's place in the file."""
+"""Objects of which each thread has its own: threads that share a file handle would move each other's position in it."""
 
 import os
 import threading
@@ -11,17 +11,17 @@ from loaderkit.system.process import process_id
 
 T = TypeVar("T")
 
-_left: list[Any] = []  # kept alive: a child must not close what is its parent's
+_parents: list[Any] = []  # handles of a parent process, kept alive: a forked child must not close them
 
 
 class PerThread(threading.local, Generic[T]):
-    """An object for each thread, made when it first asks for its `own`; a copy, or a pickled one, has none yet.
+    """Gives each thread its `own` object, made at the thread's first use.
 
-    A thread's own is freed when it ends, and all of them when this is.
+    A thread's object is freed when the thread ends or when this is freed. A copied or pickled PerThread starts empty.
 
     Args:
-        make: Returns a thread's own. What holds this would not be freed at once if it held that, too.
-        args: What it is called with.
+        make: Returns a thread's object. It must not hold this PerThread, which would then not be freed at once.
+        args: Arguments for `make`.
     """
 
     def __init__(self, make: Callable[..., T], *args: Any) -> None:
@@ -33,41 +33,45 @@ class PerThread(threading.local, Generic[T]):
 
 
 class Opened:
-    """What a thread has open, by number, with what it used last at the end; closed when this is freed, by whatever thread.
+    """A thread's open handles by number, least recently used first. Any thread may free this, which closes them.
 
-    What is open must not hold what holds this, which would then never be freed.
+    A handle must not hold what holds this: neither would be freed.
     """
 
     def __init__(self) -> None:
         self._begin()
 
     def close(self) -> None:
-        """Close all that have a `close()`."""
+        """Close all handles that have a `close()`."""
         _close(self.handles)
 
-    def begin_anew(self, *, closing: bool) -> None:
-        """Have nothing open, in a process that was forked: what its parent has open is closed here too, or left alone."""
+    def reset_after_fork(self, *, closing: bool) -> None:
+        """Start with no handles in a forked process.
+
+        Args:
+            closing: Whether this process closes its copies of the parent's handles, or leaves them open.
+        """
         self._end.detach()
         if closing:
             self.close()
         elif self.handles:
-            _left.append(self.handles)
+            _parents.append(self.handles)
         self._begin()
 
     def _begin(self) -> None:
         self.handles: OrderedDict[int, Any] = OrderedDict()
-        self.process = process_id()  # that opens them
-        # Not `__del__`: in a cycle that is collected the files may come before whoever would close them.
+        self.process = process_id()  # the process that opens them
+        # Not `__del__`: if a cycle is collected, the files may be freed before the object that would close them.
         self._end = weakref.finalize(self, _close_own, self.handles, self.process)
 
 
 def _close_own(handles: OrderedDict[int, Any], process: int) -> None:
-    # Not `process_id`: a fork frees what belongs to threads that it lacks before that knows of it. They may have been in the
-    # midst of a read, with a lock that closing would wait for.
+    # Not `process_id()`: a forked child frees the objects of missing threads before that is updated. Such a thread may have
+    # been reading, with a lock that closing would wait for.
     if os.getpid() == process:
         _close(handles)
     elif handles:
-        _left.append(handles)
+        _parents.append(handles)
 
 
 def _close(handles: OrderedDict[int, Any]) -> None:

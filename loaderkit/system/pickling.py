@@ -1,4 +1,4 @@
-"""What of a dataset does not pickle, and where it is kept."""
+"""Which part of a dataset does not pickle."""
 
 import dataclasses
 import functools
@@ -13,16 +13,23 @@ from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-_ENTRIES = 1_000  # of a container; samples kept in a list are alike
+_ENTRIES = 1_000  # entries of a container that are searched
 _SHOWN = 3  # paths in an error
 
 
 def find_unpicklable(value: Any, *, name: str = "dataset") -> dict[str, str]:
-    """Return what can't be sent to a process that starts anew, such as {"dataset.file": "cannot pickle ..."}.
+    """Return the parts of a value that cannot be pickled for a worker process, with the reason of each.
 
     Args:
-        value: Looked through where it does not pickle, down to what is to blame.
-        name: What it is called in the paths.
+        value: The dataset or whatever else a worker needs. Its attributes and entries are searched.
+        name: What the paths call it.
+
+    Returns:
+        A dict from paths to errors; empty if the value pickles.
+
+    Example:
+        >>> list(lk.testing.find_unpicklable({"size": 3, "open": lambda path: path}))
+        ["dataset['open']"]
     """
     found: dict[str, str] = {}
     _search(value, name, set(), found)
@@ -31,12 +38,12 @@ def find_unpicklable(value: Any, *, name: str = "dataset") -> dict[str, str]:
 
 @contextmanager
 def explained(context: Any, work: Any, **more: Any) -> Iterator[None]:
-    """Where a worker can't be started because something does not pickle, note in the error what, and where it is kept.
+    """Add a note to a pickling error inside: which parts of what a worker needs do not pickle.
 
     Args:
-        context: How it is started, as multiprocessing has it.
-        work: What it runs, a dataclass.
-        more: Of what it needs, by name.
+        context: A multiprocessing context, or the name of a start method.
+        work: What the worker runs: a dataclass, whose fields are searched.
+        more: Further values that the worker needs, by name.
     """
     try:
         yield
@@ -48,20 +55,19 @@ def explained(context: Any, work: Any, **more: Any) -> Iterator[None]:
             shown = ", ".join(found[:_SHOWN]) + " and others" * (len(found) > _SHOWN)
             error.add_note(
                 f"loaderkit: {shown} {'does' if len(found) == 1 else 'do'} not pickle, and what a worker needs is pickled under "
-                f"{method!r}: define it in a module, not in a function, and open files in the worker (loaderkit.Handle)."
+                f"{method!r}. Define it in a module, not in a function, and open files in the worker (loaderkit.Handle)."
             )
         raise
 
 
 def _start_method(context: Any) -> str:
-    """Return how processes are started."""
     chosen = context if hasattr(context, "get_start_method") else multiprocessing.get_context(context)
     return str(chosen.get_start_method())
 
 
 def parts_of(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object holds, by the path that leads there."""
-    # Not any Mapping or Sequence: one may read a file for each entry.
+    """Yield each part that an object holds, with its path."""
+    # Not any Mapping or Sequence: some read a file for each entry.
     if isinstance(value, dict):
         for key, entry in islice(value.items(), _ENTRIES):
             yield f"{path}[{key!r}]", entry
@@ -99,7 +105,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _search(value: Any, path: str, seen: set[int], found: dict[str, str]) -> bool:
-    """Note what is to blame, and say whether the value pickles; what was met before is taken to."""
+    """Add the smallest parts that do not pickle to `found`; return whether the value pickles."""
     if id(value) in seen:
         return True
     seen.add(id(value))
@@ -107,7 +113,7 @@ def _search(value: Any, path: str, seen: set[int], found: dict[str, str]) -> boo
     if error is None:
         return True
     blamed = False
-    if not isinstance(value, types.FunctionType):  # a function pickles by its name alone, whatever it holds
+    if not isinstance(value, types.FunctionType):  # a function pickles by its name, whatever it holds
         for where, part in parts_of(path, value):
             blamed |= not _search(part, where, seen, found)
     if not blamed:

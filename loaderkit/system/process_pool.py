@@ -1,4 +1,4 @@
-"""Work in parallel processes that end with this one, by whatever means it ends."""
+"""Work in parallel processes, which end with this process however it ends."""
 
 import multiprocessing
 import os
@@ -19,21 +19,21 @@ _function: Callable[[Any], Any]
 
 
 def usable_cpus() -> int:
-    """Return how many CPUs this process may keep busy: its affinity and control groups say so."""
+    """Return how many CPUs this process may keep busy, by its affinity and control groups."""
     return Cpus.detect().usable
 
 
 def map_in_processes(
     function: Callable[[T], R], tasks: Sequence[T], *, jobs: int, fork: bool, inline: bool = True
 ) -> Generator[tuple[T, R | Exception], None, None]:
-    """Yield each task with its result or its exception, as they come.
+    """Yield each task with its result or its exception, in the order in which they finish.
 
     Args:
-        function: Of a module, so that it pickles; it is sent once to each process, not with each task.
-        tasks: What it is called with.
-        jobs: Processes; with one, the work is done in this process.
-        fork: Whether processes may be forked, which starts them at once.
-        inline: Whether a single task may be done in this process when there are several jobs.
+        function: A function that pickles. Each process receives it once.
+        tasks: The arguments of its calls.
+        jobs: The number of processes; with 1 this process does the work.
+        fork: Whether processes may be forked, which starts them faster.
+        inline: Whether this process may do a single task itself when there are several jobs.
     """
     if jobs == 1 or len(tasks) <= inline:
         for task in tasks:
@@ -41,8 +41,9 @@ def map_in_processes(
         return
     methods = multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("fork" if fork and "fork" in methods else "spawn")
+    stop, stopping = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(
-        min(jobs, len(tasks)), mp_context=context, initializer=_begin_worker, initargs=(function,)
+        min(jobs, len(tasks)), mp_context=context, initializer=_begin_worker, initargs=(function, stop)
     )
     try:
         futures: dict[Future[R | Exception], T] = {pool.submit(_work, task): task for task in tasks}
@@ -53,11 +54,12 @@ def map_in_processes(
                 error = RuntimeError("a worker process was killed before this was done (out of memory?). Run it again.")
                 yield futures[future], error
     except BaseException:
-        for process in list((pool._processes or {}).values()):
-            process.terminate()
+        stopping.send_bytes(b"stop")  # no worker reads it, so all of them see it
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+        stop.close()
+        stopping.close()
 
 
 def _result(function: Callable[[T], R], task: T) -> R | Exception:
@@ -68,7 +70,7 @@ def _result(function: Callable[[T], R], task: T) -> R | Exception:
 
 
 def _portable(error: Exception) -> Exception:
-    """Return an error that survives pickling: many with arguments of their own do not."""
+    """Return an error that survives pickling, with the same text: many classes of errors do not."""
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     plain = type(error) is ValueError or type(error).__module__.startswith("loaderkit.")
     name = "" if plain else f"{type(error).__name__}: "
@@ -79,16 +81,16 @@ def _work(task: Any) -> Any:
     return _result(_function, task)
 
 
-def _begin_worker(function: Callable[[Any], Any]) -> None:
-    """Keep the function, which may hold a dataset, and end with the parent."""
+def _begin_worker(function: Callable[[Any], Any], stop: Any) -> None:
+    """Keep the function, and end when the parent ends or says so."""
     global _function
     _function = function
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which then stops the workers
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_watch, args=(parent.sentinel,), daemon=True).start()
+        threading.Thread(target=_end_with, args=(parent.sentinel, stop), daemon=True).start()
 
 
-def _watch(sentinel: int) -> None:
-    connection.wait([sentinel])
+def _end_with(*signals: Any) -> None:
+    connection.wait(signals)
     os._exit(1)

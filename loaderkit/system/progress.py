@@ -1,4 +1,4 @@
-"""A progress bar where someone looks."""
+"""A progress bar on a terminal."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,13 @@ T = TypeVar("T")
 
 
 def with_progress(items: Iterable[T], total: int, what: str) -> Iterator[T]:
-    """Yield the items under a progress bar: on a terminal, by rank 0, and if rich is installed."""
+    """Yield the items; rank 0 shows a progress bar if stderr is a terminal and rich is installed.
+
+    Args:
+        items: Any iterable.
+        total: How many items there are.
+        what: The bar's label.
+    """
     if not sys.stderr.isatty() or World.detect().rank:
         yield from items
         return
@@ -21,7 +27,7 @@ def with_progress(items: Iterable[T], total: int, what: str) -> Iterator[T]:
         yield from items
         return
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    piped = not sys.stdout.isatty()  # then its lines must not go to the bar's console
+    piped = not sys.stdout.isatty()  # then rich must not redirect what is printed
     with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=not piped) as bar:
         task = bar.add_task(what, total=total)
         for item in items:

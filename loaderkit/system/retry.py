@@ -1,12 +1,10 @@
-"""Which errors of reading pass by themselves, and how often and how long they are waited for."""
+"""Which errors of a read may pass, and how often and after which wait the read is tried again."""
 
 import errno
 import logging
-import os
 import random
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,68 +16,38 @@ TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})  # of HTTP, RF
 _TRANSIENT_ERRNO = frozenset(
     {
         errno.EAGAIN,
-        errno.EBUSY,  # also what s3fs makes of SlowDown and 503
+        errno.EBUSY,  # s3fs raises it for SlowDown and 503
         errno.ECONNABORTED,
         errno.ECONNREFUSED,
         errno.ECONNRESET,
         errno.EHOSTUNREACH,
         errno.EINTR,
-        errno.EIO,  # also what s3fs makes of InternalError and 500
+        errno.EIO,  # s3fs raises it for InternalError and 500
         errno.ENETDOWN,
         errno.ENETRESET,
         errno.ENETUNREACH,
         errno.EPIPE,
-        errno.ESTALE,  # a network file system's server came back
+        errno.ESTALE,  # the server of a network file system restarted
         errno.ETIMEDOUT,
     }
 )
 _logger = logging.getLogger("loaderkit")
-_SYSTEM_RANDOM = random.SystemRandom()  # the global generator is the sample's
+_SYSTEM_RANDOM = random.SystemRandom()  # the global generator belongs to the sample
 
 
-class _Recovered:
-    """Logs what succeeded when it was tried again: a warning at most once a minute, so that many don't fill the log."""
-
-    def __init__(self) -> None:
-        self._quiet_until, self._since = 0.0, 0
-        self._lock = threading.Lock()
-        os.register_at_fork(after_in_child=self._unlock)  # the thread that holds it is not in the child
-
-    def log(self, what: str, attempts: int, error: str) -> None:
-        """Log that it did, after so many attempts."""
-        with self._lock:
-            self._since += 1
-            now, since = time.monotonic(), self._since
-            quiet = now < self._quiet_until
-            if not quiet:
-                self._quiet_until, self._since = now + 60, 0
-        if quiet:
-            _logger.info("%s: read at attempt %d, after %s", what, attempts, error)
-            return
-        _logger.warning(
-            "%s: read at attempt %d, after %s (%d such reads in this process since the last warning; at most one a minute)",
-            what,
-            attempts,
-            error,
-            since,
-        )
-
-    def _unlock(self) -> None:
-        self._lock = threading.Lock()
-
-
-_recovered = _Recovered()
+class _Warned:
+    until = 0.0  # time.monotonic(); recoveries before it are logged as info
 
 
 class TransientError(OSError):
-    """An error that may pass: what raises it is tried again."""
+    """An error that may pass: whoever catches it may try again."""
 
 
 def is_transient(error: BaseException) -> bool:
-    """Say whether what failed may succeed when it is tried again.
+    """Return whether a failed operation may succeed if it is tried again.
 
-    Timeouts, dropped and refused connections, bodies that end early, and the HTTP
-    statuses 408, 425, 429, 500, 502, 503 and 504 are transient. So is an error raised `from` a transient one.
+    Timeouts, dropped and refused connections, bodies that end early, and the HTTP statuses 408, 425, 429, 500, 502, 503
+    and 504 are transient. So is an error that was raised `from` a transient one.
     """
     chain: list[BaseException] = []
     seen: BaseException | None = error
@@ -88,7 +56,7 @@ def is_transient(error: BaseException) -> bool:
         seen = seen.__cause__
     if any(isinstance(found, TransientError) for found in chain):
         return True
-    # A status says more than what a library made of it: fsspec's FileNotFoundError may be a 503.
+    # The status decides if there is one: fsspec may raise FileNotFoundError for a 503.
     statuses = [status for found in chain if (status := http_status(found)) is not None]
     return statuses[-1] in TRANSIENT_STATUS if statuses else any(map(_is_transient, chain))
 
@@ -109,15 +77,15 @@ def http_status(error: Any) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)  # no slots: jsonargparse reads vars() of a default
 class Retry:
-    """How often something is tried that fails with a transient error.
+    """How often to try an operation that fails with a transient error, and how long to wait.
 
-    The wait before attempt n + 1 is drawn between half and all of `wait_s * 2 ** (n - 1)`, at most `longest_s`.
+    The wait before attempt n + 1 is random, between half and all of `wait_s * 2 ** (n - 1)`, and at most `longest_s`.
 
     Args:
-        attempts: How often at most; 1 is never again.
-        wait_s: Before the second attempt.
-        longest_s: No wait is longer.
-        total_s: No attempt begins later than this after the first.
+        attempts: The largest number of attempts; 1 means that nothing is tried again.
+        wait_s: Seconds before the second attempt.
+        longest_s: The longest wait in seconds.
+        total_s: No attempt begins later than this many seconds after the first.
 
     Raises:
         ValueError: If attempts is less than 1, or a time is negative.
@@ -130,7 +98,7 @@ class Retry:
 
     def __post_init__(self) -> None:
         if self.attempts < 1 or min(self.wait_s, self.longest_s, self.total_s) < 0:
-            raise ValueError(f"{self}: wanted at least 1 attempt, and no negative times.")
+            raise ValueError(f"{self}: wanted at least 1 attempt and no negative time.")
 
     def call(
         self,
@@ -139,15 +107,15 @@ class Retry:
         transient: Callable[[BaseException], bool] = is_transient,
         what: str | None = None,
     ) -> T:
-        """Return what the function returns.
+        """Call a function until it succeeds, and return its result.
 
         Args:
-            function: What is tried.
-            transient: Says which of its errors may pass.
-            what: Names it in the log, where it has succeeded after it had failed.
+            function: The operation.
+            transient: Returns whether an error of the function may pass.
+            what: Names the operation in the log when it succeeds after a failure.
 
         Raises:
-            Exception: Its error, where that is not transient, or, with a note, that of the last attempt.
+            Exception: The function's error if it is not transient, or its last one, with a note about the attempts.
         """
         start = time.monotonic()
         last = ""
@@ -155,7 +123,7 @@ class Retry:
             try:
                 result = function()
                 if attempt > 1:
-                    _recovered.log(what or "a read", attempt, last)
+                    _log_recovery(what or "a read", attempt, last)
                 return result
             except Exception as error:
                 if not transient(error):
@@ -171,9 +139,18 @@ class Retry:
         raise RuntimeError("unreachable")
 
     def pause_s(self, attempt: int) -> float:
-        """Draw how long to wait after that many failed attempts."""
+        """Return a random wait in seconds after this many failed attempts."""
         longest = min(self.longest_s, self.wait_s * 2.0 ** min(attempt - 1, 60))
         return longest * (0.5 + 0.5 * _SYSTEM_RANDOM.random())
+
+
+def _log_recovery(what: str, attempts: int, error: str) -> None:
+    """Log a success after failures: as a warning at most once a minute in each process, otherwise as info."""
+    now = time.monotonic()
+    level = logging.INFO if now < _Warned.until else logging.WARNING
+    if level == logging.WARNING:
+        _Warned.until = now + 60
+    _logger.log(level, "%s: read at attempt %d, after %s (at most one such warning a minute)", what, attempts, error)
 
 
 def _is_transient(error: BaseException) -> bool:
@@ -191,6 +168,6 @@ def _is_transient(error: BaseException) -> bool:
 
 
 def _of(module: str, *names: str) -> tuple[type[Any], ...]:
-    """Return classes of a module that is loaded: else no error is one of them."""
+    """Return classes of a module; none if it is not loaded, since then no error can be one of them."""
     found = sys.modules.get(module)
     return tuple(getattr(found, name) for name in names if hasattr(found, name))

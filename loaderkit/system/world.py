@@ -1,4 +1,4 @@
-"""The process among those that share the data."""
+"""The rank of this process among those that share the data."""
 
 import os
 from dataclasses import dataclass, field
@@ -12,7 +12,17 @@ class World:
     """Rank `rank` of `size` processes, each of which reads its own part of every step.
 
     Args:
-        on_host: How many processes train on this host, where that is known; they share its CPUs.
+        rank: This process's number, from 0.
+        size: How many processes share the data.
+        on_host: How many of them run on this host and share its CPUs; None if unknown.
+
+    Raises:
+        ValueError: If the rank is not in [0, size).
+
+    Example:
+        >>> data = torch.arange(8)
+        >>> [torch.cat(list(lk.Loader(data, 2, world=lk.World(rank, 2)))).tolist() for rank in (0, 1)]
+        [[0, 2, 4, 6], [1, 3, 5, 7]]
     """
 
     rank: int = 0
@@ -27,7 +37,7 @@ class World:
 
     @classmethod
     def detect(cls) -> "World":
-        """Find out from torch.distributed, else from torchrun's RANK and WORLD_SIZE, else be alone."""
+        """Return the world of torch.distributed, else that of torchrun's RANK and WORLD_SIZE, else a world of one."""
         distributed = torch.distributed
         if distributed.is_available() and distributed.is_initialized():
             return cls(distributed.get_rank(), distributed.get_world_size())
@@ -37,9 +47,9 @@ class World:
 
     @classmethod
     def from_trainer(cls, trainer: Any) -> "World":
-        """Ask a Lightning Trainer's strategy, which knows the ranks that have data of their own.
+        """Return the ranks that have data of their own, as a Lightning Trainer's strategy gives them.
 
-        Under model parallelism those are fewer than all ranks.
+        Under model parallelism they are fewer than all ranks.
         """
         kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None)
         on_host = getattr(trainer, "num_devices", None)

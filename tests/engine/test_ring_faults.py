@@ -299,7 +299,7 @@ class Absent:
         (
             threading.Lock(),
             TypeError,
-            r"(?s)cannot pickle.*dataset.what does not.* under 'forkserver': define it in a module",
+            r"(?s)cannot pickle.*dataset.what does not.* under 'forkserver'. Define it in a module",
         ),
         ([lambda: None], (AttributeError, pickle.PicklingError), r"(?s)pickle.*dataset.what\[0\] does not pickle"),
     ],

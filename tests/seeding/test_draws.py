@@ -15,7 +15,6 @@ import loaderkit as lk
 from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
 from loaderkit.datasets.tar.dataset import DECODERS
 from loaderkit.seeding import Draws, draws
-from loaderkit.system.threads import threads_of_a_read
 
 THREADS: dict[str, Any] = {"num_workers": 3, "engine": "threads"}
 
@@ -176,26 +175,3 @@ class Empty:
 
 def test_a_collate_is_called_though_it_is_false() -> None:
     assert list(lk.Loader(range(5), 2, collate_fn=Empty())) == [("collated", 2), ("collated", 2), ("collated", 1)]
-
-
-def test_a_reader_among_several_decodes_in_its_own_thread() -> None:
-    found = []
-
-    class Asks:
-        draws_nothing = True
-
-        def __len__(self) -> int:
-            return 4
-
-        def __getitem__(self, index: int) -> int:
-            found.append(threads_of_a_read())
-            return index
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        assert len(list(lk.Loader(Asks(), 1, **THREADS))) == 4
-        assert len(list(lk.Loader(Asks(), 1))) == 4
-    finally:
-        torch.set_num_threads(before)
-    assert found == [1] * 4 + [3] * 4

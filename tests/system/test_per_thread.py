@@ -1,4 +1,4 @@
-"""Each thread has its own, which goes with the thread, with what keeps it, and never with a fork."""
+"""Each thread has its own handles: they close with the thread or with their owner, and never in a fork."""
 
 import copy
 import gc
@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from loaderkit.system.per_thread import Opened, PerThread
+from loaderkit.system import Opened, PerThread
 
 
 class Closed:
-    """Knows that it is closed."""
+    """A handle that knows whether it is closed."""
 
     closed = False
 
@@ -28,7 +28,7 @@ class Closed:
 
 @contextmanager
 def other_thread(kept: PerThread[Opened]) -> Iterator[Closed]:
-    """Let another thread have something open meanwhile."""
+    """Keep a handle open in another thread."""
     found, ready, end = Closed(), threading.Event(), threading.Event()
 
     def stay() -> None:
@@ -46,7 +46,7 @@ def other_thread(kept: PerThread[Opened]) -> Iterator[Closed]:
         thread.join(30)
 
 
-def test_a_threads_own_is_closed_when_it_ends() -> None:
+def test_a_threads_handles_close_when_it_ends() -> None:
     kept = PerThread(Opened)
     mine = kept.own.handles[0] = Closed()
     with other_thread(kept) as theirs:
@@ -57,7 +57,7 @@ def test_a_threads_own_is_closed_when_it_ends() -> None:
 
 
 class Kept:
-    """Whatever keeps things open, in a cycle."""
+    """An owner of handles, in a cycle."""
 
     def __init__(self, number: int) -> None:
         self.opened = PerThread(Opened)
@@ -66,8 +66,8 @@ class Kept:
 
 
 @pytest.mark.parametrize("collections", range(3))
-def test_what_is_in_a_cycle_is_closed_before_it_is_collected(collections: int, tmp_path: Path) -> None:
-    """Else a file would warn that nobody had closed it: the order in which a cycle is taken apart is not ours."""
+def test_handles_in_a_cycle_close_before_they_are_collected(collections: int, tmp_path: Path) -> None:
+    """Otherwise a file may warn that it was not closed: Python frees the parts of a cycle in any order."""
     (tmp_path / "a").write_bytes(b"a")
     kept = Kept(20)
     one: Any = kept
@@ -83,7 +83,7 @@ def test_what_is_in_a_cycle_is_closed_before_it_is_collected(collections: int, t
     assert not caught
 
 
-def test_a_copy_has_none_yet() -> None:
+def test_a_copy_starts_empty() -> None:
     kept = PerThread(list, (1, 2))
     kept.own.append(3)
     for made in (copy.copy(kept), copy.deepcopy(kept), pickle.loads(pickle.dumps(kept))):
@@ -91,15 +91,15 @@ def test_a_copy_has_none_yet() -> None:
     assert kept.own == [1, 2, 3]
 
 
-def test_a_fork_closes_nothing_of_its_parents_threads() -> None:
-    """They may be in the midst of a read, with a lock that closing waits for."""
+def test_a_fork_closes_no_handles_of_its_parents_threads() -> None:
+    """Such a thread may be reading, with a lock that closing would wait for."""
     kept = PerThread(Opened)
     mine = kept.own.handles[0] = Closed()
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
 
     def child() -> None:
-        kept.own.begin_anew(closing=False)
+        kept.own.reset_after_fork(closing=False)
         gc.collect()
         results.put((mine.closed, theirs.closed, list(kept.own.handles), kept.own.process == os.getpid()))
 

@@ -1,4 +1,4 @@
-"""A process knows its own id, however it came about."""
+"""A process knows its id however it was started, and a daemon may not start workers."""
 
 import multiprocessing
 import os
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import loaderkit as lk
-from loaderkit.system.process import process_id
+from loaderkit.system import process_id
 
 
 def tell(answers: Any) -> None:
@@ -51,7 +51,7 @@ def read(answers: Any, engine: str, workers: int) -> None:
 
 
 @pytest.mark.parametrize("engine", ["ring", "torch", "stream"])
-def test_a_daemon_is_told_that_it_may_have_no_workers(engine: str) -> None:
+def test_a_daemon_may_have_no_workers(engine: str) -> None:
     context: Any = multiprocessing.get_context("fork")
     for workers in (1, 0):
         answers, theirs = context.Pipe(duplex=False)
@@ -62,7 +62,7 @@ def test_a_daemon_is_told_that_it_may_have_no_workers(engine: str) -> None:
         process.join()
         if workers:
             assert found.startswith(
-                f"RuntimeError: loader: num_workers is 1, and this process ({process.name}) is a daemon"
+                f"RuntimeError: loader: num_workers is 1, but this process ({process.name}) is a daemon"
             )
             assert found.endswith("Use num_workers=0 here, or daemon=False.")
         else:

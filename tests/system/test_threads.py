@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import loaderkit as lk
+from loaderkit.system import threads_of_a_read
 
 
 class Threads:
@@ -35,9 +36,9 @@ class Blas(Threads):
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_blas_has_one_thread_where_it_can_be_told(method: str) -> None:
+def test_blas_has_one_thread_if_threadpoolctl_is_installed(method: str) -> None:
     pytest.importorskip("threadpoolctl")
-    pytest.importorskip("scipy.linalg")  # has a BLAS of its own, loaded behind loaderkit
+    pytest.importorskip("scipy.linalg")  # has its own BLAS, loaded after loaderkit
     np.ones((2, 2)) @ np.ones((2, 2))
     settings: dict[str, Any] = {"num_workers": 1, "collate_fn": list, "multiprocessing_context": method}
     counts = next(iter(lk.Loader(Blas(), 1, **settings)))[0]
@@ -45,6 +46,29 @@ def test_blas_has_one_thread_where_it_can_be_told(method: str) -> None:
     assert set(counts) == {1}
 
 
-def test_the_users_start_comes_after() -> None:
+def test_worker_init_fn_may_raise_the_limit() -> None:
     found = list(lk.Loader(Threads(), 2, num_workers=1, worker_init_fn=lambda _: torch.set_num_threads(2)))
     assert found[0][0].tolist() == [2, 2]
+
+
+def test_a_read_uses_one_thread_if_several_threads_read() -> None:
+    found = []
+
+    class Asks:
+        draws_nothing = True
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> int:
+            found.append(threads_of_a_read())
+            return index
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert len(list(lk.Loader(Asks(), 1, num_workers=3, engine="threads"))) == 4
+        assert len(list(lk.Loader(Asks(), 1))) == 4
+    finally:
+        torch.set_num_threads(before)
+    assert found == [1] * 4 + [3] * 4

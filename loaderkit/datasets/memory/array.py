@@ -18,8 +18,7 @@ from loaderkit.datasets.memory.shared import SharedList
 from loaderkit.seeding.draws import DeclaresDraws, Draws
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.batch_memory import empty_array
-from loaderkit.system.memory import new_empty
+from loaderkit.system.batch_memory import empty_array, new_empty
 
 Columns = Any  # a tensor, array or sequence, or a tuple or dict of them, nested
 

@@ -152,7 +152,7 @@ class ShardedDataset(DeclaresDraws, ABC):
         """
         opened = self._opened.own
         if opened.process != process_id():  # a forked worker must not share file positions with its parent
-            opened.begin_anew(closing=True)
+            opened.reset_after_fork(closing=True)
         handles = opened.handles
         if part in handles:
             handles.move_to_end(part)

@@ -1,9 +1,10 @@
-"""Memory of large batches is used again once nobody can see it any more, and no batch shows it."""
+"""The memory of large batches is reused when nothing refers to it any more, and no batch changes by that."""
 
 import contextlib
 import gc
 import io
 import itertools
+import mmap
 import os
 import pickle
 import subprocess
@@ -18,27 +19,18 @@ import pytest
 import torch
 import torch.utils.data as torch_data
 from drawing import equal
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from loaderkit.collate.stack import stack
 from torch import Tensor
 
 import loaderkit as lk
-from loaderkit.collate import padding, rows, stack
 from loaderkit.datasets.combine import MapDataset
-from loaderkit.system import batch_memory as buffers
-from loaderkit.system import memory
-from loaderkit.system.batch_memory import BufferPool, empty_array, lends
+from loaderkit.system import BufferPool, empty_array, lends, new_empty
 
 ENGINES = [("inline", {}), ("threads", {"num_workers": 2}), ("ring", {"num_workers": 2}), ("torch", {"num_workers": 2})]
-SIZE, SHAPE, BATCH = 60, (64, 256), 4  # of float32: 64 KB a sample, 256 KB a batch
-
-
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take small batches for large ones, in forked workers too."""
-    for module in (buffers, memory, padding, rows):
-        monkeypatch.setattr(module, "LARGE", 1 << 14)
-    monkeypatch.setattr(rows, "_LARGE_ROW", 1 << 12)
+SIZE, SHAPE, BATCH = 8, (512, 1024), 4  # of float32: 2 MB a sample, 8 MB a batch, which is large
+LARGE = 8 << 20  # bytes
 
 
 def sample(index: int) -> Tensor:
@@ -46,7 +38,7 @@ def sample(index: int) -> Tensor:
 
 
 class Samples:
-    """Large samples, of each kind of structure."""
+    """Large samples of one structure."""
 
     draws_nothing = True
 
@@ -60,10 +52,8 @@ class Samples:
         value = sample(index)
         return {
             "tensor": value,
-            "array": value.numpy(),
             "tuple": (index, value, value.numpy()),
             "dict": {"n": index, "a": value, "b": value.numpy()[:, ::2]},
-            "list": [value, index],
             "swapped": value.numpy().astype(">f4"),
             "nested": {"deep": (value,)},
         }[self._kind]
@@ -78,14 +68,14 @@ class Negated:
 
 ROWS = torch.stack([sample(index) for index in range(SIZE)])
 DATA: dict[str, Any] = {
-    **{kind: Samples(kind) for kind in ("tensor", "array", "tuple", "dict", "list", "nested", "swapped")},
+    **{kind: Samples(kind) for kind in ("tensor", "tuple", "dict", "nested", "swapped")},
     "rows": lk.ArrayDataset((ROWS, ROWS.numpy(), torch.arange(SIZE))),
     "transformed": MapDataset(Samples("tensor"), Negated()),
 }
 
 
 def views_of(batch: Any) -> Iterator[Any]:
-    """Ways to keep a batch's memory."""
+    """Yield objects that keep a batch's memory alive."""
     if isinstance(batch, dict):
         batch = list(batch.values())
     if isinstance(batch, tuple | list):
@@ -101,8 +91,10 @@ def content(view: Any) -> Tensor:
     return torch.as_tensor(view).clone()
 
 
-@pytest.mark.parametrize("kind", DATA)
-@pytest.mark.parametrize(("engine", "settings_"), ENGINES)
+@pytest.mark.parametrize(
+    ("kind", "engine", "settings_"),
+    [(kind, *ENGINES[0]) for kind in DATA] + [(kind, *engine) for kind in ("tuple", "rows") for engine in ENGINES[1:]],
+)
 def test_what_is_kept_of_a_batch_never_changes(kind: str, engine: Any, settings_: Any) -> None:
     draw = np.random.default_rng(0)
     kept: list[tuple[Any, Any]] = []
@@ -123,14 +115,14 @@ def test_what_is_kept_of_a_batch_never_changes(kind: str, engine: Any, settings_
                 assert equal(content(view), before)
 
 
-def test_memory_is_used_again() -> None:
-    loader = lk.Loader(DATA["tuple"], BATCH, shuffle=True)
-    places = [{part.data_ptr() for part in views_of(batch) if isinstance(part, Tensor)} for batch in loader]
-    assert len(set.union(*places)) < len(places)
+def test_memory_is_reused() -> None:
+    loader = lk.Loader(Samples("tuple"), BATCH, shuffle=True)
+    addresses = [batch[1].data_ptr() for _ in range(3) for batch in loader]
+    assert len(set(addresses)) < len(addresses) == 6
 
 
 class Sequences:
-    """Sequences of several lengths, those of a batch large together."""
+    """Sequences of several lengths; a batch of them is large."""
 
     draws_nothing = True
 
@@ -138,57 +130,63 @@ class Sequences:
         return SIZE
 
     def __getitem__(self, index: int) -> Tensor:
-        return torch.arange(index, index + 2000 + index * 371 % 997)
+        return torch.arange(index, index + 300_000 + index * 371 % 997)
 
 
 COLLATES = {
     "pad": lk.PadCollate(),
     "pad with a value": lk.PadCollate(lk.Pad(value=7)),
-    "pad long rows": lk.PadCollate(lk.Pad(multiple_of=1 << 15)),
+    "pad long rows": lk.PadCollate(lk.Pad(multiple_of=1 << 19)),
     "join": lk.RaggedCollate(nested=False),
 }
 
 
 @pytest.mark.parametrize("collate", COLLATES)
-def test_padded_and_joined_batches_stay_too(collate: str) -> None:
+def test_padded_and_joined_batches_never_change(collate: str) -> None:
     made, data = COLLATES[collate], Sequences()
-    kept, places = [], set()
-    for number, batch in enumerate(lk.Loader(data, BATCH, collate_fn=made, shuffle=False)):
-        wanted = made([data[index] for index in range(number * BATCH, (number + 1) * BATCH)])
-        assert equal(batch, wanted)
-        kept = [*kept[-2:], (batch, wanted)]
-        assert all(equal(one, other) for one, other in kept)
-        places |= {batch.data_ptr()} if isinstance(batch, Tensor) else {batch.values.data_ptr()}
-    assert len(places) < number or collate == "join"  # which joins as torch.cat does
+    kept, places = [], []
+    loader = lk.Loader(data, BATCH, collate_fn=made, shuffle=False)
+    for _ in range(3):
+        for number, batch in enumerate(loader):
+            wanted = made([data[index] for index in range(number * BATCH, (number + 1) * BATCH)])
+            kept = [*kept[-2:], (batch, wanted)]
+            assert all(equal(one, other) for one, other in kept)
+            places.append(batch.data_ptr() if isinstance(batch, Tensor) else batch.values.data_ptr())
+            del batch
+    assert len(places) == 6
+    assert len(set(places)) < 6 or collate == "join"  # which joins as torch.cat does
 
 
 class Stream(torch_data.IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
-        return map(sample, range(SIZE))
+        return map(sample, range(6 * BATCH))
 
 
-@pytest.mark.parametrize("data", [Stream(), lk.StreamDataset(["0"], lambda _, start: map(sample, range(start, SIZE)))])
-def test_a_stream_uses_memory_again_and_its_batches_stay(data: Any) -> None:
-    kept, places = [], set()
+@pytest.mark.parametrize(
+    "data", [Stream(), lk.StreamDataset(["0"], lambda _, start: map(sample, range(start, 6 * BATCH)))]
+)
+def test_a_stream_reuses_memory_and_its_batches_never_change(data: Any) -> None:
+    kept, places = [], []
     for number, batch in enumerate(lk.Loader(data, BATCH)):
-        assert torch.equal(batch, ROWS[number * BATCH : (number + 1) * BATCH])
-        places.add(batch.data_ptr())
-        kept = [*kept[-2:], (batch[1:], number)]
-        assert all(torch.equal(part, ROWS[at * BATCH + 1 : (at + 1) * BATCH]) for part, at in kept)
-    assert len(places) < number
+        assert torch.equal(batch, torch.stack([sample(number * BATCH + row) for row in range(BATCH)]))
+        places.append(batch.data_ptr())
+        kept = [*kept[-1:], (batch[1:], number)]
+        assert all((part[0, 0, 0], part[-1, -1, 0]) == (at * BATCH + 1, at * BATCH + 3) for part, at in kept)
+        del batch
+    assert len(set(places)) < len(places) == 6
 
 
-def test_memory_that_is_not_there_is_an_error_and_no_bad_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_memory_is_an_error_and_not_a_bad_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(12, "Cannot allocate memory")
 
     loader = lk.Loader(DATA["tuple"], BATCH, bad_samples=lk.BadSamples("skip", max_rate=1.0))
-    monkeypatch.setattr(buffers.mmap, "mmap", full)
-    with pytest.raises(MemoryError, match=r"no 262,144 bytes of memory for a batch"):
+    monkeypatch.setattr(mmap, "mmap", full)
+    with pytest.raises(MemoryError, match="cannot allocate 8,388,608 bytes for a batch"):
         next(iter(loader))
 
 
-def test_what_autograd_keeps_stays() -> None:
+def test_what_autograd_keeps_never_changes() -> None:
     weight = torch.ones(SHAPE[1], requires_grad=True)
     losses, whole = [], []
     for batch in lk.Loader(DATA["tensor"], BATCH):
@@ -204,29 +202,28 @@ def test_a_pool_keeps_what_its_largest_batch_took() -> None:
     pool = BufferPool()
     for count, most in ((1, 1), (7, 7), (2, 7), (1, 7)):
         with lends(pool):
-            batch = [empty_array((1 << 15,), np.uint8) for _ in range(count)]
+            batch = [empty_array((LARGE,), np.uint8) for _ in range(count)]
         assert len({part.ctypes.data for part in batch}) == count
         del batch
-        assert sum(map(len, pool._free)) == most << 15
+        assert pool.free_bytes == most * LARGE
     held = []
-    for _ in range(50):
+    for _ in range(20):
         with lends(pool):
-            held.append(empty_array((1 << 15,), np.uint8))
+            held.append(empty_array((LARGE,), np.uint8))
     del held
-    assert sum(map(len, pool._free)) == 7 << 15
-    assert not pickle.loads(pickle.dumps(pool))._free
+    assert pool.free_bytes == 7 * LARGE
+    assert not pickle.loads(pickle.dumps(pool)).free_bytes
 
 
 @given(st.lists(st.tuples(st.integers(1 << 14, 1 << 17), st.integers(1, 4), st.integers(0, 5)), max_size=40))
 def test_what_is_lent_is_lent_once(steps: list[tuple[int, int, int]]) -> None:
     pool, live = BufferPool(), []
     for size, parts, dropped in steps:
-        with lends(pool):
-            live += [empty_array((size,), np.uint8) for _ in range(parts)]
+        live += [pool.empty((size,), np.uint8, size * (part + 1)) for part in range(parts)]
         spans = sorted((one.ctypes.data, one.ctypes.data + one.nbytes) for one in live)
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
         del live[:dropped]
-        assert sum(map(len, pool._free)) <= pool._most <= max(size * parts for size, parts, _ in steps)
+        assert pool.free_bytes <= max(size * parts for size, parts, _ in steps)
 
 
 def test_threads_share_a_pool() -> None:
@@ -235,8 +232,7 @@ def test_threads_share_a_pool() -> None:
     def work(number: int) -> None:
         held: list[Any] = []
         for turn in range(300):
-            with lends(pool):
-                array = empty_array((1 << 14,), np.uint8)
+            array = pool.empty((1 << 14,), np.uint8, 1 << 14)
             array[:] = mark = (number * 31 + turn) % 256
             held = [*held[-3:], (array, mark)]
             wrong.extend(mark for array, mark in held if (array != mark).any())
@@ -249,18 +245,18 @@ def test_threads_share_a_pool() -> None:
     assert not wrong
 
 
-def test_small_ones_objects_and_what_is_made_elsewhere_are_not_lent() -> None:
+def test_small_arrays_objects_and_arrays_outside_a_batch_are_not_lent() -> None:
     pool = BufferPool()
-    assert empty_array((1 << 15,), np.uint8).base is None
+    assert empty_array((LARGE,), np.uint8).base is None
     with lends(pool):
-        assert empty_array((1 << 13,), np.uint8).base is None
-        assert empty_array((1 << 15,), object).base is None
-        assert empty_array((1 << 15,), np.uint8).base is not None
-        assert memory.new_empty((1 << 15,), torch.empty(0, dtype=torch.bfloat16)).dtype is torch.bfloat16
+        assert empty_array((LARGE - 1,), np.uint8).base is None
+        assert empty_array((LARGE // 8,), object).base is None
+        assert empty_array((LARGE,), np.uint8).base is not None
+        assert new_empty((LARGE,), torch.empty(0, dtype=torch.bfloat16)).dtype is torch.bfloat16
 
 
 LEAVES = st.sampled_from([torch.float32, torch.uint8, torch.bfloat16, torch.complex64, torch.bool, torch.int16])
-SHAPES = st.sampled_from([(4096,), (1, 64, 64), (3, 40, 40), (64, 1, 64), (16, 16, 16), (1, 1, 4096), (8, 8, 8, 8)])
+SHAPES = st.sampled_from([(1 << 19,), (1, 512, 1024), (3, 400, 400), (512, 1, 1024), (64, 64, 128), (1, 1, 1 << 19)])
 FORMS = st.sampled_from(["plain", "permuted", "gap", "grad", "conj", "same", "expanded"])
 
 
@@ -279,7 +275,7 @@ def made(form: str, shape: tuple[int, ...], dtype: torch.dtype, count: int) -> l
     return changed[:1] * count if form == "same" else changed
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(deadline=None, max_examples=25)
 @given(st.lists(FORMS, min_size=1, max_size=3), SHAPES, LEAVES, st.integers(1, 9), st.booleans())
 def test_a_batch_is_what_torch_stacks(forms: list[str], shape: Any, dtype: Any, count: int, many: bool) -> None:
     """Values, strides and gradients, whether samples become rows or are stacked together."""
@@ -319,27 +315,29 @@ class Given:
 OTHER = [torch.zeros(3, 40), torch.zeros(SHAPE, dtype=torch.float64), np.zeros(SHAPE), None, (), {"a": 1}, "text", 5]
 
 
-@pytest.mark.parametrize("at", [0, 1, 3])
+@pytest.mark.parametrize("at", [0, 3])
 @pytest.mark.parametrize("other", range(len(OTHER)))
 @pytest.mark.parametrize("make", [sample, lambda index: sample(index).numpy()], ids=["tensors", "arrays"])
-@pytest.mark.parametrize("wrap", [lambda value: value, lambda value: (value, 1), lambda value: {"a": value, "n": 1}])
-def test_samples_that_do_not_fit_are_named_as_ever(at: int, other: int, make: Any, wrap: Any) -> None:
-    samples = [wrap(make(index)) for index in range(BATCH)]
-    samples[at] = wrap(OTHER[other])
-    if isinstance(OTHER[other], np.ndarray) and make is not sample:
-        samples[at] = wrap(OTHER[other].astype(">f4"))  # which fits
-        (batch,) = lk.Loader(Given(samples), BATCH)
-        assert equal(batch, stack(samples))
+def test_samples_that_do_not_fit_are_named_as_in_a_small_batch(at: int, other: int, make: Any) -> None:
+    for wrap in (lambda value: value, lambda value: {"a": value, "n": 1}):
+        samples: list[Any] = [wrap(make(index)) for index in range(BATCH)]
         samples[at] = wrap(OTHER[other])
-    with pytest.raises(Exception) as wanted:
-        stack(samples)
-    with pytest.raises(type(wanted.value)) as found:
-        list(lk.Loader(Given(samples), BATCH))
-    assert str(found.value).startswith(str(wanted.value).rstrip("."))
+        with pytest.raises(Exception) as wanted:
+            stack(samples)
+        with pytest.raises(type(wanted.value)) as found:
+            list(lk.Loader(Given(samples), BATCH))
+        assert str(found.value).startswith(str(wanted.value).rstrip("."))
 
 
-def test_a_dataset_s_own_tensors_are_copied() -> None:
-    """Also where a batch would be the whole of what the dataset's samples are rows of."""
+def test_an_array_of_another_byte_order_fits() -> None:
+    samples = [sample(index).numpy() for index in range(BATCH)]
+    samples[1] = samples[1].astype(">f4")
+    (batch,) = lk.Loader(Given(samples), BATCH)
+    assert equal(batch, stack(samples))
+
+
+def test_a_datasets_own_tensors_are_copied() -> None:
+    """Also if the batch has all rows of the dataset's tensor, in order."""
     owned = ROWS[:BATCH].clone()
     for data in (Given(list(owned)), Given(list(owned.numpy())), lk.ArrayDataset(owned)):
         (batch,) = lk.Loader(data, BATCH)
@@ -347,7 +345,7 @@ def test_a_dataset_s_own_tensors_are_copied() -> None:
         assert torch.equal(owned, ROWS[:BATCH])
 
 
-def test_a_collate_of_one_s_own_gets_what_the_dataset_made() -> None:
+def test_a_custom_collate_gets_what_the_dataset_returned() -> None:
     given: list[Any] = [(sample(index), index) for index in range(BATCH)]
     (batch,) = lk.Loader(Given(given), BATCH, collate_fn=list)
     for found in (batch, list(lk.Loader(Given(given), None))):
@@ -355,7 +353,7 @@ def test_a_collate_of_one_s_own_gets_what_the_dataset_made() -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, SIZE, -SIZE - 1])
-def test_a_row_that_is_not_there_is_an_error(wrong: int) -> None:
+def test_an_index_out_of_range_is_an_error(wrong: int) -> None:
     rows = np.array([3] * 9 + [wrong])
     for column in (ROWS, ROWS.numpy()):
         with lends(BufferPool()), contextlib.suppress(IndexError):
@@ -363,10 +361,10 @@ def test_a_row_that_is_not_there_is_an_error(wrong: int) -> None:
             assert torch.equal(torch.as_tensor(found), torch.cat([ROWS[[3] * 9], ROWS[[wrong]]]))
 
 
-def test_a_sample_that_is_replaced_comes_at_its_place() -> None:
+def test_a_replaced_sample_comes_in_its_row() -> None:
     class Bad(Samples):
         def __getitem__(self, index: int) -> Any:
-            if index in (0, 5, 6, 11):
+            if index in (0, 5, 6):
                 raise OSError(index)
             return super().__getitem__(index)
 
@@ -375,10 +373,10 @@ def test_a_sample_that_is_replaced_comes_at_its_place() -> None:
         found = torch.cat(list(loader))
         numbers = found[:, 0, 0].int().tolist()
         assert torch.equal(found, ROWS[numbers])
-        assert {0, 5, 6, 11}.isdisjoint(numbers)
+        assert {0, 5, 6}.isdisjoint(numbers)
 
 
-def test_a_buffer_that_a_dataset_fills_again_is_copied_in_time() -> None:
+def test_a_buffer_that_a_dataset_refills_is_copied_in_time() -> None:
     class Again(Samples):
         buffer = torch.empty(SHAPE)
 
@@ -397,7 +395,7 @@ def test_batches_can_be_saved_shared_and_copied() -> None:
         assert torch.equal(found, ROWS[:BATCH])
 
 
-def test_a_fork_does_not_write_to_its_parent_s_batches() -> None:
+def test_a_fork_does_not_write_to_its_parents_batches() -> None:
     loader = lk.Loader(DATA["tensor"], BATCH)
     batches = iter(loader)
     batch = next(batches)
@@ -436,8 +434,7 @@ holder.itself, holder.batch = holder, kept[0]
 
 
 @pytest.mark.parametrize("settings_", [{}, {"num_workers": 1, "engine": "ring"}], ids=str)
-def test_batches_that_are_kept_to_the_end_say_nothing_there(settings_: Any) -> None:
+def test_batches_kept_to_the_interpreters_end_print_nothing(settings_: Any) -> None:
     command = [sys.executable, "-X", "dev", "-c", KEEPS, repr(settings_)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert "_Lent" not in ended.stderr
     assert "Exception ignored" not in ended.stderr

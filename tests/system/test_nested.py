@@ -1,4 +1,4 @@
-"""Batches reach the device with their types kept, and are pinned only where that helps."""
+"""Batches reach the device with their types kept, and are pinned only on CUDA."""
 
 import dataclasses
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
@@ -12,7 +12,7 @@ from torchvision import tv_tensors
 
 import loaderkit as lk
 from loaderkit.engine import torch as torch_engine
-from loaderkit.system.nested import pin, should_pin, to_device
+from loaderkit.system import pin, should_pin, to_device
 
 Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024
 
@@ -36,7 +36,7 @@ class Derived:
 
 
 class Custom:
-    """A batch type with methods of its own."""
+    """A batch type with its own methods."""
 
     def __init__(self, x: Tensor) -> None:
         self.x = x
@@ -53,7 +53,7 @@ class Custom:
 
 
 def on_meta(batch: Any) -> Any:
-    """Meta stands for a device: tensors that went there can be told from those that did not."""
+    """Use meta as the device: it shows which tensors were moved."""
     return to_device(batch, "meta")
 
 
@@ -127,13 +127,13 @@ def test_a_type_with_a_method_is_asked_before_its_parts() -> None:
     assert not moved.batch_sizes.is_meta
 
 
-def test_a_tensor_that_is_there_is_not_copied() -> None:
+def test_a_tensor_that_is_on_the_device_is_not_copied() -> None:
     x = torch.ones(2)
     assert to_device({"x": x}, "cpu")["x"] is x
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_hands_batches_on_at_their_device(workers: int) -> None:
+def test_a_loader_yields_batches_on_their_device(workers: int) -> None:
     loader = lk.Loader(lk.ArrayDataset({"x": torch.ones(6, 2)}), 3, device="meta", num_workers=workers)
     assert [batch["x"].is_meta for batch in loader] == [True, True]
 
@@ -205,7 +205,7 @@ def test_a_tensor_on_a_device_is_not_pinned(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_nothing_is_pinned_in_a_fork_of_a_process_that_uses_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA can't be used there; the loader may have been made before the fork, or behind it."""
+    """CUDA cannot be used there, whether the loader was made before the fork or after it."""
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor + 100)
@@ -231,7 +231,7 @@ def test_asking_to_pin_without_cuda_warns_of_nothing(workers: int, monkeypatch: 
 
 
 @pytest.mark.parametrize("non_blocking", [None, False, True])
-def test_copies_run_beside_the_host_only_where_told_or_pinned(non_blocking: bool | None) -> None:
+def test_the_host_continues_during_a_copy_only_if_told_or_pinned(non_blocking: bool | None) -> None:
     calls: list[dict[str, Any]] = []
 
     class Spy(Tensor):
@@ -262,7 +262,7 @@ def test_batches_for_cuda_are_pinned_and_arrive_equal(make: Any, workers: int) -
 
 
 def test_torchs_pin_thread_pins_by_our_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's own pass over dataclasses, and take a PackedSequence apart."""
+    """Torch's own rules skip dataclasses, and take a PackedSequence apart."""
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor + 100)
     hidden = torch_engine.Hidden([Item(torch.ones(1)), Custom(torch.ones(1))])
     item, custom = torch_pin_memory(hidden).content
