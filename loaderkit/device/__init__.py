@@ -1,1 +1,18 @@
 """From the host to the device, ahead of use."""
+
+from loaderkit.device.cuda import BACKENDS, Cuda, HostBatches
+from loaderkit.device.prefetch import Fetched, Prefetcher, Transform, prefetch, seeded
+from loaderkit.device.transforms import Normalize, PadRagged
+
+__all__ = [
+    "BACKENDS",
+    "Cuda",
+    "Fetched",
+    "HostBatches",
+    "Normalize",
+    "PadRagged",
+    "Prefetcher",
+    "Transform",
+    "prefetch",
+    "seeded",
+]

@@ -1,4 +1,4 @@
-"""The few calls of CUDA's streams and events that copies beside the computation need, and host memory that they read."""
+"""CUDA streams and events for copies during the computation, and the host memory that these copies read."""
 
 from collections import deque
 from collections.abc import Callable
@@ -10,13 +10,13 @@ from torch import Tensor
 
 from loaderkit.system.nested import pin_tensor, to_device
 
-# Host batches that wait for their copies before the host waits too. It is some steps ahead of the device then, which has
-# enough to do; without a limit a host that does nothing but queue work would fill the memory with them.
+# Host batches whose copies may be queued before the host waits. The device then has enough work; without a limit, a host
+# that only queues work would fill its memory with batches.
 _MOST_HELD = 8
 
 
 class Cuda:
-    """A CUDA device's streams, events and memory. Tests put another class in its place."""
+    """A CUDA device's streams, events and memory. Tests replace this class."""
 
     def __init__(self, device: torch.device) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index
@@ -29,26 +29,26 @@ class Cuda:
         return torch.cuda.current_stream(self.device)
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """Within, work is queued on a stream and memory belongs to it."""
+        """Return a context in which work is queued on a stream, and memory is allocated for it."""
         return torch.cuda.stream(stream)
 
     def record(self, stream: Any) -> Any:
-        """Return an event that happens when all work that is queued on a stream is done."""
+        """Return an event that happens when all work queued on a stream so far is done."""
         return stream.record_event()
 
     def wait(self, stream: Any, event: Any) -> None:
-        """Let a stream wait for an event; the host goes on."""
+        """Make a stream wait for an event; the host does not wait."""
         stream.wait_event(event)
 
     def is_done(self, event: Any) -> bool:
         return bool(event.query())
 
     def synchronize(self, event: Any) -> None:
-        """Let the host wait for an event."""
+        """Make the host wait for an event."""
         event.synchronize()
 
     def pinned(self, tensor: Tensor) -> Tensor:
-        """Return a tensor in page-locked memory; torch keeps what it has allocated there until its copies are done."""
+        """Return a tensor in page-locked memory; torch keeps memory that it allocated there until copies from it are done."""
         return pin_tensor(tensor)
 
     def empty_like(self, tensor: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ BACKENDS: dict[str, Callable[[torch.device], Any]] = {"cuda": Cuda}
 
 
 def make_backend(device: torch.device) -> Any:
-    """Return the `Cuda` of a device, or None where copies can't run beside the computation."""
+    """Return the `Cuda` of a device; None if the device cannot copy during the computation."""
     kind = BACKENDS.get(device.type)
     return None if kind is None else kind(device)
 
@@ -76,8 +76,8 @@ def make_backend(device: torch.device) -> Any:
 class HostBatches:
     """Holds host batches until their copies are done.
 
-    A batch may be a view of memory that a worker writes to again as soon as its last tensor is gone. A copy that
-    is still queued would then read another batch.
+    A worker may reuse a batch's memory as soon as the last tensor over it is freed. A copy that is still queued would
+    then read another batch.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class HostBatches:
         self._backends: dict[torch.device, Any] = {}
 
     def copy(self, batch: Any, device: torch.device) -> Any:
-        """Copy a batch to a device, on the current stream."""
+        """Copy a batch to a device on the current stream, and hold it."""
         if device not in self._backends:
             self._backends[device] = make_backend(device)
         backend = self._backends[device]
@@ -95,7 +95,7 @@ class HostBatches:
         return moved
 
     def hold(self, batch: Any, backend: Any, event: Any) -> None:
-        """Hold a batch until an event; let those go whose events have happened."""
+        """Hold a batch until an event happens; release the batches whose events have happened."""
         held = self._held
         held.append((backend, event, batch))
         while held and held[0][0].is_done(held[0][1]):

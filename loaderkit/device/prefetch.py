@@ -1,12 +1,11 @@
-"""Batches copied to the device ahead of their use, beside the computation.
+"""Batches that are copied to the device ahead of their use, during the computation.
 
-A side stream copies batch k + depth while the device computes on batch k. Three rules keep that right, none of which lets
-the host wait:
+A side stream copies batch k + depth while the device computes on batch k. The host never waits. Three rules make that safe:
 
-- The consumer's stream waits for the event behind a batch's copy before the batch is handed on.
-- Memory on the device is allocated and freed as the side stream's, by torch's allocator. Before anything is written there
-  the side stream waits for what the consumer's stream had queued by then: memory that the allocator gives again was freed
-  before, and whatever still reads it was queued before. So a batch may be kept for any time, like any tensor.
+- The consumer's stream waits for the event after a batch's copy before it gets the batch.
+- torch's allocator allocates device memory for the side stream. Before the side stream writes there, it waits for the work
+  that the consumer's streams have queued so far: any use of a batch that was freed earlier is part of that work. So a
+  batch may be kept for any time, like any tensor.
 - The batch on the host is held until its copy is done.
 """
 
@@ -40,14 +39,25 @@ def prefetch(
 ) -> Iterator[Any]:
     """Yield batches on a device, copied there while the trainer computes.
 
-    For batches of any kind; of a Loader's batches a `DeviceLoader` also knows which were yielded.
+    The batches may come from any iterable. `lk.DeviceLoader` does the same for a Loader, and also keeps its state.
 
     Args:
-        batches: On the host; from page-locked memory the copy costs the host nothing, other memory is copied there first.
-        device: Where to. Elsewhere than on CUDA each batch is copied when it is asked for.
+        batches: Batches on the host. From page-locked memory a copy costs the host nothing; other memory is first copied
+            to page-locked memory.
+        device: The target. Only on CUDA are batches copied ahead; elsewhere each is copied when it is asked for.
         depth: How many batches are copied ahead.
-        transform: Applied to each batch on the device; see `DeviceLoader`.
-        seed: Of what it draws, with the batch's number.
+        transform: Called with each batch on the device; see `lk.DeviceLoader`.
+        seed: Seeds the transform's random numbers, together with the batch's number.
+
+    Yields:
+        The batches in the same structure, on the device.
+
+    Example:
+        >>> batches = [{"x": torch.zeros(2)}, {"x": torch.ones(2)}]
+        >>> for batch in lk.prefetch(batches, "cpu", transform=lambda batch: {"x": batch["x"] + 1}):
+        ...     print(batch["x"].tolist())
+        [1.0, 1.0]
+        [2.0, 2.0]
     """
     source = iter(batches)
     numbers = iter(range(2**63))
@@ -63,18 +73,18 @@ class Fetched(NamedTuple):
     """A batch on its way to the trainer."""
 
     batch: Any
-    seed: int  # of what its transform draws
-    place: Any = None  # where its walk stands behind it
-    is_last: bool = False  # of its pass
+    seed: int  # seeds the transform's random numbers
+    place: Any = None  # the position after this batch
+    is_last: bool = False  # whether it is the last batch of the pass
 
 
 class Prefetcher:
-    """Copies batches to a device ahead of their use; may be used for one pass after another.
+    """Copies batches to a device ahead of their use, in one pass after another.
 
     Args:
-        device: Where to.
+        device: The target.
         depth: How many batches are copied ahead.
-        transform: Applied to each batch there.
+        transform: Called with each batch on the device.
 
     Raises:
         ValueError: If the depth is below 1.
@@ -91,21 +101,21 @@ class Prefetcher:
         self._copied = HostBatches()
 
     def describe(self) -> str:
-        """Say how batches are copied."""
+        """Return a sentence on how batches are copied."""
         if self.device.type not in BACKENDS:
-            return "copied when they are asked for: copies beside the computation are for CUDA"
+            return "copied when they are asked for: only CUDA copies during the computation"
         return f"copied up to {self.depth} ahead, on a side stream"
 
     def run(self, fetch: Callable[[], Fetched]) -> Iterator[Fetched]:
-        """Yield what `fetch` returns, with the batch on the device, until it raises StopIteration.
+        """Yield what `fetch` returns, with the batch on the device, until `fetch` raises StopIteration.
 
-        Another error is raised where its batch would have come.
+        Any other error is raised in place of its batch.
         """
         if self._backend is None:
             self._backend = make_backend(self.device)
-        return self._beside(fetch) if self._backend is not None else self._in_turn(fetch)
+        return self._ahead(fetch) if self._backend is not None else self._one_by_one(fetch)
 
-    def _in_turn(self, fetch: Callable[[], Fetched]) -> Iterator[Fetched]:
+    def _one_by_one(self, fetch: Callable[[], Fetched]) -> Iterator[Fetched]:
         while True:
             try:
                 fetched = fetch()
@@ -114,13 +124,13 @@ class Prefetcher:
             moved = to_device(self._on_host(fetched.batch), self.device)
             yield fetched._replace(batch=self._transformed(moved, fetched.seed))
 
-    def _beside(self, fetch: Callable[[], Fetched]) -> Iterator[Fetched]:
+    def _ahead(self, fetch: Callable[[], Fetched]) -> Iterator[Fetched]:
         ahead: deque[tuple[Fetched, Any]] = deque()
         failed: Exception | None = None
-        is_open, given = True, 0
+        is_open, yielded = True, 0
         while True:
-            # One more at each of the first batches: a training need not wait for all of them to begin.
-            while is_open and len(ahead) <= min(self.depth, given + 1):
+            # The queue grows by one with each of the first batches, so that training starts after the first two.
+            while is_open and len(ahead) <= min(self.depth, yielded + 1):
                 try:
                     ahead.append(self._send(fetch()))
                 except StopIteration:
@@ -131,37 +141,37 @@ class Prefetcher:
                 if failed is not None:
                     raise failed
                 return
-            given += 1
+            yielded += 1
             yield self._receive(*ahead.popleft())
 
     def _send(self, fetched: Fetched) -> tuple[Fetched, Any]:
-        """Queue a batch's copy; return it with the event behind that."""
+        """Queue a batch's copy; return the batch with the event after the copy."""
         backend = self._backend
         if self._side is None:
             self._side = backend.new_stream()
         side, consumer = self._side, backend.current_stream()
         if consumer not in self._consumers:
             self._consumers.append(consumer)
-        places: dict[int, Tensor] = {}
+        targets: dict[int, Tensor] = {}
 
         def stage(leaf: Any) -> Any:
             if isinstance(leaf, Tensor) and _is_plain(leaf):
                 leaf = backend.pinned(leaf)
-                places[id(leaf)] = backend.empty_like(leaf)
+                targets[id(leaf)] = backend.empty_like(leaf)
             elif not isinstance(leaf, Tensor) and callable(getattr(leaf, "pin_memory", None)):
                 leaf = leaf.pin_memory()
             return leaf
 
         def move(leaf: Any) -> Any:
-            if id(leaf) not in places:
-                beside = isinstance(leaf, Tensor) or _takes_non_blocking(type(leaf))  # type: ignore[arg-type]
-                return leaf.to(self.device, non_blocking=True) if beside else leaf.to(self.device)
-            backend.copy(places[id(leaf)], leaf)
-            return places[id(leaf)]
+            if id(leaf) not in targets:
+                is_async = isinstance(leaf, Tensor) or _takes_non_blocking(type(leaf))  # type: ignore[arg-type]
+                return leaf.to(self.device, non_blocking=True) if is_async else leaf.to(self.device)
+            backend.copy(targets[id(leaf)], leaf)
+            return targets[id(leaf)]
 
         with backend.on(side):
             host = map_leaves(self._on_host(fetched.batch), stage)
-        # Only now: what is recorded has to be behind the last use of the memory that was allocated.
+        # After the allocation: the event must come after the last use of the memory that was allocated.
         for stream in self._consumers:
             backend.wait(side, backend.record(stream))
         try:
@@ -173,7 +183,7 @@ class Prefetcher:
         return fetched._replace(batch=moved), done
 
     def _receive(self, fetched: Fetched, done: Any) -> Fetched:
-        """Let the consumer's stream wait for a batch."""
+        """Make the consumer's stream wait for a batch."""
         consumer = self._backend.current_stream()
         if consumer not in self._consumers:
             self._consumers.append(consumer)
@@ -198,7 +208,7 @@ class Prefetcher:
 
 @contextmanager
 def seeded(seed: int, device: torch.device, backend: Any = None) -> Iterator[None]:
-    """Seed all global generators, also the device's; on leaving, the caller's stand where they stood."""
+    """Seed all global generators inside, also the device's; restore the caller's on leaving."""
     generator = None if backend is None else backend.generator()
     module = torch.get_device_module(device) if generator is None and device.type not in ("cpu", "meta") else None
     with SampleSeeds(np.array([seed], dtype=np.uint64)) as seeds:
@@ -218,7 +228,7 @@ def seeded(seed: int, device: torch.device, backend: Any = None) -> Iterator[Non
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Say whether memory of a tensor's size and a copy make the same tensor elsewhere."""
+    """Return whether copying the elements alone makes the same tensor on the device."""
     return (
         type(tensor) is Tensor
         and tensor.layout == torch.strided

@@ -1,4 +1,4 @@
-"""Transforms of whole batches on the device: what is small on its way there, and large where it is used."""
+"""Transforms of whole batches on the device, so that less has to be copied there."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,19 +15,26 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 
 @dataclass(frozen=True, slots=True)
 class Normalize:
-    """A device transform that scales pictures from uint8 to [0, 1] and normalises them: (x / 255 - mean) / std.
+    """A device transform that scales images from uint8 to [0, 1] and normalises them: (x / 255 - mean) / std.
 
-    Pictures are the batch's uint8 tensors (*, C, H, W) with as many channels as there are means. A quarter of float32's
-    bytes goes to the device.
+    Images are the batch's uint8 tensors (*, C, H, W) with as many channels as there are means. Other leaves stay as they
+    are. As uint8, a quarter of float32's bytes is copied to the device.
 
     Args:
-        mean: Of each channel.
-        std: Of each channel.
-        dtype: Of the result; it is computed in float32.
-        channels_last: Whether (B, C, H, W) is laid out with the channels last, as convolutions want it.
+        mean: One number for each channel.
+        std: One number for each channel.
+        dtype: The result's dtype; the computation is in float32.
+        channels_last: Whether (B, C, H, W) is laid out in `torch.channels_last`, which convolutions prefer.
 
     Raises:
-        ValueError: If the numbers of means and deviations differ, a deviation is 0, or a batch has no pictures.
+        ValueError: If the numbers of means and deviations differ, a deviation is 0, or a batch has no images.
+
+    Example:
+        >>> images = lk.ArrayDataset({"image": torch.full((4, 3, 2, 2), 255, dtype=torch.uint8)})
+        >>> normalize = lk.Normalize(mean=[0.5, 0.5, 0.5], std=[0.25, 0.25, 0.25])
+        >>> batch = next(iter(lk.DeviceLoader(lk.Loader(images, 2), "cpu", transform=normalize)))
+        >>> batch["image"].shape, batch["image"].dtype, batch["image"].max()
+        (torch.Size([2, 3, 2, 2]), torch.float32, tensor(2.))
     """
 
     draws_nothing: ClassVar[bool] = True
@@ -58,36 +65,43 @@ class Normalize:
         result = map_leaves(batch, normalise)
         if not found:
             raise ValueError(
-                f"Normalize: the batch has no uint8 tensor (*, {len(self.mean)}, H, W). Give it pictures as uint8, or leave "
-                "the transform out."
+                f"Normalize: the batch has no uint8 tensor (*, {len(self.mean)}, H, W). Keep images as uint8 "
+                "in the dataset, or leave the transform out."
             )
         return result
 
-    def _normalise(self, pictures: Tensor) -> Tensor:
-        scale = _constant([1 / (255 * std) for std in self.std], pictures)
-        shift = _constant([-mean / std for mean, std in zip(self.mean, self.std, strict=True)], pictures)
-        scaled = (pictures * scale).add_(shift).to(self.dtype)
+    def _normalise(self, images: Tensor) -> Tensor:
+        scale = _constant([1 / (255 * std) for std in self.std], images)
+        shift = _constant([-mean / std for mean, std in zip(self.mean, self.std, strict=True)], images)
+        scaled = (images * scale).add_(shift).to(self.dtype)
         last = self.channels_last and scaled.ndim == 4
         return scaled.contiguous(memory_format=torch.channels_last) if last else scaled
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PadRagged:
-    """A device transform that pads sequences which came end to end, as `Ragged`s: no padding goes to the device.
+    """A device transform that pads sequences which arrive as `Ragged`: no padding is copied to the device.
 
     Args:
-        value: Written behind each sequence's end.
-        dtype: Of the result, such as torch.int64 for tokens that come as uint16; None keeps theirs.
+        value: Written after each sequence's end.
+        dtype: The result's dtype, such as torch.int64 for tokens that arrive as uint16; None keeps the dtype.
         multiple_of: Round the padded length up to this many steps.
         lengths: Whether to add `<field>_lengths` (B,) int64.
-        mask: Whether to add `<field>_mask` (B, T) bool, true at the data.
+        mask: Whether to add `<field>_mask` (B, T) bool, true where there is data.
 
     Returns (when called with a batch):
-        Of a dict, the same with each `Ragged` as (B, T, *F), and lengths and mask beside it. Of a `Ragged`, a tuple of the
-        three, of those that were asked for, or the padded tensor alone.
+        For a dict: the dict with each `Ragged` padded to (B, T, *F), and its lengths and mask. For a `Ragged`: a tuple of
+        padded tensor, lengths and mask, as far as they were asked for, or the padded tensor alone.
 
     Raises:
-        ValueError: If a length is below 1, or a batch has no `Ragged`.
+        ValueError: If `multiple_of` is below 1, or a batch has no `Ragged`.
+
+    Example:
+        >>> texts = lk.RecordDataset([{"tokens": np.arange(n)} for n in (3, 1)])
+        >>> loader = lk.Loader(texts, 2, collate_fn=lk.RaggedCollate(["tokens"], nested=False))
+        >>> batch = next(iter(lk.DeviceLoader(loader, "cpu", transform=lk.PadRagged(value=-1))))
+        >>> batch["tokens"].tolist(), batch["tokens_lengths"].tolist()
+        ([[0, 1, 2], [0, -1, -1]], [3, 1])
     """
 
     draws_nothing: ClassVar[bool] = True
@@ -103,14 +117,14 @@ class PadRagged:
             raise ValueError(f"PadRagged: multiple_of is {self.multiple_of}, wanted at least 1.")
 
     def on_host(self, batch: Any) -> Any:
-        """Note how long the longest sequences are: the device would have to be asked, and waited for."""
+        """Measure the longest sequence of each Ragged on the host: reading it on the device would make the host wait."""
         if isinstance(batch, Ragged):
             return self._measure(batch)
         names = [name for name, part in batch.items() if isinstance(part, Ragged)] if isinstance(batch, Mapping) else []
         if not names:
             found = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
             raise ValueError(
-                f"PadRagged: the batch has no Ragged (found {found}), wanted one, or a dict with one. Make them by "
+                f"PadRagged: the batch has no Ragged (found {found}), wanted one, or a dict with one. Make it with "
                 "lk.RaggedCollate(nested=False), or leave the transform out."
             )
         return {name: self._measure(part) if name in names else part for name, part in batch.items()}
@@ -132,14 +146,14 @@ class PadRagged:
         return _Measured(*ragged, -(-longest // self.multiple_of) * self.multiple_of)
 
     def _pad(self, part: "_Measured") -> dict[str, Tensor]:
-        """Return the tensors by the ends of their names."""
+        """Return the padded tensor, its lengths and its mask, by the endings of their names."""
         values, offsets, steps = part
         if self.dtype is not None:
             values = values.to(self.dtype)
         places = offsets[:-1, None] + torch.arange(steps, device=offsets.device)
         is_valid = places < offsets[1:, None]
         value, dtype = torch.tensor(self.value).to(values.dtype), values.dtype
-        if dtype in _SIGNED:  # of which devices know more operations
+        if dtype in _SIGNED:  # devices have more operations for signed integers
             values, value = values.view(_SIGNED[dtype]), value.view(_SIGNED[dtype])
         if len(values):
             padded = values[places.clamp_(max=len(values) - 1)]
@@ -163,7 +177,7 @@ class _Measured(NamedTuple):
 
 
 def _constant(values: list[float], like: Tensor) -> Tensor:
-    """Return numbers (C, 1, 1) beside a tensor, without a wait of the host."""
+    """Return numbers (C, 1, 1) on the device of `like`; the host does not wait."""
     numbers = torch.tensor(values)[:, None, None]
     if like.is_cuda:
         numbers = numbers.pin_memory()

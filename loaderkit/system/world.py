@@ -22,7 +22,7 @@ class World:
     Example:
         >>> data = torch.arange(8)
         >>> [torch.cat(list(lk.Loader(data, 2, world=lk.World(rank, 2)))).tolist() for rank in (0, 1)]
-        [[0, 2, 4, 6], [1, 3, 5, 7]]
+        [[0, 1, 4, 5], [2, 3, 6, 7]]
     """
 
     rank: int = 0
