@@ -1,40 +1,78 @@
-"""Takes the time of steps and of the waits within them."""
+"""Times of steps and of the waits inside them, on the host and on a CUDA device that works behind it."""
 
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from loaderkit.monitor.device import Gap, Stream
+import torch
+
 from loaderkit.monitor.waits import Sums
 
-_MAX_OPEN = 256  # steps that the device may be behind
+_MAX_OPEN = 256  # steps that the device may be behind the host
+
+
+class _Wait(NamedTuple):
+    """A wait: the host's time, and the device's events before and after it."""
+
+    host_ns: int
+    begin: Any
+    end: Any
+
+
+class Stream:
+    """Marks points on the stream on which a CUDA device computes, without waiting for the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def mark(self) -> Any:
+        """Return an event that happens when the device has done its work so far."""
+        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def wait(self) -> None:
+        """Wait until the device has done all its work."""
+        torch.cuda.current_stream(self._device).synchronize()
+
+
+def stream_of(device: torch.device | str | None) -> Stream | None:
+    """Return the stream on which a device computes; None if it computes when the host calls.
+
+    Args:
+        device: None means the CUDA device, if the process uses one.
+    """
+    if device is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        device = "cuda"
+    found = torch.device(device or "cpu")
+    return Stream(found) if found.type == "cuda" else None
 
 
 class StepClock:
-    """Takes the time of steps: `begin_wait`, `end_wait`, and `end_step` or another `begin_wait`.
+    """Measures steps by calls of `begin_wait`, `end_wait`, and then `end_step` or the next `begin_wait`.
 
-    A step is from one request for a batch to the next one, of which the time within
-    the request is waiting. With a stream only the time counts for which the device
-    had nothing to do, and a step is added when the device has passed its waits.
+    A step lasts from one request for a batch to the next. The time inside the request is waiting. With a `stream`, a wait
+    counts only as long as the device had no work. Such a step is added later, when the device has passed its waits.
 
     Args:
-        add: Takes each step.
-        now_ns: The host's clock.
+        add: Called with each step.
     """
 
-    def __init__(self, add: Callable[[Sums], None], now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+    def __init__(self, add: Callable[[Sums], None]) -> None:
         self.stream: Stream | None = None
-        self._add, self._now_ns = add, now_ns
-        self._begun_ns: int | None = None  # of the step
+        self.now_ns: Callable[[], int] = time.perf_counter_ns
+        self._add = add
+        self._begun_ns: int | None = None  # when the step began
         self._wait_begun_ns = self._wait_ns = 0
-        self._mark: object = None
-        self._gaps: list[tuple[int, Gap]] = []
-        self._open: deque[tuple[Sums, list[tuple[int, Gap]]]] = deque()
+        self._mark: Any = None
+        self._waits: list[_Wait] = []
+        self._open: deque[tuple[Sums, list[_Wait]]] = deque()  # steps that the device has not passed
         self._suspended_ns: int | None = None
 
     def begin_wait(self, *, same_step: bool = False) -> None:
-        """A batch is asked for; this ends the step before, unless it is for the same one."""
-        now_ns = self._now_ns()
+        """Note a request for a batch, which ends the last step unless it belongs to the same one."""
+        now_ns = self.now_ns()
         if not same_step:
             self._close(now_ns)
         if self._begun_ns is None:
@@ -44,35 +82,35 @@ class StepClock:
             self._mark = self.stream.mark()
 
     def end_wait(self) -> None:
-        """The batch is there, or there is none."""
+        """Note that the batch is there, or that there is none."""
         if self._begun_ns is None:
             return
-        wait_ns = self._now_ns() - self._wait_begun_ns
+        wait_ns = self.now_ns() - self._wait_begun_ns
         self._wait_ns += wait_ns
         if self.stream is not None and self._mark is not None:
-            self._gaps.append((wait_ns, Gap(self._mark, self.stream.mark())))
+            self._waits.append(_Wait(wait_ns, self._mark, self.stream.mark()))
             self._mark = None
 
     def end_step(self) -> None:
-        """The step is over, and the next one does not follow at once."""
-        self._close(self._now_ns())
+        """End the step when no other follows at once."""
+        self._close(self.now_ns())
 
     def drop_step(self) -> None:
-        """The step does not count."""
-        self._begun_ns, self._wait_ns, self._gaps, self._mark = None, 0, [], None
+        """Forget the current step."""
+        self._begun_ns, self._wait_ns, self._waits, self._mark = None, 0, [], None
 
     def suspend(self) -> None:
-        """What follows is not part of the step."""
-        self._suspended_ns = self._now_ns()
+        """Stop counting time until `resume`."""
+        self._suspended_ns = self.now_ns()
 
     def resume(self) -> None:
-        """The step goes on."""
+        """Count time again."""
         if self._begun_ns is not None and self._suspended_ns is not None:
-            self._begun_ns += self._now_ns() - self._suspended_ns
+            self._begun_ns += self.now_ns() - self._suspended_ns
         self._suspended_ns = None
 
     def finish(self) -> None:
-        """Add what the device has not passed yet, when it has."""
+        """Wait for the device and add the steps that it had not passed."""
         if self._open and self.stream is not None:
             self.stream.wait()
             self._settle()
@@ -81,18 +119,18 @@ class StepClock:
         if self._begun_ns is None:
             return
         step = Sums(1, now_ns - self._begun_ns, self._wait_ns, self._wait_ns)
-        gaps = self._gaps
+        waits = self._waits
         self.drop_step()
-        if not gaps:
+        if not waits:
             self._add(step)
             return
-        if len(self._open) < _MAX_OPEN:  # else it is left out: the device is far behind, and does not wait
-            self._open.append((step, gaps))
+        if len(self._open) < _MAX_OPEN:  # otherwise drop the step: the device is far behind and does not wait
+            self._open.append((step, waits))
         self._settle()
 
     def _settle(self) -> None:
-        """Add the steps whose waits the device has passed, in order."""
-        while self._open and self._open[0][1][-1][1].is_over:
-            step, gaps = self._open.popleft()
-            step.wait_ns = sum(min(wait_ns, gap.ns()) for wait_ns, gap in gaps)
+        """Add the steps that the device has passed, in order."""
+        while self._open and self._open[0][1][-1].end.query():
+            step, waits = self._open.popleft()
+            step.wait_ns = sum(min(wait.host_ns, int(wait.begin.elapsed_time(wait.end) * 1e6)) for wait in waits)
             self._add(step)

@@ -1,4 +1,4 @@
-"""The monitor for a loop of one's own."""
+"""Measures how long a training loop waits for data."""
 
 import contextlib
 import warnings
@@ -8,8 +8,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import torch
 
-from loaderkit.monitor.clock import StepClock
-from loaderkit.monitor.device import stream_of
+from loaderkit.monitor.clock import StepClock, stream_of
 from loaderkit.monitor.remedy import remedy
 from loaderkit.monitor.waits import Sums, Waits, WaitSummary
 from loaderkit.system.world import World
@@ -18,27 +17,35 @@ T = TypeVar("T")
 
 
 class DataWaitMonitor:
-    """Measures the share of each training step that is spent waiting for data.
+    """Measures which share of each training step is spent waiting for data.
 
-    A step is from one request for a batch to the next; the time within the request is
-    waiting. What moves a batch to the device is part of the step, unless the loader does
-    it. Time between epochs and within `pause()` does not count.
+    A step lasts from one request for a batch to the next. The time inside the request is waiting. Copying a batch to the
+    device is part of the step, unless the loader does it. Time between epochs and inside `pause()` does not count.
 
-    CUDA works behind the host, which therefore may wait where the device does not.
-    There a wait counts for as long as the device had nothing left to do, and at most
-    for as long as the host waited. Events on its stream tell; nothing waits for them.
-    On other devices the host's time is taken as it is.
+    On CUDA the host runs ahead of the device, so the host may wait while the device still has work. There, a wait counts
+    only as long as the device had no work, measured by events on its stream without synchronising. On other devices the
+    host's time counts.
 
-    Each process measures its own waits; rank 0 warns.
+    Each process measures its own waits; only rank 0 warns.
 
     Args:
-        window: Steps of the moving window.
-        warmup: First steps that are left out: workers start, kernels are compiled.
-        warn_above: The share from which on a warning, given once, names the remedy; None gives none.
-        device: Where the steps compute; None is CUDA, if the process uses it when `watch` begins.
+        window: Number of steps in the moving window.
+        warmup: Number of first steps that are left out, while workers start and kernels compile.
+        warn_above: The share above which the monitor warns once, with the remedy; None never warns.
+        device: Where the steps compute. None means CUDA, if the process uses it when `watch` begins.
 
     Raises:
         ValueError: If a setting is out of range.
+
+    Example:
+        >>> loader = lk.Loader(lk.ArrayDataset(torch.arange(64.0)), 4)
+        >>> with lk.DataWaitMonitor(warmup=2, warn_above=None) as monitor:
+        ...     for batch in monitor.watch(loader):
+        ...         loss = batch.square().mean()
+        >>> monitor.summary().steps
+        14
+        >>> 0 <= monitor.share <= 1
+        True
     """
 
     def __init__(
@@ -56,7 +63,7 @@ class DataWaitMonitor:
         if warn_above is not None and not 0 <= warn_above <= 1:
             raise ValueError(f"DataWaitMonitor: warn_above is {warn_above}, wanted a share from 0 to 1, or None.")
         self.device = device
-        self.loader: Any = None  # what is watched, for the remedy
+        self.loader: Any = None  # the watched loader, for the remedy
         self._window, self._warn_above, self._warned = window, warn_above, False
         self._waits = Waits(window, warmup)
         self.clock = StepClock(self._add)
@@ -68,12 +75,12 @@ class DataWaitMonitor:
         self.clock.finish()
 
     def watch(self, loader: Iterable[T]) -> "Watched[T]":
-        """Return the same batches, measured; each `iter()` is an epoch."""
+        """Return an iterable over the same batches that measures the waits; each `iter()` is an epoch."""
         return Watched(self, loader)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Leave out what is done within, such as a validation between two steps."""
+        """Leave out the time inside, such as a validation between two steps."""
         self.clock.suspend()
         try:
             yield
@@ -82,23 +89,23 @@ class DataWaitMonitor:
 
     @property
     def share(self) -> float:
-        """The share of waiting, from 0 to 1, in the moving window; NaN before a step was measured."""
+        """The share of waiting in the moving window, from 0 to 1; NaN before the first measured step."""
         return self._waits.window.share
 
     @property
     def course(self) -> list[Sums]:
-        """The steps so far, in at most 1,024 stretches of equal length."""
+        """All measured steps in order, in at most 1,024 groups of equal length."""
         return self._waits.course
 
     def summary(self) -> WaitSummary:
-        """Return the mean of all steps that were measured, and what would help if they waited too long."""
+        """Return the mean of all measured steps, with a remedy if its share is above `warn_above`."""
         self.clock.finish()
         mean = self._waits.whole.summary()
         worth_it = self._warn_above is not None and mean.share > self._warn_above
         return self._waits.whole.summary(remedy(mean, self.loader) if worth_it else "")
 
     def plot(self, path: str | Path) -> None:
-        """Draw the steps' times and their waits as a PNG; needs matplotlib.
+        """Draw the steps' times and waits as a PNG file; needs matplotlib.
 
         Raises:
             ValueError: If no steps were measured.
@@ -108,13 +115,13 @@ class DataWaitMonitor:
         self.clock.finish()
         if not self.course:
             raise ValueError(
-                f"DataWaitMonitor: no steps to plot: {self._waits.skipped} were left out as warm-up, and none came after. "
-                "Run more steps, or give warmup=0."
+                f"DataWaitMonitor: no steps to plot: {self._waits.skipped} were left out as warm-up, and none followed. "
+                "Run more steps, or set warmup=0."
             )
         draw(path, self.course, self._waits.skipped, self.summary())
 
     def begin(self, loader: Any) -> None:
-        """Take note of where the following steps get their batches."""
+        """Tell the monitor which loader the following steps read."""
         self.loader = loader
         self.clock.stream = stream_of(self.device)
 
@@ -140,13 +147,13 @@ class DataWaitMonitor:
 
 
 class Watched(Generic[T]):
-    """A loader whose batches are measured."""
+    """An iterable over a loader's batches that measures the waits."""
 
     def __init__(self, monitor: DataWaitMonitor, loader: Iterable[T]) -> None:
         self._monitor, self._loader = monitor, loader
 
     def __len__(self) -> int:
-        return len(self._loader)  # type: ignore[arg-type]  # or the TypeError that says so
+        return len(self._loader)  # type: ignore[arg-type]  # raises TypeError if there is no length
 
     def __iter__(self) -> Iterator[T]:
         self._monitor.begin(self._loader)
@@ -161,6 +168,6 @@ class Watched(Generic[T]):
                     return
                 clock.end_wait()
                 yield batch
-                del batch  # its memory may be wanted for another one
+                del batch  # its memory may be reused for the next one
         finally:
             clock.drop_step()

@@ -1,4 +1,4 @@
-"""What a monitor has measured, as a picture."""
+"""A picture of what a monitor has measured."""
 
 from pathlib import Path
 
@@ -12,13 +12,13 @@ _BLUE, _RED, _GREY = "#1f6feb", "#d1603d", "#6e7781"
 
 
 def draw(path: str | Path, course: list[Sums], skipped: int, summary: WaitSummary) -> None:
-    """Write a PNG: the steps' times above, the share of waiting below.
+    """Write a PNG file: the steps' times above, the share of waiting below.
 
     Args:
-        path: Where to.
-        course: Stretches of steps, in order.
-        skipped: Steps before them.
-        summary: Of all.
+        path: The file.
+        course: Groups of steps, in order.
+        skipped: The number of steps before them.
+        summary: The mean of all steps.
     """
     steps = np.array([part.steps for part in course])
     ends = skipped + np.cumsum(steps)
@@ -32,7 +32,7 @@ def draw(path: str | Path, course: list[Sums], skipped: int, summary: WaitSummar
     above.stairs(wait_ms, edges, fill=True, color=_RED, label="waiting for data")
     top = float(step_ms.max())
     usual = float(np.quantile(step_ms, 0.99)) * 1.6
-    above.set_ylim(0, min(top * 1.1, usual) or 1)  # a step that stands out alone must not flatten the rest
+    above.set_ylim(0, min(top * 1.1, usual) or 1)  # a single long step must not flatten the rest
     above.set_ylabel("time of a step (ms)")
     above.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     below.stairs(

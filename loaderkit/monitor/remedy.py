@@ -1,4 +1,4 @@
-"""What would make a step wait less, in numbers."""
+"""Advice on how to make a step wait less."""
 
 import math
 from typing import Any
@@ -10,13 +10,13 @@ _MANY = 1000
 
 
 def workers_needed(workers: int, summary: WaitSummary) -> int:
-    """Return how many worker processes would make batches as fast as the steps can take them.
+    """Return how many worker processes would keep up with the steps.
 
-    Workers that are waited for need the step's whole time for a batch. Without workers
-    the host needs the time that it waits.
+    If steps wait for workers, each worker needs `workers` whole steps for a batch. Without workers, a batch takes the
+    time that the host waits.
 
     Args:
-        workers: How many there are now.
+        workers: The present number of workers.
         summary: The mean step.
     """
     busy_s = summary.step_s - summary.wait_s
@@ -26,29 +26,36 @@ def workers_needed(workers: int, summary: WaitSummary) -> int:
     return max(workers + 1, math.ceil(batch_s / busy_s - 1e-9))
 
 
-def remedy(summary: WaitSummary, loader: Any) -> str:
-    """Say what would help.
+def remedy(summary: WaitSummary, loader: Any, *, cpus: int | None = None) -> str:
+    """Return a sentence or more on what would help.
 
     Args:
         summary: The mean step.
-        loader: Where the batches come from: a Loader, a DataLoader, or anything else.
+        loader: A Loader, a DataLoader, or any other source of batches.
+        cpus: How many CPUs this process may use; None asks the system.
     """
     workers, engine, why = _who(loader)
     bench = "`loaderkit bench MODULE:FACTORY` measures engines and numbers of workers, and splits a batch's cost."
     if engine == "inline" and workers:
-        return f"Batches are made in this process, in spite of num_workers={workers} ({why}): make a batch cheaper. {bench}"
-    said = ["More worker processes would help." if workers is None else _more_workers(workers, summary)]
+        return f"This process makes the batches, despite num_workers={workers} ({why}): make a batch cheaper. {bench}"
+    said = [
+        "More worker processes would help."
+        if workers is None
+        else _more_workers(workers, summary, cpus or usable_cpus())
+    ]
     if workers and engine == "torch":
-        said.append("engine='ring' passes large batches on faster.")
+        said.append("engine='ring' transfers large batches faster.")
     if workers and engine == "threads":
-        said.append("Threads run Python one at a time: data that computes is made faster by processes, engine='ring'.")
+        said.append(
+            "Only one thread at a time runs Python: if samples take much computing, processes are faster (engine='ring')."
+        )
     if workers:
-        said.append("Where batches differ in their cost, a larger prefetch_factor evens them out.")
+        said.append("If batches differ in cost, a larger prefetch_factor evens that out.")
     return " ".join([*said, bench])
 
 
 def _who(loader: Any) -> tuple[int | None, str | None, str]:
-    """Return how many workers a loader has, who makes its batches, and why: as it says itself, or by its settings."""
+    """Return a loader's number of workers, its engine and why it has that engine."""
     config: Any = getattr(loader, "config", loader)
     workers, engine, why = getattr(config, "num_workers", None), getattr(config, "engine", None), ""
     describe = getattr(loader, "describe", None)
@@ -60,14 +67,14 @@ def _who(loader: Any) -> tuple[int | None, str | None, str]:
     return workers if isinstance(workers, int) else None, engine, why
 
 
-def _more_workers(workers: int, summary: WaitSummary) -> str:
-    needed, cpus = workers_needed(workers, summary), usable_cpus()
+def _more_workers(workers: int, summary: WaitSummary, cpus: int) -> str:
+    needed = workers_needed(workers, summary)
     now = f"num_workers is {workers}"
     if needed >= _MANY:
-        return f"{now}, and the steps do next to nothing else: no number of workers keeps up. Make a batch cheaper."
-    if needed <= max(cpus, 1):
+        return f"{now}, and the steps do almost nothing but wait: no number of workers keeps up. Make a batch cheaper."
+    if needed <= cpus:
         return f"{now}; {needed} would keep up (num_workers={needed})."
     return (
-        f"{now}; {needed} would be needed to keep up, and this process may use {cpus} CPU{'s' * (cpus > 1)}: take as many, "
-        "and make a batch cheaper."
+        f"{now}; {needed} would be needed to keep up, and this process may use {cpus} CPU{'s' * (cpus > 1)}: use that many "
+        "workers, and make a batch cheaper."
     )

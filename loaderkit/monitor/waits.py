@@ -1,4 +1,4 @@
-"""What is kept of the steps' times: a moving window, the whole, and a course of bounded size."""
+"""Sums of the steps' times: over a moving window, over all steps, and over a bounded number of groups."""
 
 import math
 from collections import deque
@@ -9,14 +9,14 @@ _MAX_BINS = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WaitSummary:
-    """The mean step.
+    """The mean of the measured steps.
 
     Args:
-        steps: How many were measured.
-        step_s: Its duration.
-        wait_s: How much of it was spent waiting for data.
-        host_wait_s: How much of it the host waited, which on CUDA may be more: the device still had work.
-        remedy: What would help, if the share is worth it.
+        steps: The number of measured steps.
+        step_s: The mean step in seconds.
+        wait_s: Seconds of it that were spent waiting for data.
+        host_wait_s: Seconds of it that the host waited. On CUDA it may be more than `wait_s`: the device still had work.
+        remedy: What would help; empty if the share of waiting is small.
     """
 
     steps: int
@@ -27,7 +27,7 @@ class WaitSummary:
 
     @property
     def share(self) -> float:
-        """The share of the step that is spent waiting; NaN if nothing was measured."""
+        """The share of the step that is waiting; NaN if nothing was measured."""
         return self.wait_s / self.step_s if self.step_s else math.nan
 
     def __str__(self) -> str:
@@ -42,7 +42,7 @@ class WaitSummary:
 
 @dataclass(slots=True)
 class Sums:
-    """Steps, and their nanoseconds."""
+    """The sum of some steps' times."""
 
     steps: int = 0
     step_ns: int = 0
@@ -50,7 +50,7 @@ class Sums:
     host_wait_ns: int = 0
 
     def add(self, other: "Sums", sign: int = 1) -> None:
-        """Add other steps, or take them away again."""
+        """Add other steps, or subtract them if `sign` is -1."""
         self.steps += sign * other.steps
         self.step_ns += sign * other.step_ns
         self.wait_ns += sign * other.wait_ns
@@ -58,7 +58,7 @@ class Sums:
 
     @property
     def share(self) -> float:
-        """The share of waiting; NaN if there is nothing."""
+        """The share of waiting; NaN without steps."""
         return self.wait_ns / self.step_ns if self.step_ns else math.nan
 
     def summary(self, remedy: str = "") -> WaitSummary:
@@ -77,13 +77,13 @@ class Waits:
     """Adds up steps.
 
     Args:
-        window: Steps of the moving window.
-        warmup: First steps that are left out.
+        window: Number of steps in the moving window.
+        warmup: Number of first steps that are left out.
     """
 
     def __init__(self, window: int, warmup: int) -> None:
         self.window, self.whole = Sums(), Sums()
-        self.course: list[Sums] = []  # as many steps in each, but the last
+        self.course: list[Sums] = []  # groups of equally many steps, except the last
         self.skipped = 0
         self._warmup, self._size = warmup, window
         self._last: deque[Sums] = deque()

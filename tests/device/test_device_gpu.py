@@ -1,4 +1,4 @@
-"""On a real device: batches are whole and equal bit for bit, the host does not wait, copies and computation overlap."""
+"""On a CUDA device: batches are equal bit for bit, the host does not wait, and copies overlap with computation."""
 
 import itertools
 import statistics
@@ -11,7 +11,7 @@ import torch
 from drawing import Drawing, drawing_collate, draws, equal
 
 import loaderkit as lk
-from loaderkit.device.prefetch import prefetch
+from loaderkit.device import prefetch
 
 pytestmark = pytest.mark.gpu
 SIZE = 1 << 22  # floats: 16 MiB

@@ -1,4 +1,4 @@
-"""What comes small to the device is there what the collate would have made."""
+"""A transform on the device makes what the collate would have made."""
 
 from typing import Any
 
@@ -11,14 +11,13 @@ from torchvision.transforms import v2
 
 import loaderkit as lk
 from loaderkit.datasets.ragged import Ragged
-from loaderkit.device import cuda
-from loaderkit.device.prefetch import prefetch
+from loaderkit.device import BACKENDS, prefetch
 
 
 @pytest.fixture(params=["no streams", "fake"], autouse=True)
 def _streams(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "fake":
-        monkeypatch.setitem(cuda.BACKENDS, "cpu", FakeCuda("all"))
+        monkeypatch.setitem(BACKENDS, "cpu", FakeCuda("all"))
 
 
 def on_device(batch: Any, transform: Any) -> Any:
@@ -27,12 +26,12 @@ def on_device(batch: Any, transform: Any) -> Any:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_pictures_are_normalised(dtype: torch.dtype, channels_last: bool) -> None:
+def test_images_are_normalised(dtype: torch.dtype, channels_last: bool) -> None:
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    pictures = torch.randint(0, 256, (4, 3, 5, 6), dtype=torch.uint8)
-    batch = {"image": pictures, "label": torch.arange(4, dtype=torch.uint8), "flat": pictures[:, 0]}
+    images = torch.randint(0, 256, (4, 3, 5, 6), dtype=torch.uint8)
+    batch = {"image": images, "label": torch.arange(4, dtype=torch.uint8), "flat": images[:, 0]}
     made = on_device(batch, lk.Normalize(mean, std, dtype=dtype, channels_last=channels_last))
-    wanted = v2.functional.normalize(v2.functional.to_dtype(pictures, scale=True), list(mean), list(std))
+    wanted = v2.functional.normalize(v2.functional.to_dtype(images, scale=True), list(mean), list(std))
     assert made["image"].dtype == dtype
     assert made["image"].is_contiguous(memory_format=torch.channels_last) == channels_last
     torch.testing.assert_close(made["image"].float(), wanted.to(dtype).float(), rtol=1e-2, atol=1e-2)
@@ -42,7 +41,7 @@ def test_pictures_are_normalised(dtype: torch.dtype, channels_last: bool) -> Non
     assert torch.equal(made["flat"], batch["flat"])
 
 
-def test_a_batch_without_pictures_is_refused() -> None:
+def test_a_batch_without_images_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no uint8 tensor \(\*, 1, H, W\)"):
         on_device({"x": torch.ones(2, 1, 3, 3)}, lk.Normalize([0.5], [0.5]))
     for mean, std in (([0.5], [0.5, 0.5]), ([0.5], [0.0])):
@@ -50,8 +49,8 @@ def test_a_batch_without_pictures_is_refused() -> None:
             lk.Normalize(mean, std)
 
 
-@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.int64, np.float32])
-@pytest.mark.parametrize("lengths", [[3, 1, 5, 2], [0, 4, 0], [1], [0, 0]])
+@pytest.mark.parametrize("dtype", [np.uint16, np.int64, np.float32])
+@pytest.mark.parametrize("lengths", [[3, 1, 5, 2], [0, 4, 0], [0, 0]])
 @pytest.mark.parametrize("multiple_of", [1, 4])
 def test_padding_is_that_of_the_collate(dtype: Any, lengths: list[int], multiple_of: int) -> None:
     rows = [np.arange(length).astype(dtype) + 7 for length in lengths]
@@ -83,7 +82,7 @@ def test_a_ragged_by_itself_and_rows_of_vectors() -> None:
 
 
 def test_random_transforms_of_torchvision_resume() -> None:
-    """They draw from the global generators, once for the batch."""
+    """They draw from the global generators, once for each batch."""
     data = lk.ArrayDataset({"image": torch.randint(0, 256, (24, 3, 16, 16), dtype=torch.uint8)})
     flip = v2.Compose([v2.RandomResizedCrop(8), v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)])
 

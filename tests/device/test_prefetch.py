@@ -1,4 +1,4 @@
-"""Copies ahead, beside the computation: whatever the streams do, a batch is whole when it is used, as long as it is used."""
+"""Batches are copied ahead: whatever the streams do, a batch is whole for as long as it is used."""
 
 import dataclasses
 import pickle
@@ -15,9 +15,7 @@ from fake_cuda import FakeCuda, SlotBatches, wanted
 from torch import Tensor
 
 import loaderkit as lk
-from loaderkit.device import cuda
-from loaderkit.device.cuda import HostBatches
-from loaderkit.device.prefetch import Fetched, Prefetcher, prefetch, seeded
+from loaderkit.device import BACKENDS, Fetched, HostBatches, Prefetcher, prefetch, seeded
 
 Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024
 POLICIES = ["all", "none", "side", "consumer", *(f"random {seed}" for seed in range(6))]
@@ -33,7 +31,7 @@ class Item:
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeCuda], FakeCuda]:
     def install(fake: FakeCuda) -> FakeCuda:
-        monkeypatch.setitem(cuda.BACKENDS, "cpu", fake)
+        monkeypatch.setitem(BACKENDS, "cpu", fake)
         return fake
 
     return install
@@ -45,7 +43,7 @@ def make_fake(policy: str, **settings: Any) -> FakeCuda:
 
 
 def drop_at_once(fake: FakeCuda, batches: Iterator[Any]) -> list[tuple[int, list[bytes]]]:
-    """A training step, twice: its kernels are queued, the batch is let go."""
+    """Use each batch in two queued kernels, then drop it."""
     found = []
     for number, batch in enumerate(batches):
         for _ in range(2):
@@ -55,7 +53,7 @@ def drop_at_once(fake: FakeCuda, batches: Iterator[Any]) -> list[tuple[int, list
 
 
 def keep_some(fake: FakeCuda, batches: Iterator[Any]) -> list[tuple[int, list[bytes]]]:
-    """Every third batch is kept, or a view of it, and looked at again at the end."""
+    """Keep every third batch, or a view of it, and read it again at the end."""
     found, kept = [], []
     for number, batch in enumerate(batches):
         found.append((number, fake.read(batch["x"])))
@@ -86,14 +84,14 @@ def test_no_batch_is_read_before_it_is_copied_or_after_it_is_overwritten(
     assert len(found) >= 80
     assert count_wrong(fake, found) == 0
     if consume is drop_at_once:
-        assert fake.blocks <= 2 * (depth + 2)  # memory is used again
+        assert fake.blocks <= 2 * (depth + 2)  # memory is reused
     assert source.made <= depth + 11  # so are the slots
-    assert len(source.free) == source.made  # nothing is held for ever
+    assert len(source.free) == source.made  # nothing is held in the end
 
 
 @pytest.mark.parametrize("broken", ["consumer waits", "side waits", "host is held"])
-def test_a_rule_that_is_not_kept_shows(broken: str, use: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the law above says nothing."""
+def test_a_broken_rule_shows(broken: str, use: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the law above proves nothing."""
     if broken == "host is held":
         monkeypatch.setattr(HostBatches, "hold", lambda *_: None)
     wrong = 0
@@ -110,7 +108,7 @@ def test_the_host_waits_only_when_it_is_far_ahead(use: Any) -> None:
     assert fake.waits_of_host == 0
     for _ in range(14):
         next(batches)
-    assert fake.waits_of_host > 0  # within the pass: it must not hold all that it has copied
+    assert fake.waits_of_host > 0  # it must not hold all batches that it has copied
     list(batches)
     eager = use(FakeCuda("all"))
     drop_at_once(eager, prefetch(SlotBatches(eager, 40), "cpu"))
@@ -120,7 +118,7 @@ def test_the_host_waits_only_when_it_is_far_ahead(use: Any) -> None:
 
 @pytest.mark.parametrize("policy", ["all", "none", "side", "random 1"])
 def test_a_pass_that_is_left_ends_cleanly(policy: str, use: Any) -> None:
-    """What was copied ahead is given up, its memory in the slots only when nothing reads it any more."""
+    """Batches copied ahead are dropped, and their slots return when nothing reads them any more."""
     fake = use(make_fake(policy))
     source = SlotBatches(fake, 40)
     prefetcher = Prefetcher("cpu", depth=3)
@@ -159,9 +157,9 @@ def test_a_batch_may_have_any_form(use: Any) -> None:
         def pin_memory(self) -> "Custom":
             return type(self)(self.x, (*self.calls, "pinned"))
 
-    class Beside(Custom):
-        def to(self, device: torch.device, non_blocking: bool = False) -> "Beside":
-            return Beside(self.x, (*self.calls, non_blocking))
+    class Asynchronous(Custom):
+        def to(self, device: torch.device, non_blocking: bool = False) -> "Asynchronous":
+            return Asynchronous(self.x, (*self.calls, non_blocking))
 
     x = torch.arange(6.0).view(2, 3)
     batch = {
@@ -170,7 +168,7 @@ def test_a_batch_may_have_any_form(use: Any) -> None:
         "sparse": x.to_sparse(),
         "empty": torch.empty(0, 3),
         "custom": Custom(x),
-        "beside": Beside(x),
+        "asynchronous": Asynchronous(x),
         "number": 3,
         "none": None,
     }
@@ -184,13 +182,13 @@ def test_a_batch_may_have_any_form(use: Any) -> None:
     assert torch.equal(moved["sparse"].to_dense(), x)
     assert moved["empty"].shape == (0, 3)
     assert moved["custom"].calls == ("pinned", "to")
-    assert moved["beside"].calls == ("pinned", True)
+    assert moved["asynchronous"].calls == ("pinned", True)
     assert (moved["number"], moved["none"], moved["item"].name) == (3, None, "n")
 
 
 @pytest.mark.parametrize("backend", ["none", "fake"])
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_an_error_comes_where_its_batch_would(backend: str, depth: int, use: Any) -> None:
+def test_an_error_is_raised_in_place_of_its_batch(backend: str, depth: int, use: Any) -> None:
     if backend == "fake":
         use(FakeCuda("all"))
 
@@ -221,7 +219,7 @@ def test_few_batches_and_none(use: Any) -> None:
         assert [int(batch) for batch in prefetch(map(torch.tensor, range(count)), "cpu", depth=3)] == list(range(count))
 
 
-def test_the_first_batch_waits_for_one_more_alone(use: Any) -> None:
+def test_the_first_batch_waits_for_one_more_only(use: Any) -> None:
     use(FakeCuda("all"))
     taken = []
 
@@ -259,18 +257,21 @@ def test_transforms_draw_from_generators_of_their_own(use: Any) -> None:
         assert len({str(row[1]) for row in first}) == 4
 
 
-def test_a_transform_that_draws_nothing_is_not_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transform_that_draws_nothing_is_not_seeded() -> None:
+    seeds = []
+
     class Plain:
         draws_nothing = True
 
         def __call__(self, batch: Any) -> Any:
+            seeds.append(torch.initial_seed())
             return batch + 1
 
         def on_host(self, batch: Any) -> Any:
             return batch * 2
 
-    monkeypatch.setattr("loaderkit.device.prefetch.seeded", None)
     assert [int(batch) for batch in prefetch(map(torch.tensor, range(3)), "cpu", transform=Plain())] == [1, 3, 5]
+    assert seeds == [torch.initial_seed()] * 3
 
 
 def test_generators_are_restored_after_an_error() -> None:
@@ -308,15 +309,18 @@ def test_a_prefetcher_pickles_without_its_streams(use: Any) -> None:
 def test_a_loader_with_a_device_holds_what_it_copies(
     policy: str, held: bool, use: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Copies are queued on the consumer's own stream there, and read the host's memory later."""
+    """Its copies are queued on the consumer's stream, and read the host's memory later."""
     fake = use(make_fake(policy))
 
-    def copy_later(batch: Any, device: torch.device) -> Any:
-        x = fake.empty_like(batch["x"])
-        fake.copy(x, batch["x"])
-        return {"x": x}
+    class CopiedLater:
+        def __init__(self, batch: Any) -> None:
+            self.x = batch["x"]
 
-    monkeypatch.setattr(cuda, "to_device", copy_later)
+        def to(self, device: torch.device) -> Any:
+            x = fake.empty_like(self.x)
+            fake.copy(x, self.x)
+            return {"x": x}
+
     if not held:
         monkeypatch.setattr(HostBatches, "hold", lambda *_: None)
     source = SlotBatches(fake, 30)
@@ -325,7 +329,7 @@ def test_a_loader_with_a_device_holds_what_it_copies(
         def __iter__(self) -> Iterator[Any]:
             return iter(source)
 
-    loader = lk.Loader(Stream(), None, collate_fn=lambda sample: sample, device="cpu", steps=30)
+    loader = lk.Loader(Stream(), None, collate_fn=CopiedLater, device="cpu", steps=30)
     found = []
     for number, batch in enumerate(loader):
         found.append((number, fake.read(batch["x"])))
@@ -344,7 +348,7 @@ def test_a_loader_with_a_device_holds_what_it_copies(
 def test_slots_of_the_ring_are_not_written_to_before_they_are_copied(
     held: bool, use: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its workers write to a slot as soon as nobody holds the batch; here all memory counts as page-locked, in place."""
+    """Workers write to a slot as soon as nothing holds its batch. Here all memory counts as page-locked."""
     if not held:
         monkeypatch.setattr(HostBatches, "hold", lambda *_: None)
     rows = torch.arange(64 * 120).view(120, 64)

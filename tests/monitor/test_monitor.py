@@ -1,4 +1,4 @@
-"""The monitor's share is the share of waiting, whatever comes between the steps."""
+"""The monitor's share is the share of waiting, whatever happens between the steps."""
 
 import pickle
 import time
@@ -16,15 +16,13 @@ from hypothesis import strategies as st
 from slow_data import Slow, slept
 
 import loaderkit as lk
-from loaderkit.monitor.clock import StepClock
-from loaderkit.monitor.remedy import workers_needed
-from loaderkit.monitor.waits import Sums, WaitSummary
+from loaderkit.monitor import Sums, WaitSummary, remedy, workers_needed
 
 MS = 1_000_000
 
 
 class Hand:
-    """A clock that is set by hand."""
+    """A clock that tests set."""
 
     def __init__(self) -> None:
         self.ns = 0
@@ -38,12 +36,12 @@ class Hand:
 
 def monitor_by_hand(**given: Any) -> tuple[lk.DataWaitMonitor, Hand]:
     monitor, hand = lk.DataWaitMonitor(**{"warmup": 0, "warn_above": None, **given}), Hand()
-    monitor.clock = StepClock(monitor._add, hand)
+    monitor.clock.now_ns = hand
     return monitor, hand
 
 
 class Batches:
-    """A batch for each of some waits (ms)."""
+    """A loader that waits for each batch as long as it is told (ms)."""
 
     def __init__(self, hand: Hand, waits: list[int]) -> None:
         self.hand, self.waits = hand, waits
@@ -55,13 +53,13 @@ class Batches:
         for row, wait in enumerate(self.waits):
             self.hand.sleep(wait)
             yield row
-        self.hand.sleep(1000)  # to find out that it is over is no step
+        self.hand.sleep(1000)  # asking for a batch after the last one is no step
 
 
 TIMES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=30)
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(epochs=st.lists(TIMES, min_size=1, max_size=3), window=st.integers(1, 12), warmup=st.integers(0, 5))
 def test_the_share_is_that_of_waiting_in_the_last_steps(
     epochs: list[list[tuple[int, int, int]]], window: int, warmup: int
@@ -85,7 +83,7 @@ def test_the_share_is_that_of_waiting_in_the_last_steps(
 
 
 @pytest.mark.parametrize("kind", [lk.Loader, torch.utils.data.DataLoader])
-@pytest.mark.parametrize(("wait", "compute"), [(0.0, 0.01), (0.004, 0.012), (0.008, 0.008), (0.012, 0.0)])
+@pytest.mark.parametrize(("wait", "compute"), [(0.0, 0.01), (0.008, 0.008), (0.012, 0.0)])
 def test_the_share_is_within_5_points_of_a_synthetic_sleep(kind: Any, wait: float, compute: float) -> None:
     off = []
     for _ in range(3):  # a busy machine may stop us anywhere
@@ -112,9 +110,9 @@ def test_workers_that_are_waited_for_are_counted() -> None:
     assert 3 <= workers_needed(2, monitor.summary()) <= 6
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2, 3, 8])
-@pytest.mark.parametrize("batch_s", [0.001, 0.01, 0.011, 0.3])
-@pytest.mark.parametrize("compute_s", [0.001, 0.01, 0.05])
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("batch_s", [0.001, 0.011, 0.3])
+@pytest.mark.parametrize("compute_s", [0.001, 0.01])
 def test_the_workers_that_are_named_keep_up_and_one_less_does_not(
     workers: int, batch_s: float, compute_s: float
 ) -> None:
@@ -164,11 +162,9 @@ def test_the_remedy_is_said_once() -> None:
         (lk.Loader([1]), 10, "no number of workers keeps up"),
     ],
 )
-def test_the_remedy_fits_the_loader(loader: Any, wait: int, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loaderkit.monitor.remedy.usable_cpus", lambda: 4)
-    monitor, hand = monitor_by_hand(window=1000, warn_above=0.1)
-    steps_of(monitor, hand, wait, 10 - wait, 20, loader)
-    assert text in str(monitor.summary())
+def test_the_remedy_fits_the_loader(loader: Any, wait: int, text: str) -> None:
+    mean = WaitSummary(steps=20, step_s=0.01, wait_s=wait / 1000, host_wait_s=wait / 1000)
+    assert text in remedy(mean, loader, cpus=4)
 
 
 def test_other_ranks_do_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +176,7 @@ def test_other_ranks_do_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("how", ["break", "exception"])
-def test_a_step_whose_end_nobody_sees_does_not_count(how: str) -> None:
+def test_a_step_without_an_end_does_not_count(how: str) -> None:
     monitor, hand = monitor_by_hand()
     batches = Batches(hand, [1] * 5)
     try:
@@ -200,8 +196,8 @@ def test_a_step_whose_end_nobody_sees_does_not_count(how: str) -> None:
     assert monitor.share == 0.5
 
 
-def test_a_batch_is_let_go_when_the_loop_lets_go() -> None:
-    """Else a shared slot would be held for longer than without the monitor."""
+def test_a_batch_is_freed_when_the_loop_drops_it() -> None:
+    """Otherwise the monitor would hold shared memory longer."""
     refs: list[Any] = []
 
     def batches() -> Iterator[torch.Tensor]:
@@ -215,7 +211,7 @@ def test_a_batch_is_let_go_when_the_loop_lets_go() -> None:
     assert len(refs) == 3
 
 
-@pytest.mark.parametrize("steps", [1, 1023, 1024, 1025, 9000])
+@pytest.mark.parametrize("steps", [1, 1024, 1025, 3000])
 def test_the_course_is_bounded_and_has_each_step(steps: int) -> None:
     monitor, hand = monitor_by_hand(window=3)
     for step in range(steps):
@@ -228,7 +224,7 @@ def test_the_course_is_bounded_and_has_each_step(steps: int) -> None:
 
 
 class Device:
-    """A device that works behind the host: `busy_until` on the same clock."""
+    """A device that the host runs ahead of: `busy_until` on the same clock."""
 
     def __init__(self, hand: Hand) -> None:
         self.hand, self.busy_until, self.waited = hand, 0, 0
@@ -264,7 +260,7 @@ class Mark:
         (0, 5, 5, 0.0),
     ],
 )
-def test_on_a_device_that_runs_behind_only_its_own_idle_time_counts(
+def test_on_a_device_behind_the_host_only_its_idle_time_counts(
     wait: float, launch: float, work: float, share: float
 ) -> None:
     monitor, hand = monitor_by_hand(warmup=5, window=1000)
@@ -378,11 +374,9 @@ class Described:
     [
         (Described("ring", 3), "num_workers is 3; 6 would be needed"),
         (Described("torch", 3), "engine='ring'"),
-        (Described("inline", 0), "made in this process, in spite of num_workers=3 (it is cheaper)"),
+        (Described("inline", 0), "This process makes the batches, despite num_workers=3 (it is cheaper)"),
     ],
 )
-def test_a_loader_that_describes_itself_is_believed(loader: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loaderkit.monitor.remedy.usable_cpus", lambda: 4)
-    monitor, hand = monitor_by_hand(window=1000, warn_above=0.1)
-    steps_of(monitor, hand, 5, 5, 20, loader)
-    assert text in str(monitor.summary())
+def test_a_loader_that_describes_itself_is_believed(loader: Any, text: str) -> None:
+    mean = WaitSummary(steps=20, step_s=0.01, wait_s=0.005, host_wait_s=0.005)
+    assert text in remedy(mean, loader, cpus=4)

@@ -35,7 +35,7 @@ def detect(tmp_path: Path, groups: str, files: dict[str, str]) -> Cpus:
         ("0::/job\n", {"job/cpu.max": "400000 100000"}, 4),
         ("0::/job/step\n", {"job/step/cpu.max": "max 100000", "job/cpu.max": "200000 100000"}, 2),
         ("0::/job/step\n", {"job/step/cpu.max": "100000 50000", "job/cpu.max": "600000 100000"}, 2),
-        ("0::/of/the/host\n", {"cpu.max": "300000 100000"}, 3),  # a container's own hierarchy is all that it sees
+        ("0::/of/the/host\n", {"cpu.max": "300000 100000"}, 3),  # a container sees only its own groups
         ("0::/job\n", {"unified/job/cpu.max": "250000 100000"}, 2.5),
         ("4:memory:/\n0::/\n", {}, None),
         (
@@ -103,14 +103,13 @@ def test_torchrun_says_how_many_ranks_share_the_host(monkeypatch: pytest.MonkeyP
 @pytest.mark.usefixtures("sixteen")
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_loader_has_its_share(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
-    monkeypatch.setattr("loaderkit.system.cpus._quotas", lambda *_: [])
     data: Any = lk.StreamDataset(["a"], read=lambda shard, start: iter(range(start, 4))) if stream else torch.arange(64)
     loader = lk.Loader(data, 2, num_workers="auto", engine="auto" if stream else "ring")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # after the loader was made
-    about = loader.describe()
-    assert (about.num_workers, about.workers_why) == (3, "auto: 16 CPUs, 4 ranks on this host")
+    about, cpus = loader.describe(), Cpus.detect()
+    assert (about.num_workers, about.workers_why) == (cpus.workers(4), f"auto: {cpus}, 4 ranks on this host")
     told = lk.Loader(data, 2, num_workers="auto", world=lk.World(0, 2, on_host=2), engine="auto" if stream else "torch")
-    assert told.describe().num_workers == 7
+    assert told.describe().num_workers == cpus.workers(2)
 
 
 def test_auto_is_as_good_as_a_number() -> None:

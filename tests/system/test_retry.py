@@ -1,4 +1,4 @@
-"""What may pass is tried again, a bounded number of times; what won't is raised at once."""
+"""Transient errors are tried again a bounded number of times; others are raised at once."""
 
 import errno
 import http.client
@@ -6,10 +6,8 @@ import pickle
 import random
 import socket
 import ssl
-import sys
 import time
 import urllib.error
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import aiohttp
@@ -17,7 +15,7 @@ import pytest
 from aiohttp.client_reqrep import ConnectionKey
 from aiohttp.http_exceptions import ContentLengthError
 
-from loaderkit.system.retry import Retry, TransientError, _Recovered, is_transient
+from loaderkit.system import Retry, TransientError, is_transient
 
 QUICK = Retry(attempts=4, wait_s=0.001)
 
@@ -69,12 +67,12 @@ PERMANENT = [
 
 
 @pytest.mark.parametrize("error", TRANSIENT, ids=repr)
-def test_what_may_pass_is_transient(error: BaseException) -> None:
+def test_transient_errors_are_recognised(error: BaseException) -> None:
     assert is_transient(error)
 
 
 @pytest.mark.parametrize("error", PERMANENT, ids=repr)
-def test_what_will_not_pass_is_not(error: BaseException) -> None:
+def test_permanent_errors_are_recognised(error: BaseException) -> None:
     assert not is_transient(error)
 
 
@@ -138,17 +136,17 @@ def test_waits_double_up_to_a_bound_and_vary() -> None:
     assert retry.pause_s(10**6) <= 5
 
 
-def test_threads_warn_of_what_passed_once_a_minute_and_lose_no_count(caplog: pytest.LogCaptureFixture) -> None:
-    recovered = _Recovered()
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with caplog.at_level("WARNING", "loaderkit"), ThreadPoolExecutor(8) as pool:
-            list(pool.map(lambda _: [recovered.log("a", 2, "error") for _ in range(100)], range(8)))
-    finally:
-        sys.setswitchinterval(before)
-    assert len(caplog.records) == 1
-    assert recovered._since == 8 * 100 - 1
+def test_recoveries_are_warned_of_once_a_minute(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic() + 1000  # later than any warning of another test
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with caplog.at_level("INFO", "loaderkit"):
+        for second in (0, 1, 58, 2):
+            now = now + second
+            QUICK.call(Failing(TimeoutError("slow")), what="a shard")
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "INFO", "WARNING"]
+    assert "a shard: read at attempt 2, after TimeoutError: slow" in caplog.records[0].getMessage()
 
 
 def test_waiting_draws_nothing_from_the_samples_generator() -> None:
@@ -159,7 +157,7 @@ def test_waiting_draws_nothing_from_the_samples_generator() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"attempts": 0}, {"wait_s": -1}, {"total_s": -0.1}])
-def test_what_can_not_be_meant_is_refused(wrong: dict[str, Any]) -> None:
+def test_values_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="wanted at least 1 attempt"):
         Retry(**wrong)
 
