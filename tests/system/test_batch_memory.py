@@ -21,10 +21,10 @@ import torch.utils.data as torch_data
 from drawing import equal
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loaderkit.collate.stack import stack
 from torch import Tensor
 
 import loaderkit as lk
+from loaderkit.collate import stack
 from loaderkit.datasets.combine import MapDataset
 from loaderkit.system import BufferPool, empty_array, lends, new_empty
 
