@@ -10,7 +10,7 @@ from fake_cuda import FakeCuda
 from torchvision.transforms import v2
 
 import loaderkit as lk
-from loaderkit.datasets.ragged import Ragged
+from loaderkit.datasets import Ragged
 from loaderkit.device import BACKENDS, prefetch
 
 

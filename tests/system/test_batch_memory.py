@@ -25,7 +25,7 @@ from torch import Tensor
 
 import loaderkit as lk
 from loaderkit.collate import stack
-from loaderkit.datasets.combine import MapDataset
+from loaderkit.datasets import MapDataset
 from loaderkit.system import BufferPool, empty_array, lends, new_empty
 
 ENGINES = [("inline", {}), ("threads", {"num_workers": 2}), ("ring", {"num_workers": 2}), ("torch", {"num_workers": 2})]
