@@ -107,18 +107,6 @@ class Storage:
         with ThreadPoolExecutor(_REQUESTS) as pool:
             return first + list(pool.map(self.stat, urls[1:]))
 
-    def check(self, url: str, size_bytes: int) -> None:
-        """Raise a ValueError if a shard is larger than the cache.
-
-        Raises:
-            ValueError: If the shard is too large.
-        """
-        if self.cache_dir is not None and size_bytes > self.cache_bytes:
-            raise ValueError(
-                f"{url}: has {size_bytes:,} bytes, the cache holds {self.cache_bytes:,}. "
-                "Give Storage a larger cache_bytes, or read without a cache: cache_dir=None."
-            )
-
     def open(self, url: str, found: Stat | None = None) -> BinaryIO:
         """Open a file to read bytes: a local copy if there is a cache, else a file that requests ranges.
 
@@ -137,7 +125,11 @@ class Storage:
         from loaderkit.datasets.remote.cache import Cache  # needs fcntl, which some systems lack
 
         wanted = found or self.stat(url)
-        self.check(url, wanted.size_bytes)
+        if wanted.size_bytes > self.cache_bytes:
+            raise ValueError(
+                f"{url}: has {wanted.size_bytes:,} bytes, the cache holds {self.cache_bytes:,}. "
+                "Give Storage a larger cache_bytes, or read without a cache: cache_dir=None."
+            )
 
         def download(file: BinaryIO) -> None:
             self._download(url, wanted.size_bytes, file)
