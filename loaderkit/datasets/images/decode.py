@@ -4,7 +4,6 @@ import io
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -44,7 +43,7 @@ def decode_pictures(contents: Sequence[memoryview]) -> list[Tensor]:
     """Decode pictures in as many threads as torch may use; a worker process or thread uses one.
 
     Args:
-        contents: The encoded pictures, as views of writable memory, which stays unchanged.
+        contents: The encoded pictures.
 
     Raises:
         ValueError: If no decoder can read one of the pictures.
@@ -61,12 +60,6 @@ def decode_pictures(contents: Sequence[memoryview]) -> list[Tensor]:
 
 
 def _decode_each(contents: Sequence[memoryview]) -> list[Tensor]:
-    decode = _torchvision_operator("decode_jpeg")
-    if decode is not None and all(content[:3] == _JPEG for content in contents):
-        # Decode without other work in between: a decoder empties the processor's caches.
-        data = [torch.frombuffer(content, dtype=torch.uint8) for content in contents]
-        with suppress(RuntimeError):
-            return [decode(one, _RGB, True) for one in data]
     return [decode_picture(bytes(content)) for content in contents]
 
 
