@@ -1,6 +1,6 @@
-"""A batch in which a read failed: what may pass is tried again, then the policy decides on each bad sample."""
+"""What the policy on bad samples does with a batch whose read failed: try again, then skip or replace."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,31 +19,33 @@ from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.threads import until_cancelled
 
 _CANDIDATES = 32  # tried for a replacement
-_LOOKED_AT = 1000  # for one that is short enough
+_LOOKED_AT = 1000  # to find candidates that are short enough
 _LEFT_OUT = object()
 
 ReadOne = Callable[[int, int], Any]  # from a row of the batch and an index to a sample
-ReadMany = Callable[[Sequence[int], Sequence[int]], Any]  # from rows and indices to what the dataset makes of them
+ReadMany = Callable[[list[int] | None, Int64Array], Any]  # from rows of the batch (None: all) and their indices
 
 
 class Repair:
-    """Reads what is left of a batch.
+    """Reads a batch again after a failure, under the policy.
 
     Args:
-        policy: What is done with bad samples.
+        policy: What to do with bad samples.
         key: The batch's.
         seed: The loader's.
-        order: Where replacements are chosen from.
-        lengths: Of the dataset's samples, where batches are made by them: no replacement is longer than what it replaces.
+        order: Replacements are chosen from it.
+        lengths: (N,) int64, of the dataset's samples, if the plan makes batches by length. A replacement is then
+            no longer than the bad sample.
     """
 
     def __init__(
         self, policy: BadSamples, key: BatchKey, seed: int, order: Order | None, lengths: Int64Array | None = None
     ) -> None:
         self._policy, self._key, self._seed, self._order, self._lengths = policy, key, seed, order, lengths
-        self._chosen: list[int | None] = key.indices.tolist()  # for each row; None where it is left out
+        self._chosen: list[int | None] = key.indices.tolist()  # for each row; None if it is left out
         self._bad: list[BadSample] = []
         self._first: Exception | None = None
 
@@ -54,76 +56,91 @@ class Repair:
 
     @property
     def indices(self) -> list[int]:
-        """What is read at these rows."""
+        """The indices that these rows hold."""
         return [index for index in self._chosen if index is not None]
 
-    def one(self, row: int, error: Exception, read: ReadOne) -> Any:
-        """Return a sample for a row where reading failed, or what `left` takes out.
+    def each(self, read: ReadOne, samples: list[Any], error: Exception | None = None) -> list[Any]:
+        """Read the rest of a batch sample by sample, under the policy.
+
+        Args:
+            read: Reads one sample.
+            samples: Those of the first rows.
+            error: Raised by the next row; None if that was not read yet.
+
+        Returns:
+            The samples of the batch that are not left out: at least one.
 
         Raises:
-            Exception: The error, if it does not pass and the policy does not take it for the sample's fault.
+            Exception: The first error that is not the sample's fault by the policy.
         """
-        index = int(self._key.indices[row])
+        found = list(samples)
+        for row in until_cancelled(list(range(len(samples), len(self._chosen)))):
+            try:
+                sample = self._one(row, read, error)
+            except Exception as final:
+                if not self._policy.blames(final):
+                    raise
+                sample = self._stand_in(row, read, final)
+            error = None
+            if sample is not _LEFT_OUT:
+                found.append(sample)
+        return found or [self._replace(0, read, alone=True)]
+
+    def together(self, read: ReadMany, error: Exception) -> Any:
+        """Read a batch again that one call reads whole, without the samples that cannot be read.
+
+        Args:
+            read: Reads some rows.
+            error: Raised by the first attempt.
+
+        Raises:
+            Exception: As `each` does.
+        """
+        indices = self._key.indices
         try:
-            return self._policy.again(error, lambda: read(row, index), f"sample {index}")
+            return self._policy.again(error, lambda: read(None, indices), f"samples {indices[0]}, ...")
         except Exception as final:
             if not self._policy.blames(final):
                 raise
-            self._first = self._first or portable(final)
-            position = int(self._key.positions[row])
-            self._bad.append(BadSample(self._key.epoch, position, index, describe(final), None))
             drop_traceback(final)
+        self.each(lambda row, index: read([row], np.array([index], dtype=np.int64)), [])
+        try:
+            return self._policy.retry.call(lambda: read(self.rows, np.array(self.indices, dtype=np.int64)))
+        except Exception as fault:
+            fault.add_note("loaderkit: each of these samples can be read by itself.")
+            raise
+
+    def _one(self, row: int, read: ReadOne, error: Exception | None) -> Any:
+        """Read the sample of a row, again while its error may pass."""
+        index = int(self._key.indices[row])
+        if error is None:
+            try:
+                return read(row, index)
+            except Exception as first:
+                error = first
+        return self._policy.again(error, lambda: read(row, index), f"sample {index}")
+
+    def _stand_in(self, row: int, read: ReadOne, error: Exception) -> Any:
+        """Record a bad sample; return its replacement, or `_LEFT_OUT`."""
+        self._first = self._first or portable(error)
+        index, position = int(self._key.indices[row]), int(self._key.positions[row])
+        self._bad.append(BadSample(self._key.epoch, position, index, describe(error), None))
+        drop_traceback(error)
         if self._policy.policy == "replace":
             return self._replace(row, read, alone=False)
         self._chosen[row] = None
         return _LEFT_OUT
 
-    def left(self, samples: list[Any], read: ReadOne) -> list[Any]:
-        """Return the samples without those that are left out: at least one."""
-        kept = [sample for sample in samples if sample is not _LEFT_OUT]
-        return kept or [self._replace(0, read, alone=True)]
-
-    def together(self, error: Exception, read: ReadMany) -> Any:
-        """Return what a dataset that reads many samples at once makes of those that can be read.
-
-        Raises:
-            Exception: As `one` does.
-        """
-        wanted = self.indices
-        try:
-            return self._policy.again(error, lambda: read(range(len(wanted)), wanted), f"samples {wanted[0]}, ...")
-        except Exception as final:
-            if not self._policy.blames(final):
-                raise
-            drop_traceback(final)
-
-        def read_one(row: int, index: int) -> Any:
-            return read([row], [index])
-
-        # One of them is bad, or several: each is read by itself, then all that can be are read as before.
-        for row, index in enumerate(wanted):
-            try:
-                read_one(row, index)
-            except Exception as fault:
-                self.one(row, fault, read_one)
-        if not self.rows:
-            self._replace(0, read_one, alone=True)
-        try:
-            return self._policy.retry.call(lambda: read(self.rows, self.indices))
-        except Exception as fault:
-            fault.add_note("loaderkit: each of these samples can be read by itself.")
-            raise
-
     def report(self, batch: Any) -> Any:
-        """Put the bad samples beside the batch, if there are any."""
+        """Return the batch with its bad samples, if there are any."""
         return batch if self._first is None else Reported(batch, self._bad, self._first)
 
     def _replace(self, row: int, read: ReadOne, *, alone: bool) -> Any:
-        """Return another sample of the order in the place of this row's, or leave it out where none is short enough.
+        """Return another sample of the order for a row, or leave the row out if none is short enough.
 
         Args:
             row: Of the batch.
-            read: Reads one.
+            read: Reads one sample.
             alone: Whether nothing else is left of the batch, which must not be empty.
         """
         number = next(n for n, bad in enumerate(self._bad) if bad.position == self._key.positions[row])
@@ -147,25 +164,25 @@ class Repair:
         bad = self._bad[number]
         raise BadSamplesError(
             f"loader: no replacement for sample {bad.index} (epoch {bad.epoch}, position {bad.position}; {bad.error}): "
-            f"{len(candidates)} other samples could not be read either, the last by {last!r}. Mend the data, or what it is read from."
+            f"{len(candidates)} other samples could not be read either, the last by {last!r}. Repair the data or its storage."
         ) from last
 
     def _candidates(self, row: int, *, alone: bool) -> list[int]:
-        """Return what may come in the place of a row's sample, in the order in which it is tried."""
+        """Return the indices to try for a row, in this order."""
         lengths = self._lengths
         if lengths is None:
             return [self._candidate(row, attempt) for attempt in range(_CANDIDATES)]
         replaced = int(self._key.indices[row])
         drawn = dict.fromkeys(self._candidate(row, attempt) for attempt in range(_LOOKED_AT))
         found = [index for index in drawn if index != replaced and lengths[index] <= lengths[replaced]]
-        if alone:  # whatever is in a batch elsewhere fits
+        if alone:  # whatever another batch holds fits
             found += sorted(set(drawn) - set(found), key=lambda index: (int(lengths[index]), index))
         return found[:_CANDIDATES]
 
     def _candidate(self, row: int, attempt: int) -> int:
         if self._order is None:
             raise ValueError(
-                "batch reader: a replacement is wanted, and there is no order to choose it from. Give BatchReader order=."
+                "batch reader: a replacement is needed, but there is no order to choose it from. Pass order= to BatchReader."
             )
         key = self._key
         word = hash_positions(key.positions[row : row + 1], "replacement", self._seed, key.epoch, attempt)[0]
