@@ -1,4 +1,4 @@
-"""A batch on its way from a worker: small tensors travel in the message, large ones in shared memory."""
+"""How a batch of the torch engine leaves its worker: small tensors in the message, large ones in shared memory."""
 
 import io
 from collections.abc import Callable
@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# A file descriptor and fresh pages for each tensor take longer than copying so much through a pipe.
+# Copying this much through a pipe is faster than a file descriptor and fresh pages for each tensor.
 SMALL = 1 << 17  # bytes
 
 
 def dump(batch: Any) -> bytes:
-    """Return a batch as bytes, with file descriptors of its large tensors; for one reader."""
+    """Return a batch as bytes, with file descriptors for its large tensors. It can be read once."""
     buffer = io.BytesIO()
     _Pickler(buffer, -1).dump(batch)
     return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""The engine on threads of this process, for data that waits: for a service, a store, a disk."""
+"""The engine on threads of this process, for data that waits for a service, a store or a disk."""
 
 import atexit
 import time
@@ -20,14 +20,14 @@ from loaderkit.system.nested import map_leaves, pin
 from loaderkit.system.process import process_id, refuse_in_fork
 from loaderkit.system.threads import Cancelled, mark_reader
 
-_PATIENCE_S = 5.0  # for threads that are to end, and read a last batch
+_PATIENCE_S = 5.0  # for threads that finish a last sample
 
 
 def check_threads(reader: BatchReader) -> None:
-    """Refuse data for threads that needs seeds: the global generators are the trainer's, and it draws beside them.
+    """Refuse data that may draw from the global generators: those belong to the trainer, which draws at the same time.
 
     Raises:
-        ValueError: If it does not say what it draws.
+        ValueError: If the dataset or the collate_fn does not declare what it draws.
     """
     if reader.draws_from() is not Draws.ANYTHING:
         return
@@ -35,24 +35,35 @@ def check_threads(reader: BatchReader) -> None:
         ("dataset", reader.dataset) if draws(reader.dataset) is Draws.ANYTHING else ("collate_fn", reader.collate_fn)
     )
     name = getattr(who, "__qualname__", type(who).__name__)
-    also = " (on its transform, where it has one)" if what == "dataset" else ""
+    also = " (on its transform, if it has one)" if what == "dataset" else ""
     raise ValueError(
         f"loader: engine='threads', and {what} {name} may draw from torch's, numpy's or random's global generators, which "
-        f"threads can't seed: they are the trainer's. Where it draws nothing, say so{also}: draws_nothing = True; where it "
-        "draws from lk.sample_rng() alone: draws_only_sample_rng = True. Else take worker processes: engine='ring'."
+        f"threads can't seed: they are the trainer's. If it draws nothing, set{also} draws_nothing = True; if it draws "
+        "from lk.sample_rng() alone, set draws_only_sample_rng = True. Else use worker processes: engine='ring'."
     )
 
 
 class ThreadsEngine:
-    """Threads that read the same dataset at once.
+    """Makes batches in threads, which share the dataset.
 
-    They neither copy the dataset nor send batches. Python itself runs in one of them at a time: they are for reads that wait,
-    or that let others go on meanwhile, as decoders of pictures do. Batches come in the order of their keys, whoever makes them.
+    They neither copy the dataset nor send batches. Only one thread runs Python at a time, so they help if reads wait or
+    release the GIL, as image decoders do. Batches come in the order of their keys, whoever makes them.
+
+    Args:
+        reader: Makes the batches.
+        num_workers: The number of threads.
+        pin_memory: Whether batches are copied to page-locked memory.
+        prefetch_factor: Batches made ahead by each thread; None decides by their size.
+        persistent_workers: Keep the threads between runs.
+        timeout: Seconds to wait for a batch; 0 waits for ever.
+
+    Raises:
+        ValueError: If the data may draw from the global generators.
     """
 
-    name = "threads"
+    name: str = "threads"
     dealing: str | None = "to whoever is free"
-    pinned_why = ""
+    pinned_why: str = ""
 
     def __init__(
         self,
@@ -69,7 +80,7 @@ class ThreadsEngine:
         self.factor, self.timeout_s = prefetch_factor, timeout or None
         self.prefetch = num_workers * (prefetch_factor or AHEAD)
         self.persistent = persistent_workers
-        self._run: Callable[[], _Run | None] = lambda: None  # the last one, while it is in use
+        self._run: Callable[[], _Run | None] = lambda: None  # the latest, if it is in use
         self._crew: _Crew | None = None
 
     def run(self, keys: Iterable[BatchKey]) -> Iterator[Any]:
@@ -82,7 +93,7 @@ class ThreadsEngine:
         self._run = weakref.ref(run)
         run.start()
         if not self.persistent:
-            self._crew = None  # it ends with its run
+            self._crew = None  # the crew ends with its run
         return run
 
     def close(self) -> None:
@@ -102,11 +113,11 @@ class _Task:
     __slots__ = ("awaited", "batch", "done", "error", "key")
 
     def __init__(self, key: BatchKey) -> None:
-        self.key: BatchKey | None = key  # None where nobody wants it any more
+        self.key: BatchKey | None = key  # None if it is not wanted any more
         self.awaited = False
         self.batch: Any = None
         self.error: BaseException | None = None
-        self.done = allocate_lock()  # held until it is
+        self.done = allocate_lock()  # held until the batch is made
         self.done.acquire()
 
 
@@ -127,14 +138,14 @@ def _work(read: Callable[[BatchKey], Any], tasks: "SimpleQueue[_Task | None]", o
             except BaseException as error:
                 task.error = error
             task.done.release()
-        task = None  # it would keep its batch until the next one comes
+        task = None  # else it keeps its batch until the next task
 
 
 class _Crew:
-    """Threads that take tasks from a queue, until this is freed."""
+    """Threads that take tasks from a queue, until this object is freed."""
 
     def __init__(self, read: Callable[[BatchKey], Any]) -> None:
-        self._owner, self._over = process_id(), Event()  # the threads hold that, and not this
+        self._owner, self._over = process_id(), Event()  # the threads hold `_over`, not this object
         self._read = read
         self.tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._threads: list[Thread] = []
@@ -142,11 +153,11 @@ class _Crew:
 
     @property
     def is_here(self) -> bool:
-        """Whether its threads are this process's, which a fork lacks, and may be given tasks."""
+        """Whether its threads take tasks; in a fork there are none."""
         return not self._over.is_set() and self._owner == process_id()
 
     def start(self, count: int) -> None:
-        """Have so many threads."""
+        """Start threads until there are `count`."""
         for number in range(len(self._threads), count):
             # Daemons: a read that hangs must not keep the process from ending.
             thread = Thread(
@@ -157,7 +168,7 @@ class _Crew:
             _threads.add(thread)
 
     def end(self) -> None:
-        """Let the threads go, each behind the sample that it is reading."""
+        """Tell the threads to end, each after its current sample."""
         if self.is_here:
             self._over.set()
             for _ in self._threads:
@@ -173,14 +184,14 @@ class _Crew:
 
 
 class _Run:
-    """A run's batches, in order."""
+    """The batches of a run, in order."""
 
     def __init__(self, engine: ThreadsEngine, crew: _Crew, keys: Iterator[BatchKey]) -> None:
         self._engine, self.crew, self._keys = engine, crew, keys
         self._owner = process_id()
         self._ahead: deque[_Task] = deque()  # handed out, in order
         self._all_out = self._over = False
-        self._sized = False  # whether it is known how large a batch is
+        self._sized = False  # whether the size of a batch is known
 
     def start(self) -> None:
         """Hand out tasks, and start the threads."""
@@ -211,7 +222,7 @@ class _Run:
         return pin(batch) if self._engine.pinned else batch
 
     def _submit(self) -> None:
-        """Have as many tasks handed out as the engine makes ahead."""
+        """Hand out tasks until as many are under way as the engine makes ahead."""
         while len(self._ahead) < self._engine.prefetch and not self._all_out:
             key = next(self._keys, None)
             if key is None:
@@ -225,10 +236,10 @@ class _Run:
         timeout_s = self._engine.timeout_s
         task.awaited = True
         if not task.done.acquire(timeout=-1 if timeout_s is None else timeout_s):
-            self.crew.end()  # a thread hangs: the next run has others
+            self.crew.end()  # a thread hangs: the next run starts others
             which = task.key.indices[:8].tolist() if task.key is not None else []
             raise RuntimeError(
-                f"loader: no batch in {timeout_s:g} s (timeout): samples {which} take longer. See what they do, or give more time."
+                f"loader: no batch in {timeout_s:g} s (timeout): samples {which} take longer. Check them, or raise the timeout."
             )
         if task.error is not None:
             error, task.error = task.error, None
@@ -241,7 +252,7 @@ class _Run:
         return task.batch
 
     def end(self) -> None:
-        """Take back what is under way; let threads go that don't persist."""
+        """Cancel what is under way; end the threads unless they persist."""
         if self._over:
             return
         self._over = True
@@ -278,7 +289,7 @@ def _join(threads: Iterable[Thread], patience_s: float) -> None:
 
 @atexit.register
 def _end_all() -> None:
-    """End all threads before the interpreter does: what they run then may crash."""
+    """End all threads before the interpreter ends: later they could crash."""
     for crew in list(_crews):
         crew.end()
     _join([thread for thread in _threads if thread.is_alive()], _PATIENCE_S)

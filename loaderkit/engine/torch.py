@@ -24,7 +24,7 @@ from loaderkit.system.threads import limit_threads
 
 
 class _Keys(torch_data.Sampler[Any]):
-    """The batch sampler of the DataLoader: this run's keys."""
+    """The DataLoader's batch sampler: the keys of this run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class _Keys(torch_data.Sampler[Any]):
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """Hides a batch from torch, which would pin its parts by its own rules: those pass over dataclasses."""
+    """A batch that torch passes on as it is: torch's own pinning skips dataclasses."""
 
     content: Any
 
@@ -52,13 +52,12 @@ def _load_batch(content: bytes) -> Hidden:
 
 
 class Batches:
-    """A run's batches. An error lets the workers go at once.
+    """The batches of a run. An error ends the workers at once.
 
-    The error that torch raises again and its traceback hold each other, and the
-    workers: those would wait for the garbage collector, and it 5 s for each of them.
-    Where the error arose is in its message.
+    The error that torch raises and its traceback form a cycle that holds the workers, and the garbage collector would wait
+    5 s for each of them. So the traceback is dropped; the error's message has the worker's traceback.
 
-    In a forked process they are refused: whoever reads there takes them from its parent.
+    A forked process cannot read them: it would take batches from its parent.
     """
 
     def __init__(self, batches: Iterator[Hidden]) -> None:
@@ -86,25 +85,24 @@ def _keep_inherited() -> None:
     _inherited.extend(_running)
 
 
-os.register_at_fork(after_in_child=_keep_inherited)  # torch's iterators stop the parent's workers when they are freed
+os.register_at_fork(after_in_child=_keep_inherited)  # freeing one of torch's iterators would stop the parent's workers
 
 
 @dataclass(frozen=True)
 class StartWorker:
-    """Starts a worker: it ends with its parent, has one thread, and then the user's `worker_init_fn` is called."""
+    """Prepares a worker: it ends with its parent and has one thread. Then the user's `worker_init_fn` is called."""
 
     init: Callable[[int], None] | None
 
     def __call__(self, worker_id: int) -> None:
-        # torch's workers watch the id of their parent process. Under forkserver that is the server's, which stays
-        # as long as they do, also when the trainer was killed; and a worker that ends waits until what it has
-        # made is read, which nobody does any more.
+        # torch's workers watch their parent's id. Under forkserver that is the server, which lives as long as they do,
+        # even if the trainer was killed. And a worker that ends waits until its batches are read.
         parent = multiprocessing.parent_process()
         if parent is not None:
             threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
         limit_threads()
-        # The thread that sends batches imports parts of torch for its first large tensor. Where this thread imports them at
-        # the same time that fails, the batch is lost, and the trainer waits for ever.
+        # The thread that sends batches imports parts of torch for its first large tensor. If this thread imports them at
+        # the same time, the import fails, the batch is lost, and the trainer waits for ever.
         ForkingPickler.dumps(torch.empty(0))
         if self.init is not None:
             self.init(worker_id)
@@ -116,11 +114,22 @@ def _end_with(parent: Any) -> None:
 
 
 class TorchEngine:
-    """Worker processes that make batches ahead; torch deals the keys to them in turn and keeps the order."""
+    """Makes batches in the workers of torch's DataLoader, which deals the keys in turn and keeps the order.
 
-    name = "torch"
+    Args:
+        reader: Makes the batches.
+        num_workers: The number of processes.
+        pin_memory: Whether batches are in page-locked memory.
+        prefetch_factor: Batches made ahead by each worker; None is torch's default.
+        persistent_workers: Keep the workers between runs.
+        multiprocessing_context: A start method or a context of multiprocessing; None is the platform's default.
+        worker_init_fn: Called in each worker with its number.
+        timeout: Seconds to wait for a batch; 0 waits for ever.
+    """
+
+    name: str = "torch"
     dealing: str | None = "in turn"
-    pinned_why = ""
+    pinned_why: str = ""
 
     def __init__(
         self,
@@ -152,10 +161,10 @@ class TorchEngine:
 
     def run(self, keys: Iterable[BatchKey]) -> Iterator[Any]:
         check_children(self.num_workers)
-        if self._owner != process_id():  # its workers are those of the process that this one was forked from
+        if self._owner != process_id():  # its workers belong to the parent of this fork
             self._loader, self._owner = None, process_id()
         if self._loader is None:
-            # With a generator of its own the DataLoader leaves the global one alone.
+            # With its own generator the DataLoader does not draw from the global one.
             generator = torch.Generator().manual_seed(derive_seed("torch", self._reader.seed))
             dataset: Any = self._reader
             self._loader = torch_data.DataLoader(

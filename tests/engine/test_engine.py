@@ -24,18 +24,20 @@ pytestmark = [
 
 
 engine: Any = "torch"
+in_turn = False  # a shard order makes the ring deal batches in turn
 
 
 @pytest.fixture(params=["torch", "ring", "ring in turn"], autouse=True)
 def _engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test here is run with each engine that has workers, and with both ways in which the ring deals batches."""
     monkeypatch.setattr(f"{__name__}.engine", request.param.split()[0])
-    monkeypatch.setattr("loaderkit.loader.indexed.keeps_shards", lambda _: request.param == "ring in turn")
+    monkeypatch.setattr(f"{__name__}.in_turn", request.param == "ring in turn")
 
 
 def make_loader(size: int, batch_size: int | None, workers: int = 0, **settings: Any) -> lk.Loader:
     collate = drawing_collate if batch_size else None
-    settings = {"shuffle": True, "seed": 4, "collate_fn": collate, "engine": engine if workers else "auto"} | settings
+    order: dict[str, Any] = {"order": lk.ShardOrder([size], seed=4, block=1)} if in_turn else {"shuffle": True}
+    settings = order | {"seed": 4, "collate_fn": collate, "engine": engine if workers else "auto"} | settings
     return lk.Loader(Drawing(size), batch_size, num_workers=workers, **settings)
 
 

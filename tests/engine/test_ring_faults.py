@@ -22,8 +22,10 @@ import torch
 from leftovers import nothing_left
 
 import loaderkit as lk
-from loaderkit.engine.ring import worker as ring_worker
+from loaderkit.engine.batch_reader import BatchReader
+from loaderkit.engine.ring import RingEngine
 from loaderkit.engine.ring.team import WorkerDied
+from loaderkit.sampling.plan import BatchPlan
 
 BAD = 17  # the index of the sample at which something happens
 RING: dict[str, Any] = {"engine": "ring", "num_workers": 2, "multiprocessing_context": "fork"}
@@ -44,8 +46,19 @@ class Numbers:
         return torch.full((100,), index)
 
 
+class Unshuffled(lk.ShardOrder):
+    """A shard order, which makes the ring deal batches in turn, that does not shuffle."""
+
+    def at(self, epoch: int, positions: Any) -> Any:
+        return positions
+
+
+in_turn = False
+
+
 def make_loader(what: Callable[[], Any] | None = None, size: int = 40, **settings: Any) -> lk.Loader:
-    return lk.Loader(Numbers(size, what), 4, **RING | settings)
+    order = Unshuffled([size], block=4) if in_turn else None
+    return lk.Loader(Numbers(size, what), 4, order=order, **RING | settings)
 
 
 def firsts(batches: Any) -> list[int]:
@@ -74,8 +87,7 @@ def _nothing_is_left_behind(_warm: None) -> Iterator[None]:
 @pytest.fixture(params=["free", "in turn"])
 def dealing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Tests that ask for it are run with each way to deal batches to workers."""
-    if request.param == "in turn":
-        monkeypatch.setattr("loaderkit.loader.indexed.keeps_shards", lambda _: True)
+    monkeypatch.setattr(f"{__name__}.in_turn", request.param == "in turn")
     return str(request.param)
 
 
@@ -325,22 +337,22 @@ def test_a_worker_that_was_killed_between_epochs_is_an_error_and_then_replaced(w
 
 @either_way
 @pytest.mark.parametrize("child", [False, True])
-def test_a_worker_killed_in_the_middle_of_a_large_answer_holds_nobody_up(
-    child: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where a process of the dataset's own keeps the worker's pipes open."""
+def test_a_worker_killed_in_the_middle_of_a_large_answer_blocks_nothing(child: bool) -> None:
+    """Also if a process that the dataset started keeps the worker's pipes open."""
+    write = os.write
 
-    def send_half(fd: int, content: Any) -> None:
+    def send_half(fd: int, content: Any) -> int:
         if len(content) > 50_000:
             if child and os.fork() == 0:
                 time.sleep(1)
                 os._exit(0)
-            os.write(fd, content[:50_000])
+            write(fd, content[:50_000])
             os.kill(os.getpid(), signal.SIGKILL)
-        os.write(fd, content)
+        return write(fd, content)
 
-    monkeypatch.setattr(ring_worker, "_send", send_half)  # the workers are forked
-    loader = make_loader(lambda: b"x" * 60_000, collate_fn=list)
+    loader = make_loader(
+        lambda: b"x" * 60_000, collate_fn=list, worker_init_fn=lambda _: setattr(os, "write", send_half)
+    )
     with pytest.raises(WorkerDied, match="killed by SIGKILL"):
         list(loader)
 
@@ -413,10 +425,12 @@ def test_limits_of_the_process_make_slots_smaller(kind: int) -> None:
         assert [int(batch[-1]) for batch in batches] == list(range(6))
 
 
-def test_a_batch_larger_than_a_slot_comes_through_the_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loaderkit.engine.ring.slots.LARGEST", 8192)
+def test_a_batch_larger_than_a_slot_comes_through_the_pipe() -> None:
     rows = [torch.full((size,), size) for size in (10, 5000, 20, 100_000, 30)]
-    found = list(lk.Loader(rows, None, **RING))
+    engine = RingEngine(BatchReader(rows, None, 0, batched=False), num_workers=2, largest=8192)
+    found = list(engine.run(BatchPlan(order=lk.Sequential(5), batch_size=None).keys(lk.Cursor())))
+    engine.close()
+    assert len(found) == 5
     assert all(torch.equal(one, row) for one, row in zip(found, rows, strict=True))
 
 

@@ -15,7 +15,7 @@ from leftovers import nothing_left
 import loaderkit as lk
 from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.ring.engine import RingEngine
-from loaderkit.engine.ring.pins import Runtime, cuda_runtime
+from loaderkit.engine.ring.pins import cuda_runtime
 from loaderkit.sampling.plan import BatchPlan
 
 
@@ -71,12 +71,18 @@ def _nothing_is_left_behind() -> Iterator[None]:
         yield
 
 
-def make_engine(cudart: Any, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[RingEngine, list[Any]]:
-    monkeypatch.setattr("loaderkit.engine.ring.engine.pin", copied)
-    monkeypatch.setattr("loaderkit.engine.ring.engine.cuda_runtime", lambda device: cudart)
+def make_engine(cudart: Any) -> tuple[RingEngine, list[Any]]:
     reader = BatchReader(Rows(), None, 0, batched=False)
-    settings = {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True} | settings
-    engine = RingEngine(reader, pin_memory=True, pin_in_place=torch.device("cuda"), **settings)
+    engine = RingEngine(
+        reader,
+        num_workers=2,
+        pin_memory=True,
+        persistent_workers=True,
+        multiprocessing_context="fork",
+        pin_in_place=torch.device("cuda"),
+        find_cuda=lambda device: cudart,
+        copy_pinned=copied,
+    )
     return engine, list(BatchPlan(order=lk.Sequential(60), batch_size=None, tail="keep").keys(lk.Cursor()))
 
 
@@ -84,9 +90,9 @@ def copied(batch: Any) -> Any:
     return batch | {"copied": True}
 
 
-def test_slots_are_registered_once_each_time_they_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_are_registered_once_each_time_they_grow() -> None:
     cudart = Cudart()
-    engine, keys = make_engine(cudart, monkeypatch)
+    engine, keys = make_engine(cudart)
     for epoch in range(3):
         for number, batch in enumerate(engine.run(iter(keys))):
             assert "copied" not in batch
@@ -106,9 +112,9 @@ def test_slots_are_registered_once_each_time_they_grow(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("how", ["close", "drop"])
-def test_a_batch_in_use_stays_registered_after_its_workers(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_in_use_stays_registered_after_its_workers(how: str) -> None:
     cudart = Cudart()
-    engine, keys = make_engine(cudart, monkeypatch)
+    engine, keys = make_engine(cudart)
     run = engine.run(iter(keys))
     held = [next(run)["x"] for _ in range(3)]
     if how == "close":
@@ -122,10 +128,10 @@ def test_a_batch_in_use_stays_registered_after_its_workers(how: str, monkeypatch
     assert cudart.registered == {}
 
 
-def test_what_stays_on_the_host_does_not_lie_in_registered_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_stays_on_the_host_does_not_lie_in_registered_memory() -> None:
     """Else a copy that its owner queues from there could be overtaken by another batch."""
     cudart = Cudart()
-    engine, keys = make_engine(cudart, monkeypatch)
+    engine, keys = make_engine(cudart)
     beside = [batch["beside"] for batch in engine.run(iter(keys))]
     assert [int(array[0]) for array in beside] == list(range(60))
     assert all(cudart.covers(torch.from_numpy(array)) is False for array in beside)
@@ -133,11 +139,9 @@ def test_what_stays_on_the_host_does_not_lie_in_registered_memory(monkeypatch: p
 
 
 @pytest.mark.parametrize("refuse_from", [0, 5])
-def test_where_registering_fails_batches_are_pinned_by_copying(
-    refuse_from: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_registering_fails_batches_are_pinned_by_copying(refuse_from: int) -> None:
     cudart = Cudart(refuse_from)
-    engine, keys = make_engine(cudart, monkeypatch)
+    engine, keys = make_engine(cudart)
     ways = set()
     for number, batch in enumerate(engine.run(iter(keys))):
         assert (batch["x"] == number).all()
@@ -151,16 +155,16 @@ def test_where_registering_fails_batches_are_pinned_by_copying(
     assert cudart.registered == {}
 
 
-def test_without_cuda_batches_are_pinned_by_copying(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, keys = make_engine(None, monkeypatch)
+def test_without_cuda_batches_are_pinned_by_copying() -> None:
+    engine, keys = make_engine(None)
     assert all("copied" in batch for batch in engine.run(iter(keys)))
-    assert "CUDA is not there" in engine.pinned_why
+    assert "CUDA is not available" in engine.pinned_why
     engine.close()
 
 
-def test_kept_batches_are_pinned_by_copying(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_batches_are_pinned_by_copying() -> None:
     cudart = Cudart()
-    engine, keys = make_engine(cudart, monkeypatch)
+    engine, keys = make_engine(cudart)
     held = list(engine.run(iter(keys)))
     assert [("copied" in batch) for batch in held].count(False) == 4
     assert all(int(batch["x"][-1]) == number for number, batch in enumerate(held))
@@ -169,9 +173,9 @@ def test_kept_batches_are_pinned_by_copying(monkeypatch: pytest.MonkeyPatch) -> 
     assert cudart.registered == {}
 
 
-def test_a_forked_process_leaves_the_registrations_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_process_leaves_the_registrations_alone() -> None:
     cudart = Cudart()
-    engine, keys = make_engine(cudart, monkeypatch)
+    engine, keys = make_engine(cudart)
     run = engine.run(iter(keys))
     held = next(run)["x"]
     pid = os.fork()
@@ -222,28 +226,28 @@ def test_memory_is_page_locked_for_the_device_that_copies(monkeypatch: pytest.Mo
     assert calls[6:] == [second, (0, 16384, 0), "cuda", "left"]
 
 
-class Watched(Runtime):
-    """CUDA's own runtime, and what it answered."""
+class Watched:
+    """CUDA's own runtime, which records what it answers."""
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
+    def __init__(self) -> None:
+        self._cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         self.registered: list[int] = []
         self.unregistered: list[int] = []
 
-    def register(self, address: int, size: int) -> int:
-        self.registered.append(super().register(address, size))
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+        self.registered.append(int(self._cudart.cudaHostRegister(address, size, flags)))
         return self.registered[-1]
 
-    def unregister(self, address: int) -> int:
-        self.unregistered.append(super().unregister(address))
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        self.unregistered.append(int(self._cudart.cudaHostUnregister(address)))
         return self.unregistered[-1]
 
 
 @pytest.mark.gpu
 def test_batches_in_slots_are_page_locked_and_copies_from_them_arrive_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device is kept busy, so that copies are queued when their batch is dropped and its slot is written anew."""
-    watched = Watched(torch.device("cuda"))
-    monkeypatch.setattr("loaderkit.engine.ring.engine.cuda_runtime", lambda device: watched)
+    watched = Watched()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: watched)
     data = [torch.full((1 << 20,), n) for n in range(64)]
     loader = lk.Loader(data, None, num_workers=2, engine="ring", device="cuda")
     arrived = []

@@ -1,4 +1,4 @@
-"""Worker processes that write each batch into memory that they share with the loader, and that is used again."""
+"""Worker processes that write batches into shared memory, which is reused."""
 
 from loaderkit.engine.ring.engine import RingEngine
 

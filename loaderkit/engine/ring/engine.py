@@ -1,4 +1,4 @@
-"""The engine on workers of our own, which write batches into leased slots of shared memory."""
+"""The engine whose worker processes write batches into slots of shared memory."""
 
 import sys
 import time
@@ -12,30 +12,42 @@ from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.description import AHEAD, batches_ahead
 from loaderkit.engine.ring.messages import Answer, pack_key
 from loaderkit.engine.ring.pins import cuda_runtime
+from loaderkit.engine.ring.slots import LARGEST
 from loaderkit.engine.ring.starting import Workers
 from loaderkit.engine.ring.team import Team, WorkerDied
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.system.nested import pin
 from loaderkit.system.process import process_id, refuse_in_fork
 
-_HELD = 4  # batches that a user may keep without their being copied
+_HELD = 4  # batches that a user may keep before the next ones are copies
 
 
 class RingEngine:
-    """Worker processes that write batches into shared memory that is used again.
+    """Makes batches in worker processes, which write them into shared memory that is reused.
 
-    A batch is a view of that memory, which is free for another when the batch's last tensor is gone. Who keeps more than
-    a few batches gets copies. Batches come in the order of their keys, whoever makes them.
+    A batch is a view of its slot. The slot is free again when the batch's last tensor is gone. If the user keeps more than
+    a few batches, the next ones are copies. Batches come in the order of their keys, whoever makes them.
 
     Args:
-        in_turn: Deal the keys of a run to the workers in turn, as torch does, so that each keeps to the shards of its own
-            lanes. Else all take them from one queue, so that a slow sample holds nobody up.
-        pin_in_place: The device for which slots are page-locked, rather than batches copied to page-locked memory; see
-            Pins for what the batches' user has to do then.
+        reader: Makes the batches.
+        num_workers: The number of processes.
+        pin_memory: Whether batches are in page-locked memory.
+        prefetch_factor: Batches made ahead by each worker; None decides by their size.
+        persistent_workers: Keep the workers between runs.
+        multiprocessing_context: A start method or a context of multiprocessing; None is the platform's default.
+        worker_init_fn: Called in each worker with its number.
+        timeout: Seconds to wait for a batch; 0 waits for ever.
+        in_turn: Deal the keys to the workers in turn, so that each keeps to the shards of its own lanes. Else all workers
+            take keys from one queue, so that a slow sample delays no other batch.
+        pin_in_place: The device for which slots are page-locked where they are. Else batches are copied to page-locked
+            memory. See `Pins` for what the user of the batches must do then.
+        largest: Bytes of the largest batch that goes through a slot. Larger ones go through a pipe.
+        find_cuda: Returns CUDA's runtime for a device, or None.
+        copy_pinned: Copies a batch to page-locked memory.
     """
 
-    name = "ring"
-    pinned_why = ""  # why batches are pinned by copying them, where they were to be pinned in place
+    name: str = "ring"
+    pinned_why: str = ""
 
     def __init__(
         self,
@@ -50,24 +62,28 @@ class RingEngine:
         timeout: float = 0,
         in_turn: bool = False,
         pin_in_place: torch.device | None = None,
+        largest: int = LARGEST,
+        find_cuda: Callable[[torch.device], Any] = cuda_runtime,
+        copy_pinned: Callable[[Any], Any] = pin,
     ) -> None:
         self._reader, self.num_workers, self.pinned = reader, num_workers, pin_memory
         self._in_place = pin_in_place if pin_memory else None
-        self._in_turn = in_turn
+        self._in_turn, self._largest = in_turn, largest
+        self._find_cuda, self.copy_pinned = find_cuda, copy_pinned
         self.dealing: str | None = "in turn, so that each keeps to its shards" if in_turn else "to whoever is free"
         self.prefetch = num_workers * (prefetch_factor or AHEAD)
         self._factor, self._most = prefetch_factor, self.prefetch
-        self._size = -1  # of the batch that came last
+        self._size = -1  # bytes of the last batch
         self.fit(0)
         self._persistent, self._context = persistent_workers, multiprocessing_context
         self._init, self._timeout_s = worker_init_fn, timeout or None
         self._team: Team | None = None
-        self._run: Callable[[], _Run | None] = lambda: None  # the last one, while it is in use
+        self._run: Callable[[], _Run | None] = lambda: None  # the latest, if it is in use
         self._numbers = 0  # tasks so far, over all runs
 
     def run(self, keys: Iterable[BatchKey]) -> Iterator[Any]:
         if self._team is not None and not self._team.is_here:
-            self._team = None  # of the process that this one was forked from
+            self._team = None  # it belongs to the parent of this fork
         elif (before := self._run()) is not None:
             before.end()
         if not self._persistent:
@@ -79,9 +95,9 @@ class RingEngine:
                 self.close()
                 raise
         else:
-            cudart = None if self._in_place is None else cuda_runtime(self._in_place)
+            cudart = None if self._in_place is None else self._find_cuda(self._in_place)
             if self._in_place is not None and cudart is None:
-                self.pinned_why = "CUDA is not there"
+                self.pinned_why = "CUDA is not available"
             workers = Workers(
                 reader=self._reader,
                 count=self.num_workers,
@@ -89,7 +105,7 @@ class RingEngine:
                 context=self._context,
                 init=self._init,
             )
-            self._team = Team(workers, slots=self._most + _HELD, cudart=cudart)
+            self._team = Team(workers, slots=self._most + _HELD, largest=self._largest, cudart=cudart)
         self._team.forget_before(self._numbers)
         run = _Run(self, self._team, iter(keys))
         self._run = weakref.ref(run)
@@ -97,11 +113,11 @@ class RingEngine:
         return run
 
     def fit(self, size: int) -> None:
-        """Decide how many batches of a size are made ahead."""
+        """Set how many batches of `size` bytes are made ahead."""
         self._size = size
         self.prefetch = batches_ahead(size, self.num_workers, self._factor)
-        # Tasks are handed out several at a time, as waking a worker may take longer than a task; not so many that a worker
-        # finds none when it has done its own.
+        # Tasks go out several at a time, because waking a worker can take longer than a task. But each worker always
+        # needs a next task.
         several = min(max(2, self.prefetch // 4), self.prefetch - 2 * self.num_workers)
         self.low = self.prefetch - max(1, several)
 
@@ -115,7 +131,7 @@ class RingEngine:
 class _Run:
     """A run's batches, in order."""
 
-    _is_finalizing = staticmethod(sys.is_finalizing)  # at the very end of a process this module has no `sys` any more
+    _is_finalizing = staticmethod(sys.is_finalizing)  # when the interpreter ends, this module's `sys` may be gone
 
     def __init__(self, engine: RingEngine, team: Team, keys: Iterator[BatchKey]) -> None:
         self._engine, self._team, self._keys = engine, team, keys
@@ -123,15 +139,14 @@ class _Run:
         self._answers: dict[int, Answer] = {}
         self._over = False
         self._all_out = False  # no key is left
-        self._short = True  # there may be place for more tasks
-        self._pending: BatchKey | None = None  # found no place yet
+        self._short = True  # there may be room for more tasks
+        self._pending: BatchKey | None = None  # waits for a free slot
         self._waiting: dict[int, BatchKey] = {}  # under way, for errors
 
     def start(self) -> None:
-        """Hand out a task, and start the workers: the first is at work while the next ones are started.
+        """Hand out one task, then start the workers: the first works while the others start.
 
-        No more than one: whose second key is wanted may have a thread make what the next epochs need, and each worker forked
-        meanwhile would keep a copy of what that writes.
+        Only one task: the second key may start a thread that prepares the next epochs, and a fork would copy its memory.
         """
         try:
             self._submit(1)
@@ -167,7 +182,7 @@ class _Run:
         return batch
 
     def _submit(self, most: int | None = None) -> None:
-        """Have as many tasks under way as there are places for, or so many."""
+        """Hand out tasks until `most` are under way; by default as many as the engine makes ahead."""
         engine, team = self._engine, self._team
         if self._submitted - self._next > engine.low:
             return
@@ -190,7 +205,7 @@ class _Run:
         """Return the answer to the next task.
 
         Raises:
-            RuntimeError: If it does not come in time.
+            RuntimeError: If it takes longer than the timeout.
         """
         timeout_s = self._engine._timeout_s
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -204,10 +219,10 @@ class _Run:
             if not answers:
                 raise RuntimeError(
                     f"loader: no batch in {timeout_s:g} s (timeout): a worker hangs, or {self._samples(self._next)} take "
-                    "longer. See what they do, or give more time."
+                    "longer. Check them, or raise the timeout."
                 )
             for answer in answers:
-                if answer.number < self._first:  # of a run that was left
+                if answer.number < self._first:  # of an abandoned run
                     self._team.drop(answer)
                     self._submit()
                 else:
@@ -223,7 +238,7 @@ class _Run:
         return "samples of an earlier pass" if key is None else f"samples {key.indices[:8].tolist()}"
 
     def _take(self, answer: Answer) -> Any:
-        """Make the batch of an answer."""
+        """Return the batch of an answer."""
         engine, team = self._engine, self._team
         del self._waiting[self._next]
         self._next += 1
@@ -236,10 +251,10 @@ class _Run:
             return batch
         if team.pins is not None:
             self._engine.pinned_why = team.pins.why
-        return pin(batch)
+        return engine.copy_pinned(batch)
 
     def end(self, *, failed: bool = False) -> None:
-        """Give back what is under way; let workers go that don't persist, and those of a run that failed."""
+        """Drop what is under way. Stop the workers, unless they persist and the run did not fail."""
         self._over = True
         while self._answers:
             self._team.drop(self._answers.popitem()[1])

@@ -1,4 +1,4 @@
-"""Slots that are page-locked where they lie, so that a device copies from them at full speed, beside the computation."""
+"""Slots that are page-locked in place, so that a device copies from them at full speed during computation."""
 
 import resource
 from typing import Any
@@ -10,18 +10,18 @@ from loaderkit.system.process import process_id
 
 
 class Pins:
-    """Registers slots with CUDA, each as far as it has memory, and takes that back before the memory goes.
+    """Registers the memory of slots with CUDA, and unregisters it before it is freed.
 
-    Torch knows nothing of copies from such memory that are still queued: who hands its tensors to a device has to hold
-    them until their copies are done. So it is for batches that loaderkit itself copies.
+    Torch does not track copies from such memory. The code that copies a batch to a device must hold the batch until the
+    copy is done. So this is only for batches that loaderkit itself copies.
 
     Args:
         slots: The slots, in the loader's process.
-        cudart: CUDA's runtime, a `Runtime`.
+        cudart: A `Runtime`.
     """
 
     def __init__(self, slots: Slots, cudart: Any) -> None:
-        self.why = ""  # why batches are copied to page-locked memory after all
+        self.why = ""  # the reason if registering failed
         self._cudart, self._owner, self._closed = cudart, process_id(), False
         self._sizes: dict[int, int] = {}  # bytes of each slot that are registered
         self._leased: set[int] = set()
@@ -31,7 +31,7 @@ class Pins:
         self._start = slots.start
 
     def lease(self, slot: int, size: int) -> bool:
-        """Have a slot's first bytes registered, for a batch that is handed out now; say whether they are."""
+        """Register a slot's first `size` bytes for a batch. Return whether they are registered."""
         if self._sizes.get(slot, 0) < size:
             if self.why:
                 return False
@@ -48,19 +48,19 @@ class Pins:
         return True
 
     def free(self, slot: int) -> None:
-        """Take note that a slot's last view is gone."""
+        """Note that a slot's last view is gone."""
         self._leased.discard(slot)
         if self._closed:
             self.unpin(slot)
 
     def unpin(self, slot: int) -> None:
-        """Take a slot's registration back, if it has one."""
-        # Whoever takes the entry out does it: views may die in any thread.
+        """Unregister a slot, if it is registered."""
+        # Only the thread that removes the entry does it: views may die in any thread.
         if process_id() == self._owner and self._sizes.pop(slot, None) is not None:
             self._cudart.unregister(self._address + self._start(slot))
 
     def close(self) -> None:
-        """Take all registrations back, those of slots in use when their views are gone."""
+        """Unregister all slots; slots in use when their views are gone."""
         self._closed = True  # first: a view may die meanwhile
         for slot in list(self._sizes):
             if slot not in self._leased:
@@ -68,14 +68,14 @@ class Pins:
 
 
 class Runtime:
-    """CUDA's runtime, called for the device that copies: the calls would take memory of the first device otherwise."""
+    """CUDA's runtime for the device that copies. Without a current device the calls would use memory of the first one."""
 
     def __init__(self, device: torch.device) -> None:
         self._cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         self._device = device
 
     def register(self, address: int, size: int) -> int:
-        """Page-lock memory; return CUDA's error code, 0 if there is none."""
+        """Page-lock memory; return CUDA's error code, 0 for success."""
         with torch.cuda.device(self._device):
             code = int(self._cudart.cudaHostRegister(address, size, 0))
             if code:
@@ -83,18 +83,18 @@ class Runtime:
         return code
 
     def unregister(self, address: int) -> int:
-        """Take it back; return CUDA's error code, 0 if there is none."""
+        """Unlock memory; return CUDA's error code, 0 for success."""
         with torch.cuda.device(self._device):
             return int(self._cudart.cudaHostUnregister(address))
 
 
 def cuda_runtime(device: torch.device) -> Runtime | None:
-    """Return CUDA's runtime for a device; None where there is none."""
+    """Return CUDA's runtime for a device, or None without CUDA."""
     return Runtime(device) if torch.cuda.is_available() else None
 
 
 def _forget_error() -> None:
-    """Take the failed call's error out of CUDA, which would raise it again at somebody's next kernel."""
+    """Clear the failed call's error: CUDA would raise it again at the next kernel."""
     try:
         torch.zeros(1, device="cuda")
     except RuntimeError:

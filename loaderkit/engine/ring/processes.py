@@ -1,4 +1,4 @@
-"""What a team of workers takes of the system, and how it is given back, whatever state it is in."""
+"""The system resources of a team of workers, and how they are given back in any state."""
 
 import contextlib
 import os
@@ -20,26 +20,26 @@ _TERM_S = 0.5  # to end when it is told to
 
 
 class Processes:
-    """Worker processes, open files and slots of one process; those that are forked from it leave the workers alone.
+    """Worker processes, open files and slots that one process owns. A fork of it leaves the workers alone.
 
     Args:
-        free: The slots that nobody has.
+        free: The slots that are free.
     """
 
     def __init__(self, free: deque[int]) -> None:
         self.owner = process_id()
         self.free = free
-        self.leased: set[int] = set()  # slots of batches that were handed out as views; those in `free` are back
+        self.leased: set[int] = set()  # slots whose batches were yielded as views; slots in `free` are back
         self.slots: Slots | None = None
         self.pins: Pins | None = None
         self.processes: list[Any] = []
-        self.watched: dict[int, int] = {}  # a file that is ready when a worker has ended, and the worker's number
-        self.tasks: list[int] = []  # pipes through which they are told what to do
+        self.watched: dict[int, int] = {}  # from a file that is ready when a worker has ended to the worker's number
+        self.tasks: list[int] = []  # pipes to the workers
         self.fds: list[int] = []
 
     @property
     def is_here(self) -> bool:
-        """Whether it belongs to this process."""
+        """Whether this process owns the workers."""
         return process_id() == self.owner
 
     def pipe(self) -> tuple[int, int]:
@@ -50,11 +50,11 @@ class Processes:
 
     def start(self, process: Any) -> None:
         """Start a worker, and watch it."""
-        self.processes.append(process)  # first: it may be started, and this interrupted
+        self.processes.append(process)  # first: an interrupt may come after its start
         with _Turn.lock, _interrupted_later():
             process.start()
         try:
-            # Better than multiprocessing's pipe, which any process that the worker forks keeps open.
+            # Not multiprocessing's pipe: a process that the worker forks would keep it open.
             fd = os.pidfd_open(process.pid)
         except (AttributeError, ProcessLookupError):
             fd = os.dup(process.sentinel)
@@ -67,7 +67,7 @@ class Processes:
         os.close(fd)
 
     def close(self) -> None:
-        """Stop the workers, by force in the end; give everything back. May be called again, also when it was interrupted."""
+        """Stop the workers, in the end by force, and free everything. It can be called again, also after an interrupt."""
         try:
             if self.is_here:
                 self._ask()
@@ -90,15 +90,15 @@ class Processes:
             self.slots.wanted = STOP
             while self.tasks:
                 tasks = self.tasks.pop()
-                # If it is full, each worker finds a task there, and that it is over.
+                # If the pipe is full, each worker finds a task there and then sees STOP.
                 with contextlib.suppress(OSError):
                     for _ in self.processes:
                         os.write(tasks, TASK.pack(-1, 0, 0))
-            for fd in set(self.fds) - set(self.watched):  # who waits to hand over an answer ends, too
+            for fd in set(self.fds) - set(self.watched):  # a worker that waits to write an answer ends too
                 self.close_fd(fd)
 
     def _wait(self, seconds: float) -> None:
-        """Wait for workers to end; those that did are left out."""
+        """Wait for workers to end."""
         deadline = time.monotonic() + seconds
         poll = select.poll()
         for fd in self.watched:
@@ -120,12 +120,12 @@ class Processes:
             process = self.processes.pop()
             if process.pid is not None:
                 process.join(1)
-            with contextlib.suppress(ValueError):  # it does not end: the kernel holds it
+            with contextlib.suppress(ValueError):  # it does not end: it hangs in the kernel
                 process.close()
 
 
 class _Turn:
-    """To start a process: some modules refuse a fork while another thread is in the middle of one (filelock, which torch imports)."""
+    """One start of a process at a time: some modules, such as filelock, refuse a fork during another thread's fork."""
 
     lock = threading.Lock()
 
@@ -134,12 +134,12 @@ class _Turn:
         cls.lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_Turn.reset)  # the thread that has it may not be in the child
+os.register_at_fork(after_in_child=_Turn.reset)  # the thread that holds it may be missing in the child
 
 
 @contextlib.contextmanager
 def _interrupted_later() -> Iterator[None]:
-    """Have Ctrl-C wait: Python would lose one that comes during a fork, in what modules registered to be called after it."""
+    """Delay Ctrl-C: Python loses one that comes during the functions that modules registered for a fork."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield

@@ -1,4 +1,4 @@
-"""Memory that processes share, without a name: whoever is killed, nothing stays behind."""
+"""Anonymous memory that processes share: nothing is left on the system, even if they are killed."""
 
 import contextlib
 import ctypes
@@ -16,27 +16,32 @@ from typing import Any
 import numpy as np
 
 ALIGNMENT = 64  # bytes, a cache line
-LARGEST = 1 << 30  # bytes; a larger batch goes another way
-STOP = (1 << 63) - 1  # no task is wanted any more
+LARGEST = 1 << 30  # bytes of a slot, at most
+STOP = (1 << 63) - 1  # no task is wanted
 
-_LARGE = 1 << 20  # bytes; of less, nothing is given back
+_LARGE = 1 << 20  # bytes; less is not worth giving back
 
 
 class Slots:
-    """Places for batches: equal stretches of one sparse file, each with as much memory as its batches needed lately.
+    """Equal parts of one sparse file, each for one batch, with as much memory as its recent batches needed.
 
-    A slot has one owner at a time: the loader, or the worker that has its task. Before the slots lies what all
-    processes see: which tasks are still wanted, what each worker does, and how much memory each slot has.
+    A slot has one owner at a time: the loader, or the worker that has its task. A head before the slots holds what all
+    processes see: which tasks are still wanted, each worker's current task, and the memory of each slot.
 
-    Pickles to a process that is being started, and to no other.
+    It can be pickled only to a process that is being started.
+
+    Args:
+        count: The number of slots.
+        workers: The number of workers.
+        largest: The most bytes of a slot.
 
     Raises:
         OSError: If no file can be opened or mapped.
     """
 
-    def __init__(self, count: int, workers: int) -> None:
+    def __init__(self, count: int, workers: int, largest: int = LARGEST) -> None:
         self.count, self.workers = count, workers
-        self.stride = _stride(count)
+        self.stride = _stride(count, largest)
         self._head = _pages(8 * (1 + workers + count))
         self._fd = -1
         while self._fd < 0:
@@ -47,7 +52,7 @@ class Slots:
                 self.close()
                 if not (isinstance(error, OSError) and error.errno == errno.ENOMEM and self.stride > _LARGE):
                     raise
-                # The address space has no room for so much.
+                # The address space is too small.
                 self.stride = self.stride // 2 // mmap.PAGESIZE * mmap.PAGESIZE
         for worker in range(workers):
             self.doing[worker] = -1
@@ -56,14 +61,14 @@ class Slots:
         self._memory = mmap.mmap(self._fd, self._size)
         self.memory = np.frombuffer(self._memory, np.uint8)
         head = 1 + self.workers
-        words = memoryview(self._memory)[: 8 * (head + self.count)].cast("q")  # faster than numpy, one at a time
+        words = memoryview(self._memory)[: 8 * (head + self.count)].cast("q")  # faster than numpy for single words
         self._wanted, self.doing, self.reserved = words[:1], words[1:head], words[head:]
         self._place = _leased(self.stride)
         self._address = self.memory.ctypes.data + self._head  # of the first slot
 
     @property
     def wanted(self) -> int:
-        """The first task whose batch someone still wants; STOP where the work is over."""
+        """The first task whose batch is still wanted; STOP at the end."""
         return self._wanted[0]
 
     @wanted.setter
@@ -71,14 +76,14 @@ class Slots:
         self._wanted[0] = number
 
     def start(self, slot: int) -> int:
-        """Return where a slot begins, in bytes of the memory."""
+        """Return the offset of a slot, in bytes."""
         return self._head + slot * self.stride
 
     def put_key(self, slot: int, key: bytes) -> None:
-        """Lay a task's key into a slot.
+        """Write a task's key into a slot.
 
         Raises:
-            OSError: If there is no memory left.
+            OSError: If memory runs out.
         """
         if len(key) > self.reserved[slot]:
             self.reserve(slot, len(key))
@@ -86,59 +91,59 @@ class Slots:
         self._memory[start : start + len(key)] = key
 
     def key(self, slot: int, size: int) -> bytes:
-        """Return the key that lies in a slot."""
+        """Return the key that is in a slot."""
         start = self.start(slot)
         return self._memory[start : start + size]
 
     def reserve(self, slot: int, size: int) -> None:
-        """Have memory behind a slot's first bytes: without, the first write that finds none would kill the process.
+        """Allocate memory for a slot's first `size` bytes. A write to memory that is missing would kill the process.
 
         Raises:
-            OSError: If there is none left, or a slot may not have so much.
+            OSError: If memory runs out, or a slot cannot be that large.
         """
         if size <= self.reserved[slot]:
             return
         if size > self.stride:
             raise OSError(errno.EFBIG, f"{size:,} bytes, and a slot may have {self.stride:,}")
-        grows = 2 * self.reserved[slot] > size  # batches of several sizes: not anew for each that is a little larger
+        grows = 2 * self.reserved[slot] > size  # sizes vary: leave room for a slightly larger batch
         wanted = min(self.stride, _pages(size * 5 // 4 if grows else size))
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(self._fd, self.start(slot), wanted)
         self.reserved[slot] = wanted
 
     def bytes(self, slot: int, size: int) -> np.ndarray[Any, Any]:
-        """Return a view (size,) uint8 of a slot's memory, which does not hold the slot."""
+        """Return a view (size,) uint8 of a slot's memory. The view does not hold the slot."""
         start = self._head + slot * self.stride
         return self.memory[start : start + size]
 
     def lease(self, slot: int, free: Callable[[int], Any]) -> Any:
-        """Return a slot's memory as a buffer, and call `free` with its number when the last view of it is gone."""
+        """Return a slot's memory as a buffer; call `free(slot)` when the last view of it is gone."""
         place = self._place.from_address(self._address + slot * self.stride)  # from_buffer takes three times as long
         place.memory, place.slot, place.free = self._memory, slot, free
         return place
 
     def is_large(self, slot: int) -> bool:
-        """Say whether a slot has memory that is worth giving back."""
+        """Return whether a slot has memory that is worth giving back."""
         return self.reserved[slot] > _LARGE
 
     def cut(self, slot: int, size: int) -> None:
-        """Give a slot's memory back, but for so many bytes; nobody may have a view of it."""
+        """Give a slot's memory back except its first `size` bytes. There must be no view of it."""
         if hasattr(mmap, "MADV_REMOVE"):
             size = _pages(size)
             rest = self.reserved[slot] - size
-            self.reserved[slot] = size  # first: whoever is stopped in between reserves again
+            self.reserved[slot] = size  # first: if this is interrupted, the next batch reserves again
             with contextlib.suppress(OSError):
                 self._memory.madvise(mmap.MADV_REMOVE, self.start(slot) + size, rest)
 
     def keep(self, kept: Collection[int]) -> None:
-        """Give all memory back but that of some slots, whose views may live long; nobody may write any more."""
-        if kept and self._fd >= 0:  # else it goes as a whole
+        """Give all memory back except that of `kept` slots, which have views. Nothing may write any more."""
+        if kept and self._fd >= 0:  # else closing frees all of it
             for slot in range(self.count):
                 if slot not in kept and self.reserved[slot]:
                     self.cut(slot, 0)
 
     def close(self) -> None:
-        """Let go of it; leased memory stays until its views are gone."""
+        """Close the file and unmap it. Leased memory stays until its views are gone."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -160,12 +165,12 @@ class Slots:
 
 
 class _Leased:
-    """Memory that says when nobody has a view of it any more."""
+    """Memory that calls `free` when its last view is gone."""
 
     memory: mmap.mmap  # mapped as long as this lives
     slot = -1
     free: Callable[[int], Any]
-    is_finalizing = staticmethod(sys.is_finalizing)  # at the very end of a process this module has no `sys` any more
+    is_finalizing = staticmethod(sys.is_finalizing)  # when the interpreter ends, this module's `sys` may be gone
 
     def __del__(self) -> None:
         if self.slot >= 0 and not self.is_finalizing():
@@ -177,9 +182,9 @@ def _leased(size: int) -> Any:
     return type("_LeasedBytes", (_Leased, ctypes.c_char * size), {})
 
 
-def _stride(count: int) -> int:
-    """Return how large a slot may be: of the address space and the file size that are allowed, all take an eighth at most."""
-    stride = LARGEST
+def _stride(count: int, largest: int) -> int:
+    """Return the bytes of a slot: all slots take at most an eighth of the allowed address space and file size."""
+    stride = largest
     for kind in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE):
         limit, _ = resource.getrlimit(kind)
         if limit != resource.RLIM_INFINITY:

@@ -1,4 +1,4 @@
-"""How the ring's worker processes are started, and what is said if they can't be."""
+"""How the ring's worker processes start, and the errors if they cannot."""
 
 import contextlib
 import errno
@@ -19,14 +19,14 @@ from loaderkit.system.threads import thread_pools
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
-    """Worker processes to be started.
+    """Worker processes to start.
 
     Args:
-        reader: What they run.
-        count: How many.
-        in_turn: Whether each has tasks of its own; else whoever is free takes the next.
-        context: How processes are started, as multiprocessing has it.
-        init: Called in each with its number.
+        reader: Makes the batches.
+        count: The number of workers.
+        in_turn: Whether each has its own tasks; else the next free worker takes the next task.
+        context: A start method or a context of multiprocessing; None is the platform's default.
+        init: Called in each worker with its number.
     """
 
     reader: BatchReader
@@ -37,16 +37,16 @@ class Workers:
 
     @property
     def queues(self) -> int:
-        """How many pipes there are for tasks."""
+        """The number of pipes for tasks."""
         return self.count if self.in_turn else 1
 
     def start(self, own: Processes, slots: Slots, queues: list[int]) -> Iterator[int]:
-        """Start them; yield the ends of pipes from which their answers are read.
+        """Start the workers; yield the pipe of each one's answers.
 
         Args:
-            own: What becomes theirs to give back.
-            slots: Where they write batches.
-            queues: The ends of pipes from which they read their tasks.
+            own: Takes the new processes and files.
+            slots: The workers write batches there.
+            queues: The workers read their tasks from these pipes.
         """
         context, method = self._context()
         if method == "forkserver":
@@ -73,7 +73,7 @@ class Workers:
             yield answers
 
     def check_files(self) -> None:
-        """Fail now if not enough files may be opened, rather than in the middle, where multiprocessing loses some of them."""
+        """Fail now if too few files may be opened: later, multiprocessing would leak some of them."""
         opened: list[int] = []
         try:
             for _ in range(self._files):
@@ -84,7 +84,7 @@ class Workers:
 
     @contextlib.contextmanager
     def explained(self, own: Processes) -> Iterator[None]:
-        """Give back what was taken if they can't be started, and say why."""
+        """If the workers cannot start, free everything and explain why."""
         try:
             with explained(self.context, self.reader, worker_init_fn=self.init):
                 yield
@@ -108,7 +108,7 @@ class Workers:
 
 
 def _preload() -> None:
-    """Have the fork server import torch before it forks workers, which else each do; not where others told it what to."""
+    """Make the fork server import torch once, unless the user told it what to import."""
     server: Any = forkserver._forkserver
     if server._forkserver_pid is None and server._preload_modules == ["__main__"]:
         forkserver.set_forkserver_preload(["__main__", "torch", "loaderkit.engine.ring.worker"])

@@ -1,4 +1,4 @@
-"""The ring's worker processes, as the loader sees them: tasks go out, answers come in, none is waited for in vain."""
+"""The ring's worker processes as the loader sees them: tasks go out, answers come in."""
 
 import mmap
 import os
@@ -19,61 +19,62 @@ from loaderkit.engine.ring.starting import Workers
 from loaderkit.engine.ring.worker import raise_again
 from loaderkit.system.process import check_children
 
-_PATIENCE = 16  # batches that need a quarter of a slot at most, before it gives the rest back
-_IDLE = 64  # tasks without it, after which a slot gives its memory back
+_PATIENCE = 16  # batches in a row that need at most a quarter of a slot, before the slot gives memory back
+_IDLE = 64  # tasks that do not use a slot, before the slot gives its memory back
 
 
 class WorkerDied(RuntimeError):  # noqa: N818 - what happened
-    """A worker process ended without being asked to.
+    """A worker process ended unexpectedly.
 
     Attributes:
-        number: Of the task that it had; -1 if it had none.
+        number: The number of its task; -1 without a task.
     """
 
     number = -1
 
 
 class Team:
-    """Worker processes, their slots and the pipes to them. Tasks may be handed out before they are started.
+    """Worker processes, their slots and the pipes to them. It takes tasks before the workers are started.
 
     Args:
-        workers: Who is to be started.
-        slots: How many batches are under way or in use at most.
-        cudart: CUDA's runtime, where slots are to be page-locked; see Pins for what the batches' user has to do then.
+        workers: The workers to start.
+        slots: The most batches under way or in use.
+        largest: The most bytes of a slot.
+        cudart: CUDA's runtime, to page-lock slots; see `Pins`.
 
     Raises:
         OSError: If there is no memory, or too many files are open.
     """
 
-    def __init__(self, workers: Workers, *, slots: int, cudart: Any = None) -> None:
+    def __init__(self, workers: Workers, *, slots: int, largest: int, cudart: Any = None) -> None:
         self._workers = workers
         self.free: deque[int] = deque(range(slots))
-        self._used = [0] * slots  # the last task of each
-        self._sizes = [0] * slots  # and how much its batch took
-        self._spare = [0] * slots  # how many batches in a row needed a quarter of it at most
-        self._most = [0] * slots  # bytes that one of these took
+        self._used = [0] * slots  # each slot's last task
+        self._sizes = [0] * slots  # bytes of its last batch
+        self._spare = [0] * slots  # batches in a row that needed at most a quarter of it
+        self._most = [0] * slots  # bytes of the largest of these
         self._poll = select.poll()
         self._inboxes: dict[int, Inbox] = {}
         self._queues: list[int] = []
         self._own = own = Processes(self.free)
         self.owner = own.owner
-        # Closes it when the team is forgotten, and at the interpreter's end before multiprocessing waits for processes.
+        # Runs when the team is freed, and at exit before multiprocessing joins its processes.
         util.Finalize(self, own.close, exitpriority=100)
         with workers.explained(own):
             check_children(workers.count)
             workers.check_files()
-            own.slots = self.slots = Slots(slots, workers.count)
+            own.slots = self.slots = Slots(slots, workers.count, largest)
             own.pins = self.pins = None if cudart is None else Pins(self.slots, cudart)
-            # Leases must not hold the team.
+            # Leases must not keep the team alive.
             self._freed = self.free.append if self.pins is None else partial(_free, self.free, self.pins)
             for _ in range(workers.queues):
-                reading, writing = own.pipe()  # both stay open: to write to a worker that has ended is no error here
+                reading, writing = own.pipe()  # both stay open: writing to a worker that ended is no error here
                 os.set_blocking(writing, False)
                 self._queues.append(reading)
                 own.tasks.append(writing)
 
     def start(self) -> None:
-        """Start the workers, if that was not done.
+        """Start the workers, unless they are started.
 
         Raises:
             OSError: If there is no memory, or too many files are open.
@@ -94,41 +95,41 @@ class Team:
 
     @property
     def is_here(self) -> bool:
-        """Whether it belongs to this process, not to the one that this was forked from."""
+        """Whether the team belongs to this process, not to the parent of a fork."""
         return self._own.is_here
 
     def forget_before(self, number: int) -> None:
-        """Have workers pass over tasks of lower numbers."""
+        """Make workers skip the tasks of lower numbers."""
         self.slots.wanted = number
 
     def check_workers(self) -> None:
-        """Raise WorkerDied if a worker has ended; the others might make all batches, so that nobody would hear of it."""
+        """Raise WorkerDied if a worker has ended: the other workers could make all batches and hide it."""
         dead = [fd for fd, _ in self._poll.poll(0) if fd in self._own.watched]
         if dead:
             raise self._obituary(self._own.watched[dead[0]])
 
     def submit(self, number: int, key: bytes, turn: int) -> bool:
-        """Hand out a task, into a slot that is free; say whether there was one, and place in the pipe.
+        """Hand out a task. Return False if there is no free slot or no room in the pipe.
 
         Args:
-            number: Of the task.
-            key: Of its batch.
-            turn: Whose it is, where tasks are dealt in turn: that of the worker of this number, modulo the workers.
+            number: The task's.
+            key: The batch key, packed.
+            turn: If tasks are dealt in turn: the number of the worker, modulo the number of workers.
 
         Raises:
             OSError: If there is no memory left.
         """
         if not self.free:
             return False
-        slot = self.free.pop()  # freed last: it is in the caches still
-        if 4 * self._sizes[slot] > self.slots.reserved[slot]:  # it needs what it has: the count begins anew
+        slot = self.free.pop()  # freed last: it is still in the caches
+        if 4 * self._sizes[slot] > self.slots.reserved[slot]:  # it needs its memory: restart the count
             self._spare[slot] = 0
         else:
             self._shrink(slot, len(key))
         self._used[slot] = number
         self._own.leased.discard(slot)
         if number % _IDLE == 0:
-            for idle in list(self.free):  # a batch may die meanwhile, in another thread
+            for idle in list(self.free):  # a copy: another thread may free a slot meanwhile
                 if number - self._used[idle] >= _IDLE and self.slots.is_large(idle):
                     self._cut(idle, mmap.PAGESIZE)
         try:
@@ -146,7 +147,7 @@ class Team:
         return True
 
     def _shrink(self, slot: int, least: int) -> None:
-        """Give memory back if many batches in a row did not need it."""
+        """Give memory back if the last batches did not need it."""
         size, spare = self._sizes[slot], self._spare[slot]
         self._most[slot] = max(self._most[slot], size) if spare else size
         self._spare[slot] = (spare + 1) % _PATIENCE
@@ -163,13 +164,13 @@ class Team:
         """Wait for answers.
 
         Args:
-            timeout_s: How long at most; None is for ever.
+            timeout_s: The longest wait; None waits for ever.
 
         Returns:
-            At least one answer; none if the time is over.
+            At least one answer, or none after the timeout.
 
         Raises:
-            WorkerDied: If a worker ended, and no answer is there.
+            WorkerDied: If a worker ended and there is no answer.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -187,7 +188,7 @@ class Team:
                     answers += inbox.read()
                     if inbox.ended:
                         self._poll.unregister(fd)
-            if dead >= 0:  # what it sent may have come after its pipe was looked at
+            if dead >= 0:  # its last answer may have come after its pipe was read
                 for inbox in self._inboxes.values():
                     answers += inbox.read()
             if answers:
@@ -196,7 +197,7 @@ class Team:
                 raise self._obituary(self._own.watched[dead])
 
     def open(self, answer: Answer, *, copied: bool) -> tuple[Any, bool]:
-        """Make the batch of an answer: a view of its slot, or a copy. The slot is free when it is not needed any more.
+        """Return the batch of an answer: a view of its slot, or a copy. The slot is freed when nothing uses it.
 
         Returns:
             The batch, and whether its tensors are page-locked.
@@ -210,7 +211,7 @@ class Team:
             if not copied and answer.size:
                 pinned = self.pins is not None and self.pins.lease(slot, answer.size)
                 self._own.leased.add(slot)
-                # What stays on the host when the tensors go to the device must not hold the slot.
+                # Arrays stay on the host when the tensors go to the device: they must not hold the slot.
                 return read(answer.structure, slots.lease(slot, self._freed), own_arrays=pinned), pinned
             memory = bytearray(slots.bytes(slot, answer.size))
         else:
@@ -221,17 +222,17 @@ class Team:
         return read(answer.structure, memory), False
 
     def drop(self, answer: Answer) -> None:
-        """Free the slot of an answer that nobody wants."""
+        """Free the slot of an unwanted answer."""
         self.free.append(answer.slot)
 
     def close(self) -> None:
-        """Stop the workers, those too that are busy; slots in use stay until their views are gone."""
+        """Stop the workers, busy or not. Slots in use stay until their views are gone."""
         self._own.close()
 
     def _obituary(self, worker: int) -> WorkerDied:
         process = self._own.processes[worker]
         if process.is_alive():
-            process.join(1)  # its end is known before its exit code
+            process.join(1)  # the exit code comes later than the end
         code = process.exitcode
         if code is not None and code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
@@ -242,7 +243,7 @@ class Team:
         else:
             how = f"ended by itself, with exit code {code}"
         died = WorkerDied(
-            f"loader: worker process {process.pid} {how}. Resume from the last checkpoint, or iterate anew."
+            f"loader: worker process {process.pid} {how}. Resume from the last checkpoint, or iterate again."
         )
         died.number = self.slots.doing[worker]
         return died

@@ -24,7 +24,7 @@ from loaderkit.system.threads import limit_threads
 
 
 class PipeEnd:
-    """An end of a pipe, for a process that is being started."""
+    """An end of a pipe, to pass to a process that is being started."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -38,11 +38,18 @@ class PipeEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class Worker:
-    """A worker process's work: takes tasks, reads their batches, writes them into the tasks' slots, and says so.
+    """The main function of a worker process: for each task it writes the batch into the slot and answers.
 
     Args:
-        inherited: Open files of the loader's process that a forked worker has, and must not keep open.
-        pools: As `limit_threads` takes them, for a forked worker.
+        reader: Makes the batches.
+        slots: The shared memory.
+        tasks: The pipe of the tasks.
+        answers: The pipe of the answers.
+        number: This worker's.
+        workers: The number of workers.
+        init: The user's `worker_init_fn`.
+        inherited: Open files of the parent that a forked worker closes.
+        pools: For `limit_threads`, in a forked worker.
     """
 
     reader: BatchReader
@@ -56,10 +63,8 @@ class Worker:
     pools: Any = None
 
     def __call__(self) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the loader's process gets it too, and stops this one
-        signal.signal(
-            signal.SIGTERM, signal.SIG_DFL
-        )  # a forked worker has the trainer's handlers, which are not for it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the loader's process gets it too, and stops this worker
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the trainer's handlers, which a fork inherits
         signal.set_wakeup_fd(-1)
         for fd in self.inherited:
             os.close(fd)
@@ -69,7 +74,7 @@ class Worker:
             self._prepare()
         except BaseException as error:
             failed = _failure(error, f"in loader worker process {self.number}, when it started")
-        with contextlib.suppress(BrokenPipeError):  # nobody wants the answer any more
+        with contextlib.suppress(BrokenPipeError):  # the loader is gone
             slots, tasks, answers, me = self.slots, self.tasks.fd, self.answers.fd, self.number
             while len(task := os.read(tasks, TASK.size)) == TASK.size:
                 number, slot, size = TASK.unpack(task)
@@ -118,16 +123,16 @@ class Worker:
 
 
 class _SlotWorkerInfo(torch_worker.WorkerInfo):
-    """What torch's `get_worker_info()` returns here; collates that know it don't make batches in torch's shared memory."""
+    """What torch's `get_worker_info()` returns here. Collates that know it do not use torch's shared memory."""
 
     writes_into_slots = True
 
 
 def raise_again(failure: bytes) -> None:
-    """Raise a worker's exception, with the worker's own traceback in its message.
+    """Raise a worker's exception, with the worker's traceback in its message.
 
-    Of the same type, where that can be made from a message, and is no StopIteration or SystemExit, which would mean
-    something else here.
+    It has the same type, if that can be made from a message. StopIteration and SystemExit become RuntimeError: they would
+    mean something else here.
     """
     message, wrapped = pickle.loads(failure)
     try:
@@ -137,7 +142,7 @@ def raise_again(failure: bytes) -> None:
     try:
         wrapper.reraise()
     except wrapper.exc_type as error:
-        if message not in str(error):  # its own constructor says something else
+        if message not in str(error):  # its constructor changed the message
             error.add_note(message)
         raise
     except Exception:
@@ -145,12 +150,12 @@ def raise_again(failure: bytes) -> None:
 
 
 def _failure(error: BaseException, where: str) -> bytes:
-    """Return an exception with its traceback as bytes, whatever it holds."""
+    """Return an exception and its traceback as bytes, even if it does not pickle."""
     wrapper = ExceptionWrapper((type(error), error, error.__traceback__), where)  # type: ignore[no-untyped-call]
     message = f"Caught {type(error).__name__} {where}.\nOriginal {wrapper.exc_msg}"
     wrapped = b""
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
-        with contextlib.suppress(Exception):  # its class may be one that only this process knows
+        with contextlib.suppress(Exception):  # only this process may know its class
             wrapped = pickle.dumps(wrapper)
     return pickle.dumps((message, wrapped))
 
@@ -164,12 +169,12 @@ def _send(fd: int, content: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """End when the loader's process does."""
+    """End this process when the loader's process ends."""
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid is None:
         return
     try:
-        # Better than multiprocessing's pipe, which any process that was forked from the loader's keeps open.
+        # Not multiprocessing's pipe: any other fork of the loader's process keeps it open.
         watched: Any = os.pidfd_open(parent.pid)
     except AttributeError:
         watched = parent.sentinel
