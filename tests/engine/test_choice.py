@@ -14,7 +14,7 @@ import torch.utils.data as torch_data
 from drawing import equal
 
 import loaderkit as lk
-from loaderkit.engine.batch_reader import BatchReader
+from loaderkit.engine import BatchReader
 from loaderkit.loader.engines import choose
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores

@@ -22,11 +22,8 @@ from leftovers import found, more, nothing_left
 from torchvision import tv_tensors
 
 import loaderkit as lk
-from loaderkit.engine.batch_reader import BatchReader
-from loaderkit.engine.ring.engine import RingEngine
-from loaderkit.engine.ring.pickled import read, write
-from loaderkit.engine.ring.processes import Processes
-from loaderkit.engine.ring.slots import Slots
+from loaderkit.engine import BatchReader
+from loaderkit.engine.ring import Processes, RingEngine, Slots, read, write
 
 RING: dict[str, Any] = {"engine": "ring", "num_workers": 2, "timeout": 60}
 

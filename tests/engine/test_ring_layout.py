@@ -15,8 +15,7 @@ import torch.utils.data as torch_data
 from torch import Tensor
 
 import loaderkit as lk
-from loaderkit.engine.ring.pickled import read, write
-from loaderkit.engine.ring.slots import Slots
+from loaderkit.engine.ring import Slots, read, write
 
 KINDS = [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.complex64]
 

@@ -13,9 +13,8 @@ import torch
 from leftovers import nothing_left
 
 import loaderkit as lk
-from loaderkit.engine.batch_reader import BatchReader
-from loaderkit.engine.ring.engine import RingEngine
-from loaderkit.engine.ring.pins import cuda_runtime
+from loaderkit.engine import BatchReader
+from loaderkit.engine.ring import RingEngine, cuda_runtime
 from loaderkit.sampling.plan import BatchPlan
 
 

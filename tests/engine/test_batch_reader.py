@@ -13,7 +13,7 @@ from drawing import Drawing, DrawingFrom, add_draws, drawing_collate, draws, equ
 import loaderkit as lk
 from loaderkit.collate import CollateError
 from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
-from loaderkit.engine.batch_reader import BatchReader
+from loaderkit.engine import BatchReader
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.plan import BatchPlan
 
@@ -176,7 +176,7 @@ def test_after_an_error_the_loader_goes_on_with_the_next_epoch(persistent: bool)
 def test_a_dataset_that_ends_early_does_not_end_the_epoch_silently(workers: int) -> None:
     loader = lk.Loader(Broken(error=StopIteration), 3, num_workers=workers)
     with pytest.raises(
-        RuntimeError, match="StopIteration in loader worker" if workers else "ended 2 batches too early"
+        RuntimeError, match="StopIteration in loader worker" if workers else "StopIteration 2 batches before"
     ):
         list(loader)
     assert loader.cursor.batches == 2
