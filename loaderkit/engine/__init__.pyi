@@ -1,10 +1,4 @@
-from loaderkit.engine.batch_reader import BatchReader, takes_batches
-from loaderkit.engine.description import Description, batches_ahead
-from loaderkit.engine.engine import Engine
-from loaderkit.engine.inline import InlineEngine
-from loaderkit.engine.ring import RingEngine
-from loaderkit.engine.threads import ThreadsEngine, check_threads
-from loaderkit.engine.torch import TorchEngine
+# The interface of the package. Each name loads when it is first used.
 
 __all__ = [
     "BatchReader",
@@ -18,3 +12,14 @@ __all__ = [
     "check_threads",
     "takes_batches",
 ]
+
+from .batch_reader import BatchReader as BatchReader
+from .batch_reader import takes_batches as takes_batches
+from .description import Description as Description
+from .description import batches_ahead as batches_ahead
+from .engine import Engine as Engine
+from .inline import InlineEngine as InlineEngine
+from .ring.engine import RingEngine as RingEngine
+from .threads import ThreadsEngine as ThreadsEngine
+from .threads import check_threads as check_threads
+from .torch import TorchEngine as TorchEngine
