@@ -6,12 +6,12 @@ import os
 import pickle
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection, reduction
 from typing import Any
 
-from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 
 from loaderkit.engine.batch_reader import BatchReader
@@ -128,36 +128,39 @@ class _SlotWorkerInfo(torch_worker.WorkerInfo):
     writes_into_slots = True
 
 
+class _Message(str):
+    """A message that a KeyError shows as it is."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 def raise_again(failure: bytes) -> None:
     """Raise a worker's exception, with the worker's traceback in its message.
 
     It has the same type, if that can be made from a message. StopIteration and SystemExit become RuntimeError: they would
     mean something else here.
     """
-    message, wrapped = pickle.loads(failure)
+    message, kind = pickle.loads(failure)
     try:
-        wrapper = pickle.loads(wrapped)
+        error = pickle.loads(kind)(_Message(message))
     except Exception:
         raise RuntimeError(message) from None
-    try:
-        wrapper.reraise()
-    except wrapper.exc_type as error:
-        if message not in str(error):  # its constructor changed the message
-            error.add_note(message)
-        raise
-    except Exception:
-        raise RuntimeError(message) from None
+    if message not in str(error):  # its constructor changed the message
+        error.add_note(message)
+    raise error
 
 
 def _failure(error: BaseException, where: str) -> bytes:
     """Return an exception and its traceback as bytes, even if it does not pickle."""
-    wrapper = ExceptionWrapper((type(error), error, error.__traceback__), where)  # type: ignore[no-untyped-call]
-    message = f"Caught {type(error).__name__} {where}.\nOriginal {wrapper.exc_msg}"
-    wrapped = b""
+    message = f"Caught {type(error).__name__} {where}.\nOriginal {''.join(traceback.format_exception(error))}"
+    kind = b""
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
         with contextlib.suppress(Exception):  # only this process may know its class
-            wrapped = pickle.dumps(wrapper)
-    return pickle.dumps((message, wrapped))
+            kind = pickle.dumps(type(error))
+    return pickle.dumps((message, kind))
 
 
 def _send(fd: int, content: Any) -> None:
