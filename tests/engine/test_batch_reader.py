@@ -1,4 +1,4 @@
-"""What runs in a worker: errors name the sample, a failed batch is not counted, draws belong to samples."""
+"""The batch reader: errors name the sample, a failed batch is not counted, draws belong to samples."""
 
 import random
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def sample_id(sample: Any) -> Any:
 
 
 def by_index(loader: lk.Loader) -> dict[int, str]:
-    """Each sample's draws, by the sample."""
+    """Return each sample's draws by its number."""
     return {sample_id(sample): str(sample) for batch in loader for sample in batch}
 
 
@@ -62,7 +62,7 @@ DATASETS = {
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_draws_belong_to_the_sample_however_datasets_are_combined(name: str) -> None:
-    """Not to the batch that the sample is in, nor to the samples read before it."""
+    """They depend neither on the batch nor on the samples read before."""
     dataset = DATASETS[name]
     size = len(dataset)
     whole = by_index(lk.Loader(dataset, 1, shuffle=True, seed=2, collate_fn=as_is))
@@ -84,7 +84,7 @@ def test_another_seed_gives_other_draws_in_the_same_order() -> None:
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_no_two_draws_are_the_same(name: str) -> None:
-    """Also between two transforms of one sample, and between the datasets of a zip."""
+    """This includes two transforms of one sample and the datasets of a zip."""
 
     def numbers(part: Any) -> list[float]:
         if isinstance(part, tuple | list):
@@ -243,7 +243,7 @@ def test_a_batch_that_comes_short_is_an_error() -> None:
 
 
 class Reads(Broken):
-    """Says how it was read."""
+    """Records how it was read."""
 
     def __init__(self) -> None:
         super().__init__(where=-1)
@@ -282,7 +282,7 @@ def test_interrupted_reads_leave_the_callers_generators_alone() -> None:
 
 
 class Untrue:
-    """Says that it draws nothing, and does: to see whether it is seeded."""
+    """Declares that it draws nothing, but draws: this shows whether it is seeded."""
 
     draws_nothing = True
 
@@ -315,7 +315,7 @@ def test_a_false_word_is_found_by_the_laws() -> None:
 
 
 class Still:
-    """Samples that draw nothing, which is not said."""
+    """Samples that draw nothing and do not declare it."""
 
     def __init__(self, bad: int = -1) -> None:
         self.bad = bad
@@ -349,7 +349,7 @@ class StillMany(StillSaid):
 def test_to_say_that_nothing_is_drawn_changes_no_batch(
     kind: type, bad: int, batch_size: Any, collate: Any, settings: Any
 ) -> None:
-    """Nor what a collate draws, nor the caller's generators."""
+    """Neither a collate's draws nor the caller's generators change."""
 
     def batches(dataset: Any) -> list[str]:
         loader = lk.Loader(

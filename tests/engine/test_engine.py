@@ -1,4 +1,4 @@
-"""Workers don't matter: the same batches, bit for bit, whoever makes them, also over resumes."""
+"""Every engine makes the same batches, bit for bit, also over resumes."""
 
 import functools
 import itertools
@@ -29,7 +29,7 @@ in_turn = False  # a shard order makes the ring deal batches in turn
 
 @pytest.fixture(params=["torch", "ring", "ring in turn"], autouse=True)
 def _engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test here is run with each engine that has workers, and with both ways in which the ring deals batches."""
+    """Run each test with torch's workers and with both ways in which the ring deals batches."""
     monkeypatch.setattr(f"{__name__}.engine", request.param.split()[0])
     monkeypatch.setattr(f"{__name__}.in_turn", request.param == "ring in turn")
 
@@ -46,7 +46,7 @@ def epochs(loader: lk.Loader, count: int = 2) -> list[list[Any]]:
 
 
 def take(loader: lk.Loader, count: int) -> tuple[list[Any], dict[str, Any]]:
-    """The next batches, over epochs, and the state after them as a checkpoint holds it."""
+    """Return the next batches, over epochs, and the state after them as JSON."""
     taken: list[Any] = []
     while len(taken) < count:
         taken += itertools.islice(loader, count - len(taken))
@@ -54,11 +54,11 @@ def take(loader: lk.Loader, count: int) -> tuple[list[Any], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize("batch_size", [1, 3, 8, None])
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("batch_size", [1, 3, None])
 def test_workers_do_not_change_a_batch(batch_size: int | None, workers: int, persistent: bool) -> None:
-    """Draws of torch, numpy, random and sample_rng() in dataset and collate included."""
-    for size in (1, 2, 5, 7, 12, 40):
+    """Dataset and collate draw from torch, numpy, random and sample_rng()."""
+    for size in (1, 7, 40):
         alone = epochs(make_loader(size, batch_size))
         assert [len(epoch) for epoch in alone] == [-(-size // (batch_size or 1))] * 2
         found = epochs(make_loader(size, batch_size, workers, persistent_workers=persistent))
@@ -67,7 +67,7 @@ def test_workers_do_not_change_a_batch(batch_size: int | None, workers: int, per
 
 @pytest.mark.parametrize("seed", [-(2**70), 2**64])
 def test_any_integer_is_a_seed_with_workers_too(seed: int) -> None:
-    """Also those that torch's generators don't take."""
+    """Torch's own generators refuse these seeds."""
     alone = list(make_loader(10, 3, seed=seed))
     assert len(alone) == 4
     assert equal(list(make_loader(10, 3, 1, seed=seed, multiprocessing_context="fork")), alone)
@@ -128,9 +128,9 @@ def test_the_way_of_starting_workers_does_not_change_a_batch(context: str) -> No
 
 
 @pytest.mark.parametrize("stop", range(1, 10))
-@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0), (2, 3), (4, 1)])
+@pytest.mark.parametrize(("before", "after"), [(2, 0), (1, 3)])
 def test_a_resume_with_other_workers_continues_bit_for_bit(before: int, after: int, stop: int) -> None:
-    """At every stop point of two epochs, their edge included."""
+    """It does so at every stop in two epochs, also between them."""
     whole = [batch for epoch in epochs(make_loader(13, 3), 3) for batch in epoch]
     assert len(whole) == 15
     first, state = take(make_loader(13, 3, before), stop)
@@ -192,7 +192,7 @@ def test_an_epoch_left_in_the_middle_leaves_no_batches_behind(persistent: bool) 
 
 
 def in_child(function: Callable[[], bool]) -> bool:
-    """Run a function in a forked process; say whether it returned True there."""
+    """Run a function in a forked process; return whether it returned True."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -210,7 +210,7 @@ def count_up(shard: str, start: int) -> Iterator[int]:
 
 @pytest.mark.parametrize("kind", ["starts anew", "persists", "stream"])
 @nothing_left()
-def test_a_forked_process_disturbs_nobody(kind: str) -> None:
+def test_a_forked_process_does_not_disturb_its_parent(kind: str) -> None:
     if kind == "stream":
         stream = lk.StreamDataset(["a", "b", "c", "d"], count_up, lanes=4)
         loader = lk.Loader(stream, 4, num_workers=2, timeout=60)
@@ -266,7 +266,7 @@ class Broken(Drawing):
 
 
 def test_workers_end_with_an_error() -> None:
-    """Rather than when the garbage is collected, which then would wait for them."""
+    """They do not wait for the garbage collector."""
     before = set(multiprocessing.active_children())
     loader = lk.Loader(Broken(12), 3, num_workers=2, engine=engine)
     with pytest.raises(KeyError):

@@ -1,4 +1,4 @@
-"""Batches on their way from a worker: what arrives is what was sent."""
+"""A batch of the torch engine arrives as it was sent."""
 
 import multiprocessing
 import pickle
@@ -20,7 +20,7 @@ class Pair(NamedTuple):
 
 
 def leaves() -> list[Any]:
-    """Tensors of all kinds, around the limit too, and what is none."""
+    """Return tensors of all kinds, sizes around the limit, and other values."""
     kinds = [torch.bool, torch.uint8, torch.int16, torch.uint16, torch.bfloat16, torch.float64, torch.complex64]
     found: list[Any] = [torch.arange(6).reshape(2, 3).to(kind) for kind in kinds]
     found += [torch.tensor(3), torch.empty(0), torch.empty(2, 0, 3, dtype=torch.int8), torch.ones(4, 6).t()]
@@ -43,7 +43,7 @@ def first(samples: list[Any]) -> Any:
 
 
 def has_imported(worker: int) -> None:
-    """What torch imports when it sends a large tensor must be there before: two threads would import it at once."""
+    """Check that the modules for sending a large tensor are imported: two threads must not import them at once."""
     if "torch.nested._internal.nested_tensor" not in sys.modules:
         raise RuntimeError(f"worker {worker} has not imported what it needs to send tensors.")
 
@@ -71,7 +71,7 @@ def test_a_worker_hands_over_what_was_made(method: str) -> None:
 
 
 def test_small_tensors_need_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And one that is there twice is one again."""
+    """A tensor that is in the batch twice arrives as one."""
     opened: list[Any] = []
     monkeypatch.setattr(multiprocessing.reduction, "DupFd", opened.append)
     one = torch.ones(5)

@@ -1,4 +1,4 @@
-"""Nothing is left behind by a killed trainer."""
+"""A killed trainer leaves no process."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The ring: batches as views of memory that is used again, and whatever happens to a worker, nothing left behind."""
+"""The ring: batches are views of reused memory, and nothing is left on the system."""
 
 import contextlib
 import gc
@@ -58,7 +58,7 @@ def keep(samples: list[Any]) -> list[Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _warm() -> None:
-    """What a process opens once and for all."""
+    """Open what a process opens only once."""
     for method in ("fork", "forkserver"):
         list(lk.Loader([1, 2], 1, **RING | {"multiprocessing_context": method}))
 
@@ -198,7 +198,7 @@ def test_the_same_memory_arrives_as_the_same_memory() -> None:
 
 
 class Numbers:
-    """Rows of one number: any that was overwritten shows."""
+    """Rows of one number each: an overwritten row is visible."""
 
     def __init__(self, size: int, width: int = 1000) -> None:
         self.size, self.width = size, width
@@ -237,7 +237,7 @@ def test_a_batch_may_be_written_to() -> None:
         batch += 1
 
 
-def test_passes_that_are_left_do_not_disturb_the_next() -> None:
+def test_abandoned_passes_do_not_disturb_the_next() -> None:
     loader = lk.Loader(Numbers(400), 4, persistent_workers=True, **RING)
     for left_at in (1, 7, 2, 30):
         loader.seek(epoch=0)
@@ -250,7 +250,7 @@ def test_passes_that_are_left_do_not_disturb_the_next() -> None:
 
 
 class Readers:
-    """Samples that say which worker read them."""
+    """Samples that name the worker that read them."""
 
     def __init__(self, size: int, sleep_s: float = 0) -> None:
         self.size, self.sleep_s = size, sleep_s
@@ -267,7 +267,7 @@ class Readers:
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_workers_get_a_shard_orders_batches_in_turn(workers: int, persistent: bool) -> None:
-    """In each pass anew, also behind one that was left; so that each lane is one worker's."""
+    """Each pass starts with the first worker, so that each lane belongs to one worker."""
     settings: dict[str, Any] = RING | {"num_workers": workers, "persistent_workers": persistent}
     for prefetch in (None, 1):
         loader = lk.Loader(Readers(47), 2, order=lk.ShardOrder([47], block=2), prefetch_factor=prefetch, **settings)
@@ -280,7 +280,7 @@ def test_workers_get_a_shard_orders_batches_in_turn(workers: int, persistent: bo
 
 
 def test_workers_get_other_batches_as_they_become_free() -> None:
-    """So that nobody waits for a slow one."""
+    """A slow sample delays no other batch."""
     loader = lk.Loader(Readers(60, 0.002), 1, **RING)
     assert "to whoever is free" in str(loader.describe())
     assert torch.cat(list(loader)).tolist() != [0, 1] * 30
@@ -291,7 +291,7 @@ def test_workers_get_other_batches_as_they_become_free() -> None:
 
 
 def test_workers_are_forked_before_a_second_batch_is_asked_for() -> None:
-    """From then on a thread may make what the next epochs need; a worker forked meanwhile keeps copies of it."""
+    """A thread may then prepare the next epochs, and a later fork would copy its memory."""
     loader = lk.Loader(np.arange(60), 4)
     engine = RingEngine(BatchReader(np.arange(60), None, 0), num_workers=3)
     before, started = len(psutil.Process().children()), []
@@ -313,7 +313,7 @@ def sleep_in_the_first(samples: list[Any]) -> torch.Tensor:
 
 
 def resident_shared(pid: int) -> int:
-    """Bytes of shared memory that a process has in use."""
+    """Return the bytes of shared memory that a process uses."""
     status = Path(f"/proc/{pid}/status").read_text()
     return 1024 * int(next(line for line in status.splitlines() if line.startswith("RssShmem")).split()[1])
 
@@ -337,7 +337,7 @@ def test_workers_have_another_task_when_more_are_handed_out(factor: int | None) 
 
 
 class Touching:
-    """Samples that leave a trace in a file."""
+    """Samples that create a file when they are read."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -381,7 +381,7 @@ def test_nothing_grows_over_200_epochs_of_changing_sizes(persistent: bool) -> No
 
 
 def test_a_giant_batch_does_not_make_slots_giant_for_ever() -> None:
-    """Each slot carries one in turn; what it took is given back when many batches needed less."""
+    """Each slot carries one; it gives the memory back after many smaller batches."""
     rows = [torch.full((1 << 21 if 0 < n <= 30 else 10,), n) for n in range(400)]
     loader = lk.Loader(rows, None, persistent_workers=True, **RING)
     most = 0
@@ -399,7 +399,7 @@ def test_a_giant_batch_does_not_make_slots_giant_for_ever() -> None:
 
 
 def held_by_batches() -> int:
-    """Count the bytes of memory that all rings of this process have."""
+    """Return the bytes of memory that all rings of this process hold."""
     sizes = {}
     for fd in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # that of the listing itself
@@ -411,7 +411,7 @@ def held_by_batches() -> int:
 
 @pytest.mark.parametrize("kept", [1, 3])
 def test_batches_that_outlive_their_workers_hold_their_own_memory_alone(kept: int) -> None:
-    """Many a user keeps a first batch; the others were made ahead, and nobody wants them."""
+    """A user keeps some batches; the memory of the others, made ahead, is freed."""
     gc.collect()
     before = held_by_batches()
     loader = lk.Loader(Numbers(64, 1 << 18), 1, **RING)  # 2 MiB each

@@ -1,4 +1,4 @@
-"""The ring under faults: each ends in a clear error or a clean stop within seconds, and nothing is left behind."""
+"""The ring under faults: each ends in a clear error or a clean stop within seconds, and leaves nothing."""
 
 import contextlib
 import copy
@@ -31,7 +31,7 @@ RING: dict[str, Any] = {"engine": "ring", "num_workers": 2, "multiprocessing_con
 
 
 class Numbers:
-    """Sample i is a row of i; at one of them something is done."""
+    """Sample i is a row of i; sample BAD runs `what`."""
 
     def __init__(self, size: int = 40, what: Callable[[], Any] | None = None) -> None:
         self.size, self.what = size, what
@@ -70,7 +70,7 @@ def is_whole(loader: lk.Loader, size: int = 40) -> bool:
 
 @pytest.fixture(scope="module", autouse=True)
 def _warm() -> None:
-    """What a process opens once and for all, the fork server and its tracker among it."""
+    """Open what a process opens only once, such as the fork server and its tracker."""
     assert is_whole(make_loader())
     assert is_whole(make_loader(multiprocessing_context="forkserver"))
 
@@ -85,7 +85,7 @@ def _nothing_is_left_behind(_warm: None) -> Iterator[None]:
 
 @pytest.fixture(params=["free", "in turn"])
 def dealing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Tests that ask for it are run with each way to deal batches to workers."""
+    """Run a test with both ways in which the ring deals batches."""
     monkeypatch.setattr(f"{__name__}.in_turn", request.param == "in turn")
     return str(request.param)
 
@@ -96,21 +96,21 @@ either_way = pytest.mark.usefixtures("dealing")
 
 
 class OddError(Exception):
-    """Can't be made from a message."""
+    """It cannot be made from a message."""
 
     def __init__(self, where: int, what: int) -> None:
         super().__init__(f"odd at {where}: {what}")
 
 
 class MuteError(Exception):
-    """Says what it wants."""
+    """It ignores its message."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__("mute")
 
 
 class HoldingError(Exception):
-    """Can't be pickled."""
+    """It cannot be pickled."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -291,7 +291,7 @@ class Killed(Numbers):
 
 
 class Absent:
-    """Can't be unpickled where workers are."""
+    """It cannot be unpickled in a worker."""
 
     def __init__(self, pid: int) -> None:
         if os.getpid() != pid:
@@ -388,7 +388,7 @@ def limited(kind: int, value: int) -> Iterator[None]:
 
 
 def files_limit(spare: int) -> int:
-    """The limit under which so many files more can be opened."""
+    """Return the limit under which `spare` more files can be opened."""
     used = {int(fd) for fd in os.listdir("/proc/self/fd")}  # noqa: PTH208
     used = {fd for fd in used if Path(f"/proc/self/fd/{fd}").exists()}  # without that of the listing
     free = (fd for fd in range(max(used) + spare + 2) if fd not in used)
@@ -570,7 +570,7 @@ def test_a_huge_key_fits() -> None:
 @either_way
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_waiting_stops_all(sent: signal.Signals) -> None:
-    """Ctrl-C, and a handler of SIGTERM that exits."""
+    """The signals are Ctrl-C, and SIGTERM with a handler that exits."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
     try:
         timer = threading.Timer(0.5, os.kill, (os.getpid(), sent))
@@ -584,7 +584,7 @@ def test_a_signal_while_waiting_stops_all(sent: signal.Signals) -> None:
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_ctrl_c_during_a_fork_is_not_lost(persistent: bool) -> None:
-    """Python ignores what is raised in a function that is called after a fork, and logging has one."""
+    """Python ignores exceptions in functions that run after a fork, and logging registers one."""
     armed = [True]
 
     def interrupt() -> None:
@@ -604,7 +604,7 @@ def test_ctrl_c_during_a_fork_is_not_lost(persistent: bool) -> None:
 
 
 def test_a_signal_that_is_handled_disturbs_nobody() -> None:
-    """As of a scheduler that announces the end: the loader goes on, so that the trainer can save."""
+    """A scheduler announces the end by a signal: the loader continues, and the trainer can save."""
     told: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
     try:

@@ -87,7 +87,7 @@ class Sum(NamedTuple):
 
 
 def usual() -> dict[str, Any]:
-    """Batches that are taken apart by hand, each with something that has to arrive as it is."""
+    """Return batches of containers, tensors and plain values."""
     return {
         "tensor": torch.arange(6.0).reshape(2, 3),
         "nested": {"x": (torch.arange(3), [torch.ones(2, 2), {"y": torch.zeros(1)}]), "empty": [], "none": ()},
@@ -104,7 +104,7 @@ def usual() -> dict[str, Any]:
 
 
 def unusual() -> dict[str, Any]:
-    """Batches of which pickle knows more."""
+    """Return batches with classes, arrays, shared memory and unusual tensors."""
     tensor, row = torch.arange(8), [1]
     circle: list[Any] = [torch.arange(2)]
     circle.append(circle)
@@ -133,7 +133,7 @@ def unusual() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", [*usual(), *unusual()])
 def test_a_batch_arrives_as_it_is(slots: Slots, name: str) -> None:
-    """Bit for bit, types and all, the first time and when its kind is known."""
+    """It arrives bit for bit, with all types."""
     for _ in range(3):
         batch = (usual() | unusual())[name]
         found = through(slots, batch)
@@ -151,7 +151,7 @@ def test_a_batch_arrives_as_it_is(slots: Slots, name: str) -> None:
 
 
 def shown(batch: Any) -> Any:
-    """A batch as a value that tells apart what compares as equal: 1, True and 1.0, dicts of another order."""
+    """Return a value that distinguishes equal objects: 1, True and 1.0, dicts of another order."""
     if isinstance(batch, dict):
         return type(batch), [(key, shown(value)) for key, value in batch.items()]
     if isinstance(batch, list | tuple):
@@ -162,7 +162,7 @@ def shown(batch: Any) -> Any:
 
 
 def test_batches_of_changing_shapes_arrive(slots: Slots) -> None:
-    """In slots that remember the last one's places."""
+    """A slot takes any size after any other."""
     for length in (3, 100, 3, 1, 100, 2):
         for kind in (torch.float32, torch.int32):
             batch = {"a": torch.arange(length).to(kind), "b": torch.full((2, length), length)}
@@ -171,7 +171,7 @@ def test_batches_of_changing_shapes_arrive(slots: Slots) -> None:
 
 @pytest.mark.parametrize("name", ["nested", "array"])
 def test_a_batch_is_gone_when_it_is_written(slots: Slots, name: str) -> None:
-    """Not later, when the garbage collector comes by: its memory is used again for the next."""
+    """Its memory does not wait for the garbage collector."""
     batch = (usual() | unusual())[name]
     tensor = weakref.ref(batch["x"][0] if name == "nested" else batch["b"])
     gc.disable()
@@ -202,7 +202,7 @@ def test_the_data_is_told_which_worker_reads_it() -> None:
 
 
 def test_a_slot_has_what_its_batches_need_and_room_where_they_differ(slots: Slots) -> None:
-    """A fourth more is for batches of several sizes: of one size, it would lie about in each slot."""
+    """Batches of several sizes get a quarter more; batches of one size do not."""
     size, page = 1 << 22, mmap.PAGESIZE
     slots.put_key(0, bytes(2000))
     for _ in range(3):

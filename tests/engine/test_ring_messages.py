@@ -1,4 +1,4 @@
-"""What goes through the ring's pipes arrives as it was, however the pipes cut it."""
+"""Messages arrive whole, wherever the ring's pipes cut them."""
 
 import os
 import random
@@ -16,7 +16,7 @@ SIZES = (0, 1, PIPE - ANSWER.size - 1, PIPE - ANSWER.size, PIPE - ANSWER.size + 
 
 
 def answers(draw: random.Random) -> list[Answer]:
-    """Answers with structures and images of sizes that end within, at, and behind a pipe's."""
+    """Return answers whose sizes are below, at and above that of a pipe."""
     sizes = [(structure, image) for structure in SIZES for image in (0, 1, PIPE)]
     draw.shuffle(sizes)
     return [

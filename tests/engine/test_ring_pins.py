@@ -1,4 +1,4 @@
-"""Slots that are page-locked in place: registered once, unregistered before their memory goes, never under a batch in use."""
+"""Page-locked slots: registered once, unregistered before their memory is freed, never while a batch uses them."""
 
 import gc
 import os
@@ -19,7 +19,7 @@ from loaderkit.sampling.plan import BatchPlan
 
 
 class Cudart:
-    """CUDA's runtime as far as the ring uses it: checks each call against the memory that is mapped."""
+    """A fake of CUDA's runtime that checks each call against the mapped memory."""
 
     def __init__(self, refuse_from: int = 1 << 60) -> None:
         self.registered: dict[int, int] = {}
@@ -54,7 +54,7 @@ def is_mapped(address: int, size: int) -> bool:
 
 
 class Rows:
-    """Rows of growing sizes, with an array beside them."""
+    """Samples of a growing tensor and an array."""
 
     def __len__(self) -> int:
         return 60
@@ -128,7 +128,7 @@ def test_a_batch_in_use_stays_registered_after_its_workers(how: str) -> None:
 
 
 def test_what_stays_on_the_host_does_not_lie_in_registered_memory() -> None:
-    """Else a copy that its owner queues from there could be overtaken by another batch."""
+    """Else the next batch could overwrite memory that a queued copy still reads."""
     cudart = Cudart()
     engine, keys = make_engine(cudart)
     beside = [batch["beside"] for batch in engine.run(iter(keys))]
@@ -191,7 +191,7 @@ def test_a_forked_process_leaves_the_registrations_alone() -> None:
 
 
 def test_memory_is_page_locked_for_the_device_that_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not for the one that happens to be the current one; and CUDA does not raise a failure again."""
+    """The current device does not matter, and CUDA does not raise a failure again."""
     calls: list[Any] = []
 
     @contextmanager
@@ -244,7 +244,7 @@ class Watched:
 
 @pytest.mark.gpu
 def test_batches_in_slots_are_page_locked_and_copies_from_them_arrive_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device is kept busy, so that copies are queued when their batch is dropped and its slot is written anew."""
+    """The device is busy: copies are still queued when their batch is dropped."""
     watched = Watched()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: watched)
     data = [torch.full((1 << 20,), n) for n in range(64)]

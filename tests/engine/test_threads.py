@@ -1,4 +1,4 @@
-"""Threads read what draws nothing, or from `lk.sample_rng()` alone: the same batches, and nothing of the trainer's is touched."""
+"""Threads make the same batches and leave the trainer's generators alone."""
 
 import faulthandler
 import gc
@@ -30,7 +30,7 @@ from loaderkit.seeding.samples import per_sample
 
 pytestmark = pytest.mark.filterwarnings("ignore:Loader. . workers for")  # small data leaves some idle
 
-SIZES = (1, 2, 5, 7, 12, 40)
+SIZES = (1, 7, 40)
 ALONE_AND_THREADS: tuple[dict[str, Any], ...] = ({}, {"num_workers": 3, "engine": "threads"})
 
 
@@ -79,7 +79,7 @@ class Collate:
 
 
 class Undeclared:
-    """Another object's samples or batches, without a word on what it draws."""
+    """Another object's samples or batches, without a declaration of what it draws."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -154,9 +154,9 @@ def _no_thread_is_left() -> Iterator[None]:
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("collate", COLLATES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("batch_size", [1, 3, 8, None])
+@pytest.mark.parametrize("batch_size", [1, 3, None])
 def test_threads_do_not_change_a_batch(kind: str, collate: str, batch_size: int | None, persistent: bool) -> None:
-    for size, workers in itertools.product(SIZES, (1, 2, 4)):
+    for size, workers in itertools.product(SIZES, (1, 3)):
         alone = epochs(make_loader(kind, size, batch_size, 0, collate))
         assert [len(epoch) for epoch in alone] == [-(-size // (batch_size or 1))] * 2
         assert equal(
@@ -167,8 +167,8 @@ def test_threads_do_not_change_a_batch(kind: str, collate: str, batch_size: int 
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 2, "engine": "ring"}, {"num_workers": 1, "engine": "torch"}])
 @pytest.mark.parametrize("batch_size", [3, None])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_said_of_draws_changes_no_batch(kind: str, batch_size: int | None, workers: dict[str, Any]) -> None:
-    """Of the dataset, of the collate, of both or of none."""
+def test_a_declaration_of_draws_changes_no_batch(kind: str, batch_size: int | None, workers: dict[str, Any]) -> None:
+    """The dataset, the collate, both or none declare what they draw."""
     found = []
     for dataset, collate in itertools.product(
         (KINDS[kind](12), Undeclared(KINDS[kind](12))), (Collate(), Undeclared(Collate()))
@@ -184,7 +184,7 @@ def test_what_is_said_of_draws_changes_no_batch(kind: str, batch_size: int | Non
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_a_resume_after_any_batch_goes_on(kind: str, batch_size: int) -> None:
-    """Over epochs, by the state as a checkpoint holds it; batches that were made ahead are made again."""
+    """The state passes through JSON; batches that were made ahead are made again."""
     whole = list(itertools.chain(*epochs(make_loader(kind, 7, batch_size, 0))))
     for stop in range(1, len(whole)):
         loader = make_loader(kind, 7, batch_size, 2)
@@ -225,7 +225,7 @@ def test_the_trainers_generators_are_left_alone_while_threads_read(kind: str) ->
 
 
 def test_the_seeds_of_a_thread_are_no_other_threads() -> None:
-    """Each sample's draws, while four threads change places as often as they can."""
+    """Four threads switch as often as they can."""
     before = sys.getswitchinterval()
     expected = epochs(make_loader("many", 400, 5, 0, "drawing"))
     sys.setswitchinterval(1e-6)
@@ -236,7 +236,7 @@ def test_the_seeds_of_a_thread_are_no_other_threads() -> None:
 
 
 class Rendezvous(Silent):
-    """Samples that wait until as many are read at once."""
+    """Samples that wait until `parties` of them are read at the same time."""
 
     draws_nothing = True
 
@@ -255,7 +255,7 @@ def test_threads_read_at_once() -> None:
 
 
 class Gated(Silent):
-    """Sample 0 waits until it is let through; counts what was read."""
+    """Sample 0 waits for the gate; `read` counts the samples."""
 
     draws_nothing = True
 
@@ -271,8 +271,8 @@ class Gated(Silent):
 
 
 @pytest.mark.parametrize(("factor", "ahead"), [(None, 16), (1, 2), (3, 6)])
-def test_a_slow_sample_holds_nobody_up_and_the_order_is_kept(factor: int | None, ahead: int) -> None:
-    """The others are read as far ahead as the settings say, and not farther."""
+def test_a_slow_sample_delays_no_other_and_the_order_is_kept(factor: int | None, ahead: int) -> None:
+    """The others are read exactly as far ahead as the settings say."""
     data = Gated(40)
     loader = new_loader(data, 1, num_workers=2, engine="threads", prefetch_factor=factor)
     found: list[Any] = []
@@ -298,8 +298,8 @@ def test_large_batches_are_made_ahead_less_far() -> None:
     loader.close()
 
 
-def test_a_batch_is_held_by_nobody_who_has_handed_it_on() -> None:
-    """Nor by a thread that waits for work."""
+def test_a_yielded_batch_is_not_held() -> None:
+    """A thread that waits for work does not hold it either."""
     batches = iter(make_loader("nothing", 40, 2, 4, prefetch_factor=1))
     for _ in range(16):
         kept = weakref.ref(next(batches)[1])
@@ -338,7 +338,7 @@ def test_an_error_comes_in_its_place_and_names_the_sample() -> None:
 
 
 @pytest.mark.parametrize("error", [StopIteration("s"), SystemExit(3), KeyboardInterrupt("k"), StopAsyncIteration("a")])
-def test_what_would_mean_something_else_here_is_a_runtime_error(error: BaseException) -> None:
+def test_exceptions_that_end_loops_become_runtime_errors(error: BaseException) -> None:
     loader = new_loader(Failing(error), 2, num_workers=2, engine="threads")
     with pytest.raises(RuntimeError, match=type(error).__name__):
         list(loader)
@@ -357,7 +357,7 @@ def test_bad_samples_are_skipped_and_replaced_as_without_threads() -> None:
 
 
 class Hanging(Silent):
-    """Sample 5 takes its time."""
+    """Sample 5 takes 1.5 s."""
 
     draws_nothing = True
 
@@ -379,7 +379,7 @@ def test_a_sample_that_hangs_is_named_in_time() -> None:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_thread_that_hangs_is_in_nobodys_way(persistent: bool) -> None:
+def test_a_thread_that_hangs_does_not_block_the_next_pass(persistent: bool) -> None:
     data = Gated(12)
     loader = new_loader(data, 2, num_workers=1, engine="threads", timeout=0.3, persistent_workers=persistent)
     try:
@@ -393,7 +393,7 @@ def test_a_thread_that_hangs_is_in_nobodys_way(persistent: bool) -> None:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_an_abandoned_loader_lets_its_threads_go(persistent: bool) -> None:
+def test_an_abandoned_loader_ends_its_threads(persistent: bool) -> None:
     with nothing_left():
         for _ in range(5):
             batches = iter(make_loader("nothing", 40, 2, 4, persistent_workers=persistent))
@@ -403,8 +403,8 @@ def test_an_abandoned_loader_lets_its_threads_go(persistent: bool) -> None:
             gc.collect()
 
 
-def test_threads_persist_where_they_are_to() -> None:
-    """Also over passes that are left in their middle, whose batches nobody makes any more."""
+def test_persistent_threads_persist() -> None:
+    """They also persist over abandoned passes."""
     for persistent in (False, True):
         loader = make_loader("nothing", 40, 2, 3, persistent_workers=persistent)
         found = set()
@@ -448,7 +448,7 @@ def test_nothing_grows_over_epochs() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_fork_reads_for_itself() -> None:
-    """In the middle of a pass: the child has no threads, and its parent's iterator is not its own."""
+    """The child of a fork has no threads and cannot use its parent's iterator."""
     loader = make_loader("sample_rng", 40, 4, 2)
     expected = epochs(make_loader("sample_rng", 40, 4, 0))
     batches = iter(loader)
@@ -510,8 +510,8 @@ def test_a_process_ends_cleanly_with_threads_at_work(then: str) -> None:
     assert time.monotonic() - start < 30
 
 
-def test_a_process_ends_behind_the_samples_that_are_being_read() -> None:
-    """And not behind their batches, of which one takes longer than threads are waited for."""
+def test_a_process_ends_after_the_current_samples() -> None:
+    """It does not wait for their batches, which take longer."""
     process = started("", sleep="0.5 * (index >= 40)", batch=40)
     said, complaints = process.communicate(timeout=60)
     assert (process.returncode, complaints, said.split("\n")) == (0, "", ["ready", "0 threads", ""])
@@ -604,7 +604,7 @@ def test_what_threads_cannot_do_is_refused_at_once(dataset: Any, settings: dict[
         new_loader(dataset, 2, **{"num_workers": 2, "engine": "threads"} | settings)
 
 
-def test_a_class_that_reads_in_a_way_of_its_own_has_to_say_so_itself() -> None:
+def test_a_subclass_that_overrides_reading_declares_its_draws_again() -> None:
     class Reads(Silent):
         def __getitem__(self, index: int) -> Any:
             return torch.rand(2)
@@ -648,7 +648,7 @@ def test_it_says_what_it_is_and_pickles() -> None:
     assert equal(list(copy), list(loader))
 
 
-def test_generators_stand_where_they_stood() -> None:
+def test_generators_keep_their_state() -> None:
     before = generator_states()
     for _ in make_loader("sample_rng", 12, 4, 2, "drawing"):
         assert equal(generator_states(), before)
