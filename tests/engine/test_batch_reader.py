@@ -84,7 +84,7 @@ def test_another_seed_gives_other_draws_in_the_same_order() -> None:
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_no_two_draws_are_the_same(name: str) -> None:
-    """This includes two transforms of one sample and the datasets of a zip."""
+    """Not in two transforms of one sample, nor in the datasets of a zip."""
 
     def numbers(part: Any) -> list[float]:
         if isinstance(part, tuple | list):
