@@ -75,12 +75,6 @@ class BatchReader:
         self.__dict__.update(state)
         self.__post_init__()
 
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, key: BatchKey) -> Any:
-        return self.read(key)
-
     def __getitems__(self, key: BatchKey) -> Any:
         # torch's workers call this with what the batch sampler gave.
         return self.read(key)

@@ -19,14 +19,6 @@ class Description:
         pinned_why: Why, or why not.
         device: Where batches go; None leaves them on the host.
         device_why: How they are copied there, or why not.
-
-    Example:
-        >>> about = lk.Loader(lk.RecordDataset([1, 2, 3]), batch_size=2).describe()
-        >>> print(about)
-        engine: inline (no workers)
-        workers: 0 (batches are made in this process)
-        pinned: no (there is no CUDA device)
-        device: none, batches stay on the host
     """
 
     engine: str

@@ -48,14 +48,7 @@ class ThreadsEngine:
 
     They neither copy the dataset nor send batches. Only one thread runs Python at a time, so they help if reads wait or
     release the GIL, as image decoders do. Batches come in the order of their keys, whoever makes them.
-
-    Args:
-        reader: Makes the batches.
-        num_workers: The number of threads.
-        pin_memory: Whether batches are copied to page-locked memory.
-        prefetch_factor: Batches made ahead by each thread; None decides by their size.
-        persistent_workers: Keep the threads between runs.
-        timeout: Seconds to wait for a batch; 0 waits for ever.
+    The arguments are named as those of torch's DataLoader.
 
     Raises:
         ValueError: If the data may draw from the global generators.

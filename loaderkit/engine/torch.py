@@ -116,15 +116,7 @@ def _end_with(parent: Any) -> None:
 class TorchEngine:
     """Makes batches in the workers of torch's DataLoader, which deals the keys in turn and keeps the order.
 
-    Args:
-        reader: Makes the batches.
-        num_workers: The number of processes.
-        pin_memory: Whether batches are in page-locked memory.
-        prefetch_factor: Batches made ahead by each worker; None is torch's default.
-        persistent_workers: Keep the workers between runs.
-        multiprocessing_context: A start method or a context of multiprocessing; None is the platform's default.
-        worker_init_fn: Called in each worker with its number.
-        timeout: Seconds to wait for a batch; 0 waits for ever.
+    Its arguments are those of the DataLoader.
     """
 
     name: str = "torch"
@@ -173,7 +165,7 @@ class TorchEngine:
         self._keys.now = keys
         with explained(self._settings["multiprocessing_context"], self._reader, worker_init_fn=self._init):
             batches: Iterator[Hidden] = iter(self._loader)
-        return Batches(batches) if self._settings["num_workers"] else (batch.content for batch in batches)
+        return Batches(batches)
 
     def close(self) -> None:
         self._loader = None  # its workers end with it

@@ -58,10 +58,10 @@ def choose(
     With engine="auto", workers are for data that takes time. Rows in memory without a transform and a collate_fn take less
     time to gather here than to receive from a worker.
     """
+    if num_workers == 0 and config.engine in ("auto", "torch"):
+        return "inline", "no workers"
     if config.engine != "auto":
         return config.engine, f"engine={config.engine!r}"
-    if num_workers == 0:
-        return "inline", "no workers"
     workers = "ring" if platform == "linux" else "torch"
     if config.worker_init_fn is not None:
         return workers, "worker_init_fn is for worker processes"
@@ -87,7 +87,7 @@ def describe(engine: Engine, reader: BatchReader, config: LoaderConfig, workers:
         why=choose(reader, config, workers)[1],
         num_workers=engine.num_workers,
         workers_why=workers_why if engine.num_workers else "batches are made in this process",
-        start_method=start_method(config) if engine.name in ("ring", "torch") and engine.num_workers else None,
+        start_method=start_method(config) if engine.name in ("ring", "torch") else None,
         prefetch=engine.prefetch,
         dealing=engine.dealing,
         pinned=engine.pinned,

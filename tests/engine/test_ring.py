@@ -23,7 +23,8 @@ from torchvision import tv_tensors
 
 import loaderkit as lk
 from loaderkit.engine import BatchReader
-from loaderkit.engine.ring import Processes, RingEngine, Slots, read, write
+from loaderkit.engine.ring import RingEngine, Slots, read, write
+from loaderkit.engine.ring.processes import Processes
 
 RING: dict[str, Any] = {"engine": "ring", "num_workers": 2, "timeout": 60}
 

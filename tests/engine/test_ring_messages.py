@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderkit.engine.ring import ANSWER, IN_PIPE, IN_SLOT, Answer, Inbox, pack_key, unpack_key
+from loaderkit.engine.ring import Inbox, pack_key, unpack_key
+from loaderkit.engine.ring.messages import ANSWER, IN_PIPE, IN_SLOT, Answer
 from loaderkit.sampling.plan import BatchKey
 
 PIPE = 1 << 16

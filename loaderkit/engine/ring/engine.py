@@ -30,13 +30,8 @@ class RingEngine:
 
     Args:
         reader: Makes the batches.
-        num_workers: The number of processes.
-        pin_memory: Whether batches are in page-locked memory.
-        prefetch_factor: Batches made ahead by each worker; None decides by their size.
-        persistent_workers: Keep the workers between runs.
-        multiprocessing_context: A start method or a context of multiprocessing; None is the platform's default.
-        worker_init_fn: Called in each worker with its number.
-        timeout: Seconds to wait for a batch; 0 waits for ever.
+        num_workers: The number of processes; this and the next ones are as torch's DataLoader has them.
+        prefetch_factor: None decides by the size of a batch.
         in_turn: Deal the keys to the workers in turn, so that each keeps to the shards of its own lanes. Else all workers
             take keys from one queue, so that a slow sample delays no other batch.
         pin_in_place: The device for which slots are page-locked where they are. Else batches are copied to page-locked

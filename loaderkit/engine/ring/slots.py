@@ -8,7 +8,6 @@ import mmap
 import os
 import resource
 import sys
-import tempfile
 from collections.abc import Callable, Collection
 from multiprocessing import reduction
 from typing import Any
@@ -107,8 +106,7 @@ class Slots:
             raise OSError(errno.EFBIG, f"{size:,} bytes, and a slot may have {self.stride:,}")
         grows = 2 * self.reserved[slot] > size  # sizes vary: leave room for a slightly larger batch
         wanted = min(self.stride, _pages(size * 5 // 4 if grows else size))
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(self._fd, self.start(slot), wanted)
+        os.posix_fallocate(self._fd, self.start(slot), wanted)
         self.reserved[slot] = wanted
 
     def bytes(self, slot: int, size: int) -> np.ndarray[Any, Any]:
@@ -128,12 +126,11 @@ class Slots:
 
     def cut(self, slot: int, size: int) -> None:
         """Give a slot's memory back except its first `size` bytes. There must be no view of it."""
-        if hasattr(mmap, "MADV_REMOVE"):
-            size = _pages(size)
-            rest = self.reserved[slot] - size
-            self.reserved[slot] = size  # first: if this is interrupted, the next batch reserves again
-            with contextlib.suppress(OSError):
-                self._memory.madvise(mmap.MADV_REMOVE, self.start(slot) + size, rest)
+        size = _pages(size)
+        rest = self.reserved[slot] - size
+        self.reserved[slot] = size  # first: if this is interrupted, the next batch reserves again
+        with contextlib.suppress(OSError):
+            self._memory.madvise(mmap.MADV_REMOVE, self.start(slot) + size, rest)
 
     def keep(self, kept: Collection[int]) -> None:
         """Give all memory back except that of `kept` slots, which have views. Nothing may write any more."""
@@ -193,11 +190,7 @@ def _stride(count: int, largest: int) -> int:
 
 
 def _anonymous_file(size: int) -> int:
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("loaderkit")
-    else:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
+    fd = os.memfd_create("loaderkit")
     try:
         os.ftruncate(fd, size)
     except BaseException:
