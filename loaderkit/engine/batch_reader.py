@@ -57,16 +57,15 @@ class BatchReader:
     _buffers: BufferPool = field(init=False, default_factory=BufferPool, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        takes_whole = self.collate_fn is None or takes_batches(self.collate_fn)
-        whole = takes_whole and self.batched and reads_batches(self.dataset)
-        drawn = draws(self.dataset)
-        stacks = self.collate_fn is None and self.batched
-        columns = stacks and drawn is Draws.NOTHING and reads_columns(self.dataset)
-        object.__setattr__(self, "_read_batch", self.dataset.read_batch if whole else None)
-        object.__setattr__(self, "_columns", columns)
-        object.__setattr__(self, "_many", reads_many(self.dataset))
-        object.__setattr__(self, "_drawn", drawn)
-        object.__setattr__(self, "_collate_drawn", Draws.NOTHING if self.collate_fn is None else draws(self.collate_fn))
+        dataset, stacks, drawn = self.dataset, self.collate_fn is None, draws(self.dataset)
+        whole = self.batched and (stacks or takes_batches(self.collate_fn)) and reads_batches(dataset)
+        vars(self).update(
+            _read_batch=dataset.read_batch if whole else None,
+            _columns=stacks and self.batched and drawn is Draws.NOTHING and reads_columns(dataset),
+            _many=reads_many(dataset),
+            _drawn=drawn,
+            _collate_drawn=Draws.NOTHING if stacks else draws(self.collate_fn),
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_read_batch": None}  # it may be a function that does not pickle
@@ -75,8 +74,7 @@ class BatchReader:
         self.__dict__.update(state)
         self.__post_init__()
 
-    def __getitems__(self, key: BatchKey) -> Any:
-        # torch's workers call this with what the batch sampler gave.
+    def __getitems__(self, key: BatchKey) -> Any:  # torch calls it with an item of the batch sampler
         return self.read(key)
 
     def read(self, key: BatchKey) -> Any:

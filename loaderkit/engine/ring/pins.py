@@ -1,5 +1,6 @@
 """Slots that are page-locked in place, so that a device copies from them at full speed during computation."""
 
+import contextlib
 import resource
 from typing import Any
 
@@ -95,7 +96,5 @@ def cuda_runtime(device: torch.device) -> Runtime | None:
 
 def _forget_error() -> None:
     """Clear the failed call's error: CUDA would raise it again at the next kernel."""
-    try:
+    with contextlib.suppress(RuntimeError):
         torch.zeros(1, device="cuda")
-    except RuntimeError:
-        return

@@ -89,11 +89,6 @@ class Team:
                 self._poll.register(fd, select.POLLIN)
 
     @property
-    def pids(self) -> list[int]:
-        """The workers' process ids."""
-        return [process.pid for process in self._own.processes]
-
-    @property
     def is_here(self) -> bool:
         """Whether the team belongs to this process, not to the parent of a fork."""
         return self._own.is_here
