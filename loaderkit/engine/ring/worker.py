@@ -41,10 +41,6 @@ class Worker:
     """The main function of a worker process: for each task it writes the batch into the slot and answers.
 
     Args:
-        reader: Makes the batches.
-        slots: The shared memory.
-        tasks: The pipe of the tasks.
-        answers: The pipe of the answers.
         number: This worker's.
         workers: The number of workers.
         init: The user's `worker_init_fn`.
