@@ -1,4 +1,4 @@
-"""Where a position was after each of the last batches, for a Trainer that learns later than it fetches."""
+"""The positions after each of the last batches, because a Trainer fetches batches before it trains on them."""
 
 from collections import deque
 from typing import Any
@@ -9,7 +9,7 @@ from loaderkit.loader.position import Position
 class History:
     """The points of a position since a mark, counted in batches.
 
-    It starts at the point where the next pass of the position starts: the mark.
+    The mark is the point where the position's next pass starts.
     """
 
     def __init__(self, position: Position) -> None:
@@ -33,7 +33,7 @@ class History:
             self._forgotten += 1
 
     def state_after(self, batches: int, *, over: bool) -> dict[str, Any]:
-        """Return the state this many batches after the mark, or that of the epoch's end if it is over there."""
+        """Return the state `batches` batches after the mark; if the epoch is over there, its end's state."""
         point = self._after(batches)
         return self._position.state_at(self._position.epoch_after(point) if over else point, self._points)
 
@@ -48,7 +48,7 @@ class History:
     def _after(self, batches: int) -> Any:
         if batches < self._forgotten:
             raise RuntimeError(
-                f"loader: asked for the state after {batches} batches, and those before {self._forgotten} are forgotten."
+                f"loader: no state after {batches} batches: the states before batch {self._forgotten} are dropped."
             )
         # If several datasets are read together, this one may have ended before the others.
         return self._points[min(batches - self._forgotten, len(self._points) - 1)]

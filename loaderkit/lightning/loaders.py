@@ -1,4 +1,4 @@
-"""The loaders that a DataModule gives to a Trainer: each knows whose count of batches holds."""
+"""The loaders that a DataModule gives to a Trainer."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +23,7 @@ class TrainerLoader(Loader):
     """A loader whose batches may be copied ahead to the Trainer's device."""
 
     prefetcher: Prefetcher | None = None
-    why_not_ahead: str | None = None  # where there is none
+    why_not_ahead: str | None = None  # the reason, if there is no prefetcher
 
     def describe(self) -> Description:
         found = super().describe()
@@ -38,30 +38,34 @@ class TrainerLoader(Loader):
 
 
 class TrainLoader(TrainerLoader):
-    """A training loader whose state is what was learnt, as its DataModule knows it; without a Trainer, a Loader."""
+    """A training loader whose state is the position after the last batch trained on.
 
-    driven = False  # by a Trainer, which may fetch ahead and begin anew
-    saved: Callable[[], dict[str, Any]] | None = None  # the state that the DataModule would save
+    A Trainer fetches batches ahead, so the loader records its positions since a mark. Its DataModule
+    sets the mark and asks for the state some batches after it. Without a Trainer it is a plain Loader.
+    """
+
+    driven = False  # whether a Trainer draws the batches; it may fetch ahead and start a pass again
+    saved: Callable[[], dict[str, Any]] | None = None  # returns the state that the DataModule saves
     loaded: Callable[[], None] | None = None  # tells the DataModule that Lightning has moved the loader
-    restored = False  # whether the DataModule has put it in its place
-    _history: History | None = None  # since the mark
-    _first_epoch = 0  # its own, at the mark
-    _ended = False  # it came to its end before the mark, in the same epoch of the Trainer
-    _at_end = False  # its last pass came to its end, since the mark
-    _waiting = False  # no batch has begun since the mark
-    _learnt = 0  # batches since the mark, when the last one began
+    restored = False  # whether the DataModule has restored its position
+    _history: History | None = None  # positions since the mark
+    _first_epoch = 0  # the loader's epoch at the mark
+    _ended = False  # whether it ended before the mark, in the same epoch of the Trainer
+    _at_end = False  # whether its last pass since the mark ended
+    _waiting = False  # whether no batch has begun since the mark
+    _learnt = 0  # batches trained on since the mark, when the last batch began
 
     @property
     def step(self) -> int | None:
-        """Samples of a full step of all ranks, the unit in which batches are counted."""
+        """Number of samples in a full step of all ranks: the unit of batch counts."""
         return self._position.step
 
     def mark(self, *, ended: bool = False) -> None:
-        """Begin to count where the next `iter()` begins.
+        """Count batches from the start of the next pass.
 
         Args:
-            ended: Whether it came to its end before, in this epoch of the Trainer. CombinedLoader goes by what each of its
-                loaders has told it since the epoch began: so it is told again.
+            ended: Whether the loader already ended in this epoch of the Trainer. CombinedLoader tracks
+                which loaders have ended, so after a resume the loader must end again.
         """
         if self.driven:
             self._position.discard_ahead()
@@ -71,43 +75,43 @@ class TrainLoader(TrainerLoader):
             self._ended, self._at_end = ended, False
 
     def begin_batch(self, learnt: int) -> None:
-        """Take note that a batch begins, after so many learnt since the mark."""
+        """Record that a batch begins, when `learnt` batches since the mark are trained on."""
         if self._history is not None:
-            self._history.forget(self._learnt)  # of the last batch: another rank may be saved one step before this one
+            self._history.forget(self._learnt)  # keeps one batch more: another rank may save one step earlier
         self._waiting, self._learnt = False, learnt
 
     def state_after(self, batches: int, *, over: bool) -> dict[str, Any]:
-        """Return the state so many batches after the mark, or of the epoch's end if it is over there."""
+        """Return the state `batches` batches after the mark; if the epoch is over there, its end's state."""
         history = self._history or History(self._position)
         return history.state_after(batches, over=over)
 
     def has_ended(self, state: Mapping[str, Any]) -> bool:
-        """Say whether it came to its end in this epoch of the Trainer, before a state since the mark."""
+        """Return whether the loader ended in this epoch of the Trainer before a state since the mark."""
         epoch: int = state["cursor"]["epoch"]
         return self._ended or epoch > self._first_epoch
 
     def end_epoch(self, batches: int) -> None:
-        """End the Trainer's epoch, in which so many batches since the mark were used."""
+        """End the Trainer's epoch, which used `batches` batches since the mark."""
         self._position.discard_ahead()
         if self._history is not None:
             self._history.end_epoch(batches)
 
     def stop(self) -> None:
-        """Stand where the next `iter()` would begin, and stop the workers."""
+        """Move to the start of the next pass, and stop the workers."""
         self._position.discard_ahead()
         if self._waiting:
             self._rewind()
         self.close()
 
     def follow(self, before: "TrainLoader") -> None:
-        """Go on where another loader stopped."""
+        """Continue where another loader stopped."""
         self._position.follow(before._position)
 
     def __iter__(self) -> Iterator[Any]:
         if not self.driven:
             return super().__iter__()
-        # Lightning fetches from a loader without a length before an epoch begins, and then calls iter() anew;
-        # CombinedLoader calls it behind the end.
+        # Lightning fetches from a loader without a length before an epoch begins, then calls iter() again.
+        # CombinedLoader calls iter() after the end.
         again = self._waiting and not self._at_end
         self._at_end = False
         if again:
@@ -118,7 +122,7 @@ class TrainLoader(TrainerLoader):
         return super().state_dict() if self.saved is None else self.saved()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        # Lightning comes with its own copy later; a checkpoint made without a DataModule has only that.
+        # Lightning loads its own copy later; a checkpoint without a DataModule has only that one.
         if not self.restored:
             super().load_state_dict(state)
             if self.loaded is not None:
@@ -126,7 +130,7 @@ class TrainLoader(TrainerLoader):
 
     @property
     def batch_sampler(self) -> Any:
-        """None: its DataModule counts the epochs."""
+        """None, because the DataModule counts the epochs."""
         return None
 
     def note_batch(self) -> None:
@@ -135,7 +139,7 @@ class TrainLoader(TrainerLoader):
             self._history.record()
 
     def note_end(self) -> None:
-        """Record that a pass came to its end."""
+        """Record that a pass ended."""
         self._at_end = True
 
     def _rewind(self) -> None:
@@ -145,7 +149,7 @@ class TrainLoader(TrainerLoader):
 
 
 class _Pass:
-    """One pass of a training loader, which is told of each batch and of the end."""
+    """One pass of a training loader; it reports each batch and the end to the loader."""
 
     def __init__(self, loader: TrainLoader, batches: Iterator[Any]) -> None:
         self._loader, self._batches = loader, batches
@@ -164,7 +168,7 @@ class _Pass:
 
 
 class EvalLoader(TrainerLoader):
-    """An evaluation loader: each pass is the same, that of epoch 0."""
+    """An evaluation loader: every pass is that of epoch 0."""
 
     def __iter__(self) -> Iterator[Any]:
         self.seek(epoch=0)
@@ -172,64 +176,64 @@ class EvalLoader(TrainerLoader):
 
     @property
     def batch_sampler(self) -> Any:
-        """What Lightning's prediction writers ask for the indices of each batch; those of a stream have none."""
+        """Gives Lightning's prediction writers the indices of each batch; None for a stream."""
         return None if is_stream(self.dataset) else _SeenIndices(self)
 
 
 def is_stream(dataset: Any) -> bool:
-    """Say whether data has no index."""
+    """Return whether data has no index."""
     return isinstance(dataset, torch_data.IterableDataset)
 
 
 def why_not_ahead(trainer: pl.Trainer | None, data: pl.LightningDataModule, config: LoaderConfig) -> str | None:
-    """Say why batches are not copied ahead to the Trainer's device; None if they are."""
+    """Return why batches are not copied ahead to the Trainer's device; None if they are."""
     if trainer is None:
         return "there is no Trainer yet"
     device = trainer.strategy.root_device
     if device.type not in BACKENDS:
-        return f"the Trainer's device is {device}: copies beside the computation are for CUDA"
+        return f"the Trainer's device is {device}, and only CUDA copies during computation"
     if config.device is not None:
-        return f"the loader has device={config.device!r}, and copies its batches by itself"
+        return f"the loader has device={config.device!r} and copies its own batches"
     for hook in ("on_before_batch_transfer", "transfer_batch_to_device"):
         for owner in (data, trainer.lightning_module):
             if owner is not None and is_overridden(hook, owner):
-                return f"{type(owner).__name__} has a {hook} of its own, which wants batches on the host"
+                return f"{type(owner).__name__} overrides {hook}, which needs batches on the host"
     return None
 
 
 def check_equal_ranks(trainer: pl.Trainer | None, loader: Loader, data: str) -> None:
-    """Refuse data with unequal numbers of batches where ranks wait for each other at each batch.
+    """Refuse a loader whose ranks may have different numbers of batches if they wait for each other.
 
     Raises:
-        ValueError: If the loader's ranks each stop by themselves, and the strategy does not allow that.
+        ValueError: If the ranks stop independently (stop='each') and the strategy communicates at each batch.
     """
     if trainer is None or loader.config.stop != "each" or loader.world.size == 1:
         return
     if data == "train":
         why = "the gradients are averaged at each step"
     elif not isinstance(trainer.strategy, DDPStrategy):
-        why = f"{type(trainer.strategy).__name__} may talk at each batch"
+        why = f"{type(trainer.strategy).__name__} may communicate at each batch"
     else:
         buffers = [name for name, _ in trainer.lightning_module.named_buffers()]
         if not buffers or not trainer.strategy._ddp_kwargs.get("broadcast_buffers", True):
             return
-        why = f"DDP sends the model's buffers ({', '.join(buffers[:3])}) around at each batch"
+        why = f"DDP broadcasts the model's buffers ({', '.join(buffers[:3])}) at each batch"
     raise ValueError(
-        f"DataModule: with stop='each' the {loader.world.size} ranks have unequal numbers of batches of the {data} stream, "
-        f"and would wait for each other for ever: {why}. Give "
+        f"DataModule: with stop='each' the {loader.world.size} ranks have different numbers of batches of the {data} stream "
+        f"and would wait for each other forever: {why}. Give "
         + ("LoaderConfig" if data == "train" else "DDPStrategy(broadcast_buffers=False), or eval_loader=LoaderConfig")
         + "(...) with steps=, stop='shortest' or stop='repeat'."
     )
 
 
 class _SeenIndices(_IndexBatchSamplerWrapper):
-    """Lightning's record of the indices in each batch, computed rather than recorded."""
+    """Lightning's record of the indices in each batch, computed on demand."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
 
     @property
-    def seen_batch_indices(self) -> Any:  # type: ignore[override]  # there a list that is written
+    def seen_batch_indices(self) -> Any:  # type: ignore[override]  # Lightning's is a list
         return self
 
     def __len__(self) -> int:

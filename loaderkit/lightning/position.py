@@ -1,4 +1,4 @@
-"""Where a training stands in its data: saved behind what was learnt, restored, and agreed with the Trainer's loops."""
+"""A training's position in its data: saved after the last batch trained on, and restored with the Trainer's loops."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -21,37 +21,38 @@ from loaderkit.lightning.progress import (
 
 
 class TrainPosition:
-    """The place behind the last batch that was learnt, in all the training loaders of one fit.
+    """The position after the last batch trained on, in all training loaders of one fit.
 
-    The loaders are marked where they begin; what is saved is their state so many batches after the mark, as the Trainer
-    counts what it has learnt. Without a Trainer it is where they stand.
+    Each loader has a mark at its start. The Trainer counts the batches that it trained on since then; the
+    saved state is each loader's state that many batches after the mark. Without a Trainer it is the
+    loaders' current state.
     """
 
     def __init__(self, trainer: pl.Trainer | None = None) -> None:
         self._trainer = trainer
         self._loaders: list[TrainLoader] = []
-        self._before: list[TrainLoader] = []  # of the fit that this one continues
-        self._trained = 0  # batches that the Trainer had begun in all, at the last one of these loaders
+        self._before: list[TrainLoader] = []  # loaders of the fit that this one continues
+        self._trained = 0  # batches that the Trainer had begun in total, at these loaders' last batch
         self._restored: dict[str, Any] | None = None
-        self._first = 0  # where the loaders are marked, in batches of the Trainer's epoch
-        self._waiting = True  # no batch has begun since then
+        self._first = 0  # the mark, in batches of the Trainer's epoch
+        self._waiting = True  # whether no batch has begun since the mark
 
     def is_of(self, trainer: pl.Trainer) -> bool:
-        """Say whether it is that of a Trainer."""
+        """Return whether this is the Trainer's position."""
         return self._trainer is trainer
 
     @property
     def awaits_loaders(self) -> bool:
-        """Whether a place was loaded, and there are no loaders to go to it."""
+        """Whether a state was loaded, and no loaders exist yet to restore it."""
         return self._restored is not None and not self._loaders
 
     @property
     def is_before_a_first_batch(self) -> bool:
-        """Whether it was restored at an epoch's start."""
+        """Whether a state was restored at an epoch's start."""
         return self._restored is not None and self._first == 0
 
     def next_fit(self, trainer: pl.Trainer | None) -> "TrainPosition":
-        """Return the position of another fit: one of the same Trainer goes on where this one ended an epoch."""
+        """Return the position of the next fit; with the same Trainer it continues after the last epoch."""
         after = TrainPosition(trainer)
         if trainer is not None and self.is_of(trainer) and self._trained == begun(trainer) and between_epochs(trainer):
             after._before = self.replace_loaders()
@@ -59,7 +60,7 @@ class TrainPosition:
         return after
 
     def replace_loaders(self) -> list[TrainLoader]:
-        """Make room for new loaders, and return those that they replace, stopped."""
+        """Stop the loaders, return them, and make room for new ones."""
         if not self._waiting:
             self._end_epoch()
         before, self._loaders, self._before = self._loaders or self._before, [], []
@@ -68,7 +69,7 @@ class TrainPosition:
         return before
 
     def add(self, loader: TrainLoader) -> None:
-        """Take a new loader, which is placed with the others."""
+        """Add a new loader; `place` then positions all loaders."""
         if self._trainer is not None:
             loader.driven = True
             loader.saved = functools.partial(self._saved_state, len(self._loaders))
@@ -76,13 +77,13 @@ class TrainPosition:
         self._loaders.append(loader)
 
     def place(self, before: Sequence[TrainLoader]) -> None:
-        """Put the new loaders where training goes on: at a loaded state, or where those before them stopped."""
+        """Move the new loaders to the loaded state, or to where the loaders before them stopped."""
         if self._restored is not None:
             self._restore(self._restored)
             if self._trainer is None:
-                self._restored = None  # no Trainer makes them anew before it begins: the next ones go on
+                self._restored = None  # without a Trainer, the next loaders continue from these
             return
-        # A second fit goes on counting epochs, and it and a reload in a run go on where the last loaders stopped.
+        # After a reload, or in a second fit, which continues the count of epochs.
         epoch = self._trainer.current_epoch if self._trainer is not None else 0
         for row, loader in enumerate(self._loaders):
             if len(before) == len(self._loaders):
@@ -92,7 +93,7 @@ class TrainPosition:
         self._stand(0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place as plain values, the same on every rank."""
+        """Return the position as plain values, the same on every rank."""
         if not self._loaders:
             return self._restored or {"train": [], "batches": 0, "epoch_over": False}
         if self._trainer is None:
@@ -100,29 +101,29 @@ class TrainPosition:
             return {"train": states, "batches": self._loaders[0].cursor.batches, "epoch_over": False}
         batches, over = self._learnt()
         states = [loader.state_after(batches - self._first, over=over) for loader in self._loaders]
-        # At an epoch's start the last one is over: else it would pass for one that was stopped before its first batch.
+        # At an epoch's start the last epoch is over; otherwise it would look like one stopped before its first batch.
         over = over or (self._waiting and self._first == 0 and between_epochs(self._trainer))
         ended = [not over and loader.has_ended(state) for loader, state in zip(self._loaders, states, strict=True)]
         return {"train": states, "batches": 0 if over else batches, "epoch_over": over, "ended": ended}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a saved place, with the loaders that there are or those that will be made."""
+        """Restore a saved position in the loaders, now or when they are made."""
         if not state["train"]:
-            return  # of a run that had no loaders of ours
+            return  # saved by a run without these loaders
         self._restored = dict(state)
         if self._loaders:
             self._restore(self._restored)
 
     def begin_epoch(self) -> None:
-        """Take note that the Trainer begins an epoch."""
+        """Record that the Trainer begins an epoch."""
         if not self._waiting or self._first:
             self._end_epoch()
             self._stand(0)
 
     def begin_batch(self) -> None:
-        """Take note that the Trainer begins a batch."""
+        """Record that the Trainer begins a batch."""
         self._waiting = False
-        self._restored = None  # done: loaders that are made later go on where these stop
+        self._restored = None  # used: loaders made later continue from these
         if self._trainer is not None:
             self._trained = begun(self._trainer)
         batches, _ = self._learnt()
@@ -130,7 +131,7 @@ class TrainPosition:
             loader.begin_batch(batches - self._first)
 
     def correct_loops(self, fit_loop: dict[str, Any]) -> None:
-        """Make a checkpoint's own counts of batches agree with the loaders, before the loops read them."""
+        """Make the batch counts in a checkpoint's loops agree with the loaders, before Lightning loads them."""
         if self._restored is None:
             return
         forget_ready_epoch(fit_loop)
@@ -141,8 +142,8 @@ class TrainPosition:
         if over:
             set_epoch_over(fit_loop, uncounted=uncounted)
             return
-        reopened = reopen_epoch(fit_loop)  # all is counted when an epoch ends
-        # Steps skipped by on_train_batch_start, or begun behind a dataloader_iter's end: Lightning would count a batch less.
+        reopened = reopen_epoch(fit_loop)  # Lightning counts every step when an epoch ends
+        # A step that on_train_batch_start skips, or that finds its dataloader_iter exhausted, is counted only in part.
         unequal = not total["ready"] == total["started"] == total["processed"]
         if reopened or unequal or current["processed"] != self._first or current["ready"] != self._first:
             set_batches(fit_loop, self._first, uncounted=uncounted and not reopened)
@@ -157,16 +158,16 @@ class TrainPosition:
         return state
 
     def _learnt(self) -> tuple[int, bool]:
-        """Return how many of the epoch's batches are learnt, and whether it is over."""
+        """Return (number of the epoch's batches trained on, whether the epoch is over)."""
         if self._waiting or self._trainer is None:
             return self._first, False
         batches, over = learnt(self._trainer)
         return max(batches, self._first), over
 
     def _end_epoch(self) -> None:
-        """Give back what CombinedLoader took of some datasets before it found that the others had ended.
+        """Return batches that CombinedLoader fetched from some datasets before it found that others had ended.
 
-        So a run goes on from an epoch's end as one that is resumed there.
+        A run then continues after an epoch exactly like a run that resumes there.
         """
         if len(self._loaders) > 1 and self._trainer is not None and self._trainer.state.fn == "fit":
             batches = 0 if self._waiting else used(self._trainer) - self._first
@@ -183,7 +184,7 @@ class TrainPosition:
             self._stand(learnt(self._trainer)[0])
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        """Put the loaders where a loaded state says."""
+        """Move the loaders to a loaded state."""
         saved = state["train"]
         if len(saved) != len(self._loaders):
             raise ValueError(
@@ -198,7 +199,7 @@ class TrainPosition:
         self._stand(first, state.get("ended", ()))
 
     def _translate(self, state: Mapping[str, Any]) -> int:
-        """Return how many batches of the epoch are done, counted in batches of the present world and batch size."""
+        """Return how many batches of the epoch are done, in the current world and batch size."""
         old = [saved.get("step") for saved in state["train"]]
         new = [loader.step for loader in self._loaders]
         fewer_steps = new == [None] and state["batches"] and not self._loaders[0].cursor.batches
@@ -206,8 +207,8 @@ class TrainPosition:
             return int(state["batches"])
         if len(new) > 1:
             raise ValueError(
-                "cannot resume: several training datasets were read side by side, and the world or the batch size has "
-                f"changed (steps of {old} samples over all ranks then, of {new} now). Keep those of the checkpoint."
+                "cannot resume: several training datasets were read in parallel, and the number of ranks or the batch size has "
+                f"changed (steps of {old} samples over all ranks then, of {new} now). Use those of the checkpoint."
             )
         loader = self._loaders[0]
         done = loader.cursor.batches
@@ -215,7 +216,7 @@ class TrainPosition:
             not fewer_steps and self._trainer is not None and 0 < epoch_batches(self._trainer, len(loader)) <= done
         )
         if fewer_steps or at_limit:
-            # In the new unit the epoch is over already, or nobody knew it was when a stream ended below the limit.
+            # The epoch is already over in the new unit, or a stream ended unnoticed before the limit.
             if at_limit:
                 loader.seek(epoch=loader.cursor.epoch + 1)
             self._restored = {**state, "epoch_over": True}

@@ -190,7 +190,7 @@ def test_what_is_missing_or_contradictory_is_named(tmp_path: Path) -> None:
         lk.ImageDataModule("x", dataset="CIFAR11")
     with pytest.raises(FileNotFoundError, match=r"torchvision's CIFAR10 is not in 'x': .*download=True"):
         lk.ImageDataModule("x", dataset="CIFAR10").setup("fit")
-    with pytest.raises(ValueError, match=r"does not name its classes. Name them: classes="):
+    with pytest.raises(ValueError, match=r"does not name its classes. Give classes="):
         lk.ImageDataModule(train=write_tars(tmp_path / "tars")).classes  # noqa: B018
 
 

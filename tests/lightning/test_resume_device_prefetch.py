@@ -114,8 +114,8 @@ def test_lightnings_own_transfer_finds_nothing_to_do(tmp_path: Path, fake: FakeC
 
 def test_hooks_that_want_host_batches_get_them(tmp_path: Path, fake: FakeCuda) -> None:
     for model, data, who in (
-        (jobs.Model(job(tmp_path)), make_data(Before), "Before has a on_before_batch_transfer"),
-        (Moves(job(tmp_path)), make_data(), "Moves has a transfer_batch_to_device"),
+        (jobs.Model(job(tmp_path)), make_data(Before), "Before overrides on_before_batch_transfer"),
+        (Moves(job(tmp_path)), make_data(), "Moves overrides transfer_batch_to_device"),
         (jobs.Model(job(tmp_path)), make_data(device="cpu"), "the loader has device='cpu'"),
     ):
         trainer = fit(model, data)

@@ -219,7 +219,7 @@ def test_evaluation_of_a_stream_gives_each_sample_once_and_one_metric(tmp_path: 
 def test_ranks_that_would_wait_for_each_other_are_refused(tmp_path: Path) -> None:
     job = {"dir": str(tmp_path), "name": "eval", "ranks": 2, "buffers": True}
     assert jobs.launch(job, evaluate) != 0
-    assert "DDP sends the model's buffers (norm.running_mean, " in jobs.log_of(job)
+    assert "DDP broadcasts the model's buffers (norm.running_mean, " in jobs.log_of(job)
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning", "ignore:You defined a `validation_step`")

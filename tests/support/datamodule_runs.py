@@ -1,4 +1,4 @@
-"""Trainings over the ready-made DataModules: a run, its checkpoints, and what a resume from each gives."""
+"""Run a training with a DataModule in this process, and check that it resumes exactly from its checkpoints."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ EPOCHS = 2
 
 
 class Recorder(pl.LightningModule):
-    """A layer with dropout over a batch's numbers, which notes what it was trained on."""
+    """A layer with dropout over a batch's numbers; it records the batches that it trains on."""
 
     def __init__(self, numbers: Callable[[Any], torch.Tensor], width: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def predict(folder: Path, model: Recorder, data: lk.DataModule, ckpt: Path) -> A
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without Lightning's warnings, and on one thread: two of such small models wait for each other, at three times the CPU."""
+    """Hide Lightning's warnings and use one thread, because two threads cost such a small model three times the CPU."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -84,7 +84,7 @@ def trainer(folder: Path, *, saving: bool = False) -> pl.Trainer:
 def check_resumes(
     make_data: Callable[[int], lk.DataModule], make_model: Callable[[], Recorder], folder: Path, *, stops: list[int]
 ) -> Path:
-    """A run resumed after each stop, with 0 and 2 workers, trains as the whole one: its samples, its weights.
+    """Check that a run resumed after each stop, with 0 and 2 workers, has the whole run's samples and weights.
 
     Returns:
         The checkpoint of the last stop.

@@ -1,4 +1,4 @@
-"""Trainings of texts and boxes on one rank or two, several in one process: what the DDP tests compare."""
+"""A job for `lightning_job.launch`: trainings of texts and boxes on one and two ranks, one after another."""
 
 import json
 import warnings
@@ -15,7 +15,7 @@ EPOCHS, SIZE = 2, 41
 
 
 def numbers_of(text: str) -> list[int]:
-    """Tokenize "7 5" to five tokens 7."""
+    """Tokenize "7 5" as five times the token 7."""
     token, count = map(int, text.split())
     return [token] * count
 
@@ -53,7 +53,7 @@ def make_data(kind: str) -> lk.DataModule:
 
 
 class Model(pl.LightningModule):
-    """A number with dropout, which writes down what it is trained on."""
+    """One weight with dropout; it writes each step's ids and loss to a file."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def fit(folder: Path, kind: str, ranks: int, ckpt: str | None) -> None:
 
 
 def run(job: dict[str, Any]) -> None:
-    """Train all on two ranks; then resume in the middle of an epoch on two, on one, and from that one on two."""
+    """Train each kind on two ranks, then resume mid-epoch on two ranks, on one, and from that one on two."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     for kind in job["kinds"]:

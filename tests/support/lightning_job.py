@@ -1,4 +1,4 @@
-"""One training in a process of its own, described by a dict: what the Lightning tests start, kill and resume."""
+"""A training described by a dict (a job), and functions that run it in a new process; also a script for one job."""
 
 import json
 import multiprocessing
@@ -23,7 +23,7 @@ SIZE, BATCH, EPOCHS = 50, 4, 3
 
 
 class Samples:
-    """Samples with an id and a random augmentation from all generators."""
+    """Samples with an id and a random augmentation that uses every generator."""
 
     def __init__(self, size: int = SIZE, offset: int = 0) -> None:
         self.size = size
@@ -47,7 +47,7 @@ class ShardedSamples(Samples):
 
 
 class IterableSamples(torch.utils.data.IterableDataset[Any]):
-    """The same samples without an index, in another order each epoch."""
+    """A stream of the same samples, in a new order each epoch."""
 
     def __init__(self, size: int) -> None:
         self.size, self.epoch = size, 0
@@ -60,7 +60,7 @@ class IterableSamples(torch.utils.data.IterableDataset[Any]):
 
 
 class StatefulSamples(IterableSamples):
-    """Knows where it stands."""
+    """A stream with a state."""
 
     at = 0
 
@@ -86,7 +86,7 @@ DATA: dict[str, Any] = {
 
 
 class Shards:
-    """Reads shards "number:size" whose samples are those of Samples, from an id on."""
+    """Reads shards "number:size": consecutive ids of Samples."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.starts = [sum(sizes[:number]) for number in range(len(sizes))]
@@ -101,7 +101,7 @@ def augmented(index: int) -> dict[str, Any]:
 
 
 class Augment:
-    """Fails at some samples."""
+    """Returns a sample by id, and fails at bad ids."""
 
     def __init__(self, bad: list[int]) -> None:
         self.samples = Samples()
@@ -119,7 +119,7 @@ def make_stream(shards: list[int], **settings: Any) -> Any:
 
 
 class Model(pl.LightningModule):
-    """A small network with dropout that writes down what it trains on."""
+    """A small network with dropout that writes each step's ids and loss to a file."""
 
     stopped = False
 
@@ -176,7 +176,7 @@ class Model(pl.LightningModule):
 
 
 class IteratorModel(Model):
-    """The same, which fetches its batches by itself."""
+    """A Model whose step takes batches from a dataloader_iter."""
 
     def training_step(self, dataloader_iter: Iterator[Any]) -> torch.Tensor:  # type: ignore[override]
         batches = [next(dataloader_iter)[0] for _ in range(self.job.get("takes", 1))]
@@ -187,7 +187,7 @@ class IteratorModel(Model):
 
 
 class KillOnSave(pl.Callback):
-    """A preempted job: killed once it has had its signal and the checkpoint is there."""
+    """Kills a preempted job after its signal, as soon as its checkpoint exists."""
 
     def on_train_batch_end(self, trainer: pl.Trainer, model: Any, *_: Any) -> None:
         if model.stopped and list(Path(str(trainer.default_root_dir)).glob("hpc_ckpt_*")):
@@ -195,7 +195,7 @@ class KillOnSave(pl.Callback):
 
 
 class SaveAtStarts(pl.Callback):
-    """Saves where a training begins, and where each of its epochs does."""
+    """Saves a checkpoint at the start of the training and of each epoch."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -269,14 +269,14 @@ def make_data(job: dict[str, Any]) -> lk.DataModule:
 
 
 class MinSizeModule(lk.DataModule):
-    """Stops with the shortest dataset."""
+    """A DataModule whose epochs end with the shortest dataset."""
 
     def train_dataloader(self) -> Any:
         return pl.utilities.CombinedLoader(super().train_dataloader(), "min_size")
 
 
 def run(job: dict[str, Any]) -> None:
-    """Train as the job says, and save the final weights."""
+    """Train as the job says in this process, and save the final weights."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     pl.seed_everything(job.get("global_seed", 1), verbose=False)
@@ -299,7 +299,7 @@ def run(job: dict[str, Any]) -> None:
 
 
 def run_each(job: dict[str, Any]) -> None:
-    """Run several jobs, one after another."""
+    """Run several jobs one after another."""
     for each in job["jobs"]:
         run(each)
 
@@ -309,14 +309,14 @@ def _main(job: dict[str, Any], target: Callable[[dict[str, Any]], None]) -> None
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.setsid()
-    multiprocessing.set_start_method(None, force=True)  # the job's own workers start as in any training
+    multiprocessing.set_start_method(None, force=True)  # the job's workers start as in any training
     target(job)
 
 
-# The server imports lightning once. Before Python 3.13 it finds this module by PYTHONPATH alone.
+# The fork server imports lightning once. Before Python 3.13 it finds this module only through PYTHONPATH.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
 _context = multiprocessing.get_context("forkserver")
-set_forkserver_preload(["lightning_job", "s3fs"])  # s3fs: Lightning imports it, where it is, to save a checkpoint
+set_forkserver_preload(["lightning_job", "s3fs"])  # Lightning imports s3fs, if installed, to save a checkpoint
 
 
 def launch(job: dict[str, Any], target: Callable[[dict[str, Any]], None] = run, *, timeout_s: float = 120) -> int:
@@ -327,7 +327,7 @@ def launch(job: dict[str, Any], target: Callable[[dict[str, Any]], None] = run, 
 def launch_all(
     jobs: list[dict[str, Any]], target: Callable[[dict[str, Any]], None] = run, *, timeout_s: float = 120
 ) -> list[int]:
-    """Run jobs side by side, such as the tasks of one SLURM job; return their exit codes."""
+    """Run jobs in parallel, such as the tasks of one SLURM job; return their exit codes."""
     processes = [_context.Process(target=_main, args=(job, target)) for job in jobs]
     deadline = time.monotonic() + timeout_s
     for process in processes:
@@ -349,7 +349,7 @@ def log_of(job: dict[str, Any]) -> str:
 
 
 def steps_of(job: dict[str, Any], rank: int = 0) -> list[dict[str, Any]]:
-    """Return what the job trained on, step by step."""
+    """Return the epoch, batch, ids and loss of each step of a job."""
     path = Path(job["dir"], f"steps-{job['name']}-{rank}.jsonl")
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
