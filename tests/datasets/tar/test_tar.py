@@ -19,8 +19,6 @@ from shards import SIZES, check_laws, check_reads, with_draws
 from tars_made import make, member, read_by_webdataset
 
 import loaderkit as lk
-from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.tar.dataset import DECODERS
 
 
 def sample(number: int) -> dict[str, Any]:
@@ -157,7 +155,7 @@ def test_decoders_go_by_extension(tmp_path: Path) -> None:
     assert found["jpg.x"] == b"1"
     assert found["pyd"] == b"cos\nsystem\n"  # never unpickled
     assert found["cls"] == 4
-    own: dict[str, Callable[[bytes], Any]] = {**DECODERS, "seg.png": len, "x": bytes.hex}
+    own: dict[str, Callable[[bytes], Any]] = {**lk.DECODERS, "seg.png": len, "x": bytes.hex}
     found = lk.TarDataset(path, decode=own)[0]
     assert found["seg.png"] == len(encode(image))
     assert (found["jpg.x"], found["cls"]) == ("31", 4)
@@ -253,7 +251,7 @@ def test_hostile_archives_are_errors_that_name_shard_and_offset(case: str, tmp_p
     path = tmp_path / "in" / "x.tar"
     path.parent.mkdir()
     path.write_bytes(content)
-    with pytest.raises(ShardError, match=rf"(?s)x\.tar, offset {offset:,}: .*({message})"):
+    with pytest.raises(lk.ShardError, match=rf"(?s)x\.tar, offset {offset:,}: .*({message})"):
         lk.TarDataset(path)
     assert [found.name for found in tmp_path.rglob("*")] == ["in", "x.tar"]  # nothing was written
 
@@ -266,7 +264,7 @@ def test_any_cut_is_an_error(tmp_path: Path) -> None:
     end += -end % 512
     for size in [*range(0, end, 97), *range(0, end + 512, 512), end + 511]:
         path.write_bytes(content[:size])
-        with pytest.raises(ShardError, match=r"x\.tar, offset"):
+        with pytest.raises(lk.ShardError, match=r"x\.tar, offset"):
             lk.TarDataset(path)
     path.write_bytes(content[: end + 512])  # one block of zeros: nothing is lost
     assert len(lk.TarDataset(path)) == 4
@@ -280,7 +278,7 @@ def test_any_flipped_bit_of_a_header_is_an_error(tmp_path: Path) -> None:
             damaged = bytearray(content)
             damaged[1024 + at] ^= 1 << bit
             path.write_bytes(damaged)
-            with pytest.raises(ShardError, match=r"offset 1,024: no tar header here"):
+            with pytest.raises(lk.ShardError, match=r"offset 1,024: no tar header here"):
                 lk.TarDataset(path)
 
 
@@ -288,14 +286,14 @@ def test_any_flipped_bit_of_a_header_is_an_error(tmp_path: Path) -> None:
 def test_what_can_not_be_decoded_is_named(bits: bytes, tmp_path: Path) -> None:
     data = lk.TarDataset(make(tmp_path / "x.tar", [("a.cls", b"1"), ("b.cls", bits)]))
     assert data[0]["cls"] == 1
-    with pytest.raises(ShardError, match=r"x\.tar, offset 1,536: b\.cls can't be decoded, ValueError"):
+    with pytest.raises(lk.ShardError, match=r"x\.tar, offset 1,536: b\.cls can't be decoded, ValueError"):
         data[1]
 
 
 def test_arrays_of_objects_are_not_unpickled(tmp_path: Path) -> None:
     file = io.BytesIO()
     np.save(file, np.array([{}], dtype=object), allow_pickle=True)
-    with pytest.raises(ShardError, match=r"a\.npy can't be decoded"):
+    with pytest.raises(lk.ShardError, match=r"a\.npy can't be decoded"):
         lk.TarDataset(make(tmp_path / "x.tar", [("a.npy", file.getvalue())]))[0]
 
 
@@ -303,13 +301,13 @@ def test_a_shard_that_changes_later_gives_no_wrong_sample(tmp_path: Path) -> Non
     path = make(tmp_path / "x.tar", [("a.cls", b"1"), ("b.cls", b"2")])
     data = lk.TarDataset(path)
     make(path, [("a.txt", b"a" * 600), ("b.cls", b"2")])
-    with pytest.raises(ShardError, match="changed since it was indexed"):
+    with pytest.raises(lk.ShardError, match="changed since it was indexed"):
         data[1]
     data = lk.TarDataset(make(tmp_path / "y.tar", [("a.cls", b"1"), ("b.txt", b"x" * (1 << 20)), ("c.cls", b"2")]))
     assert data[0]["cls"] == 1
     with (tmp_path / "y.tar").open("r+b") as file:
         file.truncate(1200)  # while it is open
-    with pytest.raises(ShardError, match=r"y\.tar: ends at byte 1200, the index has samples up to 1050625"):
+    with pytest.raises(lk.ShardError, match=r"y\.tar: ends at byte 1200, the index has samples up to 1050625"):
         data[2]
 
 

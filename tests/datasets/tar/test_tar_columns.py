@@ -19,7 +19,7 @@ from loaderkit import testing
 from loaderkit.collate import stack
 from loaderkit.datasets import decode_picture, decode_pictures, reads_columns
 from loaderkit.datasets.shards.lines import LineFile
-from loaderkit.datasets.tar import DECODERS, to_samples
+from loaderkit.datasets.tar import to_samples
 
 JPEG = [encode(picture(), "jpeg"), encode(picture().transpose(0), "jpeg")]
 File = tuple[str, bytes]
@@ -255,7 +255,7 @@ def test_columns_are_read_only_where_nothing_is_drawn(tmp_path: Path, monkeypatc
     assert calls == [5, 5, 2]
     for data, settings in (
         (lk.TarDataset(folder, transform=dict), {}),
-        (lk.TarDataset(folder, decode=DECODERS | {"txt": len}), {}),
+        (lk.TarDataset(folder, decode=lk.DECODERS | {"txt": len}), {}),
         (lk.TarDataset(folder), {"collate_fn": stack}),
         (BySample(folder), {}),
     ):
