@@ -589,7 +589,7 @@ def drawing_function(samples: Any) -> Any:
         (Drawing(8), {}, "dataset Drawing may draw from .* draws_nothing = True"),
         (Silent(8), {"collate_fn": drawing_collate}, "collate_fn drawing_collate may draw from"),
         (Silent(8), {"collate_fn": drawing_function}, "collate_fn drawing_function may draw from"),
-        (Silent(8), {"num_workers": 0}, "engine='threads' works in threads, and num_workers is 0"),
+        (Silent(8), {"num_workers": 0}, "engine='threads' needs threads, and num_workers is 0"),
         (Silent(8), {"worker_init_fn": print}, "worker_init_fn is for worker processes, and engine is 'threads'"),
         (Silent(8), {"multiprocessing_context": "fork"}, "multiprocessing_context is for worker processes"),
         (
