@@ -11,10 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaderkit.lightning.tables.columns import TableColumns, TableStatistics
-from loaderkit.lightning.tables.files import read_table
-from loaderkit.lightning.tables.fit import fit_table
-from loaderkit.lightning.tables.values import Categories
+from loaderkit.lightning.tables import Categories, TableColumns, TableStatistics, fit_table, read_table
 
 NUMBERS = st.one_of(st.none(), st.floats(-1e6, 1e6), st.integers(-(10**6), 10**6))
 TEXTS = st.one_of(st.none(), st.sampled_from(["a", "b", "B", "", "é", "10"]))
