@@ -5,10 +5,9 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
-from loaderkit.datasets.bad_samples import BadSamples
 from loaderkit.datasets.streams.dataset import StreamDataset
-from loaderkit.datasets.streams.filter import PulledLane
-from loaderkit.datasets.streams.lane import Lane, Place
+from loaderkit.datasets.streams.lane import Lane, LaneSpec, Place
+from loaderkit.datasets.streams.pulled import PulledLane
 from loaderkit.datasets.streams.samples import PendingSample, Step
 
 Ends = Literal["all", "first", "again"]
@@ -112,23 +111,16 @@ class _Chain(_Composed):
         """Return a name for the order of the samples, with its version and all settings that it depends on."""
         return f"chain-1({self._orders()})"
 
-    def _lane(self, lane: int, place: Place, path: Sequence[int], steps: Sequence[Step], policy: BadSamples) -> Lane:
-        return _ChainLane(self.streams, lane, place, path, steps, policy)
+    def _lane(self, spec: LaneSpec) -> Lane:
+        return _ChainLane(self.streams, spec)
 
 
 class _ChainLane(PulledLane):
-    def __init__(
-        self,
-        streams: Sequence[StreamDataset],
-        lane: int,
-        place: Place,
-        path: Sequence[int],
-        steps: Sequence[Step],
-        policy: BadSamples,
-    ) -> None:
+    def __init__(self, streams: Sequence[StreamDataset], spec: LaneSpec) -> None:
         super().__init__()
-        self._streams, self._path, self._steps, self._policy = streams, path, steps, policy
-        self._cycle, self._number = place.cycle, place.shard
+        self._streams, self._spec = streams, spec
+        lane, place = spec.lane, spec.place
+        self._cycle, self._number = place.cycle, int(place.shard)
         self._lanes = []  # of each stream: the next one starts in the lanes that have no shard of the one before
         for stream in streams:
             self._lanes.append(lane)
@@ -136,8 +128,8 @@ class _ChainLane(PulledLane):
         self._inner = self._open(Place(*place.inner) if place.inner else Place(self._cycle))
 
     def _open(self, place: Place) -> Lane:
-        path = (*self._path, self._number)
-        return self._streams[self._number].open(self._lanes[self._number], place, path, self._policy)
+        number, spec = self._number, self._spec
+        return self._streams[number].open(self._lanes[number], place, (*spec.path, number), spec.policy)
 
     def _source_place(self) -> Place:
         return Place(self._cycle, self._number, 0, 0, 0, *self._inner.place)
@@ -148,7 +140,7 @@ class _ChainLane(PulledLane):
                 return []
             self._number += 1
             self._inner = self._open(Place(self._cycle))
-        return _with_steps(pending, self._steps)
+        return _with_steps(pending, self._spec.steps)
 
 
 class _Interleave(_Composed):
@@ -185,22 +177,14 @@ class _Interleave(_Composed):
         weights = ", ".join(f"{weight / _SCALE:.9g}" for weight in self.weights)
         return f"interleave-1({self._orders()}; by {weights}; ends={self.ends})"
 
-    def _lane(self, lane: int, place: Place, path: Sequence[int], steps: Sequence[Step], policy: BadSamples) -> Lane:
-        return _InterleavedLane(self, lane, place, path, steps, policy)
+    def _lane(self, spec: LaneSpec) -> Lane:
+        return _InterleavedLane(self, spec)
 
 
 class _InterleavedLane(PulledLane):
-    def __init__(
-        self,
-        stream: _Interleave,
-        lane: int,
-        place: Place,
-        path: Sequence[int],
-        steps: Sequence[Step],
-        policy: BadSamples,
-    ) -> None:
+    def __init__(self, stream: _Interleave, spec: LaneSpec) -> None:
         super().__init__()
-        self._stream, self._lane, self._path, self._steps, self._policy = stream, lane, path, steps, policy
+        self._stream, self._spec, place = stream, spec, spec.place
         self._cycle = place.cycle
         # A stream that starts again takes the next cycle number; the numbers of two cycles of the mixture stay apart.
         self._first = place.cycle * _REPEATS if stream.ends == "again" else place.cycle
@@ -214,7 +198,8 @@ class _InterleavedLane(PulledLane):
             self._inner.append(self._open(number, inner))
 
     def _open(self, number: int, place: Place) -> Lane:
-        return self._stream.streams[number].open(self._lane, place, (*self._path, number), self._policy)
+        spec = self._spec
+        return self._stream.streams[number].open(spec.lane, place, (*spec.path, number), spec.policy)
 
     def _source_place(self) -> Place:
         places: list[int] = []
@@ -228,7 +213,7 @@ class _InterleavedLane(PulledLane):
         while len(pending) < count and (number := self._pick()) is not None:
             pending += self._inner[number].take(1)
             self._counts[number] += 1
-        return _with_steps(pending, self._steps)
+        return _with_steps(pending, self._spec.steps)
 
     def _pick(self) -> int | None:
         """Return the number of the stream whose turn it is; None at the end."""
@@ -256,7 +241,7 @@ class _InterleavedLane(PulledLane):
                     live = sorted([*live, number])
             else:
                 raise RuntimeError(
-                    f"interleave: stream {number} gave no sample of lane {self._lane} in {_MOST_EMPTY} passes, after "
+                    f"interleave: stream {number} gave no sample of lane {self._spec.lane} in {_MOST_EMPTY} passes, after "
                     f"{self._counts[number]:,} before. Look at its filter, or use ends='all'."
                 )
         return live

@@ -13,8 +13,8 @@ import torch
 import torch.utils.data as torch_data
 
 from loaderkit.datasets.bad_samples import RAISE, BadSamples
-from loaderkit.datasets.streams.filter import FilteredLane
-from loaderkit.datasets.streams.lane import Lane, LaneReader, Place, ShardShare
+from loaderkit.datasets.streams.lane import Lane, LaneReader, LaneSpec, Place, ShardShare
+from loaderkit.datasets.streams.pulled import FilteredLane
 from loaderkit.datasets.streams.samples import Step, transform_samples
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.system.world import World
@@ -157,12 +157,11 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         """
         filters = [number for number, step in enumerate(self._steps, 1) if step.is_filter]
         cut = filters[-1] if filters else 0
-        if not cut:
-            return self._lane(lane, place, path, self._steps, policy)
-        return FilteredLane(self._lane(lane, place, path, self._steps[:cut], policy), self._steps[cut:], policy)
+        reader = self._lane(LaneSpec(lane, place, path, self._steps[:cut] if cut else self._steps, policy))
+        return FilteredLane(reader, self._steps[cut:], policy) if cut else reader
 
-    def _lane(self, lane: int, place: Place, path: Sequence[int], steps: Sequence[Step], policy: BadSamples) -> Lane:
-        return LaneReader(self, lane, place, steps, path, policy)
+    def _lane(self, spec: LaneSpec) -> Lane:
+        return LaneReader(self, spec)
 
     def fingerprint(self) -> str:
         """Return a description of the shards; a resume compares it."""

@@ -4,17 +4,21 @@ Samples may be shuffled within windows. A run that resumes within a window reads
 """
 
 import functools
+import operator
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
-from loaderkit.datasets.bad_samples import RAISE, BadSamples, BadSamplesError, describe
+from loaderkit.datasets.bad_samples import BadSamples, BadSamplesError, describe
 from loaderkit.datasets.streams.samples import Failed, PendingSample, Step, in_main_process
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds
+
+if TYPE_CHECKING:
+    from loaderkit.datasets.streams.dataset import StreamDataset
 
 _END = object()
 _FAILURES = 32  # in a row, before a shard is given up
@@ -41,29 +45,12 @@ class Place(tuple[int, ...]):
     ) -> Self:
         return super().__new__(cls, (cycle, shard, sample, used, position, *inner))
 
-    @property
-    def cycle(self) -> int:
-        return self[0]
-
-    @property
-    def shard(self) -> int:
-        return self[1]
-
-    @property
-    def sample(self) -> int:
-        return self[2]
-
-    @property
-    def used(self) -> int:
-        return self[3]
-
-    @property
-    def position(self) -> int:
-        return self[4]
-
-    @property
-    def inner(self) -> tuple[int, ...]:
-        return self[5:]
+    cycle = property(operator.itemgetter(0))
+    shard = property(operator.itemgetter(1))
+    sample = property(operator.itemgetter(2))
+    used = property(operator.itemgetter(3))
+    position = property(operator.itemgetter(4))
+    inner = property(operator.itemgetter(slice(5, None)))
 
     def with_used(self, used: int) -> "Place":
         """Return the place this many samples into the window."""
@@ -98,18 +85,22 @@ class Lane(Protocol):
         ...
 
 
-class Shards(Protocol):
-    """What a lane of shards needs from its stream."""
+class LaneSpec(NamedTuple):
+    """What a lane is opened with.
 
-    read: Any
-    window: int
-    shuffle: bool
-    seed: int
-    block: int
+    Args:
+        lane: The lane's number.
+        place: Where to start.
+        path: The numbers that lead to its stream inside composed streams; samples of different streams draw differently.
+        steps: The steps of each sample.
+        policy: What happens if reading fails. A sample that is left out becomes `Failed`.
+    """
 
-    def deal(self, cycle: int, lane: int, path: Sequence[int] = ()) -> list[ShardShare]:
-        """Return what a lane reads, in order."""
-        ...
+    lane: int
+    place: Place
+    path: Sequence[int]
+    steps: Sequence[Step]
+    policy: BadSamples
 
 
 class _Read(NamedTuple):
@@ -129,32 +120,16 @@ class _Window:
 class LaneReader:
     """Reads a lane of shards from a place to its end.
 
-    Args:
-        stream: The stream.
-        lane: The lane's number.
-        place: Where to start.
-        steps: The steps of each sample.
-        path: The numbers that lead to this stream inside composed streams; samples of different streams draw differently.
-        policy: What happens if reading fails. A sample that is left out becomes `Failed`.
-
     Raises:
         ValueError: If the place's window has fewer samples than were used of it.
     """
 
-    def __init__(
-        self,
-        stream: Shards,
-        lane: int,
-        place: Place,
-        steps: Sequence[Step] = (),
-        path: Sequence[int] = (),
-        policy: BadSamples = RAISE,
-    ) -> None:
-        self.stream, self.cycle, self._policy = stream, place.cycle, policy
+    def __init__(self, stream: "StreamDataset", spec: LaneSpec) -> None:
+        lane, place, path, self._steps, self._policy = spec
+        self._stream, self._cycle = stream, place.cycle
         self._failures = 0  # in a row
-        self.shards = stream.deal(place.cycle, lane, path)
+        self._shards = stream.deal(place.cycle, lane, path)
         self._keys = (stream.seed, place.cycle, lane, *path)
-        self._steps = steps
         self._next = place.with_used(0)  # the next sample to read
         self._iterator: Iterator[Any] | None = None
         self._windows: deque[_Window] = deque()
@@ -162,9 +137,10 @@ class LaneReader:
             self._read(stream.window)
             found = len(self._windows[0].samples) if self._windows else 0
             if found <= place.used:
+                name = repr(self._shards[place.shard].shard) if place.shard < len(self._shards) else "(none)"
                 raise ValueError(
                     f"cannot resume: {place.used:,} samples were read from sample {place.sample:,} of shard "
-                    f"{self._name(place.shard)} on, and more followed; now there are {found:,}. The data has changed: "
+                    f"{name} on, and more followed; now there are {found:,}. The data has changed: "
                     "restore it, or start a new epoch with loader.seek(epoch=...)."
                 )
             self._windows[0].used = place.used
@@ -175,15 +151,15 @@ class LaneReader:
         if not self._windows:
             return self._next
         window = self._windows[0]
-        if self.stream.shuffle:
+        if self._stream.shuffle:
             return window.start.with_used(window.used)
         following = window.samples[window.used]
-        return Place(self.cycle, following.shard, following.number, 0, following.position)
+        return Place(self._cycle, following.shard, following.number, 0, following.position)
 
     def fill(self, count: int) -> bool:
         """Read until this many samples can be taken; say whether they can."""
         while (ready := sum(len(window.samples) - window.used for window in self._windows)) < count:
-            if not self._read(self.stream.window if self.stream.shuffle else count - ready):
+            if not self._read(self._stream.window if self._stream.shuffle else count - ready):
                 return False
         return True
 
@@ -201,25 +177,24 @@ class LaneReader:
         positions = np.array([each.position for each in found], dtype=np.int64)
         seeds = hash_positions(positions, "sample", *self._keys).tolist()
         return [
-            PendingSample(each.sample, seed, self.shards[each.shard].shard, each.number, self._steps)
+            PendingSample(each.sample, seed, self._shards[each.shard].shard, each.number, self._steps)
             for each, seed in zip(found, seeds, strict=True)
         ]
 
     def _read(self, count: int) -> bool:
         """Read a window of up to this many samples; say whether there is any."""
-        stream, start = self.stream, self._next
+        stream, start = self._stream, self._next
         positions = np.arange(start.position, start.position + count, dtype=np.int64)
         samples: list[_Read] = []
         shard, number = start.shard, start.sample
         with SampleSeeds(hash_positions(positions, "read", *self._keys), restore=in_main_process()) as seeds:
-            while len(samples) < count and shard < len(self.shards):
-                share = self.shards[shard]
-                if (
-                    share.shares > 1 and number // stream.block % share.shares != share.number
-                ):  # not in a block of the share
-                    self._iterator, number = None, _next_block(number, stream.block, share)
-                seeds.enter(len(samples))
+            while len(samples) < count and shard < len(self._shards):
+                share = self._shards[shard]
+                block = number // stream.block
+                if others := (share.number - block) % share.shares:  # blocks that other lanes read
+                    self._iterator, number = None, (block + others) * stream.block
                 enter = functools.partial(seeds.enter, len(samples))
+                enter()
                 try:
                     sample = self._next_of(share.shard, number, enter)
                     self._failures = 0
@@ -230,7 +205,7 @@ class LaneReader:
                     continue
                 samples.append(_Read(sample, start.position + len(samples), shard, number))
                 number += 1
-        self._next = Place(self.cycle, shard, number, 0, start.position + len(samples))
+        self._next = Place(self._cycle, shard, number, 0, start.position + len(samples))
         if stream.shuffle:
             words = hash_positions(positions[: len(samples)], "window", *self._keys)
             order = np.argsort(words, kind="stable").tolist()
@@ -241,7 +216,7 @@ class LaneReader:
 
     def _next_of(self, shard: str, number: int, enter: Callable[[], None]) -> Any:
         if self._iterator is None:
-            self._iterator = iter(self.stream.read(shard, number))
+            self._iterator = iter(self._stream.read(shard, number))
             enter()  # undo what `read` drew on its way to the sample
         return next(self._iterator, _END)
 
@@ -267,9 +242,9 @@ class LaneReader:
             self._failures += 1
             if not self._policy.blames(final):
                 raise
-            if not getattr(self.stream.read, "skips", True):
+            if not getattr(self._stream.read, "skips", True):
                 raise BadSamplesError(
-                    f"stream: {what} can't be read ({describe(final)}), and the reader {self.stream.read!r} can't go on "
+                    f"stream: {what} can't be read ({describe(final)}), and the reader {self._stream.read!r} can't go on "
                     "after it, because it reads a shard from its start. Give a reader that skips, read(shard, start), or one "
                     "that itself leaves out what it can't read."
                 ) from final
@@ -281,12 +256,3 @@ class LaneReader:
             return Failed.of(final)
         self._failures = 0
         return sample
-
-    def _name(self, shard: int) -> str:
-        return repr(self.shards[shard].shard) if shard < len(self.shards) else "(none)"
-
-
-def _next_block(number: int, block: int, share: ShardShare) -> int:
-    """Return the start of a share's next block, after a sample that is in no block of it."""
-    current = number // block
-    return (current + (share.number - current) % share.shares) * block

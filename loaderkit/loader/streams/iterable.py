@@ -8,20 +8,19 @@ resumes from that state instead.
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch.utils.data as torch_data
+from typing_extensions import override
 
 from loaderkit.datasets.hf import restores_its_place, state_of_start
-from loaderkit.engine.torch import Hidden
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.position import Crew
-from loaderkit.loader.streams.lanes import Item, check_no_index, make_batch, run_task
+from loaderkit.loader.streams.lanes import Item, LaneTask, check_no_index, run_task
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds
-from loaderkit.system.batch_memory import BufferPool
 
 
 class WorkerPlace(NamedTuple):
@@ -79,7 +78,7 @@ class WorkerLanes:
             cycle=cycle,
             turn=turn,
         )
-        return run_task(task, self._config, self._config.seed, workers)
+        return run_task(task, self._config.seed, workers)
 
     def next_cycle(self, places: Sequence[Any], cycle: int) -> tuple[Any, ...]:
         # A worker that has read to the end has already recorded the dataset's own state for the next cycle.
@@ -103,36 +102,21 @@ class WorkerLanes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerTask(torch_data.IterableDataset[Any]):
+class WorkerTask(LaneTask):
     """Reads a worker's lane, from its place to its end.
 
     Args:
         dataset: The data.
-        config: Batch size, collate function, tail and seed.
         first: The dataset's own state before it was read.
-        rank: This process's.
-        places: Where the rank's workers are; those of a later cycle have ended.
-        cycle: The cycle to read.
-        turn: The worker whose turn it is.
-        buffers: Memory for large batches.
+        rank: This process's rank.
     """
 
     dataset: Any
-    config: LoaderConfig
     first: Any
     rank: int
-    places: Sequence[WorkerPlace]
-    cycle: int
-    turn: int
-    buffers: BufferPool = field(default_factory=BufferPool)
 
-    def __iter__(self) -> Iterator[Hidden]:
-        info = torch_data.get_worker_info()
-        worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        return map(Hidden, self.items(worker, workers))
-
+    @override
     def items(self, worker: int, workers: int) -> Iterator[Item | None]:
-        """Yield a batch in each of the worker's turns; None if it has none."""
         if worker < self.turn:
             yield None
         yield from self._batches(worker)
@@ -154,7 +138,7 @@ class WorkerTask(torch_data.IterableDataset[Any]):
             # The last batch carries the end: who receives it knows that no other follows.
             more = reader.fill(size if drops else 1)
             with reader.seeds(start, len(samples)) as seeds:
-                batch = make_batch(self.config, self.buffers, samples, seeds)
+                batch = self.make_batch(samples, seeds)
             yield Item(worker, reader.place if more else reader.end, len(samples), batch)
 
 

@@ -7,13 +7,14 @@ any W.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.utils.data as torch_data
 
 from loaderkit.collate import stack
-from loaderkit.engine.torch import Batches, StartWorker
+from loaderkit.engine.torch import Batches, Hidden, StartWorker
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.seeding.samples import SampleSeeds
@@ -77,46 +78,60 @@ class Lanes(Protocol):
         ...
 
 
-class LaneTask(Protocol):
-    """What each worker runs, or this process: it reads its share of the lanes."""
+@dataclass(frozen=True, kw_only=True)
+class LaneTask(torch_data.IterableDataset[Any]):
+    """Reads one worker's share of a rank's lanes; without workers, all of them.
+
+    Args:
+        config: Batch size, collate function, tail and policy for bad samples.
+        places: Where the rank's lanes are. Those of a later cycle have ended.
+        cycle: The cycle to read.
+        turn: The row of the lane whose turn it is.
+        buffers: Memory for large batches.
+    """
+
+    config: LoaderConfig
+    places: Sequence[Any]
+    cycle: int
+    turn: int
+    buffers: BufferPool = field(default_factory=BufferPool)
+
+    def __iter__(self) -> Iterator[Hidden]:
+        info = torch_data.get_worker_info()
+        return map(Hidden, self.items(info.id, info.num_workers) if info else self.items(0, 1))
 
     def items(self, worker: int, workers: int) -> Iterator[Item | None]:
         """Yield what the worker's slots give; None from a slot without a lane, or whose lane has ended."""
-        ...
+        raise NotImplementedError
+
+    def make_batch(self, samples: list[Any], seeds: SampleSeeds) -> Any:
+        """Collate samples under their seeds."""
+        collate = self.config.collate_fn
+        with lends(self.buffers):
+            if self.config.batch_size is None:
+                return samples[0] if collate is None else collate(samples[0])
+            if collate is None:
+                return stack(samples)
+            seeds.enter_batch()  # stacking draws nothing
+            return collate(samples)
 
 
-def run_task(task: LaneTask, config: LoaderConfig, seed: int, num_workers: int) -> Iterator[Item]:
+def run_task(task: LaneTask, seed: int, num_workers: int) -> Iterator[Item]:
     """Yield the items of a task, in the same order for any number of workers."""
-    device = None if config.device is None else torch.device(config.device)
-    pinned = should_pin(config.pin_memory, device)
+    config = task.config
+    pinned = should_pin(config.pin_memory, None if config.device is None else torch.device(config.device))
     items: Iterator[Item | None]
     if num_workers:
-        items = _from_workers(task, config, seed, num_workers, pinned)
+        items = _from_workers(task, seed, num_workers, pinned)
     else:
-        items = task.items(0, 1)
-        items = map(pin, items) if pinned else items
+        items = map(pin, task.items(0, 1)) if pinned else task.items(0, 1)
     return (item for item in items if item is not None)
-
-
-def make_batch(config: LoaderConfig, buffers: BufferPool, samples: list[Any], seeds: SampleSeeds) -> Any:
-    """Collate samples under their seeds."""
-    collate = config.collate_fn
-    with lends(buffers):
-        if config.batch_size is None:
-            return samples[0] if collate is None else collate(samples[0])
-        if collate is None:
-            return stack(samples)
-        seeds.enter_batch()  # stacking draws nothing
-        return collate(samples)
 
 
 def check_no_index(dataset: Any, config: LoaderConfig, order: str) -> None:
     """Refuse settings that are for data with an index.
 
-    Args:
-        dataset: The data.
-        config: The settings.
-        order: Says what decides the order of the data.
+    `order` says what decides the order of the data.
 
     Raises:
         ValueError: If there is such a setting.
@@ -139,7 +154,8 @@ def check_no_index(dataset: Any, config: LoaderConfig, order: str) -> None:
         )
 
 
-def _from_workers(task: Any, config: LoaderConfig, seed: int, num_workers: int, pinned: bool) -> Iterator[Item | None]:
+def _from_workers(task: LaneTask, seed: int, num_workers: int, pinned: bool) -> Iterator[Item | None]:
+    config = task.config
     check_children(num_workers)
     # With its own generator the DataLoader does not draw from the global one.
     generator = torch.Generator().manual_seed(derive_seed("torch", seed))

@@ -202,8 +202,8 @@ class StreamPosition(Position):
         self.go_to(self.epoch_after(self.point()._replace(batches=1)))
 
     def _rest(self, reader: RankReader) -> Iterator[Any]:
-        while self._has_batch(reader):
-            yield reader.batch
+        while self._has_batch(reader) and reader.ahead is not None:
+            yield reader.ahead.batch
 
     def _read(self, places: Sequence[Any], cycle: int, turn: int) -> Iterator[Any]:
         return self._lanes.read(self._own(), places, cycle, turn)

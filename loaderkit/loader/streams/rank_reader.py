@@ -27,9 +27,9 @@ class RankReader:
         self.places, self.turn = list(places), turn
         self._lanes = lanes
         self._items: Iterator[Item] | None = None
-        self._cycle: int = min(place.cycle for place in places)
+        self.cycle: int = min(place.cycle for place in places)  # that is read
         self._unheard: set[int] = set()  # lanes that have given no item yet, and may be empty
-        self._ahead: Item | None = None
+        self.ahead: Item | None = None  # its batch is ready
         self._ended: list[Item] = []  # from lanes without data, read before the batch that is ready
         self._reports: list[Reported] = []
 
@@ -40,45 +40,34 @@ class RankReader:
             read: Reads the lanes.
             again: Start the next cycle if all lanes have ended.
         """
-        cycle = self._cycle
+        cycle = self.cycle
         while not self._find(read):
             # Another cycle deals the shards differently, so this rank may have samples in a later one.
-            if not again or self._cycle > cycle + _EMPTY_CYCLES:
+            if not again or self.cycle > cycle + _EMPTY_CYCLES:
                 return False
             self._end_cycle()
         return True
 
-    @property
-    def cycle(self) -> int:
-        """The cycle that is read."""
-        return self._cycle
-
-    @property
-    def batch(self) -> Any:
-        """The batch that is ready.
-
-        Raises:
-            RuntimeError: If none is.
-        """
-        return self._ready().batch
-
     def advance(self) -> None:
         """Move past the batch that is ready."""
-        item, self._ahead = self._ready(), None
+        item, self.ahead = self.ahead, None
+        if item is None:
+            raise RuntimeError("loader: no batch is ready.")
         self._record_ended()
         self._record(item)
         self.turn = (item.row + 1) % len(self._lanes)
 
     def end_if_over(self, read: Read) -> bool:
         """Go to the next cycle's start if the last batch of this one was taken; say whether it was."""
-        if self._has_more() or self._find(read):
+        has_more = self._items is not None and bool(self._open_rows() - self._unheard)
+        if has_more or self._find(read):  # do not wait for an item if a lane is known to have one
             return False
         self._end_cycle()
         return True
 
     def is_at(self, turn: int, places: Sequence[Any]) -> bool:
         """Say whether the reader continues from these places."""
-        in_cycle = self._cycle == min(place.cycle for place in places)  # else it has yet to leave an empty cycle
+        in_cycle = self.cycle == min(place.cycle for place in places)  # else it has yet to leave an empty cycle
         return in_cycle and self.turn == turn and self.places == list(places)
 
     def take_reports(self) -> list[Reported]:
@@ -88,50 +77,38 @@ class RankReader:
 
     def close(self) -> None:
         """Stop the workers and drop what was read ahead; it is read again."""
-        self._items = self._ahead = None
+        self._items = self.ahead = None
         self._ended = []
-
-    def _ready(self) -> Item:
-        if self._ahead is None:
-            raise RuntimeError("loader: no batch is ready.")
-        return self._ahead
-
-    def _has_more(self) -> bool:
-        """Say whether a lane is known to have another batch."""
-        return self._items is not None and bool(self._open_rows() - self._unheard)
 
     def _find(self, read: Read) -> bool:
         """Read to the cycle's next batch; say whether there is one."""
-        if self._ahead is None and self._items is None:
+        if self.ahead is None and self._items is None:
             self._unheard = self._open_rows()
-            self._items = read(tuple(self.places), self._cycle, self.turn)
-        while self._ahead is None and self._items is not None:
+            self._items = read(tuple(self.places), self.cycle, self.turn)
+        while self.ahead is None and self._items is not None:
             if not self._open_rows():
                 self._record_ended()
                 return False
             item = next(self._items, None)
             if item is None:
-                self._check_end()
+                early = [self._lanes[row] for row in sorted(self._open_rows())]
+                if early:  # the epoch would end without an error
+                    raise RuntimeError(f"loader: lanes {early} stopped before their end. A worker has ended by itself.")
                 return False
             if item.samples:
-                self._ahead = item
+                self.ahead = item
             else:
                 # Recorded later: the reader's places must not depend on how far it has looked ahead.
                 self._ended.append(item)
         return True
 
-    def _check_end(self) -> None:
-        early = [self._lanes[row] for row in sorted(self._open_rows())]
-        if early:  # the epoch would end without an error
-            raise RuntimeError(f"loader: lanes {early} stopped before their end. A worker has ended by itself.")
-
     def _end_cycle(self) -> None:
         self._items, self.turn = None, 0
-        self._cycle = min(place.cycle for place in self.places)
+        self.cycle = min(place.cycle for place in self.places)
 
     def _open_rows(self) -> set[int]:
         """Return the lanes that are not known to have ended."""
-        rows = {row for row, place in enumerate(self.places) if place.cycle == self._cycle}
+        rows = {row for row, place in enumerate(self.places) if place.cycle == self.cycle}
         return rows - {item.row for item in self._ended}
 
     def _record_ended(self) -> None:
@@ -146,4 +123,4 @@ class RankReader:
         self._unheard.discard(item.row)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_items": None, "_ahead": None, "_ended": []}
+        return self.__dict__ | {"_items": None, "ahead": None, "_ended": []}

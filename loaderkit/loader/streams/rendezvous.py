@@ -26,11 +26,6 @@ class Rendezvous:
         self._left: set[str] = set()  # keys that other ranks may still read
         self._number: int | None = None  # tells apart several loaders of the same name
 
-    @property
-    def is_possible(self) -> bool:
-        """Whether there is a store."""
-        return self._given is not None or self._is_initialized()
-
     def ask(self, name: str, when: str, cursor: RankCursor, world: World, has_batch: bool) -> list[bool]:
         """Return which ranks have another batch.
 
@@ -46,12 +41,13 @@ class Rendezvous:
         """
         if world.size == 1:
             return [has_batch]
-        if not self.is_possible:
+        store = self._store()
+        if store is None:
             raise RuntimeError(
                 f"loader: to end an epoch together, {world.size} ranks need torch.distributed or store=. "
                 "Initialise the process group, or use steps=."
             )
-        answers = self.exchange(name, f"{when}/{cursor.name}", world, str(int(has_batch)))
+        answers = self._exchange(store, name, f"{when}/{cursor.name}", world, str(int(has_batch)), {})
         if silent := ", ".join(str(rank) for rank, answer in enumerate(answers) if answer is None):
             raise RuntimeError(
                 f"loader: rank {silent} did not say in time whether it has another batch after {cursor.batches} of epoch "
@@ -66,12 +62,13 @@ class Rendezvous:
             name: The name of the run.
             cursor: Where this rank is, or was at that point.
             world: This rank and the number of ranks.
-            nearby: Where this rank was a step before and after. A signal may make another rank ask for these points.
+            nearby: Points a step before and after. A signal may make another rank ask for them.
         """
-        if not self.is_possible:
+        store = self._store()
+        if store is None:
             return [cursor.value if rank == world.rank else None for rank in range(world.size)]
         others = {each.name: each.value for each in nearby}
-        values = self.exchange(name, cursor.name, world, cursor.value, others)
+        values = self._exchange(store, name, cursor.name, world, cursor.value, others)
         if missing := ", ".join(str(rank) for rank, value in enumerate(values) if value is None):
             warnings.warn(
                 f"Loader: rank {missing} did not give its state at batch {cursor.batches} of epoch {cursor.epoch} in "
@@ -81,34 +78,26 @@ class Rendezvous:
             )
         return values
 
-    def exchange(
-        self, name: str, point: str, world: World, value: str, others: Mapping[str, str] | None = None
+    def _exchange(
+        self, store: Any, name: str, point: str, world: World, value: str, others: Mapping[str, str]
     ) -> list[str | None]:
-        """Store this rank's value, and return those of all ranks; None from a rank that is not in time.
+        """Store this rank's value at a point of the run, and return those of all ranks; None from a rank that is late.
 
-        Args:
-            name: The name of the run. If a process has several loaders of one name, all ranks must use them in the same order.
-            point: The point of the run. Values are a function of it.
-            world: This rank and the number of ranks.
-            value: This rank's value.
-            others: Its values at other points, for ranks that ask for those.
+        Values are a function of the point. `others` are this rank's values at other points. If a process has several
+        loaders of one name, all ranks must use them in the same order.
         """
-        store = self._store()
         if self._number is None:
             self._number = store.add(f"loaderkit/{name}/{world.rank}", 1)
-        own = {
-            f"loaderkit/{name}/{self._number}/{at}/{world.rank}": left
-            for at, left in {**(others or {}), point: value}.items()
-        }
+        run = f"loaderkit/{name}/{self._number}"
+        own = {f"{run}/{at}/{world.rank}": left for at, left in {**others, point: value}.items()}
         for key, left in own.items():
             store.set(key, left)
         values: list[str | None] = [None] * world.size
         values[world.rank] = value
         deadline, wait_s = time.monotonic() + self._timeout_s, _SHORTEST_WAIT_S
         while True:
-            for rank in (rank for rank, found in enumerate(values) if found is None):
-                key = f"loaderkit/{name}/{self._number}/{point}/{rank}"
-                if store.check([key]):
+            for rank, found in enumerate(values):
+                if found is None and store.check([key := f"{run}/{point}/{rank}"]):
                     values[rank] = store.get(key).decode()
             if None not in values or time.monotonic() > deadline:
                 break
@@ -122,13 +111,10 @@ class Rendezvous:
         return values
 
     def _store(self) -> Any:
-        if self._given is not None:
-            return self._given
-        return torch.distributed.distributed_c10d._get_default_store()
-
-    @staticmethod
-    def _is_initialized() -> bool:
-        return torch.distributed.is_available() and torch.distributed.is_initialized()
+        """Return the store, or None if there is none."""
+        if self._given is None and torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.distributed_c10d._get_default_store()
+        return self._given
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_given": None, "_left": set(), "_number": None}

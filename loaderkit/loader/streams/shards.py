@@ -1,22 +1,19 @@
 """The lanes of a StreamDataset: lists of shards, which any rank can continue."""
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import torch.utils.data as torch_data
+from typing_extensions import override
 
 from loaderkit.datasets.bad_samples import Reported
 from loaderkit.datasets.streams.dataset import StreamDataset
 from loaderkit.datasets.streams.lane import Lane, Place
+from loaderkit.datasets.streams.pulled import SkippingLane
 from loaderkit.datasets.streams.samples import transform_samples
-from loaderkit.datasets.streams.skipping import SkippingLane
-from loaderkit.engine.torch import Hidden
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.position import Crew
-from loaderkit.loader.streams.lanes import Item, check_no_index, make_batch, run_task
-from loaderkit.system.batch_memory import BufferPool
+from loaderkit.loader.streams.lanes import Item, LaneTask, check_no_index, run_task
 
 
 class ShardLanes:
@@ -56,7 +53,7 @@ class ShardLanes:
     def read(self, lanes: range, places: Sequence[Any], cycle: int, turn: int) -> Iterator[Item]:
         stream, config = self._stream, self._config
         task = ShardTask(stream=stream, config=config, lanes=lanes, places=places, cycle=cycle, turn=turn)
-        return run_task(task, config, stream.seed, self._crew.num_workers)
+        return run_task(task, stream.seed, self._crew.num_workers)
 
     def next_cycle(self, places: Sequence[Any], cycle: int) -> tuple[Any, ...]:
         return tuple(Place(cycle=cycle) for _ in places)
@@ -79,33 +76,19 @@ class ShardLanes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardTask(torch_data.IterableDataset[Any]):
-    """Reads the lanes of a StreamDataset in a worker.
+class ShardTask(LaneTask):
+    """Reads the lanes of a StreamDataset.
 
     Args:
         stream: The data.
-        config: Batch size, collate function, tail and policy for bad samples.
         lanes: The rank's lanes, by number.
-        places: Where they are; lanes of a later cycle have ended.
-        cycle: The cycle to read.
-        turn: The row of the lane whose turn it is.
-        buffers: Memory for large batches.
     """
 
     stream: StreamDataset
-    config: LoaderConfig
     lanes: Sequence[int]
-    places: Sequence[Place]
-    cycle: int
-    turn: int
-    buffers: BufferPool = field(default_factory=BufferPool)
 
-    def __iter__(self) -> Iterator[Hidden]:
-        info = torch_data.get_worker_info()
-        return map(Hidden, self.items(info.id, info.num_workers) if info else self.items(0, 1))
-
+    @override
     def items(self, worker: int, workers: int) -> Iterator[Item | None]:
-        """Yield what the worker's slots give; None from a slot without a lane, or whose lane has ended."""
         count = len(self.lanes)
         slots = -(-count // workers) * workers
         rows = [(self.turn + slot) % count if slot < count else None for slot in range(worker, slots, workers)]
@@ -139,7 +122,7 @@ class ShardTask(torch_data.IterableDataset[Any]):
             return Item(row, Place(cycle=self.cycle + 1), 0, _with_report(None, reader, over=True))
         # The last batch carries the end: who receives it knows that no other follows.
         more = reader.fill(size if drops else 1)
-        batch = transform_samples(pending, functools.partial(make_batch, self.config, self.buffers))
+        batch = transform_samples(pending, self.make_batch)
         place = reader.place if more else Place(cycle=self.cycle + 1)
         return Item(row, place, len(pending), _with_report(batch, reader, over=not more))
 
