@@ -24,15 +24,7 @@ _INSTEAD = {  # what a Loader has in place of an argument of DataLoader
 
 
 def check_names(unknown: Mapping[str, Any], settings: Sequence[str]) -> None:
-    """Refuse names that are no settings of a Loader, and suggest what to write instead.
-
-    Args:
-        unknown: The arguments by these names.
-        settings: The names of all settings.
-
-    Raises:
-        TypeError: If there is such a name.
-    """
+    """Raise a TypeError for an argument that is not a setting of a Loader, and suggest what to write instead."""
     for name in unknown:
         hint = _INSTEAD.get(name)
         if hint is None:
@@ -46,7 +38,7 @@ def check_names(unknown: Mapping[str, Any], settings: Sequence[str]) -> None:
 
 
 def check_indexed(dataset: Any) -> None:
-    """Refuse data that has no samples by number, or whose samples are not what a user expects.
+    """Refuse data whose samples have no numbers, or are not what a user expects.
 
     Raises:
         TypeError: If the dataset is a path, a table, a tuple of columns, or has no length or index.
@@ -62,7 +54,12 @@ def check_indexed(dataset: Any) -> None:
             f"loader: the dataset is a {name} of {list(dataset)[:5]}, wanted samples by number. For columns "
             "use loaderkit.ArrayDataset({name: array, ...}). From a dict of datasets give one."
         )
-    if isinstance(dataset, tuple) and len(dataset) > 1 and _are_columns(dataset):
+    if (
+        isinstance(dataset, tuple)
+        and len(dataset) > 1
+        and all(isinstance(part, torch.Tensor | np.ndarray) and part.ndim > 0 for part in dataset)
+        and len({len(part) for part in dataset}) == 1
+    ):
         raise TypeError(
             f"loader: the dataset is a tuple of {len(dataset)} arrays of length {len(dataset[0]):,}: columns, or samples? "
             "For columns use loaderkit.ArrayDataset(columns), for samples a list."
@@ -103,11 +100,7 @@ def check_plan(config: LoaderConfig, size: int) -> None:
 
 
 def check_order(order: Order, size: int) -> None:
-    """Refuse an order for other data.
-
-    Raises:
-        ValueError: If its indices go beyond the data, or it has weights for some of the data only.
-    """
+    """Raise a ValueError if an order is for other data."""
     if order.reach > size:
         raise ValueError(
             f"loader: the order has indices up to {order.reach - 1:,}, the dataset {size:,} samples. Make the order for this dataset."
@@ -125,8 +118,3 @@ def no_batches(config: LoaderConfig, plan: Plan, epoch: int, size: int) -> str:
         f", {name}={getattr(plan, name)!r}" for name in ("tail", "too_long") if getattr(plan, name, "error") != "error"
     )
     return f"Loader: no batches in epoch {epoch}: {size:,} samples, {how}, {plan.world.size} ranks{settings}."
-
-
-def _are_columns(parts: tuple[Any, ...]) -> bool:
-    arrays = all(isinstance(part, torch.Tensor | np.ndarray) and part.ndim > 0 for part in parts)
-    return arrays and len({len(part) for part in parts}) == 1

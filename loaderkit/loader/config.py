@@ -94,16 +94,17 @@ class LoaderConfig:
     bad_samples: BadSamples = RAISE
 
     def __post_init__(self) -> None:
-        size = self.batch_size
-        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-            raise ValueError(
-                f"loader: batch_size is {size!r}, wanted an integer of at least 1, or None for single samples."
-            )
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise ValueError(f"loader: seed is {self.seed!r}, wanted an integer.")
-        workers = self.num_workers
-        if workers != "auto" and (not isinstance(workers, int) or isinstance(workers, bool) or workers < 0):
-            raise ValueError(f"loader: num_workers is {workers!r}, wanted an integer of at least 0, or 'auto'.")
+        for name, other, least, also in (
+            ("batch_size", None, 1, ", or None for single samples"),
+            ("num_workers", "auto", 0, ", or 'auto'"),
+            ("prefetch_factor", None, 1, ""),
+            ("steps", None, 1, ""),
+        ):
+            number = getattr(self, name)
+            if number != other and (not isinstance(number, int) or isinstance(number, bool) or number < least):
+                raise ValueError(f"loader: {name} is {number!r}, wanted an integer of at least {least}{also}.")
         for name in ("shuffle", "drop_last", "persistent_workers"):
             if (flag := getattr(self, name)) not in (True, False, None):  # not the string "False"
                 raise ValueError(f"loader: {name} is {flag!r}, wanted True or False.")
@@ -123,8 +124,8 @@ class LoaderConfig:
                 f"loader: engine='ring' needs Linux, and this is {sys.platform}. Give engine='auto', which takes the ring "
                 "where it works, or engine='torch'."
             )
-        if self.engine == "inline" and workers:
-            raise ValueError(f"loader: engine='inline' has no workers, num_workers is {workers!r}; wanted 0.")
+        if self.engine == "inline" and self.num_workers:
+            raise ValueError(f"loader: engine='inline' has no workers, num_workers is {self.num_workers!r}; wanted 0.")
         if self.order is not None and self.shuffle:
             raise ValueError("loader: shuffle=True and order= contradict each other: the order says how to shuffle.")
         if self.plan is not None and (self.order is not None or self.shuffle):
@@ -150,8 +151,6 @@ class LoaderConfig:
             )
 
         steps, stop = self.steps, self.stop
-        if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
-            raise ValueError(f"loader: steps is {steps!r}, wanted an integer of at least 1.")
         if stop is not None and stop not in get_args(Stop):
             raise ValueError(
                 f"loader: stop is {stop!r}, wanted one of {', '.join(map(repr, get_args(Stop)))}, or None."
@@ -167,9 +166,7 @@ class LoaderConfig:
         for name in ("worker_init_fn", "multiprocessing_context"):
             if self.engine == "threads" and getattr(self, name) is not None:
                 raise ValueError(f"loader: {name} is for worker processes, and engine is 'threads'. Leave it out.")
-        ahead, context = self.prefetch_factor, self.multiprocessing_context
-        if ahead is not None and (not isinstance(ahead, int) or isinstance(ahead, bool) or ahead < 1):
-            raise ValueError(f"loader: prefetch_factor is {ahead!r}, wanted an integer of at least 1.")
+        context = self.multiprocessing_context
         if not isinstance(self.timeout, int | float) or not self.timeout >= 0:
             raise ValueError(f"loader: timeout is {self.timeout!r}, wanted seconds, or 0 to wait forever.")
         if isinstance(context, str) and context not in (known := multiprocessing.get_all_start_methods()):

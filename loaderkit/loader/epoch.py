@@ -51,7 +51,7 @@ class Epoch:
             raise StopIteration
         if self._batches is None:
             self.begin()
-        elif position.turn != self._turn:
+        else:
             self.check_turn(self._turn)
         try:
             batch = next(self._batches, _END)  # type: ignore[arg-type]  # begun

@@ -43,8 +43,7 @@ class IndexedPosition(Position):
                 )
         self._size = len(dataset)
         self._plan = self._make_plan()
-        if config.bad_samples.policy != "raise":
-            self._order()
+        self._replacements()
         if config.engine == "threads":
             check_threads(self._make_reader())
         self._engine: Engine | None = None
@@ -64,8 +63,7 @@ class IndexedPosition(Position):
             return iter(())
         if (remark := plan.remark()) is not None:
             self.say(remark)
-        if self._engine is None:
-            self._engine = self._make_engine(self.crew.num_workers)
+        self._engine = self._engine or self._make_engine()
         workers = self._engine.num_workers
         if self._left < workers and not cursor.samples:
             self.say(
@@ -90,9 +88,8 @@ class IndexedPosition(Position):
             self.turn += 1
 
     def describe(self) -> Description:
-        workers = self.crew.num_workers
-        engine = self._engine or self._make_engine(workers)
-        return describe(engine, self._make_reader(), self.config, workers, self.crew.why)
+        engine = self._engine or self._make_engine()
+        return describe(engine, self._make_reader(), self.config, self.crew.num_workers, self.crew.why)
 
     def point(self) -> tuple[Cursor, int]:
         return self._origin, self._counted
@@ -160,7 +157,7 @@ class IndexedPosition(Position):
 
     def _samples(self, cursor: Cursor) -> int:
         """Return the number of samples in an epoch; if the plan does not know it, the number that is done."""
-        order = getattr(self._plan, "order", None)
+        order = _order_of(self._plan)
         return order.size(cursor.epoch) if cursor.samples and order is not None else cursor.samples
 
     def _identity(self, epoch: int, plan: Plan) -> Identity:
@@ -172,7 +169,7 @@ class IndexedPosition(Position):
         order: Any
         if config.plan is not None:
             check_plan(config, self._size)
-            order = getattr(config.plan, "order", None)
+            order = _order_of(config.plan)
         elif config.order is not None:
             order = as_order(config.order, seed=config.seed)
         elif config.shuffle:
@@ -185,29 +182,32 @@ class IndexedPosition(Position):
             return config.plan
         return BatchPlan(order=order, batch_size=config.batch_size, tail=config.tail_policy)
 
-    def _make_engine(self, workers: int) -> Engine:
-        return make_engine(self._make_reader(), self.config, workers, in_turn=keeps_shards(self._plan))
+    def _make_engine(self) -> Engine:
+        # Workers take the batches of a shard order in turn, so that each keeps to its own shards.
+        in_turn = isinstance(_order_of(self._plan), ShardOrder)
+        return make_engine(self._make_reader(), self.config, self.crew.num_workers, in_turn=in_turn)
 
     def _make_reader(self) -> BatchReader:
         config = self.config
-        raises = config.bad_samples.policy == "raise"
         return BatchReader(
             self.dataset,
             config.collate_fn,
             config.seed,
             batched=config.batch_size is not None,
             bad_samples=config.bad_samples,
-            order=None if raises else self._order(),
-            lengths=None if raises else getattr(self._plan, "lengths", None),
+            order=self._replacements(),
+            lengths=None if config.bad_samples.policy == "raise" else getattr(self._plan, "lengths", None),
         )
 
-    def _order(self) -> Order:
-        """Return the order that replacements of bad samples come from.
+    def _replacements(self) -> Order | None:
+        """Return the order that replacements of bad samples come from; None if none are needed.
 
         Raises:
-            ValueError: If the plan has none.
+            ValueError: If they are needed and the plan has no order.
         """
-        order = getattr(self._plan, "order", None)
+        if self.config.bad_samples.policy == "raise":
+            return None
+        order = _order_of(self._plan)
         if not isinstance(order, Order):
             raise ValueError(
                 f"loader: bad_samples={self.config.bad_samples.policy!r} takes replacements from the plan's order, and "
@@ -229,14 +229,10 @@ class IndexedPosition(Position):
     def _with_block(self, block: int | None) -> Plan:
         """Return the plan with the block of a saved order, if the Loader itself chose the block."""
         plan = self._plan
-        if (
-            block is not None
-            and self.config.shuffle
-            and isinstance(plan, BatchPlan)
-            and isinstance(plan.order, ShardOrder)
-        ):
-            return dataclasses.replace(plan, order=plan.order.with_block(block))
-        return plan
+        if block is None or not (self.config.shuffle and isinstance(plan, BatchPlan)):
+            return plan
+        order = plan.order
+        return dataclasses.replace(plan, order=order.with_block(block)) if isinstance(order, ShardOrder) else plan
 
     def _bound_plan(self) -> Plan:
         world = self.crew.world
@@ -245,7 +241,7 @@ class IndexedPosition(Position):
         return self._plan
 
     def _check_sampler(self, epoch: int) -> None:
-        order = getattr(self._plan, "order", None)
+        order = _order_of(self._plan)
         if isinstance(order, SamplerOrder) and "sampler" not in self._said:
             self._said.add("sampler")
             if not order.is_repeatable(epoch):
@@ -259,11 +255,10 @@ class IndexedPosition(Position):
         return self.__dict__ | {"_engine": None}
 
 
-def keeps_shards(plan: Plan) -> bool:
-    """Say whether each worker keeps to its own shards if the plan's batches go to the workers in turn."""
-    return isinstance(getattr(plan, "order", None), ShardOrder)
+def _order_of(plan: Plan) -> Any:
+    return getattr(plan, "order", None)
 
 
 def _block_of(plan: Plan) -> int | None:
-    order = getattr(plan, "order", None)
+    order = _order_of(plan)
     return order.block if isinstance(order, ShardOrder) else None

@@ -4,6 +4,7 @@ import functools
 import io
 import json
 import os
+import reprlib
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -70,28 +71,26 @@ def measure_lengths(
         )
     if length is None and knows_lengths(dataset):
         return np.asarray(dataset.lengths(), dtype=np.int64)  # type: ignore[attr-defined]
-    measure = functools.partial(_measure, BatchReader(dataset, LengthOf(length), seed=0))
+    size, reader = len(dataset), BatchReader(dataset, LengthOf(length), seed=0)
+    fork = multiprocessing_context == "fork"
     if cache is None:
-        return _read_all(measure, len(dataset), num_workers, multiprocessing_context)
-    path, made_of = Path(cache), _describe(dataset, length)
+        return _read_all(reader, size, num_workers, fork=fork)
+    path = Path(cache)
+    made_of = {"samples": f"{size:,}", "data": fingerprint(dataset, size), "length": LengthOf(length).name}
     found = _load(path)
     if found is not None:
-        change = _changed(found, made_of, measure)
+        change = _changed(*found, made_of, reader)
         if change is None:
             return found[1]
         warnings.warn(f"{path}: kept lengths of other data: {change}. They are measured again.", stacklevel=2)
-    lengths = _read_all(measure, len(dataset), num_workers, multiprocessing_context)
+    lengths = _read_all(reader, size, num_workers, fork=fork)
     _save(path, made_of, lengths)
     return lengths
 
 
 @dataclass(frozen=True, slots=True)
 class LengthOf:
-    """A collate function that returns the lengths (B,) of samples.
-
-    Args:
-        length: As `measure_lengths` takes it.
-    """
+    """A collate function that returns the lengths (B,) of samples. It takes `length` as `measure_lengths` does."""
 
     length: Length | None = None
 
@@ -123,7 +122,7 @@ class LengthOf:
             size = found.__index__()  # also numpy integers, and tensors of one element
         except (AttributeError, TypeError) as error:
             raise ValueError(
-                f"lengths: {self.name} gave {_short(found)} for a sample of type {type(sample).__name__}, wanted an integer. "
+                f"lengths: {self.name} gave {reprlib.repr(found)} for a sample of type {type(sample).__name__}, wanted an integer. "
                 "Give length=: the key or index of a field, or a function of a sample."
             ) from error
         return int(size)
@@ -147,16 +146,6 @@ class LengthOf:
         return "len" if how is None else f"len of {how!r}"
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _describe(dataset: MapStyle, length: Length | None) -> dict[str, str]:
-    size = len(dataset)
-    return {"samples": f"{size:,}", "data": fingerprint(dataset, size), "length": LengthOf(length).name}
-
-
 def _measure(reader: BatchReader, span: tuple[int, int]) -> Int64Array:
     indices = np.arange(*span, dtype=np.int64)
     return np.concatenate(
@@ -172,14 +161,11 @@ def _lengths_at(reader: BatchReader, indices: Int64Array) -> Int64Array:
     return lengths
 
 
-Measure = functools.partial[Int64Array]
-
-
-def _read_all(measure: Measure, size: int, num_workers: int, method: str) -> Int64Array:
+def _read_all(reader: BatchReader, size: int, num_workers: int, *, fork: bool) -> Int64Array:
     each = min(max(size // (64 * max(1, num_workers)), _READ), 1 << 16)
     spans = [(start, min(start + each, size)) for start in range(0, size, each)]
     lengths = np.empty(size, dtype=np.int64)
-    done = map_in_processes(measure, spans, jobs=max(1, num_workers), fork=method == "fork")
+    done = map_in_processes(functools.partial(_measure, reader), spans, jobs=max(1, num_workers), fork=fork)
     for (start, stop), result in with_progress(done, len(spans), "measuring lengths"):
         if isinstance(result, Exception):
             raise result
@@ -187,14 +173,13 @@ def _read_all(measure: Measure, size: int, num_workers: int, method: str) -> Int
     return lengths
 
 
-def _changed(found: tuple[dict[str, str], Int64Array], made_of: dict[str, str], measure: Measure) -> str | None:
+def _changed(before: dict[str, str], lengths: Int64Array, made_of: dict[str, str], reader: BatchReader) -> str | None:
     """Return how a cache differs from the data, if it does."""
-    before, lengths = found
     for name, now in made_of.items():
         if before.get(name) != now:
             return f"{name} is {now}, was {before.get(name)}"
     picked = np.unique(np.linspace(0, max(0, len(lengths) - 1), _CHECKED).astype(np.int64))[: len(lengths)]
-    again = _lengths_at(measure.args[0], picked)
+    again = _lengths_at(reader, picked)
     other = np.flatnonzero(again != lengths[picked])
     if other.size:
         return f"sample {picked[other[0]]:,} has length {again[other[0]]}, had {lengths[picked[other[0]]]}"

@@ -1,5 +1,6 @@
 """The position of a Loader in its data: one interface for each kind of data."""
 
+import functools
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +20,6 @@ class Crew:
 
     def __init__(self, config: LoaderConfig) -> None:
         self._config = config
-        self._auto: tuple[int, str] | None = None
 
     @property
     def world(self) -> World:
@@ -29,21 +29,20 @@ class Crew:
     @property
     def num_workers(self) -> int:
         """The number of workers."""
-        return self._workers()[0]
+        return self._workers[0]
 
     @property
     def why(self) -> str:
         """The reason for that number."""
-        return self._workers()[1]
+        return self._workers[1]
 
+    @functools.cached_property
     def _workers(self) -> tuple[int, str]:
         given = self._config.num_workers
         if given != "auto":
             return given, "num_workers"
-        if self._auto is None:
-            cpus, ranks = Cpus.detect(), self.world.on_host or ranks_on_host()
-            self._auto = cpus.workers(ranks), f"auto: {cpus}, {ranks} rank{'s' * (ranks > 1)} on this host"
-        return self._auto
+        cpus, ranks = Cpus.detect(), self.world.on_host or ranks_on_host()
+        return cpus.workers(ranks), f"auto: {cpus}, {ranks} rank{'s' * (ranks > 1)} on this host"
 
 
 class Position(ABC):
