@@ -123,7 +123,7 @@ def test_data_that_is_no_such_data_is_named(tmp_path: Path) -> None:
     np.zeros(100, np.uint16).tofile(tmp_path / "a.tokens")
     texts = {"text": ["a"] * 20}
     refused: list[tuple[Any, str]] = [
-        (lambda: lk.ShardDataModule(str(tmp_path / "a.tokens")), r"TokenDataset: missing .*'length'.* go to options="),
+        (lambda: lk.ShardDataModule(str(tmp_path / "a.tokens")), r"TokenDataset: missing .*'length'.* options="),
         (lambda: lk.TextDataModule(texts, text="txt"), r"has no \['txt'\], its fields are \['text'\]"),
         (lambda: lk.TextDataModule([texts], label="y"), r"has no \['y'\], its fields are \['text'\]"),
         (lambda: lk.DetectionDataModule([{"img": 1}]), r"sample 0 has \['img'\], wanted a dict with image"),
