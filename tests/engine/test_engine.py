@@ -225,7 +225,7 @@ def test_a_forked_process_does_not_disturb_its_parent(kind: str) -> None:
 
     def drop_and_use() -> bool:
         nonlocal held, batches
-        with pytest.raises(RuntimeError, match=r"belongs to process .* Call iter.loader. here"):
+        with pytest.raises(RuntimeError, match=r"belongs to process .* Call iter.loader. in this process"):
             list(batches)
         del held, batches
         loader.seek(epoch=0)

@@ -7,6 +7,7 @@ import errno
 import faulthandler
 import os
 import pickle
+import re
 import resource
 import signal
 import subprocess
@@ -395,15 +396,20 @@ def files_limit(spare: int) -> int:
     return next(fd for number, fd in enumerate(free) if number == spare)
 
 
-@pytest.mark.parametrize("spare", [0, 1, 3, 5, 9, 12, 14, 15, 16, 17, 18, 20])
+@pytest.mark.parametrize("spare", [0, 1, 3, 5, 9, 12, 14, 15, 16, 17, 18, 20, 24])
 def test_too_many_open_files_at_the_start_are_an_error(spare: int, dealing: str) -> None:
     with limited(resource.RLIMIT_NOFILE, files_limit(spare)):
-        if spare < (16 if dealing == "free" else 18):
-            with pytest.raises(OSError, match=r"too many files are open .* to start 2 workers") as caught:
-                list(make_loader())
-            assert caught.value.errno == errno.EMFILE
-        else:
-            assert is_whole(make_loader())
+        try:
+            failed = None if is_whole(make_loader()) else "not whole"
+        except OSError as error:
+            failed = f"{error.errno}: {error}"
+    needed = 16 if dealing == "free" else 18
+    if spare < needed:
+        assert failed
+    if spare >= needed + 2:  # in between, another thread of this process may hold a file
+        assert failed is None
+    if failed:
+        assert re.search(rf"^{errno.EMFILE}: .*too many files are open .* to start 2 workers", failed)
 
 
 def test_batches_need_no_more_open_files() -> None:

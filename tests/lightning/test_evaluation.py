@@ -181,7 +181,7 @@ def test_datasets_read_side_by_side_need_their_world_and_batch_size(tmp_path: Pa
     other = {**whole, "name": "other", "ckpt": str(tmp_path / "saved-whole" / "step-step=5.ckpt")}
     other["loader"] = {"batch_size": 8}
     assert jobs.launch(other) == 1
-    assert "the world or the batch size has changed" in jobs.log_of(other)
+    assert "the number of ranks or the batch size has changed" in jobs.log_of(other)
 
 
 def test_asking_for_data_that_was_not_given_is_an_error(tmp_path: Path) -> None:

@@ -127,11 +127,11 @@ def test_data_that_is_no_such_data_is_named(tmp_path: Path) -> None:
         (lambda: lk.TextDataModule(texts, text="txt"), r"has no \['txt'\], its fields are \['text'\]"),
         (lambda: lk.TextDataModule([texts], label="y"), r"has no \['y'\], its fields are \['text'\]"),
         (lambda: lk.DetectionDataModule([{"img": 1}]), r"sample 0 has \['img'\], wanted a dict with image"),
-        (lambda: lk.ImageDataModule("*.tar"), r"Tar shards by name: train=.* dataset='CIFAR10'"),
+        (lambda: lk.ImageDataModule("*.tar"), r"For tar shards give train= and val=.* dataset='CIFAR10'"),
     ]
     for make, message in refused:
         with pytest.raises((TypeError, ValueError, FileNotFoundError), match=message):
             make().setup("fit")
     with pytest.raises(FileNotFoundError, match=r"no shards at 'some words' \(no such file or folder\)") as caught:
         lk.TextDataModule(["some words"]).setup("fit")
-    assert caught.value.__notes__ == ["loaderkit: strings are paths. For the texts themselves: train={'text': texts}."]
+    assert caught.value.__notes__ == ["loaderkit: strings are paths. To pass the texts themselves: train={'text': texts}."]
