@@ -134,4 +134,6 @@ def test_data_that_is_no_such_data_is_named(tmp_path: Path) -> None:
             make().setup("fit")
     with pytest.raises(FileNotFoundError, match=r"no shards at 'some words' \(no such file or folder\)") as caught:
         lk.TextDataModule(["some words"]).setup("fit")
-    assert caught.value.__notes__ == ["loaderkit: strings are paths. To pass the texts themselves: train={'text': texts}."]
+    assert caught.value.__notes__ == [
+        "loaderkit: strings are paths. To pass the texts themselves: train={'text': texts}."
+    ]
