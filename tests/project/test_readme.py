@@ -9,7 +9,8 @@ import scripts
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-TESTS = re.findall(r"`(test_\w+\.py)::(test_\w+)`", README)
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+TESTS = re.findall(r"`(test_\w+\.py)::(test_\w+)`", README + ARCHITECTURE)
 
 
 def test_the_quickstart_trains_and_goes_on_when_it_is_run_again(tmp_path: Path) -> None:
@@ -38,7 +39,7 @@ def run(folder: Path, code: str) -> str:
 
 
 @pytest.mark.parametrize(("file", "name"), TESTS)
-def test_each_test_that_the_readme_names_exists(file: str, name: str) -> None:
+def test_each_test_that_the_documents_name_exists(file: str, name: str) -> None:
     (path,) = (ROOT / "tests").rglob(file)
     assert re.search(rf"^def {name}\(", path.read_text(), re.MULTILINE)
 
@@ -54,6 +55,13 @@ def test_each_file_that_the_readme_links_to_exists() -> None:
     assert len(links) > 5
     for link in links:
         assert (ROOT / link).exists(), link
+
+
+def test_each_file_that_the_architecture_page_names_exists() -> None:
+    files = re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", ARCHITECTURE)
+    assert len(files) > 15
+    for file in files:
+        assert (ROOT / file).exists() or (ROOT / "loaderkit" / file).exists(), file
 
 
 def test_the_benchmarks_have_their_place() -> None:
