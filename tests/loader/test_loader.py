@@ -273,15 +273,6 @@ def test_nothing_to_read_and_idle_workers_are_said_once() -> None:
     assert len(list(idle)) == 1
 
 
-@pytest.mark.parametrize(
-    ("dataset", "message"),
-    [(iter([1]), "no __len__ or no __getitem__"), ({1, 2}, "set has no")],
-)
-def test_data_without_length_and_index_is_refused(dataset: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        lk.Loader(dataset)
-
-
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
 def test_a_copy_of_a_loader_stands_where_it_stood(duplicate: Any) -> None:
     loader = make_loader(num_workers=2)

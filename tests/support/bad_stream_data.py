@@ -1,4 +1,4 @@
-"""What several tests share: bad samples of streams: consumed and left out, the lane's next ones in their place; the laws hold with them too."""
+"""Streams with bad samples, for several tests."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -7,6 +7,8 @@ import loaderkit as lk
 from loaderkit.system.retry import Retry
 
 SIZES = [9, 0, 14, 3, 1, 8]
+
+NAMES = [f"{number}:{size}" for number, size in enumerate(SIZES)]
 
 ALL = [number * 1000 + row for number, size in enumerate(SIZES) for row in range(size)]
 
@@ -30,7 +32,7 @@ class Read:
     def __init__(self, bad: set[int]) -> None:
         self.bad = bad
 
-    def __call__(self, shard: str, start: int) -> Iterator[int]:
+    def __call__(self, shard: str, start: int = 0) -> Iterator[int]:
         number, size = map(int, shard.split(":"))
         for value in range(number * 1000 + start, number * 1000 + size):
             if value in self.bad:

@@ -1,4 +1,4 @@
-"""What several tests share: the laws for streams: exactly once, exact resume, workers that don't matter, other ranks."""
+"""Streams of counted samples, for several tests."""
 
 import dataclasses
 from collections import Counter

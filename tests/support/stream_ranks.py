@@ -1,4 +1,4 @@
-"""What several tests share: streams on several ranks: states that meet in a store, epochs that end together, what is missing said."""
+"""Run the ranks of a stream in threads."""
 
 import threading
 from collections.abc import Callable

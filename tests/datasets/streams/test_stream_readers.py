@@ -1,13 +1,9 @@
-"""Streams over what they are for: compressed lines and archives, generators, a paged service; and in a bare DataLoader."""
+"""Streams of real sources: compressed lines and archives, generators, pages; and streams in a bare DataLoader."""
 
 import gzip
-import http.server
 import io
-import json
 import pickle
 import tarfile
-import threading
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,19 +12,13 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data as torch_data
-from drawing import drawing_collate, equal
+from drawing import equal
 from stream_data import SIZES, expected, make_loader, make_stream, names, with_draws
 
 import loaderkit as lk
 from loaderkit.testing import assert_resumable
 
 COUNT = 17  # samples a shard, give or take
-
-
-def read_jsonl_gz(shard: str) -> Iterator[int]:
-    with gzip.open(shard, "rt") as lines:
-        for line in lines:
-            yield json.loads(line)["id"]
 
 
 def read_tar_gz(shard: str) -> Iterator[int]:
@@ -44,43 +34,9 @@ def generate(shard: str, start: int) -> Iterator[int]:
     yield from range(base + start, base + COUNT + int(shard))
 
 
-def read_pages(shard: str, start: int) -> Iterator[int]:
-    page, skip = divmod(start, 5)
-    while True:
-        with urllib.request.urlopen(f"{shard}?page={page}", timeout=10) as answer:
-            rows = json.load(answer)
-        yield from rows[skip:]
-        if len(rows) < 5:
-            return
-        page, skip = page + 1, 0
-
-
-class Pages(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        table, page = self.path.removeprefix("/").split("?page=")
-        rows = list(generate(table, 0))[int(page) * 5 : int(page) * 5 + 5]
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps(rows).encode())
-
-    def log_message(self, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def service() -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pages)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
 def write_jsonl_gz(path: Path, values: list[int]) -> None:
     with gzip.open(path, "wt") as file:
-        file.writelines(json.dumps({"id": value}) + "\n" for value in values)
+        file.writelines(f"{value}\n" for value in values)
 
 
 def write_tar_gz(path: Path, values: list[int]) -> None:
@@ -92,20 +48,20 @@ def write_tar_gz(path: Path, values: list[int]) -> None:
             archive.addfile(member, io.BytesIO(content))
 
 
-@pytest.fixture(params=["jsonl.gz", "tar.gz", "generator", "service"])
+@pytest.fixture(params=["jsonl.gz", "tar.gz", "generator", "pages"])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[list[str], Any]:
     """Five shards, and what reads them."""
     numbers = [str(number) for number in range(5)]
     if request.param == "generator":
         return numbers, generate
-    if request.param == "service":
-        url = request.getfixturevalue("service")
-        return [f"{url}/{number}" for number in numbers], read_pages
-    write, read = (write_jsonl_gz, read_jsonl_gz) if request.param == "jsonl.gz" else (write_tar_gz, read_tar_gz)
+    if request.param == "pages":
+        return numbers, lk.PageReader(lambda shard, page: list(generate(shard, 0))[5 * page : 5 * page + 5], 5)
+    is_lines = request.param == "jsonl.gz"
+    write, read = (write_jsonl_gz, lk.LineReader()) if is_lines else (write_tar_gz, lk.from_start(read_tar_gz))
     paths = [tmp_path / f"{number}.{request.param}" for number in numbers]
     for number, path in zip(numbers, paths, strict=True):
         write(path, list(generate(number, 0)))
-    return [str(path) for path in paths], lk.from_start(read)
+    return [str(path) for path in paths], read
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -136,17 +92,6 @@ def test_a_bare_dataloader_gets_each_sample_once(sizes: list[int], ranks: int, w
             got[-1] += [value for batch in loader for value in batch.tolist()]
     assert Counter(got[0]) == expected(sizes)
     assert got[0] == got[1]
-
-
-def test_set_epoch_reaches_persistent_workers() -> None:
-    stream = make_stream([30], lanes=2, window=30, transform=None)
-    loader: Any = torch_data.DataLoader(stream, 10, num_workers=2, persistent_workers=True)
-    epochs = []
-    for epoch in (0, 1, 0):
-        stream.set_epoch(epoch)
-        epochs.append([value for batch in loader for value in batch.tolist()])
-    assert epochs[0] == epochs[2] != epochs[1]
-    assert sorted(epochs[0]) == sorted(epochs[1])
 
 
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
@@ -188,18 +133,6 @@ def test_leaving_an_epoch_early_goes_to_the_next() -> None:
     fresh = make_loader([9, 9])
     fresh.seek(epoch=1)
     assert equal(list(fresh), second)
-
-
-def test_an_old_iterator_is_over() -> None:
-    loader = make_loader([9, 9])
-    iterator = iter(loader)
-    next(iterator)
-    loader.seek(epoch=3)
-    with pytest.raises(RuntimeError, match="this iterator is over"):
-        next(iterator)
-    done = iter(loader)
-    list(done)
-    assert next(done, None) is None
 
 
 def fail_at_3(shard: str, start: int) -> Iterator[int]:
@@ -315,7 +248,6 @@ def test_a_shard_that_has_become_shorter_is_told() -> None:
     ("settings", "message"),
     [
         ({"shards": []}, "there are no shards"),
-        ({"shards": "a"}, "shards is the string 'a', wanted a list"),
         ({"shards": ["a", "b", "a"]}, "shard 'a' comes twice"),
         ({"lanes": 0}, "lanes is 0, wanted an integer of at least 1"),
         ({"window": 1.5}, "window is 1.5, wanted an integer"),
@@ -334,8 +266,6 @@ def test_a_wrong_setting_of_a_stream_is_refused(settings: dict[str, Any], messag
         ({"steps": 0}, "steps is 0, wanted an integer of at least 1"),
         ({"stop": "last"}, "stop is 'last', wanted one of 'shortest', 'repeat', 'each', or None"),
         ({"steps": 2, "stop": "each"}, "steps=2 and stop='each' contradict each other"),
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"prefetch_factor": 2}, "prefetch_factor is for workers"),
         ({"shuffle": True}, r"shuffle=True is for data with an index.*StreamDataset\(shuffle=True\)"),
         ({"order": lk.Sequential(3)}, "order=.* is for data with an index"),
         ({"tail": "pad"}, "tail='pad' is for data with an index"),
@@ -346,10 +276,6 @@ def test_a_wrong_setting_of_a_stream_is_refused(settings: dict[str, Any], messag
 def test_a_setting_that_is_wrong_for_a_stream_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         lk.Loader(make_stream([3]), **settings)
-    with pytest.raises(TypeError, match=r"no length.*steps="):
-        len(make_loader([3], collate_fn=drawing_collate))
-    with pytest.raises(ValueError, match="seek to epoch -1"):
-        make_loader([3]).seek(epoch=-1)
 
 
 def test_what_only_data_with_an_index_has_is_refused() -> None:
@@ -371,8 +297,3 @@ def test_what_only_streams_have_is_refused_for_other_data(settings: dict[str, An
     name = next(iter(settings))
     with pytest.raises(ValueError, match=f"{name}=.* is for streams, and range has an index"):
         lk.Loader(range(9), 2, **settings)
-
-
-def test_a_config_makes_a_loader_of_a_stream() -> None:
-    config = lk.LoaderConfig(batch_size=4, steps=3)
-    assert [len(batch) for batch in lk.Loader.from_config(make_stream([12], transform=None), config)] == [4, 4, 4]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from bad_stream_data import ALL, BAD, SIZES, SKIP, Read, found_by
+from bad_stream_data import ALL, BAD, NAMES, SKIP, Read, found_by
 from stream_ranks import on_ranks, values
 
 import loaderkit as lk
@@ -31,8 +31,7 @@ class Fail:
 
 def make(where: str, bad: set[int], rank: int, ranks: int, store: Any, **settings: Any) -> lk.Loader:
     reads = {"read": bad, "both": set(sorted(bad)[::2])}[where]
-    names = [f"{number}:{size}" for number, size in enumerate(SIZES)]
-    stream = lk.StreamDataset(names, Read(reads), transform=Fail(bad - reads), lanes=3, window=5, shuffle=True, seed=5)
+    stream = lk.StreamDataset(NAMES, Read(reads), transform=Fail(bad - reads), lanes=3, window=5, shuffle=True, seed=5)
     settings = {"batch_size": 2, "bad_samples": SKIP, "collate_fn": torch.tensor, **settings}
     return lk.Loader(stream, world=lk.World(rank, ranks), store=store, **settings)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from bad_stream_data import ALL, BAD, FAST, SIZES, SKIP, Read, found_by
+from bad_stream_data import ALL, BAD, FAST, NAMES, SKIP, Read, found_by
 from drawing import add_draws, drawing_collate, equal
 
 import loaderkit as lk
@@ -48,20 +48,18 @@ class Keep:
 
 
 def stream_of(bad_reads: set[int], bad_maps: set[int] = frozenset(), **settings: Any) -> Any:  # type: ignore[assignment]
-    names = [f"{number}:{size}" for number, size in enumerate(SIZES)]
     settings = {"lanes": 3, "window": 5, "seed": 5, "shuffle": True, **settings}
-    return lk.StreamDataset(names, Read(bad_reads), transform=BreakAt(bad_maps), **settings)
+    return lk.StreamDataset(NAMES, Read(bad_reads), transform=BreakAt(bad_maps), **settings)
 
 
 def filtered(bad: set[int]) -> Any:
-    names = [f"{number}:{size}" for number, size in enumerate(SIZES)]
-    plain = lk.StreamDataset(names, Read(set()), lanes=3, window=5, seed=5, shuffle=True)
+    plain = lk.StreamDataset(NAMES, Read(set()), lanes=3, window=5, seed=5, shuffle=True)
     return plain.filter(Keep(bad)).map(add_draws)
 
 
 def halves(bad: set[int]) -> list[Any]:
     return [
-        lk.StreamDataset([f"{number}:{SIZES[number]}" for number in part], Read(bad), lanes=3, window=5, seed=5)
+        lk.StreamDataset([NAMES[number] for number in part], Read(bad), lanes=3, window=5, seed=5)
         for part in ((0, 1, 3), (2, 4, 5))
     ]
 
@@ -204,7 +202,7 @@ class Flaky(Read):
         super().__init__(set())
         self.left, self.error, self.opened = dict.fromkeys(bad, failures), error, 0
 
-    def __call__(self, shard: str, start: int) -> Iterator[Any]:
+    def __call__(self, shard: str, start: int = 0) -> Iterator[Any]:
         self.opened += 1
         for value in super().__call__(shard, start):
             drawn = add_draws(value)
@@ -214,13 +212,6 @@ class Flaky(Read):
             yield drawn
 
 
-class FlakyFromStart(Flaky):
-    """Opens a shard again at its first sample."""
-
-    def __call__(self, shard: str, start: int = 0) -> Iterator[Any]:
-        return super().__call__(shard, start)
-
-
 @pytest.mark.parametrize("policy", ["raise", "skip"])
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
@@ -228,21 +219,20 @@ class FlakyFromStart(Flaky):
 def test_reads_that_succeed_when_tried_again_change_nothing(
     skips: bool, workers: int, shuffle: bool, policy: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    names = [f"{number}:{size}" for number, size in enumerate(SIZES)]
 
     def loader(read: Any) -> lk.Loader:
-        stream = lk.StreamDataset(names, read if skips else lk.from_start(read), lanes=3, window=5, shuffle=shuffle)
+        stream = lk.StreamDataset(NAMES, read if skips else lk.from_start(read), lanes=3, window=5, shuffle=shuffle)
         return make(stream, 4, lk.BadSamples(policy, retry=FAST), num_workers=workers)
 
-    clean = list(loader(FlakyFromStart(set(), 0, OSError())))
+    clean = list(loader(Flaky(set(), 0, OSError())))
     assert sum(len(batch[0]) for batch in clean) == len(ALL)
-    read = FlakyFromStart({0, 7, 2013, 5003}, 2, ConnectionResetError("by peer"))
+    read = Flaky({0, 7, 2013, 5003}, 2, ConnectionResetError("by peer"))
     flaky = loader(read)
     with caplog.at_level(logging.INFO, "loaderkit"):
         assert equal(list(flaky), clean)
     assert not flaky.bad_samples
     if not workers:
-        assert read.opened == len(SIZES) + 2 * 4
+        assert read.opened == len(NAMES) + 2 * 4
         said = [
             record.getMessage() for record in caplog.records if "read at attempt 3, after Conn" in record.getMessage()
         ]
@@ -251,20 +241,19 @@ def test_reads_that_succeed_when_tried_again_change_nothing(
 
 
 def test_reads_that_keep_failing_raise_or_are_left_out() -> None:
-    names = [f"{number}:{size}" for number, size in enumerate(SIZES)]
-    stream = lk.StreamDataset(names, Flaky({2003}, 3, TransientError("gone")), lanes=1)
+    stream = lk.StreamDataset(NAMES, Flaky({2003}, 3, TransientError("gone")), lanes=1)
     with pytest.raises(TransientError) as caught:
         list(make(stream, 4, lk.BadSamples(retry=FAST)))
     assert "tried 3 times" in caught.value.__notes__[0]
     assert "reading sample 3 of shard '2:14'" in caught.value.__notes__[1]
-    stream = lk.StreamDataset(names, Flaky({2003}, 9, TransientError("gone")), lanes=1)
+    stream = lk.StreamDataset(NAMES, Flaky({2003}, 9, TransientError("gone")), lanes=1)
     loader = make(stream, 4)
     assert sum(len(batch[0]) for batch in loader) == len(ALL) - 1
     assert loader.bad_samples == [lk.BadSample(0, None, 3, "loaderkit.system.retry.TransientError: gone", shard="2:14")]
 
 
 def test_a_reader_that_cannot_skip_cannot_go_on_after_a_bad_sample() -> None:
-    read = lk.from_start(FromStart({2003}))
+    read = lk.from_start(Read({2003}))
     stream = lk.StreamDataset(["0:9", "2:14"], read, lanes=1)
     taken: list[Any] = []
     with pytest.raises(
@@ -273,13 +262,8 @@ def test_a_reader_that_cannot_skip_cannot_go_on_after_a_bad_sample() -> None:
         taken.extend(make(stream, 4, collate_fn=torch.tensor))
     assert len(taken) == 2  # the batch that it belongs in is not
     # What its transform can't take is left out.
-    stream = lk.StreamDataset(["0:9", "2:14"], lk.from_start(FromStart(set())), lanes=1, transform=BreakAt({2003}))
+    stream = lk.StreamDataset(["0:9", "2:14"], lk.from_start(Read(set())), lanes=1, transform=BreakAt({2003}))
     assert len(rows(list(make(stream)))) == 22
-
-
-class FromStart(Read):
-    def __call__(self, shard: str, start: int = 0) -> Iterator[int]:
-        return super().__call__(shard, start)
 
 
 def test_a_shard_that_is_gone_is_an_error() -> None:

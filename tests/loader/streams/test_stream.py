@@ -11,12 +11,8 @@ from drawing import drawing_collate, draws, equal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_data import SIZES, Counted, expected, ids, make_loader, make_stream, names
-from torch.utils.data._utils.pin_memory import pin_memory as torch_pin_memory
 
 import loaderkit as lk
-from loaderkit.datasets.streams.lane import Place
-from loaderkit.engine.torch import Hidden
-from loaderkit.loader.streams.lanes import Item
 from loaderkit.testing import (
     assert_epochs_differ,
     assert_generators_untouched,
@@ -124,13 +120,6 @@ def test_pinning_leaves_places_and_states_alone(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
     assert equal(run(), wanted)
     assert len(pinned) >= len(wanted)
-
-
-def test_the_thread_that_pins_leaves_places_alone() -> None:
-    """It has a worker's items, and pins what hides them."""
-    item = Item(0, Place(cycle=2), 4, None)
-    (hidden,) = torch_pin_memory([Hidden(item)])
-    assert equal(hidden.content, item)
 
 
 @pytest.mark.parametrize("stop", range(1, 12, 2))

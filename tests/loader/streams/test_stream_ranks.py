@@ -1,5 +1,7 @@
 """Streams on several ranks: states that meet in a store, epochs that end together, what is missing said."""
 
+import functools
+import itertools
 import json
 import socket
 import time
@@ -23,34 +25,38 @@ def rank_loader(rank: int, ranks: int, store: Any, **settings: Any) -> Any:
     return make_loader(SIZES, 3, world=lk.World(rank, ranks), store=store, transform=None, **settings)
 
 
-@pytest.mark.parametrize("stop", range(8))
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_each_rank_saves_the_state_of_all_and_resumes_exactly(ranks: int, stop: int) -> None:
-    def whole(rank: int, store: Any) -> Any:
-        loader = rank_loader(rank, ranks, store, steps=4, collate_fn=None)
-        return [values(list(loader)) for _ in range(4)]
+ENDS: list[dict[str, Any]] = [{"steps": 4}, {"stop": "shortest"}, {"stop": "repeat"}]
 
-    def stopped(rank: int, store: Any) -> Any:
-        loader = rank_loader(rank, ranks, store, steps=4, collate_fn=None)
-        head = [value for _ in range(stop // 4) for value in values(list(loader))]
-        iterator = iter(loader)
-        head += values([next(iterator) for _ in range(stop % 4)])
+
+@pytest.mark.parametrize("ends", ENDS, ids=str)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_each_rank_saves_the_state_of_all_and_resumes_exactly(ranks: int, ends: dict[str, Any]) -> None:
+    """At every stop over epochs' edges; also if one rank repeats its data and another does not yet."""
+    epochs = 3
+
+    def begin(rank: int, store: Any, stop: int) -> Any:
+        loader, head = rank_loader(rank, ranks, store, collate_fn=None, **ends), list[Any]()
+        while len(head) < stop:
+            head += values(list(itertools.islice(loader, stop - len(head))))
         return head, json.loads(json.dumps(loader.state_dict()))
 
-    def resumed(rank: int, store: Any) -> Any:
-        loader = rank_loader(rank, ranks, store, steps=4, collate_fn=None)
-        loader.load_state_dict(states[rank])
-        rest = [value for _ in range(4 - loader.cursor.epoch) for value in values(list(loader))]
+    def resume(rank: int, store: Any, state: Any = None) -> Any:
+        loader = rank_loader(rank, ranks, store, collate_fn=None, **ends)
+        if state is not None:
+            loader.load_state_dict(state)
+        rest = [batch for _ in range(epochs - loader.cursor.epoch) for batch in values(list(loader))]
         return rest, loader.state_dict()
 
-    wanted = on_ranks(ranks, whole)
-    heads, states = zip(*on_ranks(ranks, stopped), strict=True)
-    assert all(state == states[0] for state in states)
-    assert states[0]["missing"] == []
-    rests, after = zip(*on_ranks(ranks, resumed), strict=True)
-    assert all(state == after[0] for state in after)
-    for rank in range(ranks):
-        assert heads[rank] + rests[rank] == [batch for epoch in wanted[rank] for batch in epoch]
+    whole, end = zip(*on_ranks(ranks, resume), strict=True)
+    assert all(state == end[0] for state in end)
+    assert len(whole[0]) >= 12
+    for stop in range(12):
+        heads, states = zip(*on_ranks(ranks, functools.partial(begin, stop=stop)), strict=True)
+        assert all(state == states[0] for state in states)
+        assert states[0]["missing"] == []
+        for rank, (rest, after) in enumerate(on_ranks(ranks, functools.partial(resume, state=states[0]))):
+            assert heads[rank] + rest == whole[rank]
+            assert after == end[0]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -76,25 +82,6 @@ def test_an_epoch_ends_on_all_ranks_at_the_shortest(ranks: int) -> None:
     assert states[0]["cursor"] == {"epoch": 3, "batches": 0}
 
 
-@pytest.mark.parametrize("stop", range(5))
-def test_a_shortest_epoch_resumes_exactly(stop: int) -> None:
-    def whole(rank: int, store: Any) -> Any:
-        loader = rank_loader(rank, 2, store, stop="shortest", collate_fn=None)
-        return values(list(loader)) + values(list(loader))
-
-    def halves(rank: int, store: Any) -> Any:
-        loader = rank_loader(rank, 2, store, stop="shortest", collate_fn=None)
-        iterator = iter(loader)
-        head = values([next(iterator) for _ in range(stop)])
-        other = rank_loader(rank, 2, store, stop="shortest", collate_fn=None)
-        other.load_state_dict(loader.state_dict())
-        return head + values(list(other)) + values(list(other))
-
-    wanted = on_ranks(2, whole)
-    assert len(wanted[0]) == len(wanted[1]) > 10
-    assert on_ranks(2, halves) == wanted
-
-
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_an_epoch_repeats_short_parts_until_all_ranks_have_read_theirs(ranks: int) -> None:
     """Equal numbers of batches, nothing left out; what is repeated is the rank's next pass."""
@@ -117,33 +104,6 @@ def test_an_epoch_repeats_short_parts_until_all_ranks_have_read_theirs(ranks: in
             wanted = (part[epoch] + part[epoch + 1])[: max(lengths)]
             assert found[epoch][: len(wanted)] == wanted
     assert all(state == states[0] for state in states)
-
-
-@pytest.mark.parametrize("stop", range(1, 12))
-def test_a_repeating_epoch_resumes_exactly(stop: int) -> None:
-    """Also if one rank repeats its data and the other does not yet."""
-
-    def whole(rank: int, store: Any) -> Any:
-        loader = rank_loader(rank, 2, store, stop="repeat", collate_fn=None)
-        return [batch for _ in range(2) for batch in values(list(loader))]
-
-    def stopped(rank: int, store: Any) -> Any:
-        loader = rank_loader(rank, 2, store, stop="repeat", collate_fn=None)
-        iterator = iter(loader)
-        for _ in range(stop):
-            iterator = iterator if next(iterator, None) is not None else iter(loader)
-        return loader.state_dict()
-
-    def resumed(rank: int, store: Any) -> Any:
-        loader = rank_loader(rank, 2, store, stop="repeat", collate_fn=None)
-        loader.load_state_dict(states[rank])
-        return [batch for _ in range(2 - loader.cursor.epoch) for batch in values(list(loader))]
-
-    wanted, states = on_ranks(2, whole), on_ranks(2, stopped)
-    assert len(wanted[0]) == len(wanted[1]) > 13
-    rests = on_ranks(2, resumed)
-    assert len(rests[0]) >= len(wanted[0]) - stop
-    assert rests == [part[-len(rests[0]) :] for part in wanted]
 
 
 def test_a_rank_without_data_ends_a_shortest_epoch_at_once() -> None:
