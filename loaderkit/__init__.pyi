@@ -155,7 +155,7 @@ from .loader.config import LoaderConfig as LoaderConfig
 from .loader.device_loader import DeviceLoader as DeviceLoader
 from .loader.lengths import measure_lengths as measure_lengths
 from .loader.loader import Loader as Loader
-from .loader.streams import merge_states as merge_states
+from .loader.streams.state import merge_states as merge_states
 from .monitor import DataWaitMonitor as DataWaitMonitor
 from .sampling.by_length.packing import PackPlan as PackPlan
 from .sampling.by_length.plans import LengthBuckets as LengthBuckets

@@ -72,11 +72,7 @@ def check_indexed(dataset: Any) -> None:
 
 
 def check_plan(config: LoaderConfig, size: int) -> None:
-    """Refuse a plan for other data, and settings that the plan itself has.
-
-    Raises:
-        ValueError: If there is such a setting, or the collate function cannot use the plan's batches.
-    """
+    """Raise a ValueError if a plan is for other data, or if settings contradict it."""
     from loaderkit.sampling.by_length.packing import PackPlan  # few have a plan, and its import takes time
 
     lengths, name = getattr(config.plan, "lengths", None), type(config.plan).__name__

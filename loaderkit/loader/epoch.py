@@ -35,11 +35,7 @@ class Epoch:
         self._turn = position.turn
 
     def check_turn(self, turn: int) -> None:
-        """Check that nothing else has moved the position since a turn.
-
-        Raises:
-            RuntimeError: If something has.
-        """
+        """Raise a RuntimeError if something else has moved the position since a turn."""
         if self.position.turn != turn:
             raise RuntimeError(
                 "loader: this iterator is over: the loader was moved, iterated again, or failed since. Call iter(loader)."

@@ -225,7 +225,7 @@ class Loader:
 def _make_position(dataset: Any, config: LoaderConfig) -> Position:
     if not isinstance(dataset, torch_data.IterableDataset):
         return IndexedPosition(dataset, config)
-    from loaderkit.loader.streams import StreamPosition  # few need it, and its import takes time
+    from loaderkit.loader.streams.position import StreamPosition  # few need it, and its import takes time
 
     return StreamPosition(dataset, config)
 

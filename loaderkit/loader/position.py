@@ -92,11 +92,7 @@ class Position(ABC):
         """
 
     def check_end(self) -> None:  # noqa: B027 - streams have no length to check
-        """Check that the batches did not end before the epoch.
-
-        Raises:
-            RuntimeError: If they did.
-        """
+        """Raise a RuntimeError if the batches ended before the epoch."""
 
     def fail(self) -> None:
         """End the pass because a batch failed: workers may have read past it."""
@@ -126,12 +122,7 @@ class Position(ABC):
 
     @abstractmethod
     def go_to(self, point: Any, *, left: bool = False) -> None:
-        """Return to a point.
-
-        Args:
-            point: The point.
-            left: Whether its pass was left there, so that the next pass starts the next epoch.
-        """
+        """Return to a point. If its pass was `left` there, the next pass starts the next epoch."""
 
     @abstractmethod
     def cursor_at(self, point: Any) -> Cursor:
@@ -141,9 +132,7 @@ class Position(ABC):
     def state_at(self, point: Any, nearby: Iterable[Any] = ()) -> dict[str, Any]:
         """Return the state of a point.
 
-        Args:
-            point: The point.
-            nearby: Points that another rank may ask for, because it stands a step before or after this one.
+        Another rank may stand a step before or after this one, and ask for the `nearby` points.
         """
 
     def note_yielded(self, point: Any) -> None:

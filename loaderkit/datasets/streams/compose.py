@@ -90,7 +90,6 @@ class _Composed(StreamDataset):
         self._start(())
 
     def fingerprint(self) -> str:
-        """Return a description of the shards; a resume compares it."""
         text = "\x1f".join(stream.fingerprint() for stream in self.streams)
         return f"{len(self.shards):,} shards of {len(self.streams)} streams ({_digest(text)})"
 
@@ -108,7 +107,6 @@ class _Chain(_Composed):
         return sum(stream.shares for stream in self.streams)
 
     def order(self) -> str:
-        """Return a name for the order of the samples, with its version and all settings that it depends on."""
         return f"chain-1({self._orders()})"
 
     def _lane(self, spec: LaneSpec) -> Lane:
@@ -173,7 +171,6 @@ class _Interleave(_Composed):
         return max(stream.shares for stream in self.streams)
 
     def order(self) -> str:
-        """Return a name for the order of the samples, with its version and all settings that it depends on."""
         weights = ", ".join(f"{weight / _SCALE:.9g}" for weight in self.weights)
         return f"interleave-1({self._orders()}; by {weights}; ends={self.ends})"
 

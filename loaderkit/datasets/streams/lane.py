@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import numpy as np
+import torch.utils.data as torch_data
 
 from loaderkit.datasets.bad_samples import BadSamples, BadSamplesError, describe
-from loaderkit.datasets.streams.samples import Failed, PendingSample, Step, in_main_process
+from loaderkit.datasets.streams.samples import Failed, PendingSample, Step
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds
 
@@ -74,33 +75,22 @@ class Lane(Protocol):
     @property
     def place(self) -> Place:
         """The place of the next sample that `take` returns."""
-        ...
 
     def fill(self, count: int) -> bool:
         """Read until this many samples can be taken; say whether they can."""
-        ...
 
     def take(self, count: int) -> list[PendingSample]:
         """Return up to this many samples."""
-        ...
 
 
 class LaneSpec(NamedTuple):
-    """What a lane is opened with.
+    """What a lane is opened with."""
 
-    Args:
-        lane: The lane's number.
-        place: Where to start.
-        path: The numbers that lead to its stream inside composed streams; samples of different streams draw differently.
-        steps: The steps of each sample.
-        policy: What happens if reading fails. A sample that is left out becomes `Failed`.
-    """
-
-    lane: int
-    place: Place
-    path: Sequence[int]
-    steps: Sequence[Step]
-    policy: BadSamples
+    lane: int  # its number
+    place: Place  # where to start
+    path: Sequence[int]  # to its stream inside composed streams, so that samples of different streams draw differently
+    steps: Sequence[Step]  # for each sample
+    policy: BadSamples  # if reading fails; a sample that is left out becomes `Failed`
 
 
 class _Read(NamedTuple):
@@ -187,7 +177,9 @@ class LaneReader:
         positions = np.arange(start.position, start.position + count, dtype=np.int64)
         samples: list[_Read] = []
         shard, number = start.shard, start.sample
-        with SampleSeeds(hash_positions(positions, "read", *self._keys), restore=in_main_process()) as seeds:
+        with SampleSeeds(
+            hash_positions(positions, "read", *self._keys), restore=torch_data.get_worker_info() is None
+        ) as seeds:
             while len(samples) < count and shard < len(self._shards):
                 share = self._shards[shard]
                 block = number // stream.block

@@ -52,10 +52,7 @@ class PulledLane(ABC):
 class FilteredLane(PulledLane):
     """A lane without the samples that its filters drop.
 
-    Args:
-        lane: The lane, whose samples have the filters among their steps.
-        steps: The steps after the last filter.
-        policy: What happens if a step fails.
+    The filters are among the steps of `lane`; `steps` come after the last filter.
     """
 
     def __init__(self, lane: Lane, steps: Sequence[Step], policy: BadSamples) -> None:
@@ -84,10 +81,6 @@ class SkippingLane(PulledLane):
     """A lane of the samples that can be read and transformed.
 
     It applies all steps when it reads a sample, because only that tells whether a batch has another sample.
-
-    Args:
-        lane: The lane.
-        policy: Decides which errors are a sample's fault.
 
     Raises:
         BadSamplesError: From `fill` and `take`, if a thousand samples in a row are bad.

@@ -75,22 +75,14 @@ def apply_steps(pending: PendingSample, seeds: SampleSeeds, row: int, policy: Ba
 def transform_samples(
     pending: Sequence[PendingSample], finish: Callable[[list[Any], SampleSeeds], Any] | None = None
 ) -> Any:
-    """Apply the steps of several samples, each under its own seed.
-
-    Args:
-        pending: What `Lane.take` returned; not empty.
-        finish: Makes a batch of the samples under their seeds; None returns a list.
-    """
+    """Apply the steps of several samples, each under its own seed; `finish` makes a batch of them under their seeds."""
     with seeds_of(pending) as seeds:
         samples = [apply_steps(each, seeds, row) for row, each in enumerate(pending)]
         return samples if finish is None else finish(samples, seeds)
 
 
 def seeds_of(pending: Sequence[PendingSample]) -> SampleSeeds:
-    """Return the seeds of several samples."""
-    return SampleSeeds(np.array([each.seed for each in pending], dtype=np.uint64), restore=in_main_process())
-
-
-def in_main_process() -> bool:
-    """Say whether the random generators of this process belong to the user, not to a worker."""
-    return torch_data.get_worker_info() is None
+    """Return the samples' seeds. In the main process they restore the random generators, which belong to the user."""
+    return SampleSeeds(
+        np.array([each.seed for each in pending], dtype=np.uint64), restore=torch_data.get_worker_info() is None
+    )

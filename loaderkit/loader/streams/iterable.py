@@ -103,16 +103,10 @@ class WorkerLanes:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerTask(LaneTask):
-    """Reads a worker's lane, from its place to its end.
-
-    Args:
-        dataset: The data.
-        first: The dataset's own state before it was read.
-        rank: This process's rank.
-    """
+    """Reads a worker's lane, from its place to its end."""
 
     dataset: Any
-    first: Any
+    first: Any  # the dataset's own state before it was read
     rank: int
 
     @override
@@ -211,7 +205,7 @@ class _WorkerReader:
             if callable(set_epoch := getattr(task.dataset, "set_epoch", None)):
                 set_epoch(task.cycle)
             if self._stateful:
-                task.dataset.load_state_dict(json.loads(json.dumps(task.first if state is None else state)))
+                task.dataset.load_state_dict(_plain(task.dataset, task.first if state is None else state))
             self._iterator = iter(task.dataset)
         return self._iterator
 

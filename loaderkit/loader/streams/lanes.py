@@ -44,56 +44,38 @@ class Lanes(Protocol):
     read to its end.
     """
 
-    @property
-    def place(self) -> Callable[..., Any]:
-        """Make a place from its values."""
-        ...
+    place: Callable[..., Any]  # makes a place from its values
 
     def count(self) -> int:
         """Return the number of lanes of all ranks."""
-        ...
 
     def identity(self) -> dict[str, Any]:
         """Return everything that a place depends on: a state is valid only for the same values."""
-        ...
 
     def read(self, lanes: range, places: Sequence[Any], cycle: int, turn: int) -> Iterator[Item]:
         """Read a cycle of these lanes from these places."""
-        ...
 
     def next_cycle(self, places: Sequence[Any], cycle: int) -> tuple[Any, ...]:
         """Return the places at the start of a cycle, given the present places."""
-        ...
 
     def no_samples(self) -> str:
         """Say that this rank found no samples."""
-        ...
 
     def idle_workers(self, lanes: int) -> str | None:
         """Return a warning if there are more workers than these lanes can keep busy."""
-        ...
 
     def close(self) -> None:
         """Leave the data as it was before reading."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaneTask(torch_data.IterableDataset[Any]):
-    """Reads one worker's share of a rank's lanes; without workers, all of them.
-
-    Args:
-        config: Batch size, collate function, tail and policy for bad samples.
-        places: Where the rank's lanes are. Those of a later cycle have ended.
-        cycle: The cycle to read.
-        turn: The row of the lane whose turn it is.
-        buffers: Memory for large batches.
-    """
+    """Reads one worker's share of a rank's lanes; without workers, all of them."""
 
     config: LoaderConfig
-    places: Sequence[Any]
-    cycle: int
-    turn: int
+    places: Sequence[Any]  # of the rank's lanes; those in a later cycle have ended
+    cycle: int  # to read
+    turn: int  # the row of the lane that comes next
     buffers: BufferPool = field(default_factory=BufferPool)
 
     def __iter__(self) -> Iterator[Hidden]:
@@ -129,13 +111,7 @@ def run_task(task: LaneTask, seed: int, num_workers: int) -> Iterator[Item]:
 
 
 def check_no_index(dataset: Any, config: LoaderConfig, order: str) -> None:
-    """Refuse settings that are for data with an index.
-
-    `order` says what decides the order of the data.
-
-    Raises:
-        ValueError: If there is such a setting.
-    """
+    """Raise a ValueError for settings of data with an index. `order` says what decides the order of this data."""
     for name in ("shuffle", "order", "plan"):
         if value := getattr(config, name):
             raise ValueError(

@@ -27,15 +27,8 @@ class StreamPosition(Position):
     """Where each lane of this rank is. A lane is a part of the stream that one worker reads in sequence.
 
     Rank r of R reads the lanes r, r + R, ..., which take turns to give a batch. A point is a `RankCursor`. The other ranks
-    add what they know when a state is made.
-
-    Args:
-        dataset: A StreamDataset, whose lanes are lists of shards; or another IterableDataset, whose lanes are what each of
-            its workers reads.
-        config: The settings.
-
-    Raises:
-        ValueError: If a setting is not for this data.
+    add what they know when a state is made. The lanes of a StreamDataset are lists of shards; those of another
+    IterableDataset are what each of its workers reads.
     """
 
     def __init__(self, dataset: Any, config: LoaderConfig) -> None:
@@ -169,7 +162,6 @@ class StreamPosition(Position):
         self._reader, self.begun = None, False
 
     def _own(self) -> range:
-        """Return the numbers of this rank's lanes."""
         world = self.crew.world
         return range(world.rank, self._lanes.count(), world.size)
 
@@ -190,8 +182,7 @@ class StreamPosition(Position):
             )
         fresh = self._lanes.place(cycle=origin.epoch)
         places = [origin.lanes[lane] if origin.lanes else fresh for lane in self._own()]
-        same_ranks = len(origin.turns) == world.size
-        turn = origin.turns[world.rank] if same_ranks else 0
+        turn = origin.turns[world.rank] if len(origin.turns) == world.size else 0
         self._reader = RankReader(self._own(), places, turn or 0)
         # With another number of ranks each takes an equal part of the bad samples that all have left out.
         bad = origin.bad
@@ -257,7 +248,6 @@ class StreamPosition(Position):
         return has_batch
 
     def _all_have(self, when: str, has_batch: bool) -> list[bool]:
-        """Return which ranks have another batch."""
         name = self._run_name()
         return self._rendezvous.ask(name, f"{when}/{self._passes}", self.point(), self.crew.world, has_batch)
 

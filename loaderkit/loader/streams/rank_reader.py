@@ -16,16 +16,11 @@ class RankReader:
 
     Each call gets the function that reads the lanes. If the reader kept it, the reader and its position would refer to each
     other. Workers would then run until the garbage collector finds them, which waits 5 s for each.
-
-    Args:
-        lanes: The rank's lanes, by number.
-        places: Where they are.
-        turn: The row of the lane that comes next.
     """
 
     def __init__(self, lanes: Sequence[int], places: Sequence[Any], turn: int) -> None:
         self.places, self.turn = list(places), turn
-        self._lanes = lanes
+        self._lanes = lanes  # their numbers
         self._items: Iterator[Item] | None = None
         self.cycle: int = min(place.cycle for place in places)  # that is read
         self._unheard: set[int] = set()  # lanes that have given no item yet, and may be empty
@@ -34,12 +29,7 @@ class RankReader:
         self._reports: list[Reported] = []
 
     def look_ahead(self, read: Read, *, again: bool) -> bool:
-        """Have a batch ready; say whether there is one.
-
-        Args:
-            read: Reads the lanes.
-            again: Start the next cycle if all lanes have ended.
-        """
+        """Have a batch ready; say whether there is one. `again` starts the next cycle if all lanes have ended."""
         cycle = self.cycle
         while not self._find(read):
             # Another cycle deals the shards differently, so this rank may have samples in a later one.

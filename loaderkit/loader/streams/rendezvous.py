@@ -29,12 +29,7 @@ class Rendezvous:
     def ask(self, name: str, when: str, cursor: RankCursor, world: World, has_batch: bool) -> list[bool]:
         """Return which ranks have another batch.
 
-        Args:
-            name: The name of the run.
-            when: The pass, and the moment in it: two passes from the same point must not read each other's answers.
-            cursor: Where this rank is.
-            world: This rank and the number of ranks.
-            has_batch: Whether this rank has another batch.
+        `when` names the pass and the moment in it: two passes from one point must not read each other's answers.
 
         Raises:
             RuntimeError: If a rank does not answer in time, or there is no store.
@@ -58,11 +53,7 @@ class Rendezvous:
     def gather(self, name: str, cursor: RankCursor, world: World, nearby: Iterable[RankCursor]) -> list[str | None]:
         """Return `RankCursor.value` of each rank at one point; None from a rank that does not answer.
 
-        Args:
-            name: The name of the run.
-            cursor: Where this rank is, or was at that point.
-            world: This rank and the number of ranks.
-            nearby: Points a step before and after. A signal may make another rank ask for them.
+        `nearby` are the points a step before and after. A signal may make another rank ask for them.
         """
         store = self._store()
         if store is None:

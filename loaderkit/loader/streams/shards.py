@@ -77,15 +77,10 @@ class ShardLanes:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardTask(LaneTask):
-    """Reads the lanes of a StreamDataset.
-
-    Args:
-        stream: The data.
-        lanes: The rank's lanes, by number.
-    """
+    """Reads the lanes of a StreamDataset."""
 
     stream: StreamDataset
-    lanes: Sequence[int]
+    lanes: Sequence[int]  # the rank's, by number
 
     @override
     def items(self, worker: int, workers: int) -> Iterator[Item | None]:
@@ -128,7 +123,6 @@ class ShardTask(LaneTask):
 
 
 def _with_report(batch: Any, reader: Lane, *, over: bool) -> Any:
-    """Add the bad samples to a batch, if there are any."""
     if not isinstance(reader, SkippingLane):
         return batch
     bad, first = reader.report(over=over)

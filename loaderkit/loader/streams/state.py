@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from loaderkit.datasets.streams.lane import Place
@@ -15,22 +15,13 @@ _KEYS = {"version", "stream", "cursor", "turns", "lanes", "missing"}
 
 @dataclass(frozen=True, kw_only=True)
 class StreamCursor:
-    """Where all ranks of a run are in a stream, between two batches.
-
-    Args:
-        epoch: The loader's epoch.
-        batches: Batches of the epoch that each rank has yielded.
-        bad: Samples of the epoch that each rank has left out.
-        turns: For each rank, which of its lanes comes next. Rank r of R has the lanes r, r + R, ... None if the rank did not
-            answer.
-        lanes: The place of each lane, or None if its rank did not answer. Empty at the epoch's start.
-    """
+    """Where all ranks of a run are in a stream, between two batches. Rank r of R has the lanes r, r + R, ..."""
 
     epoch: int = 0
-    batches: int = 0
-    bad: Sequence[int] = ()
-    turns: Sequence[int | None] = field(default=(0,))
-    lanes: Sequence[Any] = ()
+    batches: int = 0  # of the epoch, that each rank has yielded
+    bad: Sequence[int] = ()  # samples of the epoch that each rank has left out
+    turns: Sequence[int | None] = (0,)  # for each rank, which of its lanes comes next; None if it did not answer
+    lanes: Sequence[Any] = ()  # places; None if the rank did not answer. Empty at the epoch's start
 
     @property
     def missing(self) -> list[int]:
@@ -65,14 +56,7 @@ class RankCursor(NamedTuple):
 def join_ranks(
     cursor: RankCursor, values: Sequence[str | None], count: int, place: Callable[..., Any] = Place
 ) -> StreamCursor:
-    """Combine what each rank knows.
-
-    Args:
-        cursor: One rank's.
-        values: `RankCursor.value` of each rank; None from a rank that did not answer.
-        count: The number of lanes.
-        place: Makes the place of a lane from its values.
-    """
+    """Combine one rank's cursor, and the `RankCursor.value` of each rank that answered, over `count` lanes."""
     lanes: list[Any] = [None] * count
     turns: list[int | None] = [None] * len(values)
     bad = [0] * len(values)
@@ -157,7 +141,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         raise ValueError("stream: no states to merge, wanted those of all ranks.")
     for state in states:
         _check_form(state)
-    cursors = [_cursor_of(state, _plain) for state in states]
+    cursors = [_cursor_of(state, lambda *parts: parts) for state in states]
     first = cursors[0]
     turns, lanes = list(first.turns), list(first.lanes)
     for state, cursor in zip(states, cursors, strict=True):
@@ -175,10 +159,6 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     # Each rank knows its own number alone, and reports 0 for the others.
     bad = [max(found) for found in zip(*(cursor.bad for cursor in cursors if cursor.bad), strict=True)]
     return pack_cursor(dataclasses.replace(first, turns=turns, lanes=lanes, bad=bad), states[0]["stream"])
-
-
-def _plain(*parts: Any) -> Any:
-    return parts
 
 
 def _cursor_of(state: Mapping[str, Any], place: Callable[..., Any]) -> StreamCursor:
