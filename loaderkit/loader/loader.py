@@ -201,10 +201,7 @@ class Loader:
         self._trainer_epochs.note_loaded(state)
 
     def describe(self) -> Description:
-        """Describe who makes the batches and why, with how many workers, and whether they are pinned.
-
-        With engine="auto" it is decided after some batches.
-        """
+        """Describe what makes the batches and why, with how many workers, and whether they are pinned."""
         return self._position.describe()
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from loaderkit.system.world import World
 
 
 class Crew:
-    """Who reads the data: this process among the ranks, and its workers. Both are detected late, at first use."""
+    """The ranks and workers that read the data, detected at first use."""
 
     def __init__(self, config: LoaderConfig) -> None:
         self._config = config
@@ -58,7 +58,7 @@ class Position(ABC):
     the last batch that it yielded, and `cursor` and `state` then report that point.
 
     Attributes:
-        turn: Grows when the position moves other than by `count`; iterators of an earlier turn are over.
+        turn: Increases when anything but `count` moves the position. Iterators of an earlier turn are then over.
         begun: Whether a pass has started at this point, or was left here. The next pass then starts the next epoch.
         bad: The count of bad samples.
     """
@@ -171,7 +171,7 @@ class Position(ABC):
 
     @abstractmethod
     def follow(self, before: "Position") -> None:
-        """Go to where the next pass of another position would start, which this one replaces."""
+        """Go to the start of the next pass of the position that this one replaces."""
 
     # Data
 

@@ -1,4 +1,4 @@
-"""Keep a Loader in step with a Trainer that owns no DataModule, and numbers the epochs itself."""
+"""Keep a Loader in step with a Trainer that has no DataModule and numbers the epochs itself."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ class TrainerEpochs:
     """Receives the `set_epoch` calls of a Trainer, and moves a position to the epoch that the Trainer starts.
 
     Lightning saves a loader's state in its checkpoints, but does not restore it from a checkpoint at an epoch's end.
-    The number that `set_epoch` gives is then the only hint at where the loader has to go on.
+    The number in `set_epoch` is then the only hint where the loader must continue.
     """
 
     def __init__(self, position: Position) -> None:

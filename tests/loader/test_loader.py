@@ -308,7 +308,7 @@ def test_an_epoch_that_a_trainer_ends_twice_is_not_passed_over() -> None:
     for number in (2, 3):
         set_epoch(number)
         assert equal(list(loader), epochs[number - 1])
-    set_epoch(4)  # who passes over epochs himself does so
+    set_epoch(4)  # the user skips epoch 3
     set_epoch(5)
     assert loader.cursor.epoch == 4
 

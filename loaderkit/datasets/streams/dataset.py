@@ -136,7 +136,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
     def filter(self, predicate: Callable[[Any], Any]) -> Self:
         """Return a stream without the samples for which a predicate is false.
 
-        The predicate gets a sample as the maps before it left it, and may draw under the sample's own seed. A resume does not
+        The predicate gets a sample after the preceding maps, and may draw under the sample's own seed. A resume does not
         read dropped samples again.
         """
         return self._with(Step(predicate, is_filter=True))
@@ -147,14 +147,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         return stream
 
     def open(self, lane: int, place: Place, path: Sequence[int] = (), policy: BadSamples = RAISE) -> Lane:
-        """Read a lane from a place on.
-
-        Args:
-            lane: The lane's number.
-            place: Where to start.
-            path: The numbers that lead to this stream inside composed streams; samples of different streams draw differently.
-            policy: What happens if reading, or a step before the last filter, fails.
-        """
+        """Read a lane from a place on. `path` leads to this stream inside composed streams."""
         filters = [number for number, step in enumerate(self._steps, 1) if step.is_filter]
         cut = filters[-1] if filters else 0
         reader = self._lane(LaneSpec(lane, place, path, self._steps[:cut] if cut else self._steps, policy))

@@ -8,7 +8,7 @@ import operator
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch.utils.data as torch_data
@@ -17,9 +17,6 @@ from loaderkit.datasets.bad_samples import BadSamples, BadSamplesError, describe
 from loaderkit.datasets.streams.samples import Failed, PendingSample, Step
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds
-
-if TYPE_CHECKING:
-    from loaderkit.datasets.streams.dataset import StreamDataset
 
 _END = object()
 _FAILURES = 32  # in a row, before a shard is given up
@@ -93,6 +90,19 @@ class LaneSpec(NamedTuple):
     policy: BadSamples  # if reading fails; a sample that is left out becomes `Failed`
 
 
+class Shards(Protocol):
+    """What a lane of shards needs from its stream."""
+
+    read: Any
+    window: int
+    shuffle: bool
+    seed: int
+    block: int
+
+    def deal(self, cycle: int, lane: int, path: Sequence[int] = ()) -> list[ShardShare]:
+        """Return what a lane reads, in order."""
+
+
 class _Read(NamedTuple):
     sample: Any
     position: int  # in the lane, in the order of delivery
@@ -114,7 +124,7 @@ class LaneReader:
         ValueError: If the place's window has fewer samples than were used of it.
     """
 
-    def __init__(self, stream: "StreamDataset", spec: LaneSpec) -> None:
+    def __init__(self, stream: Shards, spec: LaneSpec) -> None:
         lane, place, path, self._steps, self._policy = spec
         self._stream, self._cycle = stream, place.cycle
         self._failures = 0  # in a row

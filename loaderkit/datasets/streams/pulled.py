@@ -80,7 +80,7 @@ class FilteredLane(PulledLane):
 class SkippingLane(PulledLane):
     """A lane of the samples that can be read and transformed.
 
-    It applies all steps when it reads a sample, because only that tells whether a batch has another sample.
+    It applies all steps when it reads a sample: only then is it known whether a batch has another sample.
 
     Raises:
         BadSamplesError: From `fill` and `take`, if a thousand samples in a row are bad.

@@ -129,7 +129,7 @@ class WorkerTask(LaneTask):
             if not samples or (drops and len(samples) < size):
                 yield Item(worker, reader.end, 0, None)
                 return
-            # The last batch carries the end: who receives it knows that no other follows.
+            # The last batch carries the lane's end, so its receiver knows that no other follows.
             more = reader.fill(size if drops else 1)
             with reader.seeds(start, len(samples)) as seeds:
                 batch = self.make_batch(samples, seeds)

@@ -115,7 +115,7 @@ class ShardTask(LaneTask):
         drops = self.config.tail_policy == "drop"
         if not pending or (drops and len(pending) < size):
             return Item(row, Place(cycle=self.cycle + 1), 0, _with_report(None, reader, over=True))
-        # The last batch carries the end: who receives it knows that no other follows.
+        # The last batch carries the lane's end, so its receiver knows that no other follows.
         more = reader.fill(size if drops else 1)
         batch = transform_samples(pending, self.make_batch)
         place = reader.place if more else Place(cycle=self.cycle + 1)

@@ -6,13 +6,11 @@ import io
 import itertools
 import json
 import lzma
-import sqlite3
 import subprocess
 import sys
 import tarfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -175,45 +173,6 @@ def test_pages_are_shared_by_lanes() -> None:
 
     stream = lk.StreamDataset(["a"], lk.PageReader(fetch, 5), lanes=4, share=4, block=5)
     assert sorted(stream) == list(range(103))
-
-
-class FromTable:
-    """A cursor of a database, which skips by its key."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __call__(self, shard: str, start: int) -> Iterator[int]:
-        # One that is left is closed by whichever thread collects it.
-        connection = sqlite3.connect(self.path, check_same_thread=False)
-        try:
-            query = "SELECT id FROM samples WHERE day = ? ORDER BY id LIMIT -1 OFFSET ?"
-            yield from (row for (row,) in connection.execute(query, (shard, start)))
-        finally:
-            connection.close()
-
-
-@pytest.mark.parametrize("share", [1, 3])
-def test_a_database_cursor_resumes_exactly(share: int, tmp_path: Path) -> None:
-    path = str(tmp_path / "samples.db")
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE samples (id INTEGER PRIMARY KEY, day TEXT)")
-    connection.executemany("INSERT INTO samples VALUES (?, ?)", [(row, "ab"[row % 3 == 0]) for row in range(100)])
-    connection.commit()
-    connection.close()
-
-    def make(workers: int = 0) -> Any:
-        stream = lk.StreamDataset(["a", "b"], FromTable(path), shuffle=True, lanes=3, window=16, share=share, block=8)
-        return lk.Loader(stream, 8, world=lk.World(), num_workers=workers)
-
-    whole = [batch.tolist() for batch in make()]
-    assert sorted(value for batch in whole for value in batch) == list(range(100))
-    for stop in range(1, len(whole)):
-        iterator = iter(first := make())
-        head = [next(iterator).tolist() for _ in range(stop)]
-        then = make(workers=2 if stop == 5 else 0)
-        then.load_state_dict(first.state_dict())
-        assert head + [batch.tolist() for batch in then] == whole
 
 
 APPEND = """

@@ -35,11 +35,8 @@ class BreakAt:
         return drawn
 
 
-class Keep:
+class Keep(BreakAt):
     """A filter that fails at some samples."""
-
-    def __init__(self, bad: set[int]) -> None:
-        self.bad = bad
 
     def __call__(self, value: int) -> bool:
         if value in self.bad:
@@ -297,7 +294,7 @@ def test_data_that_is_all_bad_is_an_error() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_too_many_bad_samples_are_an_error_at_the_same_batch(workers: int) -> None:
-    """Whoever reads, and however often the run was resumed; the batch is not counted."""
+    """With any workers, after any number of resumes. The batch that fails is not counted."""
     stream = stream_of(set(), BAD["every second"])
     policy = lk.BadSamples("skip", max_count=9, max_rate=1)
 
