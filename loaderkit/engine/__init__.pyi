@@ -2,10 +2,13 @@
 
 __all__ = [
     "BatchReader",
+    "Batches",
     "Description",
     "Engine",
+    "Hidden",
     "InlineEngine",
     "RingEngine",
+    "StartWorker",
     "ThreadsEngine",
     "TorchEngine",
     "batches_ahead",
@@ -18,8 +21,11 @@ from .batch_reader import takes_batches as takes_batches
 from .description import Description as Description
 from .description import batches_ahead as batches_ahead
 from .engine import Engine as Engine
-from .inline import InlineEngine as InlineEngine
+from .engine import InlineEngine as InlineEngine
 from .ring.engine import RingEngine as RingEngine
 from .threads import ThreadsEngine as ThreadsEngine
 from .threads import check_threads as check_threads
+from .torch import Batches as Batches
+from .torch import Hidden as Hidden
+from .torch import StartWorker as StartWorker
 from .torch import TorchEngine as TorchEngine

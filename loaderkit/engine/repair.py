@@ -32,13 +32,7 @@ ReadMany = Callable[[list[int] | None, Int64Array], Any]  # from rows of the bat
 class Repair:
     """Reads a batch again after a failure, under the policy.
 
-    Args:
-        policy: What to do with bad samples.
-        key: The batch's.
-        seed: The loader's.
-        order: Replacements are chosen from it.
-        lengths: (N,) int64, of the dataset's samples, if the plan makes batches by length. A replacement is then
-            no longer than the bad sample.
+    Replacements are chosen from the order. With `lengths` (N,) of all samples, they are no longer than the bad sample.
     """
 
     def __init__(
@@ -87,15 +81,7 @@ class Repair:
         return found or [self._replace(0, read, alone=True)]
 
     def together(self, read: ReadMany, error: Exception) -> Any:
-        """Read a batch again that one call reads whole, without the samples that cannot be read.
-
-        Args:
-            read: Reads some rows.
-            error: Raised by the first attempt.
-
-        Raises:
-            Exception: As `each` does.
-        """
+        """Read a batch by one call again after `error`, without the samples that cannot be read."""
         indices = self._key.indices
         try:
             return self._policy.again(error, lambda: read(None, indices), f"samples {indices[0]}, ...")
@@ -138,10 +124,7 @@ class Repair:
     def _replace(self, row: int, read: ReadOne, *, alone: bool) -> Any:
         """Return another sample of the order for a row, or leave the row out if none is short enough.
 
-        Args:
-            row: Of the batch.
-            read: Reads one sample.
-            alone: Whether nothing else is left of the batch, which must not be empty.
+        A row that is `alone` is the last one of its batch, which must not be empty.
         """
         number = next(n for n, bad in enumerate(self._bad) if bad.position == self._key.positions[row])
         last: Exception | None = None

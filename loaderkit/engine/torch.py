@@ -1,5 +1,6 @@
 """The engine on the workers of `torch.utils.data.DataLoader`."""
 
+import io
 import multiprocessing
 import os
 import pickle
@@ -12,15 +13,18 @@ from typing import Any
 
 import torch
 import torch.utils.data as torch_data
+from torch import Tensor
 
 from loaderkit.engine.batch_reader import BatchReader
-from loaderkit.engine.message import dump
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.system.nested import pin
 from loaderkit.system.pickling import explained
 from loaderkit.system.process import check_children, process_id, refuse_in_fork
 from loaderkit.system.threads import limit_threads
+
+# Copying this much through a pipe is faster than a file descriptor and fresh pages for each tensor.
+_SMALL = 1 << 17  # bytes
 
 
 class _Keys(torch_data.Sampler[Any]):
@@ -36,7 +40,10 @@ class _Keys(torch_data.Sampler[Any]):
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """A batch that torch passes on as it is: torch's own pinning skips dataclasses."""
+    """A batch that torch passes on as it is: torch's own pinning skips dataclasses.
+
+    Small tensors travel in the message, large ones in shared memory. The message can be read once.
+    """
 
     content: Any
 
@@ -44,11 +51,40 @@ class Hidden:
         return Hidden(pin(self.content))
 
     def __reduce__(self) -> Any:
-        return _load_batch, (dump(self.content),)
+        buffer = io.BytesIO()
+        _Pickler(buffer, -1).dump(self.content)
+        return _load_batch, (buffer.getvalue(),)
 
 
 def _load_batch(content: bytes) -> Hidden:
     return Hidden(pickle.loads(content))
+
+
+class _Pickler(ForkingPickler):
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not Tensor or not _is_plain(value):
+            return NotImplemented
+        content = bytearray(value.reshape(-1).view(torch.uint8).numpy().data) if value.numel() else bytearray()
+        return _rebuild, (content, value.dtype, tuple(value.shape))
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return (
+        tensor.layout == torch.strided
+        and tensor.device.type == "cpu"
+        and tensor.nbytes <= _SMALL
+        and tensor.is_contiguous()
+        and not tensor.requires_grad
+        and not tensor.is_quantized
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and not vars(tensor)
+    )
+
+
+def _rebuild(content: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    make: Callable[..., Tensor] = torch.frombuffer
+    return make(content, dtype=dtype).reshape(shape) if content else torch.empty(shape, dtype=dtype)
 
 
 class Batches:

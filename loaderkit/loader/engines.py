@@ -7,12 +7,7 @@ from typing import Any
 import torch
 
 from loaderkit.datasets.memory.array import in_memory
-from loaderkit.engine import Engine
-from loaderkit.engine.batch_reader import BatchReader
-from loaderkit.engine.description import Description
-from loaderkit.engine.inline import InlineEngine
-from loaderkit.engine.threads import ThreadsEngine
-from loaderkit.engine.torch import TorchEngine
+from loaderkit.engine import BatchReader, Description, Engine, InlineEngine, ThreadsEngine, TorchEngine
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.system.nested import should_pin
 
@@ -20,11 +15,7 @@ from loaderkit.system.nested import should_pin
 def make_engine(reader: BatchReader, config: LoaderConfig, num_workers: int, *, in_turn: bool = False) -> Engine:
     """Make the engine that the settings ask for.
 
-    Args:
-        reader: Makes the batches.
-        config: The settings.
-        num_workers: The number of workers.
-        in_turn: Whether the ring deals batches to its workers in turn, so that each worker keeps to its own shards.
+    With `in_turn`, the ring deals batches to its workers in turn: each worker keeps to its own shards.
     """
     device = _device(config)
     pinned = should_pin(config.pin_memory, device)
@@ -43,7 +34,7 @@ def make_engine(reader: BatchReader, config: LoaderConfig, num_workers: int, *, 
     common |= {"multiprocessing_context": config.multiprocessing_context, "worker_init_fn": config.worker_init_fn}
     if name == "torch":
         return TorchEngine(reader, **common)
-    from loaderkit.engine.ring import RingEngine  # its import takes time
+    from loaderkit.engine import RingEngine  # its import takes time
 
     # Slots are pinned in place only if the loader itself copies batches to the device: it holds them until that is done.
     in_place = device if device is not None and device.type == "cuda" else None
@@ -73,15 +64,7 @@ def choose(
 
 
 def describe(engine: Engine, reader: BatchReader, config: LoaderConfig, workers: int, workers_why: str) -> Description:
-    """Describe how `engine` makes batches, or is going to.
-
-    Args:
-        engine: The engine.
-        reader: Makes the batches.
-        config: The settings.
-        workers: The number of workers that the settings ask for.
-        workers_why: The reason for that number.
-    """
+    """Describe how `engine` makes batches, or is going to. The settings ask for this number of workers, and why."""
     return Description(
         engine=engine.name,
         why=choose(reader, config, workers)[1],

@@ -22,7 +22,7 @@ from torch import Tensor
 Array = npt.NDArray[Any]
 
 LARGE = 8 << 20  # bytes; the C library keeps smaller blocks itself
-_SHARED = 1 << 17  # bytes; smaller tensors travel in the message itself, see `loaderkit.engine.message`
+_SHARED = 1 << 17  # bytes; smaller tensors travel in the message itself, see `loaderkit.engine.torch`
 _BITS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64, 16: np.complex128}
 _TORCH_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 

@@ -3,6 +3,7 @@
 import multiprocessing
 import pickle
 import sys
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,9 @@ import torch
 from drawing import equal
 
 import loaderkit as lk
-from loaderkit.engine.message import SMALL, dump
+from loaderkit.engine import Hidden
+
+SMALL = 1 << 17  # bytes: larger tensors travel in shared memory
 
 
 class Pair(NamedTuple):
@@ -75,13 +78,13 @@ def test_small_tensors_need_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Any] = []
     monkeypatch.setattr(multiprocessing.reduction, "DupFd", opened.append)
     one = torch.ones(5)
-    again = pickle.loads(dump([one, one, torch.zeros(SMALL // 4)]))
+    again = pickle.loads(ForkingPickler.dumps(Hidden([one, one, torch.zeros(SMALL // 4)]))).content
     assert again[0] is again[1]
     assert not opened
-    dump(torch.zeros(SMALL // 4 + 1))
+    ForkingPickler.dumps(Hidden(torch.zeros(SMALL // 4 + 1)))
     assert len(opened) == 1
 
 
 def test_what_is_more_than_a_tensor_goes_its_own_way() -> None:
     parameter = torch.nn.Parameter(torch.ones(2))
-    assert isinstance(pickle.loads(dump(parameter)), torch.nn.Parameter)
+    assert isinstance(pickle.loads(ForkingPickler.dumps(Hidden(parameter))).content, torch.nn.Parameter)

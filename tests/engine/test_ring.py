@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -18,13 +19,14 @@ import psutil
 import pytest
 import torch
 import torch.utils.data as torch_data
+from drawing import equal
 from leftovers import found, more, nothing_left
 from torchvision import tv_tensors
 
 import loaderkit as lk
 from loaderkit.engine import BatchReader
 from loaderkit.engine.ring import RingEngine, Slots, read, write
-from loaderkit.engine.ring.processes import Processes
+from loaderkit.sampling.plan import BatchPlan
 
 RING: dict[str, Any] = {"engine": "ring", "num_workers": 2, "timeout": 60}
 
@@ -70,25 +72,13 @@ def _nothing_is_left_behind(_warm: None) -> Iterator[None]:
         yield
 
 
-def same(left: Any, right: Any) -> bool:
-    if isinstance(left, torch.Tensor):
-        return torch.equal(left, right) and left.dtype == right.dtype
-    if isinstance(left, np.ndarray):
-        return np.array_equal(left, right) and left.dtype == right.dtype
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(left[name], right[name]) for name in left)
-    if isinstance(left, list | tuple):
-        return type(left) is type(right) and len(left) == len(right) and all(map(same, left, right))
-    return bool(left == right)
-
-
 @pytest.mark.parametrize("collate", [None, keep])
 def test_all_kinds_of_samples_travel(collate: Any) -> None:
     data: Any = Mixed() if collate else [Mixed()[3] | {"pair": 1, "grad": 0, "name": str(n)} for n in range(40)]
     alone = list(lk.Loader(data, 7, collate_fn=collate))
     travelled = list(lk.Loader(data, 7, collate_fn=collate, **RING))
     assert len(alone) == 6
-    assert same(travelled, alone)
+    assert equal(travelled, alone)
     if collate is None:
         assert travelled[0]["float"].data_ptr() % 64 == 0
 
@@ -229,7 +219,7 @@ def test_memory_is_used_again_and_grows_with_the_batches() -> None:
     places = {batch.data_ptr() for batch in lk.Loader(Numbers(400), 2, **RING)}
     assert len(places) <= 2 * 8 + 4  # slots
     growing = [Numbers(1, 10**n)[0] for n in range(6)] * 3
-    assert same(list(lk.Loader(growing, None, **RING)), growing)
+    assert equal(list(lk.Loader(growing, None, **RING)), growing)
 
 
 def test_a_batch_may_be_written_to() -> None:
@@ -293,12 +283,12 @@ def test_workers_get_other_batches_as_they_become_free() -> None:
 
 def test_workers_are_forked_before_a_second_batch_is_asked_for() -> None:
     """A thread may then prepare the next epochs, and a later fork would copy its memory."""
-    loader = lk.Loader(np.arange(60), 4)
+    plan = BatchPlan(order=lk.Sequential(60), batch_size=4)
     engine = RingEngine(BatchReader(np.arange(60), None, 0), num_workers=3)
     before, started = len(psutil.Process().children()), []
 
     def asked() -> Iterator[Any]:
-        for key in loader._position._bound_plan().keys(lk.Cursor()):
+        for key in plan.keys(lk.Cursor()):
             started.append(len(psutil.Process().children()) - before)
             yield key
 
@@ -337,35 +327,6 @@ def test_workers_have_another_task_when_more_are_handed_out(factor: int | None) 
             assert min(2 * workers, engine.prefetch - 1) <= engine.low < engine.prefetch <= workers * (factor or 8)
 
 
-class Touching:
-    """Samples that create a file when they are read."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> int:
-        self._file.touch()
-        return index
-
-
-def test_the_first_worker_is_at_work_when_the_second_is_started(tmp_path: Path, monkeypatch: Any) -> None:
-    file, started, start = tmp_path / "at work", [], Processes.start
-
-    def start_late(self: Processes, process: Any) -> None:
-        deadline = time.monotonic() + 20
-        while started and not file.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        started.append(file.exists())
-        start(self, process)
-
-    monkeypatch.setattr(Processes, "start", start_late)
-    assert len(list(lk.Loader(Touching(file), 1, **RING))) == 8
-    assert started == [False, True]
-
-
 @pytest.mark.parametrize("persistent", [True, False])
 def test_nothing_grows_over_epochs_of_changing_sizes(persistent: bool) -> None:
     loader = lk.Loader(Sizes(8), None, persistent_workers=persistent, **RING | {"num_workers": 1})
@@ -384,16 +345,14 @@ def test_nothing_grows_over_epochs_of_changing_sizes(persistent: bool) -> None:
 def test_a_giant_batch_does_not_make_slots_giant_for_ever() -> None:
     """Each slot carries one; it gives the memory back after many smaller batches."""
     rows = [torch.full((1 << 21 if 0 < n <= 30 else 10,), n) for n in range(400)]
+    before, most = held_by_batches(), 0
     loader = lk.Loader(rows, None, persistent_workers=True, **RING)
-    most = 0
     for number, row in enumerate(loader):
         assert torch.equal(row, rows[number])
         del row
-        slots: Any = loader._position._engine._team.slots
-        most = max(most, sum(slots.reserved))
+        most = max(most, held_by_batches() - before)
     assert most > 6 * (16 << 20)
-    assert sum(slots.reserved) < 1 << 20
-    assert os.fstat(slots._fd).st_blocks * 512 < 1 << 20
+    assert held_by_batches() - before < 1 << 20
     assert resident_shared(os.getpid()) < 8 << 20
     assert all(torch.equal(row, rows[number]) for number, row in enumerate(loader))  # they grow again
     loader.close()
@@ -436,30 +395,23 @@ def wait_until(happened: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_batch_may_die_in_another_thread_while_idle_slots_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    held: list[torch.Tensor] = []
-    died = 0
+def test_batches_may_die_in_another_thread() -> None:
+    """Their slots become free while the loader hands out tasks and trims idle slots."""
+    held: queue.SimpleQueue[torch.Tensor | None] = queue.SimpleQueue()
 
-    def dies_now(self: Slots, slot: int) -> bool:
-        nonlocal died
-        engine: Any = loader._position._engine
-        if held and slot in engine._team.free:
-            died += len(held)
-            thread = threading.Thread(target=held.clear)
-            thread.start()
-            thread.join()
-        return is_large(self, slot)
+    def drop() -> None:
+        while held.get() is not None:
+            pass
 
-    is_large = Slots.is_large
-    monkeypatch.setattr(Slots, "is_large", dies_now)
-    loader = lk.Loader(Numbers(400), 1, **RING)
-    seen = 0
-    for batch in loader:
-        seen += 1
-        held[:] = [batch]
+    thread = threading.Thread(target=drop)
+    thread.start()
+    for number, batch in enumerate(lk.Loader(Numbers(2000), 1, **RING)):
+        assert (batch == number).all()
+        held.put(batch)
         del batch
-    assert seen == 400
-    assert died
+    held.put(None)
+    thread.join(20)
+    assert number == 1999
 
 
 SCRIPT = """

@@ -251,10 +251,7 @@ def test_a_worker_that_dies_is_an_error_that_names_what_it_did(how: str, persist
     with pytest.raises(WorkerDied, match=rf"(?s){message}.*worked on samples \[16, 17, 18, 19\]"):
         firsts_into(seen, loader)
     assert seen in ([0, 4, 8, 12][:count] for count in range(5))
-    loader.dataset.what = None
-    loader.seek(epoch=0)
-    loader._position._engine = None  # its dataset has changed
-    assert is_whole(loader)
+    assert is_whole(make_loader(persistent_workers=persistent))
     loader.close()
 
 
@@ -500,8 +497,8 @@ def test_batches_outlive_their_loader() -> None:
 
 
 LEFT_AT_THE_END = """
-import gc, sys
-import numpy as np
+import gc
+import numpy as np, psutil
 import loaderkit as lk
 gc.freeze()  # what is frozen goes last of all, when modules are empty
 loader = lk.Loader(np.arange(1000), 10, num_workers=2, engine="ring", persistent_workers=bool({persistent}))
@@ -510,7 +507,7 @@ first = next(batches)
 if {held}:
     import builtins
     builtins.batches, builtins.first = batches, first
-print(*[process.pid for process in loader._position._engine._team._own.processes])
+print(*[process.pid for process in psutil.Process().children()])
 """
 
 
@@ -527,15 +524,13 @@ def test_an_iterator_that_is_left_at_the_end_of_the_process_says_nothing(persist
 
 @either_way
 def test_an_engine_gives_a_second_run_all_that_it_has() -> None:
-    loader = make_loader(persistent_workers=True)
-    list(loader)
-    engine: Any = loader._position._engine
-    keys = list(loader._position._bound_plan().keys(lk.Cursor()))
-    first = engine.run(iter(keys))
+    engine = RingEngine(BatchReader(Numbers(), None, 0), num_workers=2, persistent_workers=True, in_turn=in_turn)
+    keys = list(BatchPlan(order=lk.Sequential(40), batch_size=4).keys(lk.Cursor()))
+    first = engine.run(keys)
     next(first)
-    assert len(list(engine.run(iter(keys)))) == 10
+    assert len(list(engine.run(keys))) == 10
     assert list(first) == []
-    loader.close()
+    engine.close()
 
 
 def test_a_loader_under_way_can_be_pickled_and_copied() -> None:

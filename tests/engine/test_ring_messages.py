@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderkit.engine.ring import Inbox, pack_key, unpack_key
-from loaderkit.engine.ring.messages import ANSWER, IN_PIPE, IN_SLOT, Answer
+from loaderkit.engine.ring import Answer, Inbox, pack_key, unpack_key
 from loaderkit.sampling.plan import BatchKey
 
 PIPE = 1 << 16
-SIZES = (0, 1, PIPE - ANSWER.size - 1, PIPE - ANSWER.size, PIPE - ANSWER.size + 1, 3 * PIPE)
+HEAD = len(Answer(0, 0, 0, 0, b"", b"").pack())
+SIZES = (0, 1, PIPE - HEAD - 1, PIPE - HEAD, PIPE - HEAD + 1, 3 * PIPE)
 
 
 def answers(draw: random.Random) -> list[Answer]:
@@ -21,14 +21,7 @@ def answers(draw: random.Random) -> list[Answer]:
     sizes = [(structure, image) for structure in SIZES for image in (0, 1, PIPE)]
     draw.shuffle(sizes)
     return [
-        Answer(
-            n,
-            n % 7,
-            IN_PIPE if image else IN_SLOT,
-            image or 5,
-            draw.randbytes(structure),
-            draw.randbytes(image),
-        )
+        Answer(n, n % 7, int(image > 0), image or 5, draw.randbytes(structure), draw.randbytes(image))
         for n, (structure, image) in enumerate(sizes)
     ]
 
@@ -37,10 +30,7 @@ def answers(draw: random.Random) -> list[Answer]:
 def test_answers_arrive_however_they_are_cut(seed: int) -> None:
     draw = random.Random(seed)
     sent = answers(draw)
-    content = b"".join(
-        ANSWER.pack(a.number, a.slot, a.kind, a.size, len(a.structure), len(a.image)) + a.structure + a.image
-        for a in sent
-    )
+    content = b"".join(answer.pack() for answer in sent)
     cuts = sorted({0, len(content), *draw.sample(range(len(content)), 60), *range(0, len(content), PIPE)})
     reading, writing = os.pipe()
     os.set_blocking(reading, False)

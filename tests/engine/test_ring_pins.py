@@ -14,8 +14,7 @@ from leftovers import nothing_left
 
 import loaderkit as lk
 from loaderkit.engine import BatchReader
-from loaderkit.engine.ring import RingEngine
-from loaderkit.engine.ring.pins import cuda_runtime
+from loaderkit.engine.ring import RingEngine, cuda_runtime
 from loaderkit.sampling.plan import BatchPlan
 
 

@@ -12,8 +12,8 @@ from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.description import AHEAD, batches_ahead
 from loaderkit.engine.ring.messages import Answer, pack_key
 from loaderkit.engine.ring.pins import cuda_runtime
+from loaderkit.engine.ring.processes import Workers
 from loaderkit.engine.ring.slots import LARGEST
-from loaderkit.engine.ring.starting import Workers
 from loaderkit.engine.ring.team import Team, WorkerDied
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.system.nested import pin

@@ -27,6 +27,10 @@ class Answer(NamedTuple):
     structure: bytes
     image: bytes
 
+    def pack(self) -> bytes:
+        """Return the answer as bytes for the pipe."""
+        return ANSWER.pack(*self[:4], len(self.structure), len(self.image)) + self.structure + self.image
+
 
 class Inbox:
     """A worker's answers, read from its pipe without waiting for incomplete ones."""

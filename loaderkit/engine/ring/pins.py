@@ -80,7 +80,8 @@ class Runtime:
         with torch.cuda.device(self._device):
             code = int(self._cudart.cudaHostRegister(address, size, 0))
             if code:
-                _forget_error()
+                with contextlib.suppress(RuntimeError):  # else CUDA raises the error again at the next kernel
+                    torch.zeros(1, device="cuda")
         return code
 
     def unregister(self, address: int) -> int:
@@ -92,9 +93,3 @@ class Runtime:
 def cuda_runtime(device: torch.device) -> Runtime | None:
     """Return CUDA's runtime for a device, or None without CUDA."""
     return Runtime(device) if torch.cuda.is_available() else None
-
-
-def _forget_error() -> None:
-    """Clear the failed call's error: CUDA would raise it again at the next kernel."""
-    with contextlib.suppress(RuntimeError):
-        torch.zeros(1, device="cuda")

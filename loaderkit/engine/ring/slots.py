@@ -17,8 +17,7 @@ import numpy as np
 ALIGNMENT = 64  # bytes, a cache line
 LARGEST = 1 << 30  # bytes of a slot, at most
 STOP = (1 << 63) - 1  # no task is wanted
-
-_LARGE = 1 << 20  # bytes; less is not worth giving back
+LARGE = 1 << 20  # bytes; less is not worth giving back
 
 
 class Slots:
@@ -28,11 +27,6 @@ class Slots:
     processes see: which tasks are still wanted, each worker's current task, and the memory of each slot.
 
     It can be pickled only to a process that is being started.
-
-    Args:
-        count: The number of slots.
-        workers: The number of workers.
-        largest: The most bytes of a slot.
 
     Raises:
         OSError: If no file can be opened or mapped.
@@ -49,7 +43,7 @@ class Slots:
                 self._map()
             except BaseException as error:
                 self.close()
-                if not (isinstance(error, OSError) and error.errno == errno.ENOMEM and self.stride > _LARGE):
+                if not (isinstance(error, OSError) and error.errno == errno.ENOMEM and self.stride > LARGE):
                     raise
                 # The address space is too small.
                 self.stride = self.stride // 2 // mmap.PAGESIZE * mmap.PAGESIZE
@@ -84,8 +78,7 @@ class Slots:
         Raises:
             OSError: If memory runs out.
         """
-        if len(key) > self.reserved[slot]:
-            self.reserve(slot, len(key))
+        self.reserve(slot, len(key))
         start = self._head + slot * self.stride
         self._memory[start : start + len(key)] = key
 
@@ -119,10 +112,6 @@ class Slots:
         place = self._place.from_address(self._address + slot * self.stride)  # from_buffer takes three times as long
         place.memory, place.slot, place.free = self._memory, slot, free
         return place
-
-    def is_large(self, slot: int) -> bool:
-        """Return whether a slot has memory that is worth giving back."""
-        return self.reserved[slot] > _LARGE
 
     def cut(self, slot: int, size: int) -> None:
         """Give a slot's memory back except its first `size` bytes. There must be no view of it."""

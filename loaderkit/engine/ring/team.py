@@ -1,6 +1,5 @@
 """The ring's worker processes as the loader sees them: tasks go out, answers come in."""
 
-import mmap
 import os
 import select
 import signal
@@ -13,14 +12,12 @@ from typing import Any
 from loaderkit.engine.ring.messages import FAILED, IN_SLOT, TASK, Answer, Inbox
 from loaderkit.engine.ring.pickled import read
 from loaderkit.engine.ring.pins import Pins
-from loaderkit.engine.ring.processes import Processes
-from loaderkit.engine.ring.slots import Slots
-from loaderkit.engine.ring.starting import Workers
+from loaderkit.engine.ring.processes import Processes, Workers
+from loaderkit.engine.ring.slots import LARGE, Slots
 from loaderkit.engine.ring.worker import raise_again
 from loaderkit.system.process import check_children
 
-_PATIENCE = 16  # batches in a row that need at most a quarter of a slot, before the slot gives memory back
-_IDLE = 64  # tasks that do not use a slot, before the slot gives its memory back
+_WINDOW = 64  # tasks after which a slot gives back memory that its batches did not need
 
 
 class WorkerDied(RuntimeError):  # noqa: N818 - what happened
@@ -36,12 +33,6 @@ class WorkerDied(RuntimeError):  # noqa: N818 - what happened
 class Team:
     """Worker processes, their slots and the pipes to them. It takes tasks before the workers are started.
 
-    Args:
-        workers: The workers to start.
-        slots: The most batches under way or in use.
-        largest: The most bytes of a slot.
-        cudart: CUDA's runtime, to page-lock slots; see `Pins`.
-
     Raises:
         OSError: If there is no memory, or too many files are open.
     """
@@ -49,10 +40,8 @@ class Team:
     def __init__(self, workers: Workers, *, slots: int, largest: int, cudart: Any = None) -> None:
         self._workers = workers
         self.free: deque[int] = deque(range(slots))
-        self._used = [0] * slots  # each slot's last task
-        self._sizes = [0] * slots  # bytes of its last batch
-        self._spare = [0] * slots  # batches in a row that needed at most a quarter of it
-        self._most = [0] * slots  # bytes of the largest of these
+        self._trimmed = [0] * slots  # the task at which each slot was last trimmed
+        self._most = [0] * slots  # bytes of its largest batch since then
         self._poll = select.poll()
         self._inboxes: dict[int, Inbox] = {}
         self._queues: list[int] = []
@@ -74,11 +63,7 @@ class Team:
                 own.tasks.append(writing)
 
     def start(self) -> None:
-        """Start the workers, unless they are started.
-
-        Raises:
-            OSError: If there is no memory, or too many files are open.
-        """
+        """Start the workers, unless they are started."""
         if self._inboxes:
             return
         with self._workers.explained(self._own):
@@ -106,10 +91,7 @@ class Team:
     def submit(self, number: int, key: bytes, turn: int) -> bool:
         """Hand out a task. Return False if there is no free slot or no room in the pipe.
 
-        Args:
-            number: The task's.
-            key: The batch key, packed.
-            turn: If tasks are dealt in turn: the number of the worker, modulo the number of workers.
+        If tasks are dealt in turn, worker `turn % workers` gets it.
 
         Raises:
             OSError: If there is no memory left.
@@ -117,16 +99,11 @@ class Team:
         if not self.free:
             return False
         slot = self.free.pop()  # freed last: it is still in the caches
-        if 4 * self._sizes[slot] > self.slots.reserved[slot]:  # it needs its memory: restart the count
-            self._spare[slot] = 0
-        else:
-            self._shrink(slot, len(key))
-        self._used[slot] = number
         self._own.leased.discard(slot)
-        if number % _IDLE == 0:
+        self._trim(slot, number, len(key))
+        if number % _WINDOW == 0:
             for idle in list(self.free):  # a copy: another thread may free a slot meanwhile
-                if number - self._used[idle] >= _IDLE and self.slots.is_large(idle):
-                    self._cut(idle, mmap.PAGESIZE)
+                self._trim(idle, number, 0)
         try:
             self.slots.put_key(slot, key)
         except OSError as error:
@@ -141,28 +118,18 @@ class Team:
             return False
         return True
 
-    def _shrink(self, slot: int, least: int) -> None:
-        """Give memory back if the last batches did not need it."""
-        size, spare = self._sizes[slot], self._spare[slot]
-        self._most[slot] = max(self._most[slot], size) if spare else size
-        self._spare[slot] = (spare + 1) % _PATIENCE
-        large = self.slots.is_large(slot) and self.slots.reserved[slot] > 4 * self._most[slot]
-        if large and spare + 1 == _PATIENCE:
-            self._cut(slot, max(self._most[slot] * 5 // 4, least))
-
-    def _cut(self, slot: int, size: int) -> None:
-        if self.pins is not None:
-            self.pins.unpin(slot)
-        self.slots.cut(slot, size)
+    def _trim(self, slot: int, number: int, least: int) -> None:
+        """Once in a window, give memory back if all batches needed at most a quarter of it."""
+        if number - self._trimmed[slot] < _WINDOW:
+            return
+        most, self._most[slot], self._trimmed[slot] = self._most[slot], 0, number
+        if self.slots.reserved[slot] > max(LARGE, 4 * most):
+            if self.pins is not None:
+                self.pins.unpin(slot)
+            self.slots.cut(slot, max(most * 5 // 4, least))
 
     def receive(self, timeout_s: float | None) -> list[Answer]:
-        """Wait for answers.
-
-        Args:
-            timeout_s: The longest wait; None waits for ever.
-
-        Returns:
-            At least one answer, or none after the timeout.
+        """Wait for at least one answer; return none after the timeout.
 
         Raises:
             WorkerDied: If a worker ended and there is no answer.
@@ -192,17 +159,16 @@ class Team:
                 raise self._obituary(self._own.watched[dead])
 
     def open(self, answer: Answer, *, copied: bool) -> tuple[Any, bool]:
-        """Return the batch of an answer: a view of its slot, or a copy. The slot is freed when nothing uses it.
+        """Return the batch of an answer, and whether its tensors are page-locked.
 
-        Returns:
-            The batch, and whether its tensors are page-locked.
+        The batch is a view of its slot, or a copy. The slot is freed when nothing uses it.
 
         Raises:
             Exception: What the worker raised instead, or what unpickling the batch raises.
         """
         slots, slot = self.slots, answer.slot
         if answer.kind == IN_SLOT:
-            self._sizes[slot] = answer.size
+            self._most[slot] = max(self._most[slot], answer.size)
             if not copied and answer.size:
                 pinned = self.pins is not None and self.pins.lease(slot, answer.size)
                 self._own.leased.add(slot)
