@@ -12,7 +12,7 @@ from loaderkit.engine.ring import Answer, Inbox, pack_key, unpack_key
 from loaderkit.sampling.plan import BatchKey
 
 PIPE = 1 << 16
-HEAD = len(Answer(0, 0, 0, 0, b"", b"").pack())
+HEAD = len(Answer(0, 0, 0, 0, b"", b"").head())
 SIZES = (0, 1, PIPE - HEAD - 1, PIPE - HEAD, PIPE - HEAD + 1, 3 * PIPE)
 
 
@@ -30,7 +30,7 @@ def answers(draw: random.Random) -> list[Answer]:
 def test_answers_arrive_however_they_are_cut(seed: int) -> None:
     draw = random.Random(seed)
     sent = answers(draw)
-    content = b"".join(answer.pack() for answer in sent)
+    content = b"".join(answer.head() + answer.image for answer in sent)
     cuts = sorted({0, len(content), *draw.sample(range(len(content)), 60), *range(0, len(content), PIPE)})
     reading, writing = os.pipe()
     os.set_blocking(reading, False)

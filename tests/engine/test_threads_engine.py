@@ -14,13 +14,12 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from drawing import Drawing, drawing_collate, equal, generator_states
+from drawing import Drawing, drawing_collate, equal
 from leftovers import nothing_left
 from torch import Tensor
 from torch.utils.data import TensorDataset
@@ -646,50 +645,3 @@ def test_it_says_what_it_is_and_pickles() -> None:
     assert len(next(iter(loader))) == 2
     copy = pickle.loads(pickle.dumps(loader))
     assert equal(list(copy), list(loader))
-
-
-def test_generators_keep_their_state() -> None:
-    before = generator_states()
-    for _ in make_loader("sample_rng", 12, 4, 2, "drawing"):
-        assert equal(generator_states(), before)
-
-
-@pytest.mark.filterwarnings("ignore:`isinstance.treespec:FutureWarning")  # Lightning's own
-def test_a_data_module_hands_threads_to_a_trainer(tmp_path: Path) -> None:
-    lightning = pytest.importorskip("lightning")
-    seen: list[list[int]] = []
-
-    class Model(lightning.LightningModule):  # type: ignore[name-defined, misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(3, 1)
-
-        def training_step(self, batch: Any, _: int) -> Tensor:
-            seen[-1] += batch[0].tolist()
-            loss: Tensor = self.layer(batch[1].float()).mean()
-            return loss
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    def fit(steps: int, checkpoint: Any = None) -> Path:
-        seen.append([])
-        data = lk.DataModule(Own(24), loader=lk.LoaderConfig(batch_size=4, num_workers=2, engine="threads"))
-        trainer = lightning.Trainer(
-            max_steps=steps,
-            accelerator="cpu",
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            enable_checkpointing=False,
-            default_root_dir=tmp_path,
-        )
-        trainer.fit(Model(), data, ckpt_path=checkpoint)
-        trainer.save_checkpoint(tmp_path / "last.ckpt")
-        return tmp_path / "last.ckpt"
-
-    fit(12)
-    checkpoint = fit(4)
-    fit(12, checkpoint)
-    assert seen[1] + seen[2] == seen[0]
-    assert sorted(seen[0][:24]) == list(range(24))

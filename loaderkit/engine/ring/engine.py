@@ -77,7 +77,7 @@ class RingEngine:
         self._numbers = 0  # tasks so far, over all runs
 
     def run(self, keys: Iterable[BatchKey]) -> Iterator[Any]:
-        if self._team is not None and not self._team.is_here:
+        if self._team is not None and self._team.owner != process_id():
             self._team = None  # it belongs to the parent of this fork
         elif (before := self._run()) is not None:
             before.end()
@@ -101,7 +101,7 @@ class RingEngine:
                 init=self._init,
             )
             self._team = Team(workers, slots=self._most + _HELD, largest=self._largest, cudart=cudart)
-        self._team.forget_before(self._numbers)
+        self._team.slots.wanted[0] = self._numbers  # workers skip the tasks of earlier runs
         run = _Run(self, self._team, iter(keys))
         self._run = weakref.ref(run)
         run.start()
@@ -218,7 +218,7 @@ class _Run:
                 )
             for answer in answers:
                 if answer.number < self._first:  # of an abandoned run
-                    self._team.drop(answer)
+                    self._team.free.append(answer.slot)
                     self._submit()
                 else:
                     self._answers[answer.number] = answer
@@ -252,7 +252,7 @@ class _Run:
         """Drop what is under way. Stop the workers, unless they persist and the run did not fail."""
         self._over = True
         while self._answers:
-            self._team.drop(self._answers.popitem()[1])
+            self._team.free.append(self._answers.popitem()[1].slot)
         if failed or not self._engine._persistent:
             self._team.close()
             if self._engine._team is self._team:

@@ -25,11 +25,11 @@ class Answer(NamedTuple):
     kind: int
     size: int  # bytes of the slot, or of the image that replaces it
     structure: bytes
-    image: bytes
+    image: bytes | bytearray
 
-    def pack(self) -> bytes:
-        """Return the answer as bytes for the pipe."""
-        return ANSWER.pack(*self[:4], len(self.structure), len(self.image)) + self.structure + self.image
+    def head(self) -> bytes:
+        """Return what goes through the pipe before the image."""
+        return ANSWER.pack(*self[:4], len(self.structure), len(self.image)) + self.structure
 
 
 class Inbox:

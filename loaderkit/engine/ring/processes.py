@@ -89,7 +89,7 @@ class Processes:
 
     def _ask(self) -> None:
         if self.slots is not None and self.tasks and self.processes:
-            self.slots.wanted = STOP
+            self.slots.wanted[0] = STOP
             while self.tasks:
                 tasks = self.tasks.pop()
                 # If the pipe is full, each worker finds a task there and then sees STOP.

@@ -38,8 +38,9 @@ class Slots:
         self._head = _pages(8 * (1 + workers + count))
         self._fd = -1
         while self._fd < 0:
-            self._fd = _anonymous_file(self._size)
+            self._fd = os.memfd_create("loaderkit")
             try:
+                os.ftruncate(self._fd, self._size)
                 self._map()
             except BaseException as error:
                 self.close()
@@ -55,18 +56,10 @@ class Slots:
         self.memory = np.frombuffer(self._memory, np.uint8)
         head = 1 + self.workers
         words = memoryview(self._memory)[: 8 * (head + self.count)].cast("q")  # faster than numpy for single words
-        self._wanted, self.doing, self.reserved = words[:1], words[1:head], words[head:]
+        self.wanted = words[:1]  # the first task whose batch is still wanted; STOP at the end
+        self.doing, self.reserved = words[1:head], words[head:]
         self._place = _leased(self.stride)
         self._address = self.memory.ctypes.data + self._head  # of the first slot
-
-    @property
-    def wanted(self) -> int:
-        """The first task whose batch is still wanted; STOP at the end."""
-        return self._wanted[0]
-
-    @wanted.setter
-    def wanted(self, number: int) -> None:
-        self._wanted[0] = number
 
     def start(self, slot: int) -> int:
         """Return the offset of a slot, in bytes."""
@@ -135,7 +128,7 @@ class Slots:
             os.close(fd)
         for name in ("_memory", "memory"):
             vars(self).pop(name, None)
-        self.doing = self.reserved = self._wanted = memoryview(b"").cast("q")
+        self.doing = self.reserved = self.wanted = memoryview(b"").cast("q")
 
     @property
     def _size(self) -> int:
@@ -176,16 +169,6 @@ def _stride(count: int, largest: int) -> int:
         if limit != resource.RLIM_INFINITY:
             stride = min(stride, limit // 8 // count)
     return max(mmap.PAGESIZE, stride // mmap.PAGESIZE * mmap.PAGESIZE)
-
-
-def _anonymous_file(size: int) -> int:
-    fd = os.memfd_create("loaderkit")
-    try:
-        os.ftruncate(fd, size)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
 
 
 def _pages(size: int) -> int:

@@ -73,15 +73,6 @@ class Team:
             for fd in self._own.watched:
                 self._poll.register(fd, select.POLLIN)
 
-    @property
-    def is_here(self) -> bool:
-        """Whether the team belongs to this process, not to the parent of a fork."""
-        return self._own.is_here
-
-    def forget_before(self, number: int) -> None:
-        """Make workers skip the tasks of lower numbers."""
-        self.slots.wanted = number
-
     def check_workers(self) -> None:
         """Raise WorkerDied if a worker has ended: the other workers could make all batches and hide it."""
         dead = [fd for fd, _ in self._poll.poll(0) if fd in self._own.watched]
@@ -181,10 +172,6 @@ class Team:
         if answer.kind == FAILED:
             raise_again(answer.structure)
         return read(answer.structure, memory), False
-
-    def drop(self, answer: Answer) -> None:
-        """Free the slot of an unwanted answer."""
-        self.free.append(answer.slot)
 
     def close(self) -> None:
         """Stop the workers, busy or not. Slots in use stay until their views are gone."""

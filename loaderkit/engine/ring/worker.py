@@ -15,7 +15,7 @@ from typing import Any
 from torch.utils.data._utils import worker as torch_worker
 
 from loaderkit.engine.batch_reader import BatchReader
-from loaderkit.engine.ring.messages import ANSWER, FAILED, IN_PIPE, IN_SLOT, LEFT, TASK, unpack_key
+from loaderkit.engine.ring.messages import FAILED, IN_PIPE, IN_SLOT, LEFT, TASK, Answer, unpack_key
 from loaderkit.engine.ring.pickled import write
 from loaderkit.engine.ring.slots import STOP, Slots
 from loaderkit.seeding.global_seeds import seed_all
@@ -74,11 +74,13 @@ class Worker:
             slots, tasks, answers, me = self.slots, self.tasks.fd, self.answers.fd, self.number
             while len(task := os.read(tasks, TASK.size)) == TASK.size:
                 number, slot, size = TASK.unpack(task)
-                if slots.wanted == STOP:
+                if slots.wanted[0] == STOP:
                     break
                 slots.doing[me] = number
-                for part in self._answer(number, slot, size, failed):
-                    _send(answers, part)
+                answer = self._answer(number, slot, size, failed)
+                _send(answers, answer.head())
+                if answer.image:
+                    _send(answers, answer.image)
                 slots.doing[me] = -1
 
     def _prepare(self) -> None:
@@ -95,9 +97,9 @@ class Worker:
         if self.init is not None:
             self.init(self.number)
 
-    def _answer(self, number: int, slot: int, size: int, failed: bytes | None) -> Sequence[Any]:
-        if number < self.slots.wanted:
-            return (ANSWER.pack(number, slot, LEFT, 0, 0, 0),)
+    def _answer(self, number: int, slot: int, size: int, failed: bytes | None) -> Answer:
+        if number < self.slots.wanted[0]:
+            return Answer(number, slot, LEFT, 0, b"", b"")
         if failed is None:
             key = unpack_key(self.slots.key(slot, size))
             doing = "made"
@@ -111,11 +113,8 @@ class Worker:
                     error.add_note(f"loaderkit: raised while the batch of samples {some} was {doing}.")
                 failed = _failure(error, f"in loader worker process {self.number}")
             else:
-                kind = IN_SLOT if image is None else IN_PIPE
-                beside = 0 if image is None else size
-                head = ANSWER.pack(number, slot, kind, size, len(structure), beside)
-                return (head + structure,) if image is None else (head + structure, image)
-        return (ANSWER.pack(number, slot, FAILED, 0, len(failed), 0) + failed,)
+                return Answer(number, slot, IN_SLOT if image is None else IN_PIPE, size, structure, image or b"")
+        return Answer(number, slot, FAILED, 0, failed, b"")
 
 
 class _SlotWorkerInfo(torch_worker.WorkerInfo):
