@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from loaderkit.cli.arguments import add_settings, count, size
-from loaderkit.cli.report import complain, say, with_progress
+from loaderkit.cli.report import complain, say
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.formats import format_named, format_of, formats_of, known_suffixes
 from loaderkit.datasets.remote.storage import Storage
@@ -22,6 +22,7 @@ from loaderkit.datasets.remote.urls import expand, is_remote, stat
 from loaderkit.datasets.shards.index import ShardIndex, content_checksum, index_path, save_index
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.system.process_pool import map_in_processes, usable_cpus
+from loaderkit.system.progress import with_progress
 
 _PART = re.compile(r"[.][0-9a-f]{32}[.]part$")
 _LEFT_AFTER_S = 3600  # an older partial index file belongs to a run that was killed

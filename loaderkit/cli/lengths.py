@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from loaderkit.cli.arguments import count, named, number
-from loaderkit.cli.report import complain, say
+from loaderkit.cli.report import complain, say, table, two_axes
 from loaderkit.cli.source import add_source, source_from
 from loaderkit.loader.lengths import measure_lengths
 from loaderkit.sampling.by_length.packing import PackPlan
@@ -27,15 +27,10 @@ _BLUE, _GREY, _RED = "#1f6feb", "#d0d7de", "#d1603d"
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Numbers of samples by length.
+    """Numbers of samples by length; bin b holds lengths from edges[b] to edges[b + 1] - 1."""
 
-    Args:
-        edges: Edges of the bins (B + 1,); bin b holds lengths from edges[b] up to, not including, edges[b + 1].
-        counts: Samples in each bin (B,).
-    """
-
-    edges: Int64Array
-    counts: Int64Array
+    edges: Int64Array  # (bins + 1,)
+    counts: Int64Array  # (bins,)
 
 
 def add_to(commands: Any) -> None:
@@ -91,15 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
         if not len(lengths):
             raise ValueError("the source has no samples.")
-        histogram = histogram_of(lengths)
-        say(_overview(lengths))
-        say("")
-        for line in _bars(histogram):
-            say(line)
-        found = summaries(lengths, arguments)
-        say("")
-        for line in _table(found):
-            say(line)
+        histogram, found = histogram_of(lengths), summaries(lengths, arguments)
+        say("\n".join([_overview(lengths), "", *_bars(histogram), "", *_table(found)]))
         if arguments.plot is not None:
             _draw(arguments.plot, histogram, found)
             say(f"\n{arguments.plot}")
@@ -199,18 +187,17 @@ def _table(found: dict[str, PlanSummary]) -> list[str]:
         ]
         for name, one in found.items()
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+    return table(rows)
 
 
 def _draw(path: str, histogram: Histogram, found: dict[str, PlanSummary]) -> None:
     """Write a PNG: the histogram of lengths, and each plan's ratio of padded to real tokens."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    with two_axes(path, height=4.2, widths=(1, 1.1)) as (left, right):
+        _draw_histogram(left, histogram)
+        _draw_padding(right, {name: one for name, one in found.items() if one.tokens})  # others have no ratio
 
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2, width_ratios=[1, 1.1])
+
+def _draw_histogram(left: Any, histogram: Histogram) -> None:
     bins = range(len(histogram.counts))
     left.bar(bins, histogram.counts, width=0.9, color=_BLUE)
     left.set_xticks([edge - 0.5 for edge in range(len(histogram.edges))], [f"{edge:,}" for edge in histogram.edges])
@@ -218,7 +205,9 @@ def _draw(path: str, histogram: Histogram, found: dict[str, PlanSummary]) -> Non
     left.set_xlabel("length")
     left.set_ylabel("samples")
     left.set_title("Lengths", loc="left")
-    found = {name: one for name, one in found.items() if one.tokens}  # others have no ratio
+
+
+def _draw_padding(right: Any, found: dict[str, PlanSummary]) -> None:
     names = [name.replace("(", "\n(").replace(", b", ",\nb") for name in found]
     ratios = [one.padded_to_real for one in found.values()]
     right.barh(names, ratios, color=_RED, label="padding")
@@ -233,6 +222,3 @@ def _draw(path: str, histogram: Histogram, found: dict[str, PlanSummary]) -> Non
     right.set_title("Padding, and batches" + (f" on each of {ranks} ranks" if ranks > 1 else ""), loc="left")
     if found:
         right.legend(loc="lower right", frameon=False)
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130, format="png")

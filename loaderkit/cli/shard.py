@@ -5,10 +5,11 @@ import contextlib
 from typing import Any
 
 from loaderkit.cli.arguments import count, named, size
-from loaderkit.cli.report import complain, complain_of, say, with_progress
+from loaderkit.cli.report import complain, complain_of, say
 from loaderkit.cli.source import add_source, source_from
 from loaderkit.loader.checks import check_indexed
 from loaderkit.system.process_pool import usable_cpus
+from loaderkit.system.progress import with_progress
 from loaderkit.writing.format import Format
 from loaderkit.writing.manifest import read_records
 from loaderkit.writing.parquet import ParquetFormat

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from loaderkit.cli.arguments import count
-from loaderkit.cli.report import complain, say, with_progress
+from loaderkit.cli.report import complain, say
 from loaderkit.system.process_pool import map_in_processes, usable_cpus
+from loaderkit.system.progress import with_progress
 from loaderkit.writing.check import Claim, check_shard, claims_of
 from loaderkit.writing.format import WriteError
 

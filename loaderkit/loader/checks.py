@@ -1,6 +1,5 @@
 """Check what a Loader gets: names of settings, data with an index, plans and orders."""
 
-import difflib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from loaderkit.loader.config import LoaderConfig
 from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import Plan
 from loaderkit.sampling.samplers import Weighted
+from loaderkit.system.suggest import closest
 
 _INSTEAD = {  # what a Loader has in place of an argument of DataLoader
     "sampler": "Give it as order=.",
@@ -28,11 +28,9 @@ def check_names(unknown: Mapping[str, Any], settings: Sequence[str]) -> None:
     for name in unknown:
         hint = _INSTEAD.get(name)
         if hint is None:
-            close = difflib.get_close_matches(name, [*settings, *_INSTEAD], n=1)
+            close = closest(name, [*settings, *_INSTEAD])
             hint = (
-                f"did you mean {close[0]!r}? {_INSTEAD.get(close[0], '')}".strip()
-                if close
-                else "see loaderkit.LoaderConfig"
+                f"did you mean {close!r}? {_INSTEAD.get(close, '')}".strip() if close else "see loaderkit.LoaderConfig"
             )
         raise TypeError(f"Loader.__init__() got an unexpected keyword argument {name!r}: {hint}")
 

@@ -10,10 +10,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is closest to a misspelt one; None if no name is close."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return " Did you mean 'x'?", or an empty string if no known name is close."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    close = closest(name, known)
+    return f" Did you mean {close!r}?" if close else ""
 
 
 def suggest_argument(function: Callable[..., Any], names: Iterable[str]) -> str:

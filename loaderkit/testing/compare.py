@@ -133,6 +133,12 @@ def listed(values: Sequence[Any]) -> str:
     return f"{shown}, ... ({len(values):,} in all)" if len(values) > _SHOWN else shown
 
 
+def numbered(count: int, noun: str) -> str:
+    """Return a number with its noun, such as "1 batch" or "2 ranks"."""
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{count} {noun if count == 1 else plural}"
+
+
 def raised(error: BaseException) -> str:
     """Describe an error by its type and message."""
     message = str(error).strip()

@@ -13,11 +13,13 @@ import torch
 import torch.utils.data as torch_data
 
 from loaderkit.system.world import World
-from loaderkit.testing.compare import LawError, raised
+from loaderkit.testing.compare import LawError, numbered, raised
 
 MakeLoader = Callable[..., Iterable[Any]]
 OnEpoch = Callable[[Any, int], None]
 Consumer = Literal["trainer", "loop"]
+
+NO_STATE = " The loader has no state_dict() and load_state_dict(): the resumed run starts from the beginning."
 
 _END = object()
 
@@ -35,12 +37,13 @@ def run_epoch(
 
     The batches are copies, because a loader may reuse its memory for the next batch.
 
+    A "trainer" draws like Lightning: it stops at `len()` without asking for more. Without `len()`
+    it fetches one batch ahead. It sets a sampler's epoch after the process's first `iter()`.
+
     Args:
         loader: Any iterable.
         epoch: The epoch's number, for `on_epoch` and for the samplers of a DataLoader.
-        consumer: "trainer" draws like Lightning: it stops at `len()` without asking for more. Without
-            `len()` it fetches one batch ahead. It sets a sampler's epoch after the process's first
-            `iter()`. "loop" is a for loop.
+        consumer: "trainer", or "loop" for a for loop.
         done: Batches of this epoch that an earlier process consumed.
         first: Whether this is the process's first epoch.
         on_epoch: Called with (loader, epoch) before `iter()`.
@@ -153,11 +156,7 @@ def failing_as(what: str) -> Iterator[None]:
 
 
 def expected_samples(samples: Any, loader: Any) -> list[Any]:
-    """Return the ids that an epoch must deliver: `samples`, or all indices of the loader's dataset.
-
-    Raises:
-        ValueError: If `samples` is None and the loader's dataset has no length.
-    """
+    """Return the ids that an epoch must deliver: `samples`, or all indices of the loader's dataset."""
     if samples is None:
         samples = length_of(getattr(loader, "dataset", None))
         if samples is None:
@@ -169,12 +168,8 @@ def described(settings: Mapping[str, Any]) -> str:
     """Describe a loader's settings, such as "2 workers, batch_size=3"."""
     parts = []
     for name, value in settings.items():
-        if name == "num_workers":
-            parts.append(f"{value} worker{'' if value == 1 else 's'}")
-        elif name == "world_size":
-            parts.append(f"{value} rank{'' if value == 1 else 's'}")
-        else:
-            parts.append(f"{name}={value!r}")
+        noun = {"num_workers": "worker", "world_size": "rank"}.get(name)
+        parts.append(numbered(value, noun) if noun else f"{name}={value!r}")
     return ", ".join(parts) or "the default settings"
 
 

@@ -4,8 +4,9 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import islice, permutations
 from typing import Any, NamedTuple
 
-from loaderkit.testing.compare import Ids, LawError, sample_ids, tally
+from loaderkit.testing.compare import Ids, LawError, numbered, sample_ids, tally
 from loaderkit.testing.consume import (
+    NO_STATE,
     MakeLoader,
     OnEpoch,
     described,
@@ -19,8 +20,6 @@ from loaderkit.testing.consume import (
     run_epoch,
     through_file,
 )
-
-_NO_STATE = " The loader has no state_dict() and load_state_dict(): the resumed run starts from the beginning."
 
 
 def assert_exactly_once(
@@ -56,20 +55,21 @@ def assert_exactly_once(
     for size in worlds or (None,):
         ranks: list[list[_Pass]] = []
         expected: list[Any] = []
-        for rank, world in enumerate(ranks_of(size)):
-            where = f"rank {rank} of {size}" if size else "the loader"
+        names = [f"rank {rank} of {size}" for rank in range(size)] if size else ["the loader"]
+        for rank, (name, world) in enumerate(zip(names, ranks_of(size), strict=True)):
             with process(seed=1000 + rank):
-                with failing_as(f"making {where}"):
+                with failing_as(f"making {name}"):
                     loader = make(make_loader, world)
                 expected = expected_samples(samples, loader)
-                with failing_as(where):
+                with failing_as(name):
                     ranks.append([_pass(loader, epoch, on_epoch) for epoch in range(epochs)])
+        over = f" over {numbered(size, 'rank')}" if size else ""
         for epoch in range(epochs):
-            _check_once(expected, [rank[epoch].batches for rank in ranks], ids, f"epoch {epoch}{_on(size)}")
-            for rank, (length, batches) in enumerate(passes[epoch] for passes in ranks):
+            _check_once(expected, [rank[epoch].batches for rank in ranks], ids, f"epoch {epoch}{over}")
+            for name, (length, batches) in zip(names, (passes[epoch] for passes in ranks), strict=True):
                 if length is not None and length != len(batches):
-                    who = f"rank {rank} of {size}" if size else "the loader"
-                    raise LawError(f"{who} has len() = {length}, but epoch {epoch} has {_batches(len(batches))}.")
+                    found = numbered(len(batches), "batch")
+                    raise LawError(f"{name} has len() = {length}, but epoch {epoch} has {found}.")
 
 
 def assert_elastic(
@@ -128,10 +128,10 @@ def _check_runs(
         what = f"{'resume' if number else 'a run'} with {described(entry)}"
         what += f" (after {', '.join(history)})" if number else ""
         ranks, state = _run(make_loader, entry, state, stop, what, seed=100 * number)
-        hint = _NO_STATE if state is None else ""
+        hint = NO_STATE if state is None else ""
         _check_even([len(batches) for batches in ranks], what, hint)
         got += [sample for batches in ranks for batch in batches for sample in ids(batch)]
-        history.append(described(entry) if stop is None else f"{_batches(stop)} with {described(entry)}")
+        history.append(described(entry) if stop is None else f"{numbered(stop, 'batch')} with {described(entry)}")
     if found := tally(expected, got):
         raise LawError(f"over an epoch of {', then '.join(history)}: {found}.{hint}")
 
@@ -193,11 +193,3 @@ def _check_even(counts: list[int], where: str, hint: str = "") -> None:
             f"{where}: rank {counts.index(most)} has {most} batches, rank {counts.index(least)} has {least}: "
             f"one would wait for the other forever.{hint}"
         )
-
-
-def _on(size: int | None) -> str:
-    return f" over {size} rank{'' if size == 1 else 's'}" if size else ""
-
-
-def _batches(count: int) -> str:
-    return f"{count} batch{'' if count == 1 else 'es'}"

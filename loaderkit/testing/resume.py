@@ -2,13 +2,22 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from typing import Any
 
 from loaderkit.system.world import World
-from loaderkit.testing.compare import Ids, LawError, describe_batch, find_difference, ids_or_none, sample_ids, tally
+from loaderkit.testing.compare import (
+    Ids,
+    LawError,
+    describe_batch,
+    find_difference,
+    ids_or_none,
+    numbered,
+    sample_ids,
+    tally,
+)
 from loaderkit.testing.consume import (
+    NO_STATE,
     Consumer,
     MakeLoader,
     OnEpoch,
@@ -110,11 +119,7 @@ class _Trial:
                     self._save(loader, epoch, len(got))
 
     def stops(self, epochs: int, wanted: Sequence[int] | None) -> list[tuple[int, int]]:
-        """Return the points to stop at, as (epoch, batches).
-
-        Raises:
-            ValueError: If a wanted stop is beyond the epochs.
-        """
+        """Return the points to stop at, as (epoch, batches)."""
         stops = [(0, 0)]
         stops += [(epoch, n + 1) for epoch in range(epochs) for n in range(len(self.whole[0][epoch]))]
         for stop in wanted or ():
@@ -126,17 +131,13 @@ class _Trial:
         return [*stops[1:], stops[0]] if wanted is None else [stops[stop] for stop in wanted]
 
     def check(self, epoch: int, batches: int) -> tuple[int, int, Any] | None:
-        """Resume after `batches` batches of the epoch, and compare the rest.
-
-        Returns:
-            (epoch, batches, rank 0's state) one batch later, if there is a state.
-        """
-        where = f"resume after {_batches(batches)} of epoch {epoch}"
+        """Resume after `batches` batches and compare the rest; return the arguments of `check_again`, if any."""
+        where = f"resume after {numbered(batches, 'batch')} of epoch {epoch}"
         return self._check_from(self.states[epoch, batches], *self._at(epoch, batches), where, epochs=2)
 
     def check_again(self, epoch: int, batches: int, state: Any) -> None:
         """Resume from the state that a resumed run saved after its first batch."""
-        where = f"second resume, after {_batches(batches)} of epoch {epoch}"
+        where = f"second resume, after {numbered(batches, 'batch')} of epoch {epoch}"
         self._check_from(state, *self._at(epoch, batches), where, epochs=1)
 
     def _check_from(
@@ -169,7 +170,7 @@ class _Trial:
                     f"{where}{self._who(rank)}, {_CONSUMERS[self.consumer]}",
                     epoch=epoch + now,
                     start=start,
-                    hint=partial(self._explain, epoch + now, start, rests, rank, fresh=fresh),
+                    hint=lambda: self._tally(epoch + now, start, rests) + self._hint(rank, fresh=fresh),  # noqa: B023
                 )
         return later
 
@@ -182,10 +183,7 @@ class _Trial:
                     f"{where}: batch {number} of epoch {epoch} differs: {describe_batch(a, b, self.ids)}.{hint()}"
                 )
         if len(wanted) != len(got):
-            raise LawError(f"{where}: epoch {epoch} has {_batches(len(got))}, wanted {len(wanted)}.{hint()}")
-
-    def _explain(self, epoch: int, start: int, rests: list[list[Any]], rank: int, *, fresh: bool) -> str:
-        return self._tally(epoch, start, rests) + self._hint(rank, fresh=fresh)
+            raise LawError(f"{where}: epoch {epoch} has {numbered(len(got), 'batch')}, wanted {len(wanted)}.{hint()}")
 
     def _tally(self, epoch: int, start: int, rests: list[list[Any]]) -> str:
         """Name the samples that the stopped and the resumed run together repeat or miss, over all ranks."""
@@ -206,7 +204,7 @@ class _Trial:
         if fresh:
             return " No batch had been drawn: the batches depend on the process's global seeds, which differ now."
         if not self.stateful:
-            return " The loader has no state_dict() and load_state_dict(): the resumed run starts from the beginning."
+            return NO_STATE
         if not self.sized and self.consumer == "trainer":
             return " The loader has no len(): a Trainer then fetches one batch ahead, and the state counts it as used."
         if rank:
@@ -229,7 +227,3 @@ class _Trial:
 
     def _who(self, rank: int) -> str:
         return "" if self.world_size is None else f" (rank {World(rank, self.world_size).rank} of {self.world_size})"
-
-
-def _batches(count: int) -> str:
-    return f"{count} batch{'' if count == 1 else 'es'}"

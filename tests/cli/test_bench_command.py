@@ -14,6 +14,7 @@ import torch
 import loaderkit as lk
 from loaderkit.cli import main
 from loaderkit.cli.bench import (
+    INLINE,
     Cost,
     Costs,
     Measured,
@@ -26,8 +27,6 @@ from loaderkit.cli.bench import (
     subject_of,
     turns,
 )
-
-INLINE = Setting(0, "inline")
 
 
 class Slow:
@@ -44,9 +43,17 @@ class Slow:
         return {"x": np.zeros((4, 4), np.float32), "y": index}
 
 
-class Broken(Slow):
+class Truncated(Slow):
     def __getitem__(self, index: int) -> dict[str, Any]:
         raise OSError("truncated")
+
+
+class Empty(list[int]):
+    """A dataset without samples."""
+
+
+class Five:
+    """No dataset."""
 
 
 class Unbound(Slow):
@@ -55,10 +62,6 @@ class Unbound(Slow):
     def __init__(self) -> None:
         super().__init__()
         self.function = lambda: None
-
-
-def dataset() -> Slow:
-    return Slow()
 
 
 def in_memory() -> lk.ArrayDataset:
@@ -74,14 +77,14 @@ def alone() -> lk.Loader:
 
 
 def data_module() -> lk.DataModule:
-    return lk.DataModule(dataset, loader=lk.LoaderConfig(batch_size=8))
+    return lk.DataModule(Slow, loader=lk.LoaderConfig(batch_size=8))
 
 
 def data_loader() -> Any:
     return torch.utils.data.DataLoader(Slow(), 8, shuffle=True)
 
 
-READY = [1, 2, 3]
+NO_FUNCTION = [1, 2, 3]
 
 
 def planned() -> lk.Loader:
@@ -98,24 +101,8 @@ def stream() -> lk.StreamDataset:
     return lk.StreamDataset([str(number) for number in range(8)], lk.from_start(samples_of))
 
 
-def empty() -> list[int]:
-    return []
-
-
-def five() -> int:
-    return 5
-
-
 def raises() -> None:
     raise KeyError("no such table")
-
-
-def truncated() -> Broken:
-    return Broken()
-
-
-def unbound() -> Unbound:
-    return Unbound()
 
 
 def two() -> Any:
@@ -153,7 +140,7 @@ def test_it_measures_advises_draws_and_writes(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("name", "batches"),
     [
-        ("dataset", "of 32"),
+        ("Slow", "of 32"),
         ("in_memory", "of 32"),
         ("alone", "of 8"),
         ("data_module", "of 8"),
@@ -174,16 +161,16 @@ def test_it_takes_loaders_modules_datasets_and_streams(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("empty",), "is empty: 0 samples"),
-        (("five",), "of type int, wanted a Loader, a DataModule with one training dataset, or a dataset"),
+        (("Empty",), "is empty: 0 samples"),
+        (("Five",), "of type Five, wanted a Loader, a DataModule with one training dataset, or a dataset"),
         (("two",), "of type dict, wanted a Loader"),
         (("raises",), "KeyError: 'no such table'"),
-        (("truncated",), "OSError: truncated\n  "),
-        (("truncated",), "test_bench_command.py, line"),
-        (("truncated",), "in __getitem__\n  loaderkit: raised while reading sample"),
+        (("Truncated",), "OSError: truncated\n  "),
+        (("Truncated",), "test_bench_command.py, line"),
+        (("Truncated",), "in __getitem__\n  loaderkit: raised while reading sample"),
         (("nothing",), "has no attribute 'nothing'"),
-        (("READY",), ":READY' is of type list, wanted a function or class that returns a dataset"),
-        (("dataset", "--engines", "inline", "--workers", "2"), "nothing to measure"),
+        (("NO_FUNCTION",), ":NO_FUNCTION' is of type list, wanted a function or class that returns a dataset"),
+        (("Slow", "--engines", "inline", "--workers", "2"), "nothing to measure"),
         (("planned", "--batch-size", "4"), "leave out --batch-size"),
     ],
 )
@@ -194,20 +181,8 @@ def test_what_fails_is_said(arguments: tuple[str, ...], message: str, capsys: py
     assert message in found
 
 
-def test_a_module_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "no_such_module:make"]) == 1
-    assert "'no_such_module:make' can't be loaded: No module named 'no_such_module'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("wrong", [("--workers", "-1"), ("--workers", "a"), ("--engines", "grain"), ("--seconds", "0")])
-def test_arguments_out_of_range_are_refused(wrong: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        run("dataset", *wrong)
-    assert "wanted" in capsys.readouterr().err
-
-
 def test_a_setting_that_fails_does_not_hide_the_others(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("unbound", "--workers", "0,1", "--engines", "inline,ring", "--seconds", 0.5, "--spawn") == 0
+    assert run("Unbound", "--workers", "0,1", "--engines", "inline,ring", "--seconds", 0.5, "--spawn") == 0
     text = capsys.readouterr().out
     assert table(text)["ring", "1"] == ["failed"]
     assert 'failed: engine="ring", num_workers=1: ' in text
@@ -215,7 +190,7 @@ def test_a_setting_that_fails_does_not_hide_the_others(capsys: pytest.CaptureFix
 
 
 def test_what_the_time_was_not_enough_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("dataset", "--workers", "0,1,2,3", "--engines", "inline,ring", "--seconds", 0.01) == 0
+    assert run("Slow", "--workers", "0,1,2,3", "--engines", "inline,ring", "--seconds", 0.01) == 0
     text = capsys.readouterr().out
     assert "not measured, because the time was over: " in text
 
@@ -343,5 +318,5 @@ def test_a_streams_workers_are_measured_once(capsys: pytest.CaptureFixture[str])
 def test_what_a_loader_has_for_workers_is_left_out_without_them() -> None:
     loader = lk.Loader(list(range(8)), 2, num_workers=1, timeout=60, prefetch_factor=3, multiprocessing_context="fork")
     subject = subject_of(loader, batch_size=None, spawn=False)
-    assert len(list(subject.loader(Setting(0, "inline")))) == 4
+    assert len(list(subject.loader(INLINE))) == 4
     assert subject.loader(Setting(2, "ring")).config.timeout == 60

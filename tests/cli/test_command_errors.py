@@ -69,6 +69,9 @@ def test_an_error_of_ones_own_code_says_where(folder: Path, capsys: pytest.Captu
         ("doctor --workers -2", "--workers: -2, wanted at least 0"),
         ("lengths a --epoch -1", "--epoch: -1, wanted at least 0"),
         ("bench a --seconds long", "--seconds: 'long', wanted a number above 0"),
+        ("bench a --seconds 0", "--seconds: '0', wanted a number above 0"),
+        ("bench a --workers -1", "'-1', wanted numbers of workers such as 0,2,4"),
+        ("bench a --workers a", "'a', wanted numbers of workers such as 0,2,4"),
         ("bench a --engines rnig", "'rnig', wanted some of inline,torch,ring,threads,auto. Did you mean 'ring'?"),
     ],
 )

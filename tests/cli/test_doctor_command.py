@@ -15,7 +15,7 @@ import loaderkit as lk
 from loaderkit.cli import main
 from loaderkit.cli.bench import subject_of
 from loaderkit.cli.doctor import Host, available_memory, check_data, check_host, in_units, measure
-from loaderkit.system.cpus import Cpus
+from loaderkit.system import Cpus
 
 ROOMY = Host(
     cpus=Cpus(8),

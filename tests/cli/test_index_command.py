@@ -15,11 +15,9 @@ from command_line import COMMAND, ENVIRONMENT, loaderkit
 from tasks import failing
 
 from loaderkit.cli import main
-from loaderkit.datasets.formats import find_formats, format_named, format_of
-from loaderkit.datasets.remote.urls import INDEX_SUFFIX as SUFFIX
-from loaderkit.datasets.shards.index import ShardIndex
-from loaderkit.datasets.shards.jsonl import JsonlDataset
-from loaderkit.system.process_pool import map_in_processes
+from loaderkit.datasets import INDEX_SUFFIX as SUFFIX
+from loaderkit.datasets import JsonlDataset, ShardIndex, find_formats, format_named, format_of
+from loaderkit.system import map_in_processes
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import pytest
 
 import loaderkit as lk
 from loaderkit.cli import main
-from loaderkit.cli.lengths import histogram_of
 
 SIZES = np.minimum(np.random.default_rng(0).lognormal(3, 0.8, 500), 300).astype(int)
 
@@ -33,6 +32,11 @@ def rows(text: str) -> dict[str, list[str]]:
     }
 
 
+def bars(text: str) -> list[int]:
+    """Return the number of samples in each bin of the histogram."""
+    return [int(line.split()[-1].replace(",", "")) for line in text.split("\n\n")[1].splitlines()]
+
+
 def short(sample: dict[str, Any]) -> int:
     return len(sample["text"]) // 10
 
@@ -42,12 +46,10 @@ def test_it_counts_what_the_plans_count(texts: Path, capsys: pytest.CaptureFixtu
     assert run(texts, "--column", "text", *settings, "--ranks", 3, "--epoch", 3, "--seed", 4) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"500 samples, {SIZES.sum():,} tokens: shortest {SIZES.min()}, median ")
-    histogram = histogram_of(SIZES)
-    bars = [line.split("  ") for line in text.split("\n\n")[1].splitlines()]
-    assert [int(cells[-1]) for cells in bars] == histogram.counts.tolist()
-    assert ["".join(cells).count("#") for cells in bars] == [
-        -(-40 * n // max(histogram.counts)) for n in histogram.counts
-    ]
+    counts = bars(text)
+    assert sum(counts) == len(SIZES)
+    drawn = [line.count("#") for line in text.split("\n\n")[1].splitlines()]
+    assert drawn == [-(-40 * samples // max(counts)) for samples in counts]
     found = rows(text)
     more: dict[str, Any] = {"window": 200, "tail": "drop", "seed": 4}
     for name, plan in {
@@ -116,11 +118,13 @@ def test_few_samples_or_empty_ones_are_drawn_too(sizes: list[int], tmp_path: Pat
 
 
 @pytest.mark.parametrize("sizes", [[0], [5], [0, 0, 1], [1, 2, 3], [7] * 9, list(range(2000)), [1, 10**9]])
-def test_each_sample_is_in_one_bin(sizes: list[int]) -> None:
-    found = histogram_of(np.array(sizes))
-    assert found.counts.sum() == len(sizes)
-    assert (np.diff(found.edges) > 0).all()
-    assert len(found.counts) <= 17
+def test_each_sample_is_in_one_bin(sizes: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "sizes.jsonl"
+    path.write_text("".join(json.dumps({"size": size}) + "\n" for size in sizes))
+    assert run(path, "--column", "size", "--jobs", 1) == 0
+    found = bars(capsys.readouterr().out)
+    assert sum(found) == len(sizes)
+    assert len(found) <= 17
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`loaderkit shard` and `loaderkit verify`: what they write, find and print."""
 
+import dataclasses
 import json
 import os
 import pty
@@ -21,6 +22,7 @@ from shards_written import contents, hidden
 
 import loaderkit as lk
 from loaderkit.cli import main
+from loaderkit.datasets.shards.index import load_index, save_index
 from loaderkit.writing import MANIFEST
 
 
@@ -125,7 +127,6 @@ def test_a_factory_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["nowhere", "out"], 1, "no shards at 'nowhere'"),
         (["no_module:make", "out"], 1, "can't be loaded: No module named 'no_module'"),
         (["json:loads", "out"], 1, "missing 1 required positional argument"),
         (["in", "s3://bucket/out"], 1, "is a URL, wanted a local folder"),
@@ -171,12 +172,20 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new, 1))
 
 
+def other_index(out: Path) -> None:
+    """Give a shard another shard's offsets, with the right size and time."""
+    first, second = (load_index(str(out / f"shard-00000{number}.tar"), "tar-2", None) for number in (0, 1))
+    assert first is not None
+    assert second is not None
+    save_index(str(out / "shard-000001.tar"), dataclasses.replace(second, offsets=first.offsets), None)
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda out: (out / "shard-000001.tar").unlink(), "shard-000001.tar: is missing"),
     "extra": (lambda out: (out / "shard-000009.tar").write_bytes(b""), "shard-000009.tar: is not in the manifest"),
     "cut": (lambda out: os.truncate(out / "shard-000001.tar", 3000), "has 3,000 bytes, wanted"),
     "one bit": (lambda out: damage(out / "shard-000001.tar", 530), "shard-000001.tar: has the checksum"),
-    "index": (lambda out: other_index(out), "its index belongs to another shard"),
+    "index": (other_index, "its index belongs to another shard"),
     "no manifest": (lambda out: (out / MANIFEST).unlink(), "has no manifest.json"),
     "count": (lambda out: edit(out / MANIFEST, '"samples": 20\n', '"samples": 19\n'), "names 3 shards with 49 samples"),
     "broken manifest": (
@@ -185,18 +194,6 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "newer": (lambda out: edit(out / MANIFEST, '"version": 1', '"version": 2'), "of version 2, this loaderkit reads 1"),
 }
-
-
-def other_index(out: Path) -> None:
-    """Give a shard another shard's offsets, with the right size and time."""
-    import dataclasses
-
-    from loaderkit.datasets.shards.index import load_index, save_index
-
-    first, second = (load_index(str(out / f"shard-00000{number}.tar"), "tar-2", None) for number in (0, 1))
-    assert first is not None
-    assert second is not None
-    save_index(str(out / "shard-000001.tar"), dataclasses.replace(second, offsets=first.offsets), None)
 
 
 @pytest.mark.parametrize("case", DAMAGES)

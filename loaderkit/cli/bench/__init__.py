@@ -1,12 +1,12 @@
 """`loaderkit bench`: measure engines and worker counts, and what each part of a batch costs."""
 
 from loaderkit.cli.bench.command import add_to
-from loaderkit.cli.bench.costs import Cost, Costs, measure_costs
+from loaderkit.cli.bench.measure import Cost, Costs, Measured, advise, measure_costs, settings_of, turns
 from loaderkit.cli.bench.report import Report
-from loaderkit.cli.bench.subject import Setting, Subject, add_subject, subject_from, subject_of
-from loaderkit.cli.bench.throughput import Measured, advise, settings_of, turns
+from loaderkit.cli.bench.subject import INLINE, Setting, Subject, add_subject, subject_from, subject_of
 
 __all__ = [
+    "INLINE",
     "Cost",
     "Costs",
     "Measured",

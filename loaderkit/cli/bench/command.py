@@ -6,12 +6,12 @@ import warnings
 from typing import Any
 
 from loaderkit.cli.arguments import count
-from loaderkit.cli.bench.costs import measure_costs
-from loaderkit.cli.bench.report import Report, write_csv
+from loaderkit.cli.bench.measure import measure_costs, settings_of, turns
+from loaderkit.cli.bench.report import Report, draw, write_csv
 from loaderkit.cli.bench.subject import Subject, add_subject, subject_from
-from loaderkit.cli.bench.throughput import settings_of, turns
-from loaderkit.cli.report import complain_of, say, with_progress
+from loaderkit.cli.report import complain_of, say
 from loaderkit.system.process_pool import usable_cpus
+from loaderkit.system.progress import with_progress
 from loaderkit.system.suggest import did_you_mean
 
 _ENGINES = ("inline", "torch", "ring", "threads", "auto")
@@ -53,14 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
             found = _measure(subject_from(arguments), arguments)
             for line in found.lines():
                 say(line)
-            if arguments.csv is not None:
-                write_csv(arguments.csv, found)
-                say(f"\n{arguments.csv}")
-            if arguments.plot is not None:
-                from loaderkit.cli.bench.picture import draw  # matplotlib is needed only here
-
-                draw(arguments.plot, found)
-                say(f"\n{arguments.plot}")
+            for path, write in ((arguments.csv, write_csv), (arguments.plot, draw)):
+                if path is not None:
+                    write(path, found)
+                    say(f"\n{path}")
         except Exception as error:  # also from the user's code
             complain_of("bench", error)
             return 1
@@ -69,7 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _measure(subject: Subject, arguments: argparse.Namespace) -> Report:
     engines = [name for name in arguments.engines if name in ("inline", "torch") or not subject.is_stream]
-    settings = settings_of(engines, arguments.workers or _up_to(usable_cpus()))
+    cpus = usable_cpus()
+    powers = [1 << power for power in range(cpus.bit_length())]
+    settings = settings_of(engines, arguments.workers or [0, *powers, cpus])
     if not settings:
         raise ValueError(
             f"nothing to measure: engines {','.join(engines)} with {arguments.workers} workers. 'inline' needs 0 workers, "
@@ -80,11 +78,6 @@ def _measure(subject: Subject, arguments: argparse.Namespace) -> Report:
     done = turns(subject, settings, seconds=0.75 * seconds, rounds=arguments.rounds)
     *_, found = with_progress(done, len(settings) * arguments.rounds, "measuring")
     return Report(str(subject), subject.samples_per_batch(), arguments.rounds, found, costs)
-
-
-def _up_to(cpus: int) -> list[int]:
-    """Return 0, the powers of two up to the number of CPUs, and that number."""
-    return sorted({0, cpus} | {1 << power for power in range(cpus.bit_length()) if 1 << power <= cpus})
 
 
 def _numbers(text: str) -> list[int]:

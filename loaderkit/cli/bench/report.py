@@ -1,15 +1,13 @@
-"""The report: tables, a recommendation, and a CSV file."""
+"""The report: tables, a recommendation, a CSV file and a picture."""
 
 import csv
-import importlib.util
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loaderkit.cli.bench.costs import Costs, short
-from loaderkit.cli.bench.subject import Setting
-from loaderkit.cli.bench.throughput import Advice, Measured, advise
+from loaderkit.cli.bench.measure import Advice, Costs, Measured, advise, short
+from loaderkit.cli.bench.subject import INLINE, Setting
+from loaderkit.cli.report import table, two_axes
 from loaderkit.system.process_pool import usable_cpus
 
 _NOISY = 0.2
@@ -17,19 +15,11 @@ _NOISY = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All measurements.
+    """All measurements."""
 
-    Args:
-        subject: Description of the dataset and its batches.
-        samples_per_batch: Mean number of samples in a batch.
-        rounds: Number of rounds that were planned.
-        found: Throughput of each setting.
-        costs: The parts of a batch's cost.
-    """
-
-    subject: str
-    samples_per_batch: float
-    rounds: int
+    subject: str  # describes the dataset and its batches
+    samples_per_batch: float  # mean
+    rounds: int  # planned
     found: dict[Setting, Measured]
     costs: Costs
 
@@ -45,7 +35,7 @@ class Report:
         return [*lines, *table(self._throughput()), "", *table(self._parts()), "", *self._hints()]
 
     def _throughput(self) -> list[list[str]]:
-        first = self.found.get(Setting(0, "inline"))
+        first = self.found.get(INLINE)
         head = ["engine", "workers", "samples/s", "batches/s", "over inline", "spread", "first batch (ms)"]
         rows = [head]
         for setting, one in self.found.items():
@@ -100,30 +90,6 @@ class Report:
         return lines
 
 
-def table(rows: list[list[str]]) -> list[str]:
-    """Return a table's lines, with rich on a terminal and plain elsewhere. The first row is the head."""
-    if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
-        return _rich(rows)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
-
-
-def _rich(rows: list[list[str]]) -> list[str]:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, name in enumerate(rows[0]):
-        drawn.add_column(name, justify="right" if number else "left")
-    for row in rows[1:]:
-        drawn.add_row(*row)
-    console = Console(file=sys.stdout)
-    with console.capture() as capture:
-        console.print(drawn)
-    return [line.rstrip() for line in capture.get().splitlines() if line.strip()]
-
-
 def write_csv(path: str, report: Report) -> None:
     """Write one line for each measurement: what, engine, workers, round, value, unit."""
     rows: list[list[Any]] = [["what", "engine", "workers", "round", "value", "unit"]]
@@ -141,3 +107,66 @@ def write_csv(path: str, report: Report) -> None:
         rows.append([cost.part, "", "", "", value, "s/batch"])
     with Path(path).open("w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows(rows)
+
+
+_COLOURS = {"inline": "#8c959f", "torch": "#d1603d", "ring": "#1f6feb", "threads": "#2da44e", "auto": "#8a63d2"}
+_DARK = "#24292f"
+
+
+def draw(path: str, report: Report) -> None:
+    """Write a PNG: throughput by engine and number of workers, and the parts of a batch's cost."""
+    with two_axes(path, height=4.4, widths=(1.25, 1)) as (left, right):
+        _draw_throughput(left, report)
+        _draw_costs(right, report)
+        left.figure.suptitle(report.subject, x=0.01, ha="left", fontsize=10)
+
+
+def _draw_throughput(axes: Any, report: Report) -> None:
+    there = {setting: one for setting, one in report.found.items() if one.rates}
+    numbers = sorted({setting.workers for setting in there})
+    engines = list(dict.fromkeys(setting.engine for setting in there))
+    width = 0.8 / max(1, sum(engine != "inline" for engine in engines))
+    advice, scale = report.advice, report.samples_per_batch
+    top = max(max(one.rates.values()) for one in there.values()) * scale if there else 1.0
+    for engine in engines:
+        mine = sorted(setting for setting in there if setting.engine == engine)
+        row = [name for name in engines if name != "inline"].index(engine) if engine != "inline" else 0
+        shift = 0.0 if engine == "inline" else (row + 0.5) * width - 0.4
+        places = [numbers.index(setting.workers) + shift for setting in mine]
+        rates = [there[setting].rate * scale for setting in mine]
+        all_rates = [[rate * scale for rate in there[setting].rates.values()] for setting in mine]
+        low = [rate - min(some) for rate, some in zip(rates, all_rates, strict=True)]
+        high = [max(some) - rate for rate, some in zip(rates, all_rates, strict=True)]
+        bars = axes.bar(places, rates, width=0.92 * width, color=_COLOURS[engine], label=engine)
+        axes.errorbar(places, rates, [low, high], fmt="none", ecolor=_DARK, elinewidth=1, capsize=2)
+        for setting, bar, place, most in zip(mine, bars, places, map(max, all_rates), strict=True):
+            if advice is not None and setting == advice.setting:
+                axes.bar(place, bar.get_height(), width=bar.get_width(), color="none", edgecolor=_DARK, linewidth=2)
+                axes.text(
+                    place, most + 0.02 * top, "recommended", ha="center", va="bottom", fontweight="bold", fontsize=9
+                )
+    axes.set_ylim(0, 1.15 * top)
+    axes.set_xticks(range(len(numbers)), map(str, numbers))
+    axes.set_xlim(-0.6, len(numbers) - 0.4)
+    axes.set_xlabel("workers")
+    axes.set_ylabel("samples a second")
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.set_title("Throughput: median, least and most of the rounds", loc="left", fontsize=10)
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, title="engine", title_fontsize=9, fontsize=9)
+
+
+def _draw_costs(axes: Any, report: Report) -> None:
+    parts = report.costs.parts
+    values = [(part.seconds or 0.0) * 1e3 for part in parts]
+    axes.barh(
+        [part.part.replace(" (", "\n(").replace(" and", "\nand") for part in parts],
+        values,
+        color=_COLOURS["ring"],
+        height=0.6,
+    )
+    for row, part in enumerate(parts):
+        axes.text(values[row], row, f"  {part}", va="center", fontsize=9)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.35 * max([*values, 1e-6]))
+    axes.set_xlabel("ms a batch")
+    axes.set_title("A batch's cost", loc="left", fontsize=10)

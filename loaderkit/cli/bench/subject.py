@@ -12,7 +12,6 @@ from loaderkit.cli.source import add_source, source_from
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.loader import Loader
 
-NO_BATCHES = "an epoch has no batches. Use a smaller batch size, or tail='keep'."
 _BATCH_SIZE = 32
 
 
@@ -27,19 +26,19 @@ class Setting:
         return f'engine="{self.engine}", num_workers={self.workers}'
 
 
+INLINE = Setting(0, "inline")
+
+
 @dataclass(frozen=True, slots=True)
 class Subject:
     """A dataset and its loader's settings.
 
-    Args:
-        dataset: The dataset.
-        config: The loader's settings; each measurement sets its own engine and workers.
-        engine: The engine that the source asks for.
+    Each measurement sets its own engine and workers.
     """
 
     dataset: Any
     config: LoaderConfig
-    engine: str = "auto"
+    engine: str = "auto"  # the source's own
 
     @property
     def is_stream(self) -> bool:
@@ -55,25 +54,21 @@ class Subject:
         else:
             for_workers = dict.fromkeys(("prefetch_factor", "persistent_workers", "multiprocessing_context"))
             changes = {**for_workers, "timeout": 0, **changes}
-        dataset = changes.pop("dataset", self.dataset)
-        config, workers = self.config, setting.workers
-        return Loader.from_config(dataset, config, engine=setting.engine, num_workers=workers, **changes)
+        changes |= {"engine": setting.engine, "num_workers": setting.workers}
+        return Loader.from_config(changes.pop("dataset", self.dataset), self.config, **changes)
 
     def samples_per_batch(self) -> float:
         """Return the mean number of samples in a batch."""
-        size = self.config.batch_size
-        if self.config.plan is None and (self.is_stream or size is None):
-            return size or 1
-        batches = len(self.loader(Setting(0, "inline")))
-        if self.config.plan is None and batches > 1:
-            return size or 1
-        return len(self.dataset) / max(1, batches)
+        if self.config.plan is not None:
+            return len(self.dataset) / max(1, len(self.loader(INLINE)))
+        size = self.config.batch_size or 1
+        return size if self.is_stream else min(size, len(self.dataset))
 
     def __str__(self) -> str:
         name = type(self.dataset).__name__
         if self.is_stream:
             return f"{name}, a stream; batches of {self.config.batch_size}"
-        batches = len(self.loader(Setting(0, "inline")))
+        batches = len(self.loader(INLINE))
         how = "by a plan" if self.config.plan is not None else f"of {self.config.batch_size}"
         return f"{name}, {len(self.dataset):,} samples; {batches:,} batches an epoch, {how}"
 
@@ -87,12 +82,7 @@ def add_subject(parser: argparse.ArgumentParser, *, required: bool = True) -> No
 
 
 def subject_from(arguments: argparse.Namespace) -> Subject:
-    """Return the subject that the arguments name.
-
-    Raises:
-        ValueError: If they name nothing that can be measured.
-        FileNotFoundError: If there are no files.
-    """
+    """Return the subject that the arguments name."""
     source, method = source_from(arguments)
     return subject_of(source, batch_size=arguments.batch_size, spawn=method == "spawn")
 
@@ -114,10 +104,12 @@ def subject_of(source: Any, *, batch_size: int | None, spawn: bool) -> Subject:
         source = source.train_dataloader()
     if isinstance(source, Loader):
         found = Subject(source.dataset, source.config, source.config.engine)
+        if found.is_stream:  # torchdata's workers read it, with any engine
+            found = dataclasses.replace(found, engine="torch")
     elif isinstance(source, torch_data.DataLoader):
         found = _of_data_loader(source)
     elif isinstance(source, torch_data.IterableDataset):
-        found = Subject(source, LoaderConfig(batch_size=_BATCH_SIZE))
+        found = Subject(source, LoaderConfig(batch_size=_BATCH_SIZE), "torch")
     elif hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, dict | str):
         found = Subject(source, LoaderConfig(batch_size=_BATCH_SIZE, shuffle=True))  # as training does
     else:
@@ -134,9 +126,8 @@ def subject_of(source: Any, *, batch_size: int | None, spawn: bool) -> Subject:
         changes["batch_size"] = batch_size
     if not found.is_stream and not len(found.dataset):
         raise ValueError(f"the dataset ({type(found.dataset).__name__}) is empty: 0 samples.")
-    changes |= {"num_workers": 1, "engine": "auto"}  # each measurement sets its own
-    engine = "torch" if found.is_stream else found.engine
-    return Subject(found.dataset, dataclasses.replace(found.config, **changes), engine)
+    changes |= {"num_workers": 1, "engine": "auto"}
+    return dataclasses.replace(found, config=dataclasses.replace(found.config, **changes))
 
 
 def _of_data_loader(loader: torch_data.DataLoader[Any]) -> Subject:

@@ -1,23 +1,141 @@
-"""Measure what each part of a batch costs: read, collate, transport, pin, copy."""
+"""Measure batches per second for each setting, and what each part of a batch costs."""
 
+import contextlib
 import copy
+import itertools
+import random
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from loaderkit.cli.bench.subject import NO_BATCHES, Setting, Subject
+from loaderkit.cli.bench.subject import INLINE, Setting, Subject
 from loaderkit.collate import stack
 from loaderkit.datasets.base import reads_batches, reads_many
 from loaderkit.engine.batch_reader import takes_batches
 from loaderkit.loader.loader import Loader
 from loaderkit.system.nested import pin, to_device
 
-INLINE = Setting(0, "inline")
+_LEAST_NOISE, _MOST_NOISE = 0.05, 0.25
+
+
+@dataclass(slots=True)
+class Measured:
+    """The measurements of a setting."""
+
+    rates: dict[int, float] = field(default_factory=dict)  # batches per second, by round
+    first_s: list[float] = field(default_factory=list)  # from making the loader to its first batch
+    error: str = ""
+
+    @property
+    def rate(self) -> float:
+        """The median rate."""
+        return float(np.median(list(self.rates.values())))
+
+    @property
+    def spread(self) -> float:
+        """Half of the interquartile range, divided by the median."""
+        low, high = np.quantile(list(self.rates.values()), [0.25, 0.75])
+        return float(high - low) / 2 / self.rate
+
+    def ratio_to(self, other: "Measured") -> float:
+        """Return the median ratio over the rounds that both settings have."""
+        return float(
+            np.median([self.rates[turn] / other.rates[turn] for turn in self.rates.keys() & other.rates.keys()])
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """The recommended setting: the fewest workers that are as fast as the fastest, within the noise."""
+
+    setting: Setting
+    fastest: Setting
+    noise: float  # relative differences below it are not significant
+
+
+def settings_of(engines: Sequence[str], workers: Sequence[int]) -> list[Setting]:
+    """Return each engine with each number of workers that it supports."""
+    pairs = itertools.product(dict.fromkeys(engines), sorted(set(workers)))
+    return [Setting(number, engine) for engine, number in pairs if (engine == "inline") == (number == 0)]
+
+
+def turns(
+    subject: Subject, settings: Sequence[Setting], *, seconds: float, rounds: int
+) -> Iterator[dict[Setting, Measured]]:
+    """Measure the settings in turns, in a new order each round; yield all measurements after each turn.
+
+    The last turn may exceed the total time of `seconds`.
+    """
+    draw, end = random.Random(0), time.perf_counter() + seconds
+    slice_s = min(5.0, max(0.05, 0.6 * seconds / (rounds * len(settings))))
+    found = {setting: Measured() for setting in settings}
+    for number in range(rounds):
+        for setting in draw.sample(list(settings), len(settings)):
+            if time.perf_counter() < end and not found[setting].error:
+                _turn(subject, setting, number, slice_s, found[setting])
+            yield found
+
+
+def _turn(subject: Subject, setting: Setting, number: int, slice_s: float, into: Measured) -> None:
+    start = time.perf_counter()
+    try:
+        with contextlib.closing(subject.loader(setting)) as loader:
+            loader.seek(epoch=number)  # start with other samples, which the page cache does not hold
+            batches = _epochs(loader)
+            next(batches)
+            first_s = time.perf_counter() - start
+            for _ in range(2 * setting.workers):  # let every worker start, and use up the first batches
+                next(batches)
+                if time.perf_counter() - start > slice_s + first_s:
+                    break
+            count, begin = 0, time.perf_counter()
+            while count < max(2, setting.workers) or time.perf_counter() - begin < slice_s:
+                next(batches)
+                count += 1
+            into.rates[number] = count / (time.perf_counter() - begin)
+            into.first_s.append(first_s)
+    except Exception as error:
+        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        into.error = f"{type(error).__name__}: {error}{notes}"
+
+
+def _epochs(loader: Loader) -> Iterator[Any]:
+    """Yield batches without end, unless an epoch has none."""
+    while True:
+        empty = True
+        for batch in loader:
+            empty = False
+            yield batch
+            del batch  # frees its memory for the next one
+        if empty:
+            raise ValueError(_NO_BATCHES)
+
+
+def advise(found: dict[Setting, Measured]) -> Advice | None:
+    """Return the recommended setting; None if nothing was measured."""
+    there = {setting: measured for setting, measured in found.items() if measured.rates}
+    if not there:
+        return None
+    fastest = max(there, key=lambda setting: there[setting].rate)
+    best = there[fastest]
+    noise, fits = _LEAST_NOISE, [fastest]
+    for setting, measured in there.items():
+        mine = min(max(_LEAST_NOISE, best.spread, measured.spread), _MOST_NOISE)
+        if min(measured.ratio_to(best), measured.rate / best.rate) >= 1 - mine:
+            fits.append(setting)
+            noise = max(noise, mine)
+    fewest = min(setting.workers for setting in fits)
+    chosen = max((setting for setting in fits if setting.workers == fewest), key=lambda setting: there[setting].rate)
+    return Advice(chosen, fastest, noise)
+
+
+_NO_BATCHES = "an epoch has no batches. Use a smaller batch size, or tail='keep'."
 _ENOUGH = 200  # batches to read
 _FEWEST_TO_JUDGE = 40  # samples or batches
 _STRAGGLER = 5.0  # times the median
@@ -43,16 +161,10 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The parts of a batch's cost, and the time of each read.
+    """The parts of a batch's cost, and the time of each read."""
 
-    Args:
-        parts: The parts, in the order in which a batch passes through them.
-        unit: What was timed: "samples" or "batches".
-        times_s: Seconds that each of them took to read.
-    """
-
-    parts: list[Cost]
-    unit: str
+    parts: list[Cost]  # in the order in which a batch passes through them
+    unit: str  # "samples" or "batches": what `times_s` counts
     times_s: list[float]
 
     def stragglers(self) -> tuple[float, float] | None:
@@ -108,14 +220,9 @@ class TimedCollate:
         return batch
 
 
-class CopyBatch:
-    """A collate function that returns a copy of the same batch each time."""
-
-    def __init__(self, batch: Any) -> None:
-        self.batch = batch
-
-    def __call__(self, samples: Any) -> Any:
-        return copy.deepcopy(self.batch)
+def copy_of(batch: Any, _samples: Any) -> Any:
+    """Collate any samples to a copy of the same batch."""
+    return copy.deepcopy(batch)
 
 
 def measure_costs(subject: Subject, engines: list[str], *, seconds: float) -> Costs:
@@ -123,22 +230,12 @@ def measure_costs(subject: Subject, engines: list[str], *, seconds: float) -> Co
 
     Transport is the extra time to get a batch from one idle worker, compared with making it in
     this process. It is the full cost, even if a training would hide some of it.
-
-    Args:
-        subject: The dataset and its loader's settings.
-        engines: The engines whose transport to measure.
-        seconds: Total time, about.
-
-    Raises:
-        ValueError: If there are no batches.
     """
     dataset, config = subject.dataset, subject.config
     together = config.collate_fn is None and config.batch_size is not None and reads_batches(dataset)
     one_by_one = not subject.is_stream and not reads_many(dataset) and not reads_batches(dataset)
     timed = TimedSamples(dataset) if one_by_one else dataset
-    collate_fn = config.collate_fn
-    if collate_fn is None and config.batch_size is not None:
-        collate_fn = stack
+    collate_fn = stack if config.collate_fn is None and config.batch_size is not None else config.collate_fn
     collate = None if together or collate_fn is None else TimedCollate(collate_fn)
     loader = subject.loader(INLINE, dataset=timed, collate_fn=collate, device=None, pin_memory=False)
     times_s, collate_s, batch = _read(loader, collate, seconds / 2)
@@ -166,7 +263,7 @@ def _read(loader: Loader, collate: TimedCollate | None, seconds: float) -> tuple
         collate_s.append(collate.seconds - before if collate else 0.0)
     loader.close()
     if not times_s:
-        raise ValueError(NO_BATCHES)
+        raise ValueError(_NO_BATCHES)
     if len(times_s) > 2:  # the first batch opens files and allocates memory
         del times_s[0], collate_s[0]
     return times_s, collate_s, batch
@@ -174,24 +271,24 @@ def _read(loader: Loader, collate: TimedCollate | None, seconds: float) -> tuple
 
 def _transport(subject: Subject, engines: list[str], batch: Any, seconds: float) -> list[Cost]:
     parts = []
-    settings = [Setting(1, engine) for engine in engines if engine in ("torch", "ring")]
-    copy_batch = CopyBatch(batch)
-    limit_s = seconds / (2 * len(settings) + 1)
+    engines = [engine for engine in engines if engine in ("torch", "ring")]
+    copy_batch = partial(copy_of, batch)
+    limit_s = seconds / (2 * len(engines) + 1)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # like a worker
     try:
         here_s = _delivery_s(Loader(range(1 << 40), 1, collate_fn=copy_batch), limit_s)
     finally:
         torch.set_num_threads(threads)
-    for setting in settings:
-        name = f"transport ({setting.engine})"
+    for engine in engines:
+        name = f"transport ({engine})"
         loader = Loader(
             range(1 << 40),
             1,
             collate_fn=copy_batch,
             num_workers=1,
             prefetch_factor=1,  # no batch is made ahead
-            engine=setting.engine,  # type: ignore[arg-type]
+            engine=engine,  # type: ignore[arg-type]
             multiprocessing_context=subject.config.multiprocessing_context,
         )
         try:
@@ -204,7 +301,7 @@ def _transport(subject: Subject, engines: list[str], batch: Any, seconds: float)
 
 
 def _delivery_s(loader: Loader, seconds: float) -> float:
-    """Return the 10 % quantile of the time to get a batch; slower ones may be delayed by a busy machine."""
+    """Return the 10 % quantile of the time to get a batch, because a busy machine delays some."""
     batches = iter(loader)
     times: list[float] = []
     end = time.perf_counter() + seconds
