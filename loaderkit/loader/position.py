@@ -84,11 +84,8 @@ class Position(ABC):
         After the epoch's last batch the position is the next epoch's start: Lightning stops at `len()` and never asks
         for more.
 
-        Args:
-            report: The batch's bad samples, if it had any.
-
         Raises:
-            BadSamplesError: If there are too many bad samples.
+            BadSamplesError: If the report of the batch's bad samples makes them too many.
         """
 
     def check_end(self) -> None:  # noqa: B027 - streams have no length to check
@@ -177,11 +174,7 @@ class Position(ABC):
 
     @abstractmethod
     def length(self) -> int:
-        """Return the number of batches in the current epoch.
-
-        Raises:
-            TypeError: If it is unknown.
-        """
+        """Return the number of batches in the current epoch; raise a TypeError if it is unknown."""
 
     @property
     @abstractmethod

@@ -250,11 +250,7 @@ class FromStart:
 
 
 def check_skipped(shard: str, found: int, start: int) -> None:
-    """Check that a shard still has the samples that were read of it.
-
-    Raises:
-        ValueError: If it has fewer.
-    """
+    """Raise a ValueError if a shard has fewer samples than were read of it before."""
     if found < start:
         raise ValueError(
             f"cannot resume: shard {shard!r} has {found:,} samples, {start:,} of it were read before. "

@@ -32,12 +32,7 @@ class WorkerPlace(NamedTuple):
 
 
 class WorkerLanes:
-    """The lanes of an IterableDataset: one for each worker of each rank.
-
-    Raises:
-        ValueError: If a setting is not for such data.
-        TypeError: If the dataset's own state is not plain values.
-    """
+    """The lanes of an IterableDataset: one for each worker of each rank."""
 
     def __init__(self, dataset: Any, config: LoaderConfig, crew: Crew) -> None:
         self._dataset, self._config, self._crew = dataset, config, crew
@@ -137,11 +132,7 @@ class WorkerTask(LaneTask):
 
 
 class _WorkerReader:
-    """Reads a worker's samples from a place on, each under its own seed.
-
-    Raises:
-        ValueError: If the data has fewer samples than were read before.
-    """
+    """Reads a worker's samples from a place on, each under its own seed."""
 
     def __init__(self, task: WorkerTask, worker: int, place: WorkerPlace, size: int) -> None:
         self._task, self._worker, self._size = task, worker, size
@@ -232,11 +223,7 @@ def _state_of(dataset: Any) -> Any:
 
 
 def _plain(dataset: Any, state: Any) -> Any:
-    """Return a copy of a state.
-
-    Raises:
-        TypeError: If it is not plain values, which checkpoints and other processes need.
-    """
+    """Return a copy of a state. Checkpoints and other processes need plain values; raise a TypeError for others."""
     try:
         copy = json.loads(json.dumps(state))
     except (TypeError, ValueError):

@@ -16,9 +16,7 @@ _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.0002, 0.05
 class Rendezvous:
     """Exchanges small values between ranks through a store. Unlike in a collective, a failed rank does not hang the others.
 
-    Args:
-        store: A torch.distributed store; None takes that of the process group.
-        timeout_s: How long to wait for the other ranks.
+    If no store is given, it takes that of the process group.
     """
 
     def __init__(self, store: Any, timeout_s: float) -> None:

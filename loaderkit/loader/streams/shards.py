@@ -17,11 +17,7 @@ from loaderkit.loader.streams.lanes import Item, LaneTask, check_no_index, run_t
 
 
 class ShardLanes:
-    """The lanes of a StreamDataset.
-
-    Raises:
-        ValueError: If a setting is not for a StreamDataset, or its seed differs.
-    """
+    """The lanes of a StreamDataset."""
 
     def __init__(self, stream: StreamDataset, config: LoaderConfig, crew: Crew) -> None:
         self._stream, self._config, self._crew = stream, config, crew
