@@ -11,7 +11,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
-from torch.utils.data._utils.collate import default_collate_fn_map
 
 from loaderkit.collate.rows import stack_rows
 
@@ -46,7 +45,7 @@ def stack(samples: Sequence[Any]) -> Any:
 
     Tensors, arrays and numbers become tensors (B, *). Subclasses of Tensor stay what they are. Strings, bytes and None
     become lists. Dicts, tuples, namedtuples and dataclasses keep their type. A class may bring a static method
-    `collate(samples)`. Classes in torch's `default_collate_fn_map` use their entry there.
+    `collate(samples)`. Other leaves go to torch's `default_collate`.
 
     Raises:
         CollateError: If structures, shapes or dtypes differ. Names the field.
@@ -87,21 +86,21 @@ def stack_field(values: Sequence[Any], field: str) -> Any:
         return _stack_dataclass(values, field)
     if isinstance(first, (tuple, list)):
         return _stack_sequence(values, field)
-    if any(isinstance(first, known) for known in default_collate_fn_map if isinstance(known, type)):
+    try:
         return default_collate(list(values))
-    raise TypeError(
-        f"collate: {named(field)} has type {kind.__name__}, wanted tensors, arrays, numbers, strings, None, or "
-        f"dicts, tuples and dataclasses of them. Give {kind.__name__} a static method collate(samples), or pass collate_fn."
-    )
+    except TypeError as error:
+        raise TypeError(
+            f"collate: {named(field)} has type {getattr(first, 'dtype', kind.__name__)}, wanted tensors, arrays, numbers, strings, None, or "
+            f"dicts, tuples and dataclasses of them. Give {kind.__name__} a static method collate(samples), or pass collate_fn."
+        ) from error
 
 
 def from_array(array: npt.NDArray[Any]) -> Tensor:
     """Return an array as a tensor that shares its memory if torch can read it. Do not write to it."""
     try:
         return torch.from_numpy(array)
-    except (
-        ValueError
-    ):  # negative strides or another byte order; np.ascontiguousarray keeps the strides of axes of size 1
+    except ValueError:  # negative strides or another byte order
+        # np.ascontiguousarray would keep the strides of axes of size 1.
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
 
 
