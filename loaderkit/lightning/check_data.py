@@ -33,8 +33,9 @@ def check_data(stage: str, data: Data) -> None:
         ValueError: If it may be one dataset or several.
     """
     if isinstance(data, dict) and data and all(map(_is_array, data.values())):
+        names = ", ".join(map(repr, list(data)[:5]))
         raise ValueError(
-            f"DataModule: {stage} is a dict of arrays ({_names(data)}): the columns of one dataset, or several datasets? "
+            f"DataModule: {stage} is a dict of arrays ({names}): the columns of one dataset, or several datasets? "
             f"Give lk.ArrayDataset({stage}), or a dict of lk.ArrayDatasets."
         )
     if isinstance(data, list | tuple) and data:
@@ -53,12 +54,7 @@ def check_data(stage: str, data: Data) -> None:
 
 
 def check_dataset(name: str, dataset: Any) -> None:
-    """Raise TypeError if this is not a dataset.
-
-    Args:
-        name: The value's name in the message.
-        dataset: Any value.
-    """
+    """Raise TypeError if this is not a dataset; the message calls it `name`."""
     if isinstance(dataset, torch_data.IterableDataset):
         return
     if isinstance(dataset, tuple):
@@ -203,7 +199,3 @@ def _is_dataset(one: Any) -> bool:
 
 def _is_array(one: Any) -> bool:
     return isinstance(one, torch.Tensor | np.ndarray) and one.ndim > 0
-
-
-def _names(data: Mapping[Any, Any]) -> str:
-    return ", ".join(repr(name) for name in list(data)[:5])

@@ -94,9 +94,9 @@ class DetectionDataModule(DataModule):
         super().__init__(**factories(self._stage_data, self._open), loader=loader, eval_loader=eval_loader)
         collate = DetectionCollate(images=images)
         if self.loader_config.collate_fn is None:
-            self.loader_config = _with(self.loader_config, collate)
+            self.loader_config = dataclasses.replace(self.loader_config, collate_fn=collate)
         if eval_loader is not None and eval_loader.collate_fn is None:
-            self._eval_config = _with(eval_loader, collate)
+            self._eval_config = dataclasses.replace(eval_loader, collate_fn=collate)
         self._root = None if root is None else Path(root)
         self._classes = None if classes is None else list(classes)
         self._box_format, self._masks = box_format, masks
@@ -191,7 +191,10 @@ class BoxedPictures:
         target = dict(self.samples[index])
         picture = target.pop("image")
         if isinstance(picture, str | os.PathLike):
-            picture = _decode(Path(picture))
+            try:
+                picture = decode_picture(Path(picture).read_bytes())
+            except ValueError as error:
+                raise ValueError(f"{picture}: {error}") from error
         elif not hasattr(picture, "shape") or len(picture.shape) != 3 or picture.shape[0] > 4:
             found = tuple(picture.shape) if hasattr(picture, "shape") else type(picture).__name__
             raise ValueError(
@@ -220,24 +223,18 @@ class BoxedPictures:
         return self._labels[label]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Annotations:
-    """The samples of one source.
+    """The samples of one source."""
 
-    Args:
-        samples: Dicts with `image`, and `annotations` or the target's fields.
-        pictures: Each picture's path without the folder, or its number.
-        categories: COCO's categories, id to name; None for lists of dicts.
-    """
-
-    def __init__(
-        self, samples: list[Mapping[str, Any]], pictures: list[str], categories: dict[int, str] | None
-    ) -> None:
-        self.samples, self.pictures, self._categories = samples, pictures, categories
+    samples: list[Mapping[str, Any]]  # with `image`, and `annotations` or the target's fields
+    pictures: list[str]  # each picture's path without the folder, or its number
+    categories: dict[int, str] | None  # COCO's, id to name; None for lists of dicts
 
     def names(self) -> list[str]:
         """Return the classes' names, in the order of their labels."""
-        if self._categories is not None:
-            return [self._categories[number] for number in sorted(self._categories)]
+        if self.categories is not None:
+            return [self.categories[number] for number in sorted(self.categories)]
         found = {label for sample in self.samples for label in _names_of(sample.get("labels", ()))}
         if numbers := [label for label in found if not isinstance(label, str)]:
             raise ValueError(
@@ -248,16 +245,12 @@ class _Annotations:
 
     def category_ids(self, classes: Sequence[str]) -> dict[int, int] | None:
         """Return the label of each category id."""
-        if self._categories is None:
+        if self.categories is None:
             return None
-        unknown = sorted(set(self._categories.values()) - set(classes))
+        unknown = sorted(set(self.categories.values()) - set(classes))
         if unknown:
             raise ValueError(f"DetectionDataModule: categories {unknown} are not among the classes {list(classes)}.")
-        return {number: classes.index(name) + 1 for number, name in self._categories.items()}
-
-
-def _with(config: LoaderConfig, collate: DetectionCollate) -> LoaderConfig:
-    return dataclasses.replace(config, collate_fn=collate)
+        return {number: classes.index(name) + 1 for number, name in self.categories.items()}
 
 
 def _names_of(labels: Any) -> list[Any]:
@@ -271,13 +264,6 @@ def _plain(value: Any) -> Any:
         return np.asarray(value).tolist()
     except ValueError:  # polygons of different lengths
         return [_plain(one) for one in value]
-
-
-def _decode(path: Path) -> Tensor:
-    try:
-        return decode_picture(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
 
 
 def _picture_names(samples: Sequence[Mapping[str, Any]]) -> list[str]:

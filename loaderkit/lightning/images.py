@@ -26,7 +26,6 @@ from loaderkit.loader.config import LoaderConfig
 from loaderkit.system.suggest import suggest_arguments
 
 Transform = Callable[[Any], Any]
-FOLDERS = ("train", "val", "test")
 _PICTURES = tuple(extension.removeprefix(".") for extension in EXTENSIONS)
 
 
@@ -229,7 +228,7 @@ def _folders_of(root: Path) -> dict[str, Urls]:
             f"ImageDataModule: no folder at {root}, wanted one with train/, val/ and test/, or with classes. For tar shards "
             "give train= and val=; for a torchvision dataset root= and dataset='CIFAR10'."
         )
-    found: dict[str, Urls] = {name: root / name for name in FOLDERS if (root / name).is_dir()}
+    found: dict[str, Urls] = {name: root / name for name in STAGES[:3] if (root / name).is_dir()}
     return found or {"train": root}
 
 

@@ -116,7 +116,7 @@ class TrainLoader(TrainerLoader):
         self._at_end = False
         if again:
             self._rewind()
-        return _Pass(self, iter(()) if again and self._ended else super().__iter__())
+        return self._record(iter(()) if again and self._ended else super().__iter__())
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() if self.saved is None else self.saved()
@@ -133,38 +133,18 @@ class TrainLoader(TrainerLoader):
         """None, because the DataModule counts the epochs."""
         return None
 
-    def note_batch(self) -> None:
-        """Record a batch that was yielded."""
-        if self._history is not None:
-            self._history.record()
-
-    def note_end(self) -> None:
-        """Record that a pass ended."""
+    def _record(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            if self._history is not None:
+                self._history.record()
+            yield batch
+            del batch  # its memory may be reused for the next one
         self._at_end = True
 
     def _rewind(self) -> None:
         if self._history is not None:
             self._history.rewind()
             self._history = History(self._position)
-
-
-class _Pass:
-    """One pass of a training loader; it reports each batch and the end to the loader."""
-
-    def __init__(self, loader: TrainLoader, batches: Iterator[Any]) -> None:
-        self._loader, self._batches = loader, batches
-
-    def __iter__(self) -> "_Pass":
-        return self
-
-    def __next__(self) -> Any:
-        try:
-            batch = next(self._batches)
-        except StopIteration:
-            self._loader.note_end()
-            raise
-        self._loader.note_batch()
-        return batch
 
 
 class EvalLoader(TrainerLoader):

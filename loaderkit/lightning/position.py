@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
+from loaderkit.lightning.callbacks import batches_done
 from loaderkit.lightning.loaders import TrainLoader
 from loaderkit.lightning.progress import (
     begun,
@@ -16,7 +17,6 @@ from loaderkit.lightning.progress import (
     reopen_epoch,
     set_batches,
     set_epoch_over,
-    used,
 )
 
 
@@ -170,7 +170,7 @@ class TrainPosition:
         A run then continues after an epoch exactly like a run that resumes there.
         """
         if len(self._loaders) > 1 and self._trainer is not None and self._trainer.state.fn == "fit":
-            batches = 0 if self._waiting else used(self._trainer) - self._first
+            batches = 0 if self._waiting else batches_done(self._trainer)[0] - self._first
             for loader in self._loaders:
                 loader.end_epoch(batches)
 

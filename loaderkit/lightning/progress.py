@@ -21,15 +21,6 @@ def learnt(trainer: pl.Trainer) -> tuple[int, bool]:
     return done, over
 
 
-def used(trainer: pl.Trainer) -> int:
-    """Return how many of the epoch's batches went through a step; batches fetched ahead do not count.
-
-    A step whose dataloader_iter is exhausted begins without a batch.
-    """
-    current: Any = trainer.fit_loop.epoch_loop.batch_progress.current
-    return int(current.processed)
-
-
 def begun(trainer: pl.Trainer) -> int:
     """Return how many batches have begun in all epochs."""
     batches: int = trainer.fit_loop.epoch_loop.batch_progress.total.ready

@@ -181,8 +181,7 @@ class TableDataModule(DataModule):
         return super()._make(name, lambda data: make(self._encode(data)))
 
     def _encode(self, data: StageData) -> ArrayDataset:
-        if str(data) not in self._encoded:
-            self.statistics  # noqa: B018 - fits them now, if there is no checkpoint
+        self.statistics  # noqa: B018 - without a checkpoint, fits them and keeps the training data
         if str(data) not in self._encoded:
             self._keep(data, self._read(data))
         return self._encoded[str(data)]

@@ -29,15 +29,9 @@ def read_texts(
     labelled: bool,
     format: str | None,  # noqa: A002
 ) -> tuple[list[str], list[Any] | None]:
-    """Return the texts, and their labels or None.
+    """Return the texts in the field `text`, and the labels in the field `label`; None if not `labelled`.
 
-    Args:
-        data: Columns by name, a dataset of dicts, or paths.
-        name: The data's name, for messages.
-        text: Field of the text.
-        label: Field of the label; None for a language model.
-        labelled: Whether every text must have a label.
-        format: The files' format, as for `open_shards`.
+    Messages call the data `name`.
     """
     if is_urls(data) and is_text_files(data):
         if label is not None:

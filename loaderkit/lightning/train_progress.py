@@ -57,15 +57,7 @@ class TrainProgress(pl.Callback):
             self._position.correct_loops(checkpoint["loops"]["fit_loop"])
 
     def _check_steps(self, trainer: pl.Trainer, fetched: int) -> None:
-        """Refuse or warn about steps with a dataloader_iter that can't resume exactly.
-
-        Args:
-            trainer: The Trainer.
-            fetched: Number of the epoch's batches that the steps took from the dataloader_iter.
-
-        Raises:
-            ValueError: If the Trainer accumulates gradients.
-        """
+        """Refuse or warn about steps that took `fetched` batches from a dataloader_iter and can't resume exactly."""
         if trainer.accumulate_grad_batches > 1:
             raise ValueError(
                 f"DataModule: accumulate_grad_batches={trainer.accumulate_grad_batches} with a training_step(dataloader_iter): "

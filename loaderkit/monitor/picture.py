@@ -14,11 +14,7 @@ _BLUE, _RED, _GREY = "#1f6feb", "#d1603d", "#6e7781"
 def draw(path: str | Path, course: list[Sums], skipped: int, summary: WaitSummary) -> None:
     """Write a PNG file: the steps' times above, the share of waiting below.
 
-    Args:
-        path: The file.
-        course: Groups of steps, in order.
-        skipped: The number of steps before them.
-        summary: The mean of all steps.
+    The `course` is groups of steps in order, after `skipped` other steps.
     """
     steps = np.array([part.steps for part in course])
     ends = skipped + np.cumsum(steps)

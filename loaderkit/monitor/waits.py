@@ -74,12 +74,7 @@ class Sums:
 
 
 class Waits:
-    """Adds up steps.
-
-    Args:
-        window: Number of steps in the moving window.
-        warmup: Number of first steps that are left out.
-    """
+    """Adds up all steps after the first `warmup`, and the last `window` of them."""
 
     def __init__(self, window: int, warmup: int) -> None:
         self.window, self.whole = Sums(), Sums()
