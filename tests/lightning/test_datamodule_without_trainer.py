@@ -1,4 +1,4 @@
-"""A DataModule in a plain loop: its training loaders are Loaders as any others."""
+"""A DataModule without a Trainer: its training loaders behave like any other Loader."""
 
 import itertools
 import json
@@ -65,7 +65,7 @@ def test_its_state_is_what_was_yielded(stop: int, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["map", "stream"])
 @pytest.mark.parametrize("stop", [0, 2])
 def test_a_loader_made_for_each_epoch_goes_on_after_a_resume(kind: str, stop: int) -> None:
-    """The loaded place is gone to once."""
+    """Only the first loader moves to the loaded position."""
     whole = lk.DataModule(make_data(kind), loader=CONFIG).train_dataloader()
     epochs = [[batch.tolist() for batch in whole] for _ in range(3)]
     data = lk.DataModule(make_data(kind), loader=CONFIG)

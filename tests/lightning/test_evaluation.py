@@ -105,7 +105,7 @@ def test_a_loader_given_to_fit_resumes_after_a_kill(case: dict[str, Any], tmp_pa
 def test_a_loader_given_to_fit_loses_no_epoch_under_max_steps(
     loader: dict[str, Any], limit: float, tmp_path: Path
 ) -> None:
-    """Lightning ends the epoch at whose end the checkpoint was saved once more."""
+    """Lightning ends the checkpoint's epoch a second time."""
     trainer = {"max_steps": 30, "max_epochs": -1, "limit_train_batches": limit}
     whole = {
         "dir": str(tmp_path),
@@ -200,7 +200,7 @@ class Overriding(lk.DataModule):
 def test_a_training_without_validation_data_is_as_with_any_datamodule(
     kind: type[lk.DataModule], validates: bool, tmp_path: Path
 ) -> None:
-    """Lightning says that a model validates in vain; not that a model lacks a step for data that nobody gave."""
+    """Lightning warns about a validation step without data, but not about a missing step if there is no data."""
     job = {"dir": str(tmp_path), "name": "whole"}
     model = jobs.Model(job)
     if not validates:
@@ -247,7 +247,7 @@ AGAIN: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", AGAIN)
 def test_fits_of_one_trainer_have_the_data_of_one_fit(case: str, tmp_path: Path) -> None:
-    """Each goes on where the one before ended an epoch."""
+    """Each fit continues after the epoch that the last one ended."""
     whole = {"dir": str(tmp_path), "name": "whole", **AGAIN[case]}
     run_here(whole)
     job = {**whole, "name": "twice"}
@@ -264,7 +264,7 @@ def test_fits_of_one_trainer_have_the_data_of_one_fit(case: str, tmp_path: Path)
 
 
 def test_a_fit_that_was_interrupted_leaves_nothing_behind_in_its_data(tmp_path: Path) -> None:
-    """The same DataModule, whose data knows its place: resumed, and begun anew by another Trainer."""
+    """One DataModule with a stateful dataset resumes, and then starts again under another Trainer."""
     whole = {"dir": str(tmp_path), "name": "whole", "data": "stateful", "size": 21}
     run_here(whole)
     data = jobs.make_data(whole)

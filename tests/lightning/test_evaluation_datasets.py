@@ -144,7 +144,7 @@ def test_each_set_is_read_once_a_validation_and_a_resume_stays_exact(kind: str, 
     for stop, validations in ((2, 4), (4, 3), (6, 2), (11, 1)):
         resumed = fit(tmp_path / "saved" / f"step={stop}.ckpt")
         assert resumed.trained == whole.trained[stop:]
-        assert len(resumed.evaluations) in (validations, validations + 1)  # Lightning validates anew at the stop
+        assert len(resumed.evaluations) in (validations, validations + 1)  # Lightning validates again at the stop
         assert sorted_sets(resumed.evaluations) == [WANTED] * len(resumed.evaluations)
 
 
@@ -228,7 +228,7 @@ def test_no_set_at_all_is_refused(kind: str, tmp_path: Path) -> None:
 
 
 def test_columns_are_told_from_sets() -> None:
-    """Of both a dict is given: a dict of columns is one table, of tables several."""
+    """A dict of columns is one table; a dict of tables is several."""
     table = {"x": [1.0, 2.0], "c": ["a", "b"]}
     data = lk.TableDataModule(table, val={"same": table, "more": table})
     assert list(data.val_dataloader()) == ["same", "more"]

@@ -57,7 +57,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(
 def test_an_exception_saves_what_was_learnt(
     place: str, where: str, accumulate: int, tmp_path: Path, whole_of: Whole
 ) -> None:
-    """In the step the batch was not learnt, after it it was; of an open accumulation no batch was."""
+    """A batch is trained on after its step, unless a gradient accumulation is still open."""
     epoch, batch = PLACES[place]
     stop = {"where": where, "at": [epoch, batch], "by": "exception"}
     left = stop_and_resume(tmp_path, whole_of(accumulate), stop, 1, "stopped.ckpt")

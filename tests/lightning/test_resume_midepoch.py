@@ -93,7 +93,7 @@ def test_resume_with_workers_equals_the_uninterrupted_run(case: str, tmp_path: P
 def test_a_longer_run_goes_on_within_the_epoch_that_max_steps_ended(
     trainer: dict[str, Any], steps: int, begins_at: int, tmp_path: Path
 ) -> None:
-    """Lightning counts that epoch as done, and saves a checkpoint at its end: the rest of it must not pass for the next."""
+    """Lightning counts that epoch as done and saves a checkpoint; the rest of it must not become the next epoch."""
     whole = {"dir": str(tmp_path), "name": "whole", "trainer": trainer}
     run_in_process(whole)
     short = {**whole, "name": "short", "save_every": 100, "trainer": {**trainer, "max_steps": steps}}
