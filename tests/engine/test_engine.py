@@ -208,7 +208,7 @@ def count_up(shard: str, start: int) -> Iterator[int]:
     return iter(range(start, 60))
 
 
-@pytest.mark.parametrize("kind", ["starts anew", "persists", "stream"])
+@pytest.mark.parametrize("kind", ["starts again", "persists", "stream"])
 @nothing_left()
 def test_a_forked_process_does_not_disturb_its_parent(kind: str) -> None:
     if kind == "stream":

@@ -99,12 +99,7 @@ def unusual() -> dict[str, Any]:
         "same memory": [tensor, tensor.view(2, 4)],
         "same list": [row, row],
         "circle": circle,
-        "gradient": torch.ones(2, requires_grad=True),
         "attribute": {"a": named},
-        "bfloat16": [torch.ones(3, dtype=torch.bfloat16)],
-        "stride": [torch.arange(6).reshape(2, 3).T],
-        "sparse": torch.eye(3).to_sparse(),
-        "conjugate": torch.ones(2, dtype=torch.complex64).conj(),
     }
 
 

@@ -60,7 +60,7 @@ class Rows:
         return 60
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"x": torch.full((10 + 100 * index,), index), "beside": np.full(5, index)}
+        return {"x": torch.full((10 + 100 * index,), index), "array": np.full(5, index)}
 
 
 @pytest.fixture(autouse=True)
@@ -131,9 +131,9 @@ def test_what_stays_on_the_host_does_not_lie_in_registered_memory() -> None:
     """Else the next batch could overwrite memory that a queued copy still reads."""
     cudart = Cudart()
     engine, keys = make_engine(cudart)
-    beside = [batch["beside"] for batch in engine.run(iter(keys))]
-    assert [int(array[0]) for array in beside] == list(range(60))
-    assert all(cudart.covers(torch.from_numpy(array)) is False for array in beside)
+    arrays = [batch["array"] for batch in engine.run(iter(keys))]
+    assert [int(array[0]) for array in arrays] == list(range(60))
+    assert all(cudart.covers(torch.from_numpy(array)) is False for array in arrays)
     engine.close()
 
 

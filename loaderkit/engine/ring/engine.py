@@ -134,7 +134,6 @@ class _Run:
         self._answers: dict[int, Answer] = {}
         self._over = False
         self._all_out = False  # no key is left
-        self._short = True  # there may be room for more tasks
         self._pending: BatchKey | None = None  # waits for a free slot
         self._waiting: dict[int, BatchKey] = {}  # under way, for errors
 
@@ -161,8 +160,7 @@ class _Run:
                 refuse_in_fork(self._team.owner)
             answer = self._answers.pop(self._next, None)
             if answer is None:
-                if self._short:
-                    self._submit()
+                self._submit()
                 if self._next == self._submitted and self._all_out:
                     self.end()
                     raise StopIteration
@@ -181,7 +179,6 @@ class _Run:
         engine, team = self._engine, self._team
         if self._submitted - self._next > engine.low:
             return
-        self._short = most is not None
         most = engine.prefetch if most is None else most
         while self._submitted - self._next < most and not self._all_out:
             key = self._pending = self._pending or next(self._keys, None)
@@ -189,7 +186,6 @@ class _Run:
                 self._all_out = True
                 return
             if not team.submit(self._submitted, pack_key(key), self._submitted - self._first):
-                self._short = True
                 return
             self._pending = None
             self._waiting[self._submitted] = key

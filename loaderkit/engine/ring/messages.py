@@ -1,8 +1,9 @@
 """What goes through the ring's pipes: tasks to the workers, answers back."""
 
+import contextlib
 import os
 import struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,34 +45,25 @@ class Inbox:
 
     def read(self) -> list[Answer]:
         """Return the complete answers."""
-        data: Any = self._view
-        try:
-            size = os.readv(self._fd, (self._chunk,))  # into the same memory each time: os.read allocates
+        with contextlib.suppress(BlockingIOError):
+            size = _PIPE
+            while size == _PIPE:
+                size = os.readv(self._fd, (self._chunk,))  # into the same memory each time: os.read allocates
+                self._begun += self._view[:size]
             self.ended = not size
-            if self._begun or size == _PIPE:
-                data = self._begun
-                data += self._view[:size]
-                while size == _PIPE:
-                    size = os.readv(self._fd, (self._chunk,))
-                    data += self._view[:size]
-                size = len(data)
-        except BlockingIOError:
-            data, size = self._begun, len(self._begun)
         answers = []
         start = 0
-        while size - start >= ANSWER.size:
-            number, slot, kind, used, structure, image = ANSWER.unpack_from(data, start)
-            middle = start + ANSWER.size + structure
-            end = middle + image
-            if size < end:
-                break
-            content, rest = bytes(data[middle - structure : middle]), bytes(data[middle:end]) if image else b""
-            answers.append(Answer(number, slot, kind, used, content, rest))
-            start = end
-        if data is self._begun:
-            del data[:start]
-        elif start < size:
-            self._begun += data[start:size]
+        with memoryview(self._begun) as data:
+            while len(data) - start >= ANSWER.size:
+                number, slot, kind, used, structure, image = ANSWER.unpack_from(data, start)
+                middle = start + ANSWER.size + structure
+                end = middle + image
+                if len(data) < end:
+                    break
+                content, rest = bytes(data[middle - structure : middle]), bytes(data[middle:end])
+                answers.append(Answer(number, slot, kind, used, content, rest))
+                start = end
+        del self._begun[:start]
         return answers
 
 

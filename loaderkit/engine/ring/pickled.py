@@ -55,12 +55,9 @@ def write(batch: Any, slots: Slots, slot: int) -> Written:
 
 
 def read(structure: bytes, memory: Any, *, own_arrays: bool = False) -> Any:
-    """Return the batch of a structure. Its tensors and arrays are views of the slot's memory.
+    """Return the batch of a structure. Its tensors and arrays are views of the memory, which is the slot's or the image's.
 
-    Args:
-        structure: As `write` returned it.
-        memory: That of the slot, or of an image.
-        own_arrays: Copy the arrays, so that only tensors hold the memory.
+    With `own_arrays`, arrays are copies: only tensors hold the memory.
     """
     (table,) = _HEAD.unpack_from(structure)
     content = _HEAD.size + table
@@ -89,7 +86,12 @@ class _Pickler(ForkingPickler):
                 return self._tensor(value)
             if usual and value.layout in _SPARSE:
                 return _make_sparse, _sparse_parts(value)
-            if value.layout == torch.strided and not value.is_quantized and not value.is_nested and _is_part(value):
+            if (
+                value.layout == torch.strided
+                and not value.is_quantized
+                and not value.is_nested
+                and value.untyped_storage().nbytes() > value.nbytes
+            ):
                 value = value.detach().clone().requires_grad_(value.requires_grad)  # a storage travels as a whole
             return value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         if isinstance(value, UntypedStorage) and value.device.type == "cpu":
@@ -169,7 +171,3 @@ def _make_sparse(
     with torch.sparse.check_sparse_tensor_invariants(enable=False):  # type: ignore[no-untyped-call]
         made: Tensor = make(*parts, shape, requires_grad=requires_grad, check_invariants=False)
     return made
-
-
-def _is_part(tensor: Tensor) -> bool:
-    return tensor.untyped_storage().nbytes() > tensor.nbytes

@@ -15,10 +15,6 @@ class Pins:
 
     Torch does not track copies from such memory. The code that copies a batch to a device must hold the batch until the
     copy is done. So this is only for batches that loaderkit itself copies.
-
-    Args:
-        slots: The slots, in the loader's process.
-        cudart: A `Runtime`.
     """
 
     def __init__(self, slots: Slots, cudart: Any) -> None:

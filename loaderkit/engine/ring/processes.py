@@ -128,21 +128,13 @@ class Processes:
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
-    """Worker processes to start.
-
-    Args:
-        reader: Makes the batches.
-        count: The number of workers.
-        in_turn: Whether each has its own tasks; else the next free worker takes the next task.
-        context: A start method or a context of multiprocessing; None is the platform's default.
-        init: Called in each worker with its number.
-    """
+    """Worker processes to start."""
 
     reader: BatchReader
     count: int
-    in_turn: bool
-    context: Any
-    init: Callable[[int], None] | None
+    in_turn: bool  # each has its own tasks; else the next free worker takes the next task
+    context: Any  # a start method or a context of multiprocessing; None is the platform's default
+    init: Callable[[int], None] | None  # called in each worker with its number
 
     @property
     def queues(self) -> int:

@@ -38,25 +38,17 @@ class PipeEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class Worker:
-    """The main function of a worker process: for each task it writes the batch into the slot and answers.
-
-    Args:
-        number: This worker's.
-        workers: The number of workers.
-        init: The user's `worker_init_fn`.
-        inherited: Open files of the parent that a forked worker closes.
-        pools: For `limit_threads`, in a forked worker.
-    """
+    """The main function of a worker process: for each task it writes the batch into the slot and answers."""
 
     reader: BatchReader
     slots: Slots
     tasks: PipeEnd
     answers: PipeEnd
-    number: int
-    workers: int
-    init: Callable[[int], None] | None
-    inherited: Sequence[int] = ()
-    pools: Any = None
+    number: int  # of this worker
+    workers: int  # in all
+    init: Callable[[int], None] | None  # the user's `worker_init_fn`
+    inherited: Sequence[int] = ()  # open files of the parent that a forked worker closes
+    pools: Any = None  # for `limit_threads`, in a forked worker
 
     def __call__(self) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the loader's process gets it too, and stops this worker
