@@ -54,15 +54,9 @@ class Repair:
         return [index for index in self._chosen if index is not None]
 
     def each(self, read: ReadOne, samples: list[Any], error: Exception | None = None) -> list[Any]:
-        """Read the rest of a batch sample by sample, under the policy.
+        """Return the samples of a batch that are not left out: at least one.
 
-        Args:
-            read: Reads one sample.
-            samples: Those of the first rows.
-            error: Raised by the next row; None if that was not read yet.
-
-        Returns:
-            The samples of the batch that are not left out: at least one.
+        `samples` are those of the first rows, and `error` comes from the next row, if that was read.
 
         Raises:
             Exception: The first error that is not the sample's fault by the policy.

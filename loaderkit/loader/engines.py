@@ -64,7 +64,7 @@ def choose(
 
 
 def describe(engine: Engine, reader: BatchReader, config: LoaderConfig, workers: int, workers_why: str) -> Description:
-    """Describe how `engine` makes batches, or is going to. The settings ask for this number of workers, and why."""
+    """Describe how `engine` makes batches, or will. `workers` is the number that the settings ask for."""
     return Description(
         engine=engine.name,
         why=choose(reader, config, workers)[1],

@@ -222,14 +222,12 @@ class _Run:
                 return self._answers.pop(self._next)
 
     def _samples(self, number: int) -> str:
-        """Name the samples of a task, for errors."""
         if number < 0:
             return "nothing"
         key = self._waiting.get(number)
         return "samples of an earlier pass" if key is None else f"samples {key.indices[:8].tolist()}"
 
     def _take(self, answer: Answer) -> Any:
-        """Return the batch of an answer."""
         engine, team = self._engine, self._team
         del self._waiting[self._next]
         self._next += 1
