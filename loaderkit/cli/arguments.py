@@ -53,22 +53,12 @@ def option(text: str) -> tuple[str, Any]:
 
 
 def add_settings(parser: argparse.ArgumentParser, name: str, text: str) -> None:
-    """Add an option that can be repeated, each time with one NAME=VALUE.
-
-    Args:
-        parser: The command's parser.
-        name: The option, such as "--option".
-        text: The option's help.
-    """
+    """Add an option that can be repeated, each time with one NAME=VALUE; `text` is its help."""
     parser.add_argument(name, type=option, action="append", default=[], metavar="NAME=VALUE", help=text)
 
 
 def named(text: str) -> Any:
-    """Import and return the object that MODULE:NAME names.
-
-    Raises:
-        ValueError: If the module or the name does not exist.
-    """
+    """Import and return the object that MODULE:NAME names."""
     module, _, names = text.partition(":")
     try:
         found: Any = importlib.import_module(module)

@@ -8,7 +8,6 @@ import re
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,22 +29,13 @@ _LEFT_AFTER_S = 3600  # an older partial index file belongs to a run that was ki
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What to do with each shard.
+    """What to do with each shard."""
 
-    Args:
-        format: The format's name. None: decide by suffix.
-        index_dir: Folder of the index files. None: next to the shards.
-        options: Keyword arguments of the format's dataset.
-        check: Only report each index's status.
-        checksum: Write and compare checksums of the shards' content.
-        storage: How to reach remote shards.
-    """
-
-    format: str | None
-    index_dir: str | None
-    options: dict[str, Any]
-    check: bool
-    checksum: bool
+    format: str | None  # its name; None: decide by suffix
+    index_dir: str | None  # None: next to the shards
+    options: dict[str, Any]  # keyword arguments of the format's dataset
+    check: bool  # only report each index's status
+    checksum: bool  # write and compare checksums of the shards' content
     storage: Storage
 
 
@@ -93,20 +83,22 @@ def run(arguments: argparse.Namespace) -> int:
     except (ValueError, OSError, ImportError) as error:
         complain(f"loaderkit index: {error}")
         return 1
-    index_dir = None if arguments.index_dir is None else str(Path(arguments.index_dir))
     job = Job(
         format=arguments.format,
-        index_dir=index_dir,
+        index_dir=None if arguments.index_dir is None else str(Path(arguments.index_dir)),
         options=dict(arguments.option),
         check=arguments.check,
         checksum=arguments.checksum,
         storage=storage,
     )
     if not job.check:
-        _remove_old_parts({index_path(shard, index_dir).parent for shard in shards})
+        _remove_old_parts({index_path(shard, job.index_dir).parent for shard in shards})
     counts: Counter[str] = Counter()
     samples = 0
-    for shard, outcome in _index_all(shards, job, arguments.jobs):
+    fork = not any(map(is_remote, shards))  # fsspec's threads don't survive a fork
+    done = map_in_processes(functools.partial(index_one, job=job), shards, jobs=arguments.jobs, fork=fork)
+    for shard, result in with_progress(done, len(shards), "checking" if job.check else "indexing"):
+        outcome = Outcome("failed", detail=str(result)) if isinstance(result, Exception) else result
         counts[outcome.status] += 1
         samples += outcome.count
         line = _line(shard, outcome)
@@ -123,13 +115,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _storage(arguments: argparse.Namespace) -> Storage:
     cache = {"cache_dir": arguments.cache_dir, "cache_bytes": arguments.cache_bytes}
     return Storage(dict(arguments.storage_option), **{name: value for name, value in cache.items() if value})
-
-
-def _index_all(shards: list[str], job: Job, jobs: int) -> Iterator[tuple[str, Outcome]]:
-    fork = not any(map(is_remote, shards))  # fsspec's threads don't survive a fork
-    done = map_in_processes(functools.partial(index_one, job=job), shards, jobs=jobs, fork=fork)
-    for shard, result in with_progress(done, len(shards), "checking" if job.check else "indexing"):
-        yield shard, Outcome("failed", detail=str(result)) if isinstance(result, Exception) else result
 
 
 def index_one(shard: str, job: Job) -> Outcome:
@@ -204,5 +189,5 @@ def _remove_old_parts(folders: set[Path]) -> None:
 def _line(shard: str, outcome: Outcome) -> str:
     if outcome.status in ("made", "fresh"):
         return f"{outcome.status:<8}{shard}  {outcome.count:,} samples"
-    named = outcome.detail.startswith(shard)  # a ShardError names its shard
-    return f"{outcome.status:<8}{outcome.detail}" if named else f"{outcome.status:<8}{shard}: {outcome.detail}"
+    name = "" if outcome.detail.startswith(shard) else f"{shard}: "  # a ShardError names its shard
+    return f"{outcome.status:<8}{name}{outcome.detail}"

@@ -35,29 +35,14 @@ def add_source(parser: argparse.ArgumentParser, *, required: bool = True) -> Non
 
 
 def source_from(arguments: argparse.Namespace) -> tuple[Any, Literal["fork", "spawn"]]:
-    """Return the dataset that the arguments name, and the start method for processes that read it.
-
-    Raises:
-        ValueError: If the arguments name no dataset.
-        FileNotFoundError: If there are no files.
-    """
-    dataset = open_source(arguments.source, arguments.source_format, dict(arguments.option))
+    """Return the dataset that the arguments name, and the start method for processes that read it."""
+    dataset = _open(arguments.source, arguments.source_format, dict(arguments.option))
     # fsspec's threads don't survive a fork.
     return dataset, "spawn" if arguments.spawn or is_remote(arguments.source) else "fork"
 
 
-def open_source(source: str, format: str | None, options: dict[str, Any]) -> Any:  # noqa: A002
-    """Return the dataset that SOURCE names.
-
-    Args:
-        source: A path, folder, glob, URL, or MODULE:FACTORY.
-        format: A format's name, as `format_named` takes it. None: decide by suffix.
-        options: Keyword arguments for the dataset or the factory.
-
-    Raises:
-        ValueError: If the source names no dataset.
-        FileNotFoundError: If there are no files.
-    """
+def _open(source: str, format_name: str | None, options: dict[str, Any]) -> Any:
+    """Return the dataset that SOURCE names, made with keyword arguments `options`."""
     if _FACTORY.fullmatch(source) and not Path(source).exists():
         if "" not in sys.path and str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
@@ -66,17 +51,18 @@ def open_source(source: str, format: str | None, options: dict[str, Any]) -> Any
             found = type(factory).__name__
             raise ValueError(f"{source!r} is of type {found}, wanted a function or class that returns a dataset.")
         return factory(**options)
-    if format is None and (Path(source) / "").is_dir():
+    if format_name is None and (Path(source) / "").is_dir():
         try:
             expand(source, known_suffixes())
         except FileNotFoundError:
             return PictureFiles(source, **options)
-    kind = format_named(format) if format else None
-    if kind is None:
+    if format_name:
+        kind = format_named(format_name)
+    else:
         kinds = formats_of(expand(source, known_suffixes())[0])
         if len(kinds) > 1:
             raise ValueError(f"{source}: may be {' or '.join(sorted(kinds))}. Say which: --source-format.")
-        kind = next(iter(kinds.values()))
+        [kind] = kinds.values()
     if kind is TarDataset:
         options = {"decode": None} | options  # keep the files' bytes
     try:

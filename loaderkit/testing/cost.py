@@ -36,21 +36,19 @@ def assert_cost_independent_of_size(
         ...     return lk.Loader(range(size), 32, shuffle=True)
         >>> lk.testing.assert_cost_independent_of_size(make_loader_of_size, sizes=(1_000, 10**12))
     """
-    least_bytes: int | None = None
-    least_s: float | None = None
-    for size in sizes:
+    least_bytes, least_s = 0, 0.0
+    for number, size in enumerate(sizes):
         what = f"the first batch of {size:,} samples"
         with process(seed=0), failing_as(what):
             memory = _peak_bytes(make_loader_of_size, size)
-        least_bytes = memory if least_bytes is None else least_bytes
+            seconds = min(_seconds(make_loader_of_size, size) for _ in range(repeats))
+        if number == 0:
+            least_bytes, least_s = memory, seconds
         if memory > least_bytes + extra_bytes:
             raise LawError(
                 f"{what} takes {memory:,} bytes of memory, of {sizes[0]:,} samples {least_bytes:,}: "
                 f"it grows with the data, wanted at most {extra_bytes:,} bytes more."
             )
-        with process(seed=0), failing_as(what):
-            seconds = min(_seconds(make_loader_of_size, size) for _ in range(repeats))
-        least_s = seconds if least_s is None else least_s
         if seconds > least_s + extra_s:
             raise LawError(
                 f"{what} takes {seconds:.3f} s, of {sizes[0]:,} samples {least_s:.3f} s: "

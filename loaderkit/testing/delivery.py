@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import islice, permutations
-from typing import Any, NamedTuple
+from typing import Any
 
 from loaderkit.testing.compare import Ids, LawError, numbered, sample_ids, tally
 from loaderkit.testing.consume import (
@@ -53,7 +53,7 @@ def assert_exactly_once(
         >>> lk.testing.assert_exactly_once(make_loader, worlds=(1, 2, 3))
     """
     for size in worlds or (None,):
-        ranks: list[list[_Pass]] = []
+        ranks: list[list[tuple[int | None, list[Any]]]] = []  # [rank][epoch]: length and batches
         expected: list[Any] = []
         names = [f"rank {rank} of {size}" for rank in range(size)] if size else ["the loader"]
         for rank, (name, world) in enumerate(zip(names, ranks_of(size), strict=True)):
@@ -62,10 +62,10 @@ def assert_exactly_once(
                     loader = make(make_loader, world)
                 expected = expected_samples(samples, loader)
                 with failing_as(name):
-                    ranks.append([_pass(loader, epoch, on_epoch) for epoch in range(epochs)])
+                    ranks.append([_length_and_batches(loader, epoch, on_epoch) for epoch in range(epochs)])
         over = f" over {numbered(size, 'rank')}" if size else ""
         for epoch in range(epochs):
-            _check_once(expected, [rank[epoch].batches for rank in ranks], ids, f"epoch {epoch}{over}")
+            _check_once(expected, [rank[epoch][1] for rank in ranks], ids, f"epoch {epoch}{over}")
             for name, (length, batches) in zip(names, (passes[epoch] for passes in ranks), strict=True):
                 if length is not None and length != len(batches):
                     found = numbered(len(batches), "batch")
@@ -160,16 +160,8 @@ def _made(make_loader: MakeLoader, entry: Mapping[str, Any], rank: int) -> Any:
         return make(make_loader, ranks_of(entry.get("world_size"))[rank], **changes)
 
 
-class _Pass(NamedTuple):
-    """A loader's `len()` before an epoch, and the epoch's batches."""
-
-    length: int | None
-    batches: list[Any]
-
-
-def _pass(loader: Any, epoch: int, on_epoch: OnEpoch | None) -> _Pass:
-    length = length_of(loader)
-    return _Pass(length, list(run_epoch(loader, epoch, first=epoch == 0, on_epoch=on_epoch)))
+def _length_and_batches(loader: Any, epoch: int, on_epoch: OnEpoch | None) -> tuple[int | None, list[Any]]:
+    return length_of(loader), list(run_epoch(loader, epoch, first=epoch == 0, on_epoch=on_epoch))
 
 
 def _check_once(expected: list[Any], ranks: list[list[Any]], ids: Ids, where: str) -> None:

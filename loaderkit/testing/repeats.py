@@ -1,7 +1,7 @@
 """Check that workers do not change the batches, and that epochs do."""
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 from loaderkit.testing.compare import Ids, LawError, describe_batch, find_difference, sample_ids
@@ -81,14 +81,10 @@ def _grid(
     """Return the settings of each run; only runs with workers vary the start method and persistence."""
     grid: list[dict[str, Any]] = []
     for count in workers:
-        if count == 0:
-            grid.append({"num_workers": 0})
-            continue
-        for method in start_methods:
-            for keep in persistent:
-                settings: dict[str, Any] = {"num_workers": count}
-                settings |= {"multiprocessing_context": method} if method else {}
-                grid.append(settings | ({"persistent_workers": True} if keep else {}))
+        for method, keep in product(start_methods, persistent) if count else [(None, False)]:
+            settings: dict[str, Any] = {"num_workers": count}
+            settings |= {"multiprocessing_context": method} if method else {}
+            grid.append(settings | ({"persistent_workers": True} if keep else {}))
     return grid
 
 

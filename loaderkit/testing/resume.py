@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from loaderkit.system.world import World
 from loaderkit.testing.compare import (
     Ids,
     LawError,
@@ -156,10 +155,11 @@ class _Trial:
                 for now in range(epoch, until):
                     drawn = self._draw(loader, now, first=now == epoch, done=batches if now == epoch else 0)
                     head = list(islice(drawn, 1))
-                    rest = list(drawn) if self._is_over(now, batches + 1) else []
+                    if self.consumer == "loop" and batches + 1 >= len(self.whole[0][now]):
+                        head += drawn  # a for loop saves the state of an epoch's end after the loop
                     if now == epoch and rank == 0 and self.stateful:
                         later = epoch, batches + 1, through_file(loader.state_dict())
-                    got[rank].append([*head, *rest, *drawn])
+                    got[rank].append([*head, *drawn])
         for rank, found in enumerate(got):
             for now, wanted in enumerate(self.whole[rank][epoch:until]):
                 start = batches if now == 0 else 0
@@ -217,13 +217,9 @@ class _Trial:
     def _save(self, loader: Any, epoch: int, batches: int) -> None:
         self.states[epoch, batches] = through_file(loader.state_dict()) if self.stateful else None
 
-    def _is_over(self, epoch: int, batches: int) -> bool:
-        """Return whether the epoch ended before its state is saved: a for loop saves after the loop."""
-        return self.consumer == "loop" and batches >= len(self.whole[0][epoch])
-
     def _at(self, epoch: int, batches: int) -> tuple[int, int]:
         """Return the stop, or the next epoch's start if the stop is at the epoch's end."""
         return (epoch + 1, 0) if batches >= len(self.whole[0][epoch]) else (epoch, batches)
 
     def _who(self, rank: int) -> str:
-        return "" if self.world_size is None else f" (rank {World(rank, self.world_size).rank} of {self.world_size})"
+        return "" if self.world_size is None else f" (rank {rank} of {self.world_size})"

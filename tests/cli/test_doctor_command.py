@@ -64,11 +64,7 @@ def test_a_good_machine_and_dataset_are_fine() -> None:
 @pytest.mark.parametrize(
     ("changes", "ranks", "message"),
     [
-        (
-            {"cpus": Cpus(8, 1.5)},
-            2,
-            f"wrong  usable: {Cpus(8, 1.5)}, of 8 on this machine, for 2 ranks",
-        ),
+        ({"cpus": Cpus(8, 1.5)}, 2, f"wrong  usable: {Cpus(8, 1.5)}, of 8 on this machine, for 2 ranks"),
         ({"cpus": Cpus(2), "cpus_there": 64}, 1, "note   usable: 2 CPUs, of 64 on this machine"),
         ({"memory": 100 << 20}, 1, "wrong  memory: 100 MiB available"),
         ({"shared_memory": (1 << 20, 64 << 20)}, 1, "note   /dev/shm: 1 MiB of 64 MiB free"),
@@ -103,10 +99,8 @@ def test_functions_and_objects_are_blamed_themselves() -> None:
     class Local:
         pass
 
-    assert list(lk.testing.find_unpicklable(Data(function=local, value=Local()))) == [
-        "dataset.function",
-        "dataset.value",
-    ]
+    data = Data(function=local, value=Local())
+    assert list(lk.testing.find_unpicklable(data)) == ["dataset.function", "dataset.value"]
     around: list[Any] = [lock]
     around.append(around)
     assert list(lk.testing.find_unpicklable({"around": around})) == ["dataset['around'][0]"]

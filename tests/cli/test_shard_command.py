@@ -51,30 +51,14 @@ def test_files_become_shards_of_each_format(
         {"__key__": f"{row:09d}", "id": row, "text": entry["text"]} for row, entry in enumerate(rows)
     ]
     assert capsys.readouterr().out.startswith("3 shards: 50 samples, ")
-    assert (
-        run("shard", tmp_path / "tar", tmp_path / "again", "--samples-per-shard", 20) == 0
-    )  # files stay what they are
-    names = [f"shard-{number:06d}.tar" for number in range(3)]
-    assert [(tmp_path / "tar" / name).read_bytes() for name in names] == [
-        (tmp_path / "again" / name).read_bytes() for name in names
-    ]
+    assert run("shard", tmp_path / "tar", tmp_path / "again", "--samples-per-shard", 20) == 0
+    for name in (f"shard-{number:06d}.tar" for number in range(3)):  # files stay what they are
+        assert (tmp_path / "tar" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
     parquet = ("--format", "parquet", "--row-group-size", 7, "--compression", "none", "--shard-bytes", "1K")
     assert run("shard", source / "*.jsonl", tmp_path / "parquet", *parquet) == 0
     assert list(lk.ParquetDataset(tmp_path / "parquet")) == rows
-    tokens = (
-        "--format",
-        "tokens",
-        "--field",
-        "text",
-        "--end-token",
-        256,
-        "--dtype",
-        "uint32",
-        "--shuffle",
-        "--seed",
-        4,
-    )
-    assert run("shard", source, tmp_path / "tokens", *tokens) == 0
+    settings = "--format tokens --field text --end-token 256 --dtype uint32 --shuffle --seed 4"
+    assert run("shard", source, tmp_path / "tokens", *settings.split()) == 0
     flat = np.fromfile(tmp_path / "tokens" / "shard-000000.bin", "<u4").tolist()
     order = lk.Shuffled(50, seed=4).indices(0, 0, 50).tolist()
     assert flat == [token for row in order for token in [*rows[row]["text"].encode(), 256]]
