@@ -29,12 +29,7 @@ _LONG_ROW = 1 << 15  # elements
 
 
 def pad_field(values: Any, path: str, rule: Pad) -> tuple[Tensor, dict[str, Tensor]]:
-    """Pad the B values of one field.
-
-    Args:
-        values: Tensors, arrays or lists of numbers; or a `Ragged`.
-        path: The field's path, for messages.
-        rule: How to pad.
+    """Pad the B values of one field: tensors, arrays or lists of numbers; or a `Ragged`.
 
     Returns:
         The padded batch (B, *), and `lengths` and `mask` if the rule asks for them.

@@ -41,9 +41,7 @@ def stack_rows(values: Sequence[Tensor]) -> Tensor:
 def keep_rows(samples: list[Any], count: int) -> Callable[[Any], None]:
     """Return a function that appends the next samples of a batch to `samples`, with large fields moved to rows of the batch.
 
-    Args:
-        samples: The first sample of the batch.
-        count: The number of samples in the batch.
+    `samples` holds the first of the batch's `count` samples.
     """
     large = {key: value for key, value in _fields_of(samples[0]) if _is_large(value, count)}
     lending = current() if large else None

@@ -48,11 +48,7 @@ class FieldSequences:
         return self.items if self.joined is None else split(self.joined, self.lengths)
 
     def join(self, *, copy: bool = True) -> Tensor:
-        """Return the sequences end to end (T_1 + ... + T_B, *F).
-
-        Args:
-            copy: False may return the dataset's own memory.
-        """
+        """Return the sequences end to end (T_1 + ... + T_B, *F). Without `copy` this may be the dataset's own memory."""
         if self.joined is not None:
             return self.joined.clone() if copy else self.joined
         if not isinstance(self.items[0], Tensor):
@@ -94,12 +90,7 @@ class FieldSequences:
 
 
 def sequences_of(values: Sequence[Any] | Ragged, field: str, collate: str = "PadCollate") -> FieldSequences:
-    """Check the sequences of one field.
-
-    Args:
-        values: B tensors, arrays or lists of numbers, or all of them in one `Ragged`.
-        field: The field's path, for messages.
-        collate: The collate's name, for messages.
+    """Check the sequences of one field: B tensors, arrays or lists of numbers, or all of them in one `Ragged`.
 
     Raises:
         CollateError: If a value is no sequence, or dtypes or other axes differ.
@@ -213,11 +204,7 @@ def _no_sequence(found: str, field: str, row: int, collate: str) -> CollateError
 
 @lru_cache(maxsize=64)
 def check_value(value: float, dtype: torch.dtype, field: str, collate: str = "PadCollate") -> None:
-    """Refuse a padding value that the dtype cannot hold.
-
-    Raises:
-        CollateError: If it cannot.
-    """
+    """Refuse a padding value that the dtype cannot hold."""
     if dtype.is_complex:
         return
     if dtype.is_floating_point:

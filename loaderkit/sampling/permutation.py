@@ -20,14 +20,9 @@ _BLOCK = 1 << 17  # positions at a time, so that temporaries stay in caches
 
 
 def permute(positions: Int64Array, size: int, seed: int, epoch: int, cache: dict[int, Any]) -> Int64Array:
-    """Return what the permutation of (seed, epoch) has at positions (N,).
+    """Return the elements at positions (N,) of the permutation of [0, size) for (seed, epoch). `size` is below 2**62.
 
-    Args:
-        positions: In [0, size).
-        size: Number of elements, less than 2**62.
-        seed: With `epoch`, the key of the permutation.
-        epoch: See `seed`.
-        cache: Holds what one epoch needs. This function writes to it.
+    `cache` keeps what one epoch needs. This function writes to it.
     """
     found: Int64Array | FeistelPermutation | None = cache.get(epoch)
     if found is None:
@@ -44,8 +39,8 @@ def permute(positions: Int64Array, size: int, seed: int, epoch: int, cache: dict
 def drawn_permutation(size: int, bits: np.random.BitGenerator) -> Int64Array:
     """Return a permutation (size,): random words, sorted, that carry their positions in their lowest bits.
 
-    Fisher and Yates' shuffle takes up to three times as long for a million elements, as it swaps distant ones. If the
-    random parts of two words are equal, all words are drawn again: so every permutation is as likely as any other.
+    A Fisher-Yates shuffle of a million elements takes up to three times as long, because it swaps distant ones. If the
+    random parts of two words are equal, all words are drawn again, which makes all permutations equally likely.
     """
     low = np.uint64((1 << (size - 1).bit_length()) - 1)
     while True:
@@ -62,11 +57,7 @@ def drawn_permutation(size: int, bits: np.random.BitGenerator) -> Int64Array:
 class FeistelPermutation:
     """A permutation of [0, size): x = left * b + right; in turn left += F(right) mod a and right += F(left) mod b.
 
-    Args:
-        size: Number of elements.
-        seed: With `epoch`, the key.
-        epoch: See `seed`.
-        rounds: Rounds of the network; other than the default only in tests.
+    The key is (seed, epoch). Only tests use other `rounds`.
     """
 
     def __init__(self, size: int, seed: int, epoch: int, *, rounds: int = ROUNDS) -> None:
@@ -78,7 +69,7 @@ class FeistelPermutation:
     def at(self, positions: Int64Array) -> Int64Array:
         """Return the elements (N,) at positions (N,)."""
         result = positions.astype(np.uint64)
-        # Made once: to touch new memory takes longer than the arithmetic.
+        # Allocated once: touching new memory takes longer than the arithmetic.
         room = np.empty((4, min(_BLOCK, len(result))), dtype=np.uint64)
         for start in range(0, len(result), _BLOCK):
             block = result[start : start + _BLOCK]

@@ -29,10 +29,7 @@ class Claim:
 
 
 def claims_of(path: Path) -> tuple[list[Claim], list[str]]:
-    """Return a manifest's entries, and the files in its folder that have no entry.
-
-    Args:
-        path: The manifest, or its folder.
+    """Return the entries of a manifest (or of its folder's), and the files in the folder that have no entry.
 
     Raises:
         WriteError: If the manifest is missing, not readable, or contradicts itself.

@@ -81,11 +81,7 @@ def to_fields(sample: Any, names: Sequence[str] | None, index: int) -> dict[str,
 
 
 def check_fields(found: Iterable[str], wanted: Sequence[str], index: int, way_out: str) -> None:
-    """Refuse a sample whose fields differ from the others'.
-
-    Raises:
-        WriteError: If they differ.
-    """
+    """Raise WriteError if a sample's fields differ from the others'."""
     names = set(found)
     if names == set(wanted):
         return
@@ -98,6 +94,4 @@ def check_fields(found: Iterable[str], wanted: Sequence[str], index: int, way_ou
 
 def to_array(value: Any) -> Any:
     """Return a tensor as a numpy array, and anything else as it is."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return value.detach().cpu().numpy()
+    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value

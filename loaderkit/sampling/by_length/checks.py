@@ -65,15 +65,7 @@ def check_choice(value: str, choices: tuple[str, ...], name: str, what: str) -> 
 
 
 def check_longest(costs: Int64Array, limit: int, name: str, what: str, way_out: str) -> None:
-    """Raise ValueError if a sample costs more than the limit.
-
-    Args:
-        costs: Tokens that each sample counts (N,).
-        limit: The most that one sample may count.
-        name: The plan's name.
-        what: The name of the setting that limits.
-        way_out: What to do instead of raising the limit.
-    """
+    """Raise ValueError if a sample's tokens, `costs` (N,), are over the limit. `what` is the setting that limits."""
     if costs.max() > limit:
         longest, count = int(costs.argmax()), int(np.count_nonzero(costs > limit))
         raise ValueError(
@@ -91,16 +83,8 @@ def too_few(samples: int, ranks: int) -> ValueError:
 
 
 def small_window(plan: str, window: int, samples: int, needed: float, ranks: int) -> str | None:
-    """Return a remark if a larger window would give larger batches, else None.
-
-    Args:
-        plan: The plan's name.
-        window: Samples arranged together.
-        samples: Samples of the dataset.
-        needed: Samples of a full step, computed from the mean length.
-        ranks: Ranks that share a step.
-    """
-    if 1.25 * window >= needed or samples < 2 * window:  # 1.25: `needed` is an estimate
+    """Return a remark if a larger window would give larger batches, else None. `needed` is the samples of a full step."""
+    if 1.25 * window >= needed or samples < 2 * window:  # 1.25: `needed` comes from the mean length
         return None
     return (
         f"{plan}: a window of {window:,} samples is less than a full step, about {round(needed):,} for {ranks} ranks, so "

@@ -111,20 +111,14 @@ class PackPlan(WindowPlan):
         return Arrangement(places, ends[np.arange(batches + 1) * len(wanted) // max(1, batches)], ends)
 
     def tokens_of(self, lengths: Int64Array, arrangement: Arrangement) -> Int64Array:
-        rows = np.searchsorted(
-            arrangement.rows if arrangement.rows is not None else arrangement.bounds, arrangement.bounds
-        )
-        return np.diff(rows) * self.row_length
+        starts = arrangement.bounds if arrangement.rows is None else arrangement.rows
+        return np.diff(np.searchsorted(starts, arrangement.bounds)) * self.row_length
 
 
 def pack(lengths: Int64Array, row_length: int) -> tuple[npt.NDArray[np.int64], int]:
     """Pack samples into rows by best fit decreasing: the longest first, each into the row with the least room that suffices.
 
     Source: Johnson, "Near-optimal bin packing algorithms" (MIT, 1973).
-
-    Args:
-        lengths: Of the samples (N,).
-        row_length: Tokens of a row.
 
     Returns:
         The row of each sample (N,), -1 for a sample longer than a row; and the number of rows.

@@ -78,14 +78,7 @@ class BatchCounts(NamedTuple):
 
 
 def summarise(parts: Sequence[BatchCounts], *, epoch: int, ranks: int, size: int) -> PlanSummary:
-    """Add up the counts of an epoch.
-
-    Args:
-        parts: Counts that together cover the epoch.
-        epoch: Number of the epoch.
-        ranks: Batches of a step.
-        size: Samples of the epoch.
-    """
+    """Add up counts that together cover an epoch of `size` samples."""
     padded = np.concatenate([np.empty(0, np.int64), *(part.padded for part in parts)])
     steps = padded.reshape(-1, ranks)
     samples = sum(part.samples for part in parts)

@@ -149,12 +149,7 @@ class WindowPlan(Plan):
         return summarise(counts, epoch=epoch, ranks=self.world.size, size=self._size(epoch))
 
     def tokens_of(self, lengths: Int64Array, arrangement: Arrangement) -> Int64Array:
-        """Return the tokens of each batch (B,), padding included.
-
-        Args:
-            lengths: Of the arrangement's samples, batch after batch (N,).
-            arrangement: The batches.
-        """
+        """Return the tokens of each batch (B,), padding included. `lengths` (N,) are those of the arrangement's samples."""
         return longest_times_count(lengths, arrangement.bounds)
 
     def _counts(self, segment: Segment) -> BatchCounts:
