@@ -177,10 +177,7 @@ class SubsetDataset(DeclaresDraws):
         return self.dataset[int(self.indices[index])]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        wanted = self.indices[np.asarray(indices, dtype=np.int64)].tolist()
-        if reads_many(self.dataset):
-            return read_many(self.dataset, wanted)
-        return per_sample(self.dataset.__getitem__, wanted)
+        return read_many(self.dataset, self.indices[np.asarray(indices, dtype=np.int64)].tolist())
 
     def _draws(self) -> Draws:
         return draws(self.dataset)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from loaderkit.datasets.base import check_index
+from loaderkit.datasets.base import check_index, check_indices
 from loaderkit.seeding.draws import DeclaresDraws, Draws
 from loaderkit.seeding.samples import per_sample
 
@@ -57,9 +57,7 @@ class HFDataset(DeclaresDraws):
         return row if self.transform is None else self.transform(row)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        outside = [index for index in indices if not 0 <= index < len(self)]
-        if outside:
-            raise IndexError(f"HFDataset: index {outside[0]} in a dataset of {len(self):,} samples.")
+        check_indices(self, indices)
         if self._calls_a_function():
             return per_sample(self.__getitem__, indices)
         if not len(indices):
@@ -70,11 +68,8 @@ class HFDataset(DeclaresDraws):
 
     def _draws(self) -> Draws:
         kind = type(self.dataset)
-        theirs = (kind.__module__, kind.__qualname__) == (
-            "datasets.arrow_dataset",
-            "Dataset",
-        )  # not a subclass
-        return super()._draws() if theirs and not self._calls_a_function() else Draws.ANYTHING
+        is_theirs = f"{kind.__module__}.{kind.__qualname__}" == "datasets.arrow_dataset.Dataset"  # not a subclass
+        return super()._draws() if is_theirs and not self._calls_a_function() else Draws.ANYTHING
 
     def fingerprint(self) -> str:
         """Return the library's own fingerprint, which covers the data and all operations on it."""

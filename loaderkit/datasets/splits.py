@@ -19,9 +19,8 @@ from loaderkit.system.arrays import Int64Array, UInt64Array
 
 VERSION = 1
 Keys = npt.NDArray[Any]
-By = (
-    Callable[[Any], Any] | Sequence[Any] | npt.NDArray[Any]
-)  # a value for each sample, or a function from a sample to it
+# A value for each sample, or a function from a sample to its value.
+By = Callable[[Any], Any] | Sequence[Any] | npt.NDArray[Any]
 _KEY = (int, str, np.integer)
 
 
@@ -333,17 +332,7 @@ def _are_keys(data: Any) -> bool:
 
 
 def _column(values: By, dataset: Any, size: int, name: str) -> Keys:
-    """Return a value for each sample (N,).
-
-    Args:
-        values: The values, or a function from a sample to its value.
-        dataset: The samples; None if there are only keys.
-        size: Number of samples.
-        name: The setting's name, for errors.
-
-    Raises:
-        ValueError: If a sample has no integer or string.
-    """
+    """Return a value for each sample (N,); `dataset` is None if there are only keys."""
     if callable(values):
         if dataset is None:
             raise ValueError(
@@ -365,7 +354,6 @@ def _column(values: By, dataset: Any, size: int, name: str) -> Keys:
 
 
 def _check_unique(keys: Keys) -> None:
-    """Check that no key occurs twice."""
     names, counts = np.unique(keys, return_counts=True)
     if len(names) < len(keys):
         raise ValueError(

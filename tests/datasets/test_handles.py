@@ -135,7 +135,7 @@ def test_threads_share_the_one_environment_of_lmdb(written: tuple[Path, Any]) ->
         handle.close()
 
 
-def fork_beside(thread_has: threading.Event, handle: Any, opened: list[Any]) -> list[Any]:
+def fork_meanwhile(thread_has: threading.Event, handle: Any, opened: list[Any]) -> list[Any]:
     """Return what a forked child finds: is the thread's handle closed, is the child's own, are they the same."""
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
@@ -165,7 +165,7 @@ def test_a_fork_leaves_what_another_thread_has_open_alone() -> None:
     thread = threading.Thread(target=stay)
     thread.start()
     try:
-        assert fork_beside(has, handle, opened) == [False, True, False]
+        assert fork_meanwhile(has, handle, opened) == [False, True, False]
     finally:
         end.set()
         thread.join(10)
@@ -187,7 +187,7 @@ def test_a_fork_may_open_while_another_thread_of_its_parent_does() -> None:
     thread = threading.Thread(target=handle)
     thread.start()
     try:
-        assert fork_beside(opening, handle, [Opened("b")]) == [False, True, False]
+        assert fork_meanwhile(opening, handle, [Opened("b")]) == [False, True, False]
     finally:
         end.set()
         thread.join(10)
@@ -202,7 +202,7 @@ sys.modules["keeps"] = handle, text  # until the interpreter ends
 """
 
 
-def test_an_open_handle_is_no_noise_at_the_interpreters_end(written: tuple[Path, Any]) -> None:
+def test_an_open_handle_is_silent_at_interpreter_exit(written: tuple[Path, Any]) -> None:
     command = [sys.executable, "-W", "error", "-c", AT_EXIT, str(written[0] / "a.h5")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")

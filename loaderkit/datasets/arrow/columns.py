@@ -45,11 +45,7 @@ def layout_of(kind: Any) -> Layout | None:
 
 
 class Column:
-    """A column of a decoded row group.
-
-    Args:
-        array: The pyarrow array.
-    """
+    """A column of a decoded row group, from its pyarrow array."""
 
     def __init__(self, array: Any) -> None:
         self.layout = layout_of(array.type)
@@ -78,11 +74,7 @@ class Column:
         return _filled(flat)
 
     def check(self, name: str, rows: Int64Array) -> None:
-        """Raise a ValueError if one of the rows is null or has a null.
-
-        Raises:
-            ValueError: If there is a null.
-        """
+        """Raise a ValueError if one of the rows is null or has a null."""
         if self._nulls is not None and self._nulls[rows].any():
             raise ValueError(
                 f"column {name!r} has a null among the rows of a batch, which a tensor cannot hold. Leave the column out "

@@ -5,6 +5,7 @@ import mmap
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -40,19 +41,15 @@ class Groups:
 
 
 class _Group:
-    """A decoded row group, with its columns from the first use on."""
+    """A decoded row group."""
 
     def __init__(self, table: Any) -> None:
         self.table = table
-        self._columns: dict[str, Column] | None = None
 
+    @cached_property
     def columns(self) -> dict[str, Column]:
-        if self._columns is None:
-            self._columns = {
-                name: Column(_whole(column))
-                for name, column in zip(self.table.column_names, self.table.columns, strict=True)
-            }
-        return self._columns
+        pairs = zip(self.table.column_names, self.table.columns, strict=True)
+        return {name: Column(_whole(column)) for name, column in pairs}
 
 
 class GroupedTable:
@@ -99,25 +96,22 @@ class GroupedTable:
     def columns_of(self, group: int) -> dict[str, Column]:
         found: _Group = self._groups.get(self, group)
         with _errors_named(self.shard, f"row group {group} has broken values"):
-            return found.columns()
+            return found.columns
 
     def decode(self, group: int) -> _Group:
+        import pyarrow as pa
+
         with _errors_named(self.shard, f"row group {group} can't be read"):
-            return _Group(self._decode(group))
+            if hasattr(self._file, "read_row_group"):
+                table = self._file.read_row_group(group, columns=self.columns, use_threads=False)
+            else:
+                table = pa.Table.from_batches([self._file.get_batch(group)])
+            table = table.select(self.columns).combine_chunks()
+            table.validate(full=True)  # else a damaged offset would be used as an address
+            return _Group(table)
 
     def _schema(self) -> Any:
         return self._file.schema_arrow if hasattr(self._file, "schema_arrow") else self._file.schema
-
-    def _decode(self, group: int) -> Any:
-        import pyarrow as pa
-
-        if hasattr(self._file, "read_row_group"):
-            table = self._file.read_row_group(group, columns=self.columns, use_threads=False)
-        else:
-            table = pa.Table.from_batches([self._file.get_batch(group)])
-        table = table.select(self.columns).combine_chunks()
-        table.validate(full=True)  # else a damaged offset would be used as an address
-        return table
 
 
 class _Batches:
@@ -222,13 +216,10 @@ def _to_python(column: Any) -> list[Any]:
         values = array.to_pylist()
         if shape:
             return values
-        return [None if value is None else value if None in value else _as_array(value, kind) for value in values]
+        dtype = kind.value_type.to_pandas_dtype()
+        return [value if value is None or None in value else np.array(value, dtype) for value in values]
     numbers = np.array(flat).reshape(-1, *shape)
     if kinds.is_fixed_size_list(kind):
         return list(numbers.reshape(len(array), kind.list_size, *shape))
     ends = np.cumsum(array.value_lengths()).tolist()
     return [numbers[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def _as_array(value: list[Any], kind: Any) -> Any:
-    return np.array(value, dtype=kind.value_type.to_pandas_dtype())

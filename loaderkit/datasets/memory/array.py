@@ -154,9 +154,6 @@ class _TensorColumn:
         found = torch.index_select(bits, 0, torch.from_numpy(indices).to(tensor.device), out=out)
         return found if bits is tensor else found.view(tensor.dtype)
 
-    def __reduce__(self) -> Any:
-        return _TensorColumn, (self.tensor,)
-
 
 def _is_plain(tensor: Tensor) -> bool:
     return type(tensor) is Tensor and tensor.is_cpu and not tensor.requires_grad

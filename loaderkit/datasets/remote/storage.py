@@ -21,6 +21,9 @@ T = TypeVar("T")
 _BLOCK = 1 << 23  # most bytes of one request
 _BUFFER = 1 << 18  # bytes of the smallest read without a cache
 _REQUESTS = 16  # at the same time
+# Names that file systems give to the time of the last change, and to the entity tag.
+_CHANGED = ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")
+_ETAGS = ("ETag", "etag", "md5Hash", "Content-MD5")
 # File systems are kept for good: in a forked process their finalizers would use the parent's event loop and sockets.
 _KEPT: dict[Any, Any] = {}
 
@@ -232,10 +235,6 @@ class Storage:
                 raise TransientError(f"no answer within {self.timeout_s:g} s") from error
 
         return sync(files.loop, within)
-
-
-_CHANGED = ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")
-_ETAGS = ("ETag", "etag", "md5Hash", "Content-MD5")
 
 
 class _Ranges(io.RawIOBase):

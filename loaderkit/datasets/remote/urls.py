@@ -33,7 +33,9 @@ def expand(urls: Urls, suffixes: Sequence[str], storage: Storage | None = None) 
     if not given:
         raise ValueError("no urls given, wanted a path, folder, glob or URL, or a list of them.")
     shards: list[str] = []
-    for url in [_without_scheme(os.fspath(item)) for item in given]:
+    for item in given:
+        url = os.fspath(item)
+        url = url.removeprefix("file://") if url.startswith("file:///") else url
         found = (storage or Storage()).find(url, suffixes) if is_remote(url) else _expand_local(url, suffixes)
         found = [path for path in found if not path.endswith(INDEX_SUFFIX)]
         if not found:
@@ -104,7 +106,3 @@ def _expand_local(url: str, suffixes: Sequence[str]) -> list[str]:
     if Path(url).is_file():
         return [url]
     return [path for path in glob.glob(url, recursive=True) if Path(path).is_file()]  # noqa: PTH207 - of any root
-
-
-def _without_scheme(url: str) -> str:
-    return url.removeprefix("file://") if url.startswith("file:///") else url

@@ -111,7 +111,7 @@ class CsvDataset(ShardedDataset):
         samples: list[Any] = []
         for content, start in zip(handle.read(starts, ends), starts, strict=True):
             try:
-                fields = self._fields(content)
+                fields = next(csv.reader([content.decode()], delimiter=self._delimiter, strict=True))
             except (csv.Error, ValueError) as error:  # ValueError includes decoding errors
                 raise ShardError(f"{handle.place(start)} is not CSV: {error}.") from error
             if len(fields) != len(handle.names):
@@ -159,9 +159,6 @@ class CsvDataset(ShardedDataset):
                 f"{shard}: has the header {names}, wanted names, each once. For files without a header use header=[...]."
             )
         return names
-
-    def _fields(self, content: bytes) -> list[str]:
-        return next(csv.reader([content.decode()], delimiter=self._delimiter, strict=True))
 
     def _typed(self, text: str, kind: Callable[[str], Any] | None, handle: "_Records", start: int, name: str) -> Any:
         if kind is None:

@@ -10,6 +10,13 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.system.arrays import Int64Array
 
 BOM = b"\xef\xbb\xbf"
+COMPRESSED = {  # the first bytes of a file
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
+}
 GAP = 1 << 12  # bytes that are cheaper to read than to seek over
 _BLOCK = 1 << 24  # bytes
 _RUN = 1 << 23  # bytes in one read, unless a span is longer
@@ -137,13 +144,8 @@ def skip_bom(shard: str, file: BinaryIO) -> int:
         ShardError: If the file is compressed or UTF-16.
     """
     file.seek(0)
-    start = file.read(4)
-    for magic, what in (
-        (b"\x1f\x8b", "gzip"),
-        (b"\x28\xb5\x2f\xfd", "zstd"),
-        (b"BZh", "bzip2"),
-        (b"\xfd7zXZ"[:4], "xz"),
-    ):
+    start = file.read(6)
+    for magic, what in COMPRESSED.items():
         if start.startswith(magic):
             raise ShardError(
                 f"{shard}: compressed with {what}, wanted plain text: in a compressed file, reading a line means reading all "

@@ -190,9 +190,6 @@ class ShardedDataset(DeclaresDraws, ABC):
 
 def group_places(numbers: Int64Array) -> Iterator[tuple[int, Int64Array]]:
     """Yield each number that occurs in `numbers` (B,), in ascending order, and its places in their order."""
-    if len(numbers) and (numbers == numbers[0]).all():
-        yield int(numbers[0]), np.arange(len(numbers))
-        return
     order = np.argsort(numbers, kind="stable")
     found, starts = np.unique(numbers[order], return_index=True)
     yield from zip(found.tolist(), np.split(order, starts[1:]), strict=False)

@@ -14,7 +14,7 @@ from loaderkit.datasets.remote.urls import Urls
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.npyheader import decode_npy
 from loaderkit.datasets.shards.sharded import ShardedDataset
-from loaderkit.datasets.tar.index import index_tar
+from loaderkit.datasets.tar.index import TarTable, index_tar
 from loaderkit.datasets.tar.open_shard import Block, OpenTar, find_file, to_samples
 from loaderkit.seeding.draws import Draws, draws
 from loaderkit.system.arrays import Int64Array
@@ -100,7 +100,8 @@ class TarDataset(ShardedDataset):
 
     def open(self, shard: str, index: ShardIndex) -> OpenTar:
         """Open a shard."""
-        return OpenTar(shard, self.open_file(shard), index)
+        table = TarTable.unpack(index.spans(shard))
+        return OpenTar(shard, self.open_file(shard), table)
 
     def read(self, handle: OpenTar, rows: Int64Array, index: ShardIndex) -> list[dict[str, Any]]:
         """Read and decode samples of a shard."""

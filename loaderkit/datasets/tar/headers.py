@@ -8,6 +8,7 @@ from typing import BinaryIO
 from zlib import adler32
 
 from loaderkit.datasets.errors import ShardError
+from loaderkit.datasets.shards.lines import COMPRESSED
 
 File = tuple[bytes, int, int]  # name, and offset and size of the content in bytes
 Read = Callable[[int, int], bytes]  # from offset and size
@@ -26,13 +27,6 @@ _REFUSED = {
     ord("6"): "a named pipe",
     ord("S"): "a sparse file: make the archive without --sparse",
     ord("M"): "a file continued from another volume: make the archive without --multi-volume",
-}
-_PACKED = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ\0": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"\x04\x22\x4d\x18": "lz4",
 }
 _PAX_RECORD = re.compile(rb"([1-9][0-9]{0,8}) ")  # its length, including these digits
 
@@ -91,7 +85,7 @@ def shard_error(shard: str, offset: int, what: str) -> ShardError:
 
 
 def _reader(file: BinaryIO) -> Read:
-    if isinstance(getattr(file, "raw", None), io.FileIO) and hasattr(os, "pread"):
+    if isinstance(getattr(file, "raw", None), io.FileIO):
         number = file.fileno()  # headers are often far apart: reading more than one costs more than it saves
         return lambda offset, size: os.pread(number, size, offset)
 
@@ -105,7 +99,7 @@ def _reader(file: BinaryIO) -> Read:
 def _refuse_other_files(start: bytes, shard: str) -> None:
     if not start:
         raise shard_error(shard, 0, "the file is empty, wanted a tar archive (one without members has zeros)")
-    for magic, packer in _PACKED.items():
+    for magic, packer in COMPRESSED.items():
         if start.startswith(magic):
             raise shard_error(
                 shard,

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 from typing import Any, BinaryIO
 
-from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.lines import LineFile
 from loaderkit.datasets.tar.index import TarTable
 
@@ -42,13 +40,10 @@ class Block:
 class OpenTar:
     """An open shard with the table of its samples."""
 
-    def __init__(self, shard: str, file: BinaryIO, index: ShardIndex) -> None:
-        if index.offsets is None:
-            file.close()
-            raise ShardError(f"{shard}: its index has no offsets. Delete the index file; the next use makes it again.")
+    def __init__(self, shard: str, file: BinaryIO, table: TarTable) -> None:
         self.shard = shard
         self._file = LineFile(shard, file)
-        self._table = TarTable.unpack(index.offsets)
+        self._table = table
 
     def close(self) -> None:
         """Close the file."""

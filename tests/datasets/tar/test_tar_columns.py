@@ -146,7 +146,7 @@ def test_a_read_that_comes_in_pieces_is_put_together(tmp_path: Path, monkeypatch
     assert len(pieces) > 12
 
 
-def test_files_far_apart_are_read_without_what_lies_between(tmp_path: Path, monkeypatch: Any) -> None:
+def test_files_far_apart_are_read_without_the_bytes_in_between(tmp_path: Path, monkeypatch: Any) -> None:
     data = lk.TarDataset(write(tmp_path / "x", [apart]))
     read: list[int] = []
     whole = LineFile.read_together
@@ -199,7 +199,7 @@ def test_bad_samples_are_those_of_the_samples_one_by_one(policy: Any, batch: int
     assert sorted(one[0] for one in found[1]) == [3, 8, 9]
 
 
-def test_the_first_bad_file_is_named_also_behind_another_shard(tmp_path: Path) -> None:
+def test_the_first_bad_file_is_named_after_another_shard_too(tmp_path: Path) -> None:
     data = lk.TarDataset(write(tmp_path / "x", [plain, broken]))
     with pytest.raises(lk.ShardError, match=r"1\.tar, offset [\d,]+: d/008\.cls can't be decoded, ValueError"):
         data.read_columns([0, 7, 1, 8, 2])
@@ -241,7 +241,7 @@ def test_a_read_that_passes_when_tried_again_is_told(
     assert "for once" in caplog.text
 
 
-def test_columns_are_read_only_where_nothing_is_drawn(tmp_path: Path, monkeypatch: Any) -> None:
+def test_columns_are_read_only_if_nothing_is_drawn(tmp_path: Path, monkeypatch: Any) -> None:
     folder = write(tmp_path / "x", [plain])
     calls: list[int] = []
     whole = lk.TarDataset.read_columns
