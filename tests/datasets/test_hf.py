@@ -81,7 +81,7 @@ def test_other_kinds_are_refused() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stream_that_was_looked_at_before_is_read_from_its_start(workers: int) -> None:
-    """Its state_dict() tells where it was last read, and its iter() begins anew."""
+    """Its state_dict() tells where it was last read, and its iter() starts at the beginning."""
     stream = make(12).select_columns("id").to_iterable_dataset(num_shards=2)
     next(iter(stream))
     loaders = [lk.Loader(stream, 2, num_workers=workers) for _ in range(2)]
@@ -105,13 +105,13 @@ def streamed(how: str) -> Any:
     return {
         "shuffled": shuffled,
         "shuffled and mapped": shuffled.map(doubled),
-        "beside another": datasets.interleave_datasets([shuffled, streams[1]]),
+        "with another": datasets.interleave_datasets([shuffled, streams[1]]),
         "as it is": streams[0],
     }[how]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("how", ["shuffled", "shuffled and mapped", "beside another", "as it is"])
+@pytest.mark.parametrize("how", ["shuffled", "shuffled and mapped", "with another", "as it is"])
 def test_a_stream_resumes_exactly_although_its_state_lacks_the_shuffle_buffer(how: str, workers: int) -> None:
     whole = [batch["id"].tolist() for batch in lk.Loader(streamed(how), 2, num_workers=workers)]
     assert len(whole) >= 6

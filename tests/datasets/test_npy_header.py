@@ -131,7 +131,7 @@ def test_threads_do_not_disturb_each_other(dtype: str) -> None:
 
 
 @pytest.mark.skipif(
-    sys.version_info >= (3, 12), reason="Python collects no garbage in the midst of its parser from 3.12 on"
+    sys.version_info >= (3, 12), reason="Python collects no garbage inside its parser from 3.12 on"
 )
 @pytest.mark.usefixtures("_disturbed")
 def test_numpy_alone_is_disturbed() -> None:

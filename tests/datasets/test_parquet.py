@@ -315,7 +315,7 @@ def test_a_shard_of_another_type_is_named(tmp_path: Path) -> None:
 
 
 def test_row_groups_are_kept_over_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no more than so many, whatever the number of files; none travels to a worker."""
+    """It keeps at most `cached_groups`, for any number of files, and sends none to a worker."""
     import pickle
 
     write(tmp_path, [4, 4, 4], group=2)

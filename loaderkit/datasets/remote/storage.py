@@ -24,7 +24,7 @@ _REQUESTS = 16  # at the same time
 # Names that file systems give to the time of the last change, and to the entity tag.
 _CHANGED = ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")
 _ETAGS = ("ETag", "etag", "md5Hash", "Content-MD5")
-# File systems are kept for good: in a forked process their finalizers would use the parent's event loop and sockets.
+# File systems are never freed: in a forked process, their finalizers would use the parent's event loop and sockets.
 _KEPT: dict[Any, Any] = {}
 
 

@@ -52,7 +52,7 @@ def named(row: int) -> list[File]:
     return [(f"{key}.bin", bytes(range(row))), (f"{key}.png", encode(picture()))]
 
 
-def turned_at_times(row: int) -> list[File]:
+def turned_sometimes(row: int) -> list[File]:
     return turned(row) if row % 5 == 0 else plain(row)
 
 
@@ -65,7 +65,7 @@ def arrays(row: int) -> list[File]:
 LAYOUTS = {
     "plain": [plain],
     "turned in one shard": [plain, turned],
-    "turned at times": [turned_at_times],
+    "turned sometimes": [turned_sometimes],
     "apart": [apart],
     "keys": [named],
     "arrays": [arrays],
@@ -90,7 +90,7 @@ def test_batches_are_those_of_the_samples(name: str, tmp_path: Path) -> None:
     assert reads_columns(data)
     assert not reads_columns(slow)
     found = [data.read_columns(indices) for indices in INDICES]
-    assert all(isinstance(one, dict) for one in found) == (name not in ("turned in one shard", "turned at times"))
+    assert all(isinstance(one, dict) for one in found) == (name not in ("turned in one shard", "turned sometimes"))
     for indices, columns in zip(INDICES, found, strict=True):
         wanted = slow.__getitems__(indices)
         assert [entry["__key__"] for entry in wanted] == [data[index]["__key__"] for index in indices]

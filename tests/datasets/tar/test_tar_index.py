@@ -145,7 +145,7 @@ REFUSED = ["/a.cls", "a/../b.cls", "..", "../README", "0.cls", "q.__key__"]
 
 
 def names(draw: random.Random) -> list[str]:
-    """Make the names of a shard: samples, often with files of no sample, at times with a name that is refused."""
+    """Make the names of a shard: samples, often with files that belong to no sample, sometimes with a refused name."""
     found = []
     extensions = draw.sample(EXTENSIONS, draw.randrange(1, len(EXTENSIONS)))
     folders = draw.choice([[""], ["./"], ["", "a/b.c/", "long" * 20 + "/"]])
