@@ -130,9 +130,7 @@ def test_threads_do_not_disturb_each_other(dtype: str) -> None:
     assert not errors_of(lambda: decode_npy(data))
 
 
-@pytest.mark.skipif(
-    sys.version_info >= (3, 12), reason="Python collects no garbage inside its parser from 3.12 on"
-)
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python collects no garbage inside its parser from 3.12 on")
 @pytest.mark.usefixtures("_disturbed")
 def test_numpy_alone_is_disturbed() -> None:
     data = content(filled((5, 2), "int32"))

@@ -11,7 +11,7 @@ from loaderkit.datasets.ragged import Ragged, Spans, join_parts
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls, is_remote, shard_name
 from loaderkit.datasets.shards.index import ShardIndex
-from loaderkit.datasets.shards.mapped import Array, local_size
+from loaderkit.datasets.shards.mapped import Array, count_numbers
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.system.arrays import Int64Array
 
@@ -69,7 +69,9 @@ class DocumentDataset(ShardedDataset):
         super().__init__(urls, transform=transform, max_open=max_open, storage=storage)
 
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
-        ends, self._tokens[shard] = self._map_ends(shard), self._count_tokens(shard)
+        ends = self._map_ends(shard)
+        with self.open_file(shard) as file:
+            self._tokens[shard] = count_numbers(shard, file, self.dtype, f"{self.dtype} tokens")
         found = int(ends[-1]) if len(ends) else 0
         if found != self._tokens[shard]:
             raise ShardError(
@@ -105,20 +107,11 @@ class DocumentDataset(ShardedDataset):
         """Return the files' names, sizes and number of tokens."""
         return f"{self.dtype} {sum(self._tokens.values())} tokens {super().fingerprint()}"
 
-    def _count_tokens(self, shard: str) -> int:
-        with self.open_file(shard) as file:
-            size = local_size(shard, file)
-        if size % self.dtype.itemsize:
-            raise ShardError(f"{shard}: cut, its {size:,} bytes are not a whole number of {self.dtype} tokens.")
-        return size // self.dtype.itemsize
-
     def _map_ends(self, shard: str) -> Array:
         path = shard + ENDS_SUFFIX
         with self._open_ends(shard, path) as file:
-            size = local_size(path, file)
-            if size % _END.itemsize:
-                raise ShardError(f"{path}: cut, its {size:,} bytes are not a whole number of uint64 ends.")
-            return np.asarray(np.memmap(file, dtype=_END, mode="r")) if size else np.empty(0, _END)
+            count = count_numbers(path, file, _END, "uint64 ends")
+            return np.asarray(np.memmap(file, dtype=_END, mode="r")) if count else np.empty(0, _END)
 
     def _open_ends(self, shard: str, path: str) -> BinaryIO:
         try:

@@ -107,6 +107,18 @@ def local_size(shard: str, file: BinaryIO) -> int:
         ) from error
 
 
+def count_numbers(shard: str, file: BinaryIO, dtype: np.dtype[Any], what: str) -> int:
+    """Return how many numbers are in a file without a header; `what` names them in errors.
+
+    Raises:
+        ShardError: If the file is remote and not cached, or ends within a number.
+    """
+    size = local_size(shard, file)
+    if size % dtype.itemsize:
+        raise ShardError(f"{shard}: cut, its {size:,} bytes are not a whole number of {what}.")
+    return size // dtype.itemsize
+
+
 def take_native(array: Array, rows: Int64Array) -> Array:
     """Return a copy of rows (B, *) in native byte order."""
     # `take` is faster, but first copies an array that is not contiguous.

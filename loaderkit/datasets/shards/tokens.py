@@ -13,7 +13,7 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls, shard_name
 from loaderkit.datasets.shards.index import ShardIndex
-from loaderkit.datasets.shards.mapped import Array, MappedDataset, local_size, map_npy, npy_layout
+from loaderkit.datasets.shards.mapped import Array, MappedDataset, count_numbers, map_npy, npy_layout
 from loaderkit.system.arrays import Int64Array
 
 
@@ -146,7 +146,6 @@ class TokenDataset(MappedDataset):
         return f"{cut} {sum(self._tokens.values())} tokens {super().fingerprint()}"
 
     def _count_tokens(self, shard: str, file: BinaryIO) -> int:
-        size = local_size(shard, file)
         if shard_name(shard).endswith(".npy"):
             dtype, shape, _, _ = npy_layout(shard, file)
             self.dtype = self.dtype or dtype
@@ -157,6 +156,4 @@ class TokenDataset(MappedDataset):
             raise ValueError(
                 f"TokenDataset: {shard_name(shard)} does not declare a dtype, wanted one such as dtype='uint16'."
             )
-        if size % self.dtype.itemsize:
-            raise ShardError(f"{shard}: cut, its {size:,} bytes are not a whole number of {self.dtype} tokens.")
-        return size // self.dtype.itemsize
+        return count_numbers(shard, file, self.dtype, f"{self.dtype} tokens")
