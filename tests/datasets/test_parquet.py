@@ -123,9 +123,9 @@ def test_a_row_group_is_decoded_once_in_consecutive_use(tmp_path: Path, monkeypa
 
     write(tmp_path, [12], group=3)
     decoded: list[int] = []
-    decode = rowgroups.GroupedTable._decode
+    decode = rowgroups.GroupedTable.decode
     monkeypatch.setattr(
-        rowgroups.GroupedTable, "_decode", lambda self, group: decoded.append(group) or decode(self, group)
+        rowgroups.GroupedTable, "decode", lambda self, group: decoded.append(group) or decode(self, group)
     )
     data = lk.ParquetDataset(tmp_path, ["id"], cached_groups=2)
     assert [sample["id"] for batch in lk.Loader(data, 2, collate_fn=list) for sample in batch] == list(range(12))
@@ -320,13 +320,13 @@ def test_row_groups_are_kept_over_all_files(tmp_path: Path, monkeypatch: pytest.
 
     write(tmp_path, [4, 4, 4], group=2)
     decoded: list[tuple[str, int]] = []
-    decode = rowgroups.GroupedTable._decode
+    decode = rowgroups.GroupedTable.decode
 
     def watched(self: Any, group: int) -> Any:
         decoded.append((Path(self.shard).name[:3], group))
         return decode(self, group)
 
-    monkeypatch.setattr(rowgroups.GroupedTable, "_decode", watched)
+    monkeypatch.setattr(rowgroups.GroupedTable, "decode", watched)
     data = lk.ParquetDataset(tmp_path, ["id"], cached_groups=4)
     for _ in range(3):
         assert data.read_batch(np.array([0, 2, 4, 8]))["id"].tolist() == [0, 2, 4, 8]
