@@ -244,14 +244,19 @@ DIED: dict[str, tuple[Callable[[], Any], str]] = {
 @either_way
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("how", DIED)
-def test_a_worker_that_dies_is_an_error_that_names_what_it_did(how: str, persistent: bool) -> None:
+def test_a_worker_that_dies_is_an_error_that_names_what_it_did(how: str, persistent: bool, tmp_path: Path) -> None:
+    """The same loader starts new workers and reads everything once the fault is gone."""
     function, message = DIED[how]
-    loader = make_loader(function, persistent_workers=persistent)
+    faulty = tmp_path / "faulty"
+    faulty.touch()
+    loader = make_loader(lambda: function() if faulty.exists() else None, persistent_workers=persistent)
     seen: list[int] = []
     with pytest.raises(WorkerDied, match=rf"(?s){message}.*worked on samples \[16, 17, 18, 19\]"):
         firsts_into(seen, loader)
     assert seen in ([0, 4, 8, 12][:count] for count in range(5))
-    assert is_whole(make_loader(persistent_workers=persistent))
+    faulty.unlink()
+    loader.seek(epoch=0)
+    assert is_whole(loader)
     loader.close()
 
 
