@@ -41,6 +41,11 @@ def on_the_host(results: Results) -> Iterator[Target]:
         most=1.3,
     )
     yield Target(
+        "Rows in memory, `auto`, 0 and 2 workers: over the loop written by hand (`torch.randperm` and `index_select`)",
+        lambda: [value("rows", "ratio_to_reference", contender=name) for name in (ROWS, f"{ROWS}, 2 workers")],
+        most=1.3,
+    )
+    yield Target(
         "Rows in memory, 2 workers: `DataLoader` over ours",
         lambda: rows_over("DataLoader(TensorDataset), 2 workers"),
         least=20,
