@@ -1,4 +1,4 @@
-"""Times of steps and of the waits inside them, on the host and on a CUDA device that works behind it."""
+"""Times of steps and of the waits inside them, on the host and on a CUDA device, which runs later than the host."""
 
 import time
 from collections import deque

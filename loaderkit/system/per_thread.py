@@ -1,4 +1,4 @@
-"""Objects of which each thread has its own: threads that share a file handle would move each other's position in it."""
+"""Objects that each thread opens for itself: threads that share a file handle would move its position."""
 
 import os
 import threading

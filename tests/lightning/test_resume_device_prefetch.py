@@ -18,7 +18,10 @@ SHARDS = [9, 0, 14, 3, 1, 8, 15]
 CASES: dict[str, dict[str, Any]] = {
     "indexed": {},
     "accumulation": {"trainer": {"accumulate_grad_batches": 3}},
+    "limit": {"trainer": {"limit_train_batches": 7}},
+    "validation within the epoch": {"trainer": {"val_check_interval": 5}, "save_in_validation": True},
     "stream": {"shards": SHARDS},
+    "stream with steps": {"shards": SHARDS, "loader": {"steps": 13}},
     "stream with steps, limit": {"shards": SHARDS, "loader": {"steps": 13}, "trainer": {"limit_train_batches": 5}},
     "stream, reload": {"shards": SHARDS, "trainer": {"reload_dataloaders_every_n_epochs": 1}},
     "several": {"sizes": {"a": 18, "b": 31}},

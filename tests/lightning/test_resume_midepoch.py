@@ -13,6 +13,7 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "accumulation": {"trainer": {"accumulate_grad_batches": 3}},
     "validation within the epoch": {"trainer": {"val_check_interval": 5}, "save_in_validation": True},
+    "validation twice an epoch": {"trainer": {"val_check_interval": 0.5}, "save_in_validation": True},
     "validation across epochs": {
         "trainer": {"check_val_every_n_epoch": None, "val_check_interval": 4},
         "save_in_validation": True,
@@ -23,6 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "no validation": {"trainer": {"limit_val_batches": 0}},
     "limit as a number": {"trainer": {"limit_train_batches": 7}, "save_in_validation": True},
+    "limit as a fraction": {"trainer": {"limit_train_batches": 0.5}, "save_in_validation": True},
     "limit and accumulation": {"trainer": {"limit_train_batches": 7, "accumulate_grad_batches": 3}},
     "max_steps": {"trainer": {"max_steps": 30, "max_epochs": -1}, "save_in_validation": True},
     "max_steps without validation": {"trainer": {"max_steps": 30, "max_epochs": -1, "limit_val_batches": 0}},
@@ -32,6 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
         "save_in_validation": True,
     },
     "overfit_batches": {"trainer": {"overfit_batches": 3}},
+    "reload every epoch": {"trainer": {"reload_dataloaders_every_n_epochs": 1}},
     "reload every other epoch": {"trainer": {"reload_dataloaders_every_n_epochs": 2}},
     "estimated_stepping_batches is read": {"reads_steps": True},
     "two datasets, cycled": {"sizes": {"a": 50, "b": 18}, "save_in_validation": True},
@@ -42,6 +45,7 @@ CASES: dict[str, dict[str, Any]] = {
     "padded tail": {"loader": {"tail": "pad"}},
 }
 WORKERS: dict[str, dict[str, Any]] = {
+    "2 workers": {"loader": {"num_workers": 2}},
     "2 persistent workers": {"loader": {"num_workers": 2, "persistent_workers": True}},
     "accumulation, 2 workers": {"loader": {"num_workers": 2}, "trainer": {"accumulate_grad_batches": 3}},
 }

@@ -1,4 +1,4 @@
-"""Files behind URLs, and the local cache of them."""
+"""Files at URLs, and their local cache."""
 
 from loaderkit.datasets.remote.storage import Stat, Storage
 from loaderkit.datasets.remote.urls import (
