@@ -1,19 +1,28 @@
 # The interface of the package. Each name loads when it is first used.
 
 __all__ = [
+    "Answer",
     "BatchReader",
     "Batches",
     "Description",
     "Engine",
     "Hidden",
+    "Inbox",
     "InlineEngine",
     "RingEngine",
+    "Slots",
     "StartWorker",
     "ThreadsEngine",
     "TorchEngine",
+    "WorkerDied",
     "batches_ahead",
     "check_threads",
+    "cuda_runtime",
+    "pack_key",
+    "read_batch",
     "takes_batches",
+    "unpack_key",
+    "write_batch",
 ]
 
 from .batch_reader import BatchReader as BatchReader
@@ -23,6 +32,15 @@ from .description import batches_ahead as batches_ahead
 from .engine import Engine as Engine
 from .engine import InlineEngine as InlineEngine
 from .ring.engine import RingEngine as RingEngine
+from .ring.messages import Answer as Answer
+from .ring.messages import Inbox as Inbox
+from .ring.messages import pack_key as pack_key
+from .ring.messages import unpack_key as unpack_key
+from .ring.pickled import read_batch as read_batch
+from .ring.pickled import write_batch as write_batch
+from .ring.pins import cuda_runtime as cuda_runtime
+from .ring.slots import Slots as Slots
+from .ring.team import WorkerDied as WorkerDied
 from .threads import ThreadsEngine as ThreadsEngine
 from .threads import check_threads as check_threads
 from .torch import Batches as Batches

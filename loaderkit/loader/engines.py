@@ -19,7 +19,7 @@ def make_engine(reader: BatchReader, config: LoaderConfig, num_workers: int, *, 
     """
     device = _device(config)
     pinned = should_pin(config.pin_memory, device)
-    name, _ = choose(reader, config, num_workers)
+    name, _ = _choose(reader, config, num_workers)
     if name == "inline":
         return InlineEngine(reader, pin_memory=pinned)
     common: dict[str, Any] = {
@@ -41,9 +41,7 @@ def make_engine(reader: BatchReader, config: LoaderConfig, num_workers: int, *, 
     return RingEngine(reader, in_turn=in_turn, pin_in_place=in_place, **common)
 
 
-def choose(
-    reader: BatchReader, config: LoaderConfig, num_workers: int, *, platform: str = sys.platform
-) -> tuple[str, str]:
+def _choose(reader: BatchReader, config: LoaderConfig, num_workers: int) -> tuple[str, str]:
     """Return the name of the engine to use, and why.
 
     With engine="auto", workers are for data that takes time. Rows in memory without a transform and a collate_fn take less
@@ -53,7 +51,7 @@ def choose(
         return "inline", "no workers"
     if config.engine != "auto":
         return config.engine, f"engine={config.engine!r}"
-    workers = "ring" if platform == "linux" else "torch"
+    workers = "ring" if sys.platform == "linux" else "torch"
     if config.worker_init_fn is not None:
         return workers, "worker_init_fn is for worker processes"
     if config.timeout:
@@ -67,7 +65,7 @@ def describe(engine: Engine, reader: BatchReader, config: LoaderConfig, workers:
     """Describe how `engine` makes batches, or will. `workers` is the number that the settings ask for."""
     return Description(
         engine=engine.name,
-        why=choose(reader, config, workers)[1],
+        why=_choose(reader, config, workers)[1],
         num_workers=engine.num_workers,
         workers_why=workers_why if engine.num_workers else "batches are made in this process",
         start_method=start_method(config) if engine.name in ("ring", "torch") else None,

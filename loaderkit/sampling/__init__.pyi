@@ -22,6 +22,8 @@ from .order import Sequential as Sequential
 from .order import Shuffled as Shuffled
 from .order import Subset as Subset
 from .order import digest as digest
+from .permutation import FeistelPermutation as FeistelPermutation
+from .permutation import drawn_permutation as drawn_permutation
 from .plan import BatchKey as BatchKey
 from .plan import BatchPlan as BatchPlan
 from .plan import Plan as Plan

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderkit.sampling.order import Order, Shuffled, cached, digest
-from loaderkit.sampling.permutation import permute
+from loaderkit.sampling.permutation import permutation
 from loaderkit.seeding.keys import derive_seed, hash_positions
 from loaderkit.system.arrays import Int64Array
 
@@ -136,12 +136,12 @@ class ShardOrder(Order):
             out[target[low:high]] = kept.window(window, start, size)[source[low:high]]
             low = high
 
-    def _shuffled_windows(self, epoch: int) -> "ShuffledWindows":
+    def _shuffled_windows(self, epoch: int) -> "_ShuffledWindows":
         threads = cached(self, epoch, threading.local)  # a look-up changes the windows that are kept
-        found: ShuffledWindows | None = getattr(threads, "windows", None)
+        found: _ShuffledWindows | None = getattr(threads, "windows", None)
         if found is None:
             room = max(self.lanes * (2 + self.block // self.window), _KEPT_SAMPLES // self.window)
-            found = threads.windows = ShuffledWindows(self.shard_sizes, seed=self.seed, epoch=epoch, room=room)
+            found = threads.windows = _ShuffledWindows(self.shard_sizes, seed=self.seed, epoch=epoch, room=room)
         return found
 
     def _deal(self, starts: Int64Array, ends: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
@@ -164,21 +164,15 @@ class ShardOrder(Order):
         return lane, np.maximum(starts[run], first) + offset, np.minimum(ends[run], begin_of(block + 1)) + offset
 
 
-class ShuffledWindows:
+class _ShuffledWindows:
     """The shards of an epoch as a ring in shuffled order, and windows of that ring, each a true permutation.
 
     It shuffles a window when it is first asked for, and keeps those used last. The result is a public contract: a
-    change of any bit needs a new version in the order's key.
-
-    Args:
-        sizes: Samples in each shard (S,), at least one in all.
-        seed: With `epoch`, the key of the shuffle.
-        epoch: See `seed`.
-        room: Windows that are kept.
+    change of any bit needs a new version in the order's key. At most `room` windows are kept.
     """
 
     def __init__(self, sizes: Int64Array, *, seed: int, epoch: int, room: int) -> None:
-        order = permute(np.arange(len(sizes), dtype=np.int64), len(sizes), derive_seed("shards", seed), epoch, {})
+        order = permutation(len(sizes), derive_seed("shards", seed), epoch)(np.arange(len(sizes)))
         ends = np.cumsum(sizes[order])
         moves = (np.cumsum(sizes) - sizes)[order] - (ends - sizes[order])
         size = int(ends[-1])
@@ -194,23 +188,12 @@ class ShuffledWindows:
         self._state = self._bits.state
 
     def window(self, number: int, begin: int, size: int) -> Int64Array:
-        """Return the shuffled indices of a window (size,).
-
-        Args:
-            number: Number that no other window has.
-            begin: Start of the window in the ring.
-            size: Samples of the window.
-        """
+        """Return the shuffled indices (size,) of the window at `begin` in the ring. No other window has its number."""
         if number in self._kept:
             self._kept.move_to_end(number)
             return self._kept[number]
         if len(self._kept) == self._room:
             self._kept.popitem(last=False)
-        self._kept[number] = found = self.make(number, begin, size)
-        return found
-
-    def make(self, number: int, begin: int, size: int) -> Int64Array:
-        """Shuffle a window (Fisher and Yates): see `window`."""
         first, last = np.searchsorted(self._ends, (begin, begin + size - 1), side="right")
         ends = np.minimum(self._ends[first : last + 1], begin + size)
         indices: Int64Array = np.repeat(self._moves[first : last + 1], np.diff(ends, prepend=begin))
@@ -220,6 +203,7 @@ class ShuffledWindows:
             # To set the whole state takes a quarter of the time of a new generator.
             self._bits.state = self._state | {"state": {"state": high << 64 | low, "inc": _INCREMENT}}
             self._random.shuffle(indices)
+        self._kept[number] = indices
         return indices
 
 

@@ -12,10 +12,9 @@ from drawing import Drawing, DrawingFrom, add_draws, drawing_collate, draws, equ
 
 import loaderkit as lk
 from loaderkit.collate import CollateError
-from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
+from loaderkit.datasets import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
 from loaderkit.engine import BatchReader
-from loaderkit.sampling.cursor import Cursor
-from loaderkit.sampling.plan import BatchPlan
+from loaderkit.sampling import BatchPlan, Cursor
 
 ARRAY = lk.ArrayDataset(torch.arange(12))
 LIST = list(range(12))

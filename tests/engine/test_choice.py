@@ -14,8 +14,6 @@ import torch.utils.data as torch_data
 from drawing import equal
 
 import loaderkit as lk
-from loaderkit.engine import BatchReader
-from loaderkit.loader.engines import choose
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
 
@@ -76,10 +74,10 @@ def test_settings_that_need_workers_keep_them(settings: dict[str, Any], why: str
     assert why in about.why
 
 
-def test_elsewhere_than_on_linux_the_workers_are_torchs() -> None:
-    reader, config = BatchReader(Pids(), None, 0), lk.LoaderConfig(num_workers=2)
-    assert choose(reader, config, 2, platform="darwin")[0] == "torch"
-    assert choose(reader, config, 2, platform="linux")[0] == "ring"
+def test_elsewhere_than_on_linux_the_workers_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert engine_of(Pids()) == "ring"
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert engine_of(Pids()) == "torch"
 
 
 def test_inline_reading_changes_no_batch_and_no_resume() -> None:

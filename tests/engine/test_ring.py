@@ -24,9 +24,8 @@ from leftovers import found, more, nothing_left
 from torchvision import tv_tensors
 
 import loaderkit as lk
-from loaderkit.engine import BatchReader
-from loaderkit.engine.ring import RingEngine, Slots, read, write
-from loaderkit.sampling.plan import BatchPlan
+from loaderkit.engine import BatchReader, RingEngine, Slots, read_batch, write_batch
+from loaderkit.sampling import BatchPlan
 
 RING: dict[str, Any] = {"engine": "ring", "num_workers": 2, "timeout": 60}
 
@@ -143,10 +142,10 @@ LEAVES: dict[str, Any] = {
 def test_every_kind_of_leaf_arrives_as_it_was_and_by_its_own_size() -> None:
     slots = Slots(2, 1)
     for name, leaf in LEAVES.items():
-        written = write(leaf, slots, 0)
+        written = write_batch(leaf, slots, 0)
         assert written.image is None
         assert max(written.size, len(written.structure)) < 4000, name
-        there = read(written.structure, slots.lease(0, lambda _: None))
+        there = read_batch(written.structure, slots.lease(0, lambda _: None))
         assert type(there) is type(leaf), name
         if isinstance(leaf, torch.Tensor):
             assert (there.dtype, there.shape, there.layout) == (leaf.dtype, leaf.shape, leaf.layout), name
@@ -164,7 +163,7 @@ def test_every_kind_of_leaf_arrives_as_it_was_and_by_its_own_size() -> None:
     assert {"channels last", "transposed"} <= LEAVES.keys()
     for name in ("channels last", "transposed"):
         assert (
-            read(write(LEAVES[name], slots, 0).structure, slots.memory[slots.start(0) :]).stride()
+            read_batch(write_batch(LEAVES[name], slots, 0).structure, slots.memory[slots.start(0) :]).stride()
             == LEAVES[name].stride()
         )
     assert not list(Path("/dev/shm").glob(f"torch_{os.getpid()}_*"))
@@ -175,9 +174,9 @@ def test_the_same_memory_arrives_as_the_same_memory() -> None:
     slots = Slots(1, 1)
     x, a = torch.arange(1000), np.arange(1000)
     batch = {"x": x, "again": x, "view": x.view(10, 100), "array": a, "once more": a, "other": torch.from_numpy(a)}
-    written = write(batch, slots, 0)
+    written = write_batch(batch, slots, 0)
     assert written.size == 2 * 8000
-    there = read(written.structure, slots.lease(0, lambda _: None))
+    there = read_batch(written.structure, slots.lease(0, lambda _: None))
     assert there["x"] is there["again"]
     assert there["array"] is there["once more"]
     there["x"][0] = 7

@@ -23,9 +23,8 @@ import torch
 from leftovers import nothing_left
 
 import loaderkit as lk
-from loaderkit.engine import BatchReader
-from loaderkit.engine.ring import RingEngine, WorkerDied
-from loaderkit.sampling.plan import BatchPlan
+from loaderkit.engine import BatchReader, RingEngine, WorkerDied
+from loaderkit.sampling import BatchPlan
 
 BAD = 17  # the index of the sample at which something happens
 RING: dict[str, Any] = {"engine": "ring", "num_workers": 2, "multiprocessing_context": "fork"}

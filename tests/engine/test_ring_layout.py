@@ -15,7 +15,7 @@ import torch.utils.data as torch_data
 from torch import Tensor
 
 import loaderkit as lk
-from loaderkit.engine.ring import Slots, read, write
+from loaderkit.engine import Slots, read_batch, write_batch
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def slots() -> Any:
 
 
 def through(slots: Slots, batch: Any) -> Any:
-    return read(write(batch, slots, 0).structure, slots.lease(0, int))
+    return read_batch(write_batch(batch, slots, 0).structure, slots.lease(0, int))
 
 
 @pytest.mark.parametrize("pickled", [False, True])
@@ -148,7 +148,7 @@ def test_a_batch_is_gone_when_it_is_written(slots: Slots, name: str) -> None:
     tensor = weakref.ref(batch["x"][0] if name == "nested" else batch["b"])
     gc.disable()
     try:
-        write(batch, slots, 0)
+        write_batch(batch, slots, 0)
         del batch
         assert tensor() is None
     finally:
@@ -178,11 +178,11 @@ def test_a_slot_has_what_its_batches_need_and_room_where_they_differ(slots: Slot
     size, page = 1 << 22, mmap.PAGESIZE
     slots.put_key(0, bytes(2000))
     for _ in range(3):
-        write(torch.zeros(size, dtype=torch.uint8), slots, 0)
+        write_batch(torch.zeros(size, dtype=torch.uint8), slots, 0)
         assert slots.reserved[0] == size
     assert os.fstat(slots._fd).st_blocks * 512 <= size + 2 * page
-    write(torch.zeros(size + page, dtype=torch.uint8), slots, 0)
+    write_batch(torch.zeros(size + page, dtype=torch.uint8), slots, 0)
     room = slots.reserved[0]
     assert size * 5 // 4 <= room <= size * 5 // 4 + 2 * page
-    write(torch.zeros(size * 9 // 8, dtype=torch.uint8), slots, 0)
+    write_batch(torch.zeros(size * 9 // 8, dtype=torch.uint8), slots, 0)
     assert slots.reserved[0] == room

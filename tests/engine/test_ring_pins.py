@@ -13,9 +13,8 @@ import torch
 from leftovers import nothing_left
 
 import loaderkit as lk
-from loaderkit.engine import BatchReader
-from loaderkit.engine.ring import RingEngine, cuda_runtime
-from loaderkit.sampling.plan import BatchPlan
+from loaderkit.engine import BatchReader, RingEngine, cuda_runtime
+from loaderkit.sampling import BatchPlan
 
 
 class Cudart:

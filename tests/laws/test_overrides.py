@@ -13,8 +13,7 @@ from datasets_made import KINDS, public_datasets
 
 import loaderkit as lk
 from loaderkit.datasets import knows_lengths, reads_batches, reads_columns, reads_many
-from loaderkit.device.prefetch import prefetch
-from loaderkit.engine.batch_reader import takes_batches
+from loaderkit.engine import takes_batches
 from loaderkit.seeding import draws_nothing
 
 FASTER = {
@@ -253,7 +252,7 @@ def test_a_device_transforms_own_call_is_seeded() -> None:
             return torch.rand(())
 
     batches = [torch.zeros(1, 3, 2, 2, dtype=torch.uint8)]
-    found = {float(next(prefetch(batches, "cpu", transform=Random([0.5] * 3, [0.5] * 3)))) for _ in range(3)}
+    found = {float(next(lk.prefetch(batches, "cpu", transform=Random([0.5] * 3, [0.5] * 3)))) for _ in range(3)}
     assert len(found) == 1
 
 

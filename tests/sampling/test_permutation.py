@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from loaderkit import Cursor, Shuffled
-from loaderkit.sampling import BatchPlan
-from loaderkit.sampling.permutation import ROUNDS, SMALL, FeistelPermutation, drawn_permutation
-from loaderkit.system.arrays import Int64Array, UInt64Array
+from loaderkit.sampling import BatchPlan, FeistelPermutation, drawn_permutation
+from loaderkit.system import Int64Array, UInt64Array
 
+SMALL = 1 << 20  # from here on, Shuffled uses the network
 LIMIT = 5.0  # standard deviations; the seeds are fixed, so that a pass stays a pass
 
 
-def feistel(size: int, seed: int, epoch: int = 0, rounds: int = ROUNDS) -> Int64Array:
+def feistel(size: int, seed: int, epoch: int = 0, **rounds: int) -> Int64Array:
     """Evaluate the network at each position, at sizes too small for it as well."""
-    return FeistelPermutation(size, seed, epoch, rounds=rounds).at(np.arange(size, dtype=np.int64))
+    return FeistelPermutation(size, seed, epoch, **rounds).at(np.arange(size, dtype=np.int64))
 
 
 def small(size: int, seed: int, epoch: int = 0) -> Int64Array:

@@ -10,7 +10,7 @@ from multiprocessing import util
 from typing import Any
 
 from loaderkit.engine.ring.messages import FAILED, IN_SLOT, TASK, Answer, Inbox
-from loaderkit.engine.ring.pickled import read
+from loaderkit.engine.ring.pickled import read_batch
 from loaderkit.engine.ring.pins import Pins
 from loaderkit.engine.ring.processes import Processes, Workers
 from loaderkit.engine.ring.slots import LARGE, Slots
@@ -164,14 +164,14 @@ class Team:
                 pinned = self.pins is not None and self.pins.lease(slot, answer.size)
                 self._own.leased.add(slot)
                 # Arrays stay on the host when the tensors go to the device: they must not hold the slot.
-                return read(answer.structure, slots.lease(slot, self._freed), own_arrays=pinned), pinned
+                return read_batch(answer.structure, slots.lease(slot, self._freed), own_arrays=pinned), pinned
             memory = bytearray(slots.bytes(slot, answer.size))
         else:
             memory = bytearray(answer.image)
         self.free.append(slot)
         if answer.kind == FAILED:
             raise_again(answer.structure)
-        return read(answer.structure, memory), False
+        return read_batch(answer.structure, memory), False
 
     def close(self) -> None:
         """Stop the workers, busy or not. Slots in use stay until their views are gone."""

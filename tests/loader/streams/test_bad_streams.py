@@ -13,7 +13,7 @@ from bad_stream_data import ALL, BAD, FAST, NAMES, SKIP, Read, found_by
 from drawing import add_draws, drawing_collate, equal
 
 import loaderkit as lk
-from loaderkit.system.retry import TransientError
+from loaderkit.system import TransientError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Loader. . workers for"),
