@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.sampling.permutation import permute
+from loaderkit.sampling.permutation import permutation
 from loaderkit.system.arrays import Int64Array
 
 
@@ -141,7 +141,8 @@ class Shuffled(Order):
         return self.length
 
     def at(self, epoch: int, positions: Int64Array) -> Int64Array:
-        return permute(positions, self.length, self.seed, epoch, self._epochs)
+        found: Int64Array = cached(self, epoch, lambda: permutation(self.length, self.seed, epoch))(positions)
+        return found
 
     @property
     def reach(self) -> int:
@@ -184,7 +185,7 @@ class Subset(Order):
 
     def at(self, epoch: int, positions: Int64Array) -> Int64Array:
         if self._shuffle:
-            positions = permute(positions, len(self._chosen), self._seed, epoch, self._epochs)
+            positions = cached(self, epoch, lambda: permutation(len(self._chosen), self._seed, epoch))(positions)
         return np.take(self._chosen, positions)
 
     @property

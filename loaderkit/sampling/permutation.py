@@ -7,33 +7,24 @@ bit needs a new version in the orders' keys.
 """
 
 import math
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.system.arrays import Int64Array, UInt64Array
 
-SMALL = 1 << 20
-ROUNDS = 6  # with 3 or 4 the displacement test fails
+_SMALL = 1 << 20
+_ROUNDS = 6  # with 3 or 4 the displacement test fails
 _BLOCK = 1 << 17  # positions at a time, so that temporaries stay in caches
 
 
-def permute(positions: Int64Array, size: int, seed: int, epoch: int, cache: dict[int, Any]) -> Int64Array:
-    """Return the elements at positions (N,) of the permutation of [0, size) for (seed, epoch). `size` is below 2**62.
-
-    `cache` keeps what one epoch needs. This function writes to it.
-    """
-    found: Int64Array | FeistelPermutation | None = cache.get(epoch)
-    if found is None:
-        if size < SMALL:
-            # The stream of this generator is frozen for good (NEP 19).
-            found = drawn_permutation(size, np.random.PCG64DXSM(derive_seed("shuffle", seed, epoch)))
-        else:
-            found = FeistelPermutation(size, seed, epoch)
-        cache.clear()
-        cache[epoch] = found
-    return found.at(positions) if isinstance(found, FeistelPermutation) else np.take(found, positions)
+def permutation(size: int, seed: int, epoch: int) -> Callable[[Int64Array], Int64Array]:
+    """Return a function from positions (N,) to the elements there. `size` is below 2**62."""
+    if size >= _SMALL:
+        return FeistelPermutation(size, seed, epoch).at
+    # The stream of this generator is frozen for good (NEP 19).
+    return drawn_permutation(size, np.random.PCG64DXSM(derive_seed("shuffle", seed, epoch))).take
 
 
 def drawn_permutation(size: int, bits: np.random.BitGenerator) -> Int64Array:
@@ -60,7 +51,7 @@ class FeistelPermutation:
     The key is (seed, epoch). Only tests use other `rounds`.
     """
 
-    def __init__(self, size: int, seed: int, epoch: int, *, rounds: int = ROUNDS) -> None:
+    def __init__(self, size: int, seed: int, epoch: int, *, rounds: int = _ROUNDS) -> None:
         a = math.isqrt(size - 1) + 1
         b = -(-size // a)
         self._size, self._a, self._b = np.uint64(size), np.uint64(a), np.uint64(b)

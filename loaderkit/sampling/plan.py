@@ -87,7 +87,8 @@ class Plan(ABC):
         of the epoch done.
         """
         done = self.batches(cursor.epoch) - self.remaining(cursor)
-        return dataclasses.replace(cursor, batches=done)
+        # A window of a plan by length may have more steps if it was arranged twice.
+        return dataclasses.replace(cursor, batches=max(0, done))
 
     def batches(self, epoch: int) -> int:
         """Return the number of batches of each rank in a whole epoch."""
@@ -140,7 +141,7 @@ class BatchPlan(Plan):
         return self.order.key(epoch)
 
     def remaining(self, cursor: Cursor) -> int:
-        left = self._left(cursor)
+        left = max(0, self._size(cursor.epoch) - cursor.samples)
         full, rest = divmod(left, self.step)
         if rest == 0 or self.tail == "drop":
             return full
@@ -157,10 +158,9 @@ class BatchPlan(Plan):
             cursor = cursor.next_epoch()
         if batches == 0:
             return cursor
-        samples = cursor.samples
-        most = left - 2  # these steps are full, whatever the tail
-        samples += min(batches, max(most, 0)) * self.step
-        for _ in range(batches - max(most, 0)):
+        full = max(0, left - 2)  # these steps are full, whatever the tail
+        samples = cursor.samples + min(batches, full) * self.step
+        for _ in range(batches - full):
             samples += self._step(cursor, samples)
         return Cursor(epoch=cursor.epoch, samples=samples, batches=cursor.batches + batches)
 
@@ -183,16 +183,15 @@ class BatchPlan(Plan):
 
     def _positions(self, start: int, steps: int, step: int) -> Int64Array:
         """Return this rank's positions (steps, B) in the steps from `start` on, each of `step` samples."""
-        low, high = self._share(step)
+        base, extra = divmod(step, self.world.size)
+        low = self.world.rank * base + min(self.world.rank, extra)
+        high = low + base + (self.world.rank < extra)
         starts = np.arange(start, start + steps * step, step, dtype=np.int64)
         return starts[:, None] + np.arange(low, high, dtype=np.int64)
 
     @property
     def step(self) -> int:
         return self.world.size * (self.batch_size or 1)
-
-    def _left(self, cursor: Cursor) -> int:
-        return max(0, self._size(cursor.epoch) - cursor.samples)
 
     def _size(self, epoch: int) -> int:
         return int(self.order.size(epoch))  # a state holds no numpy integers
@@ -210,12 +209,6 @@ class BatchPlan(Plan):
         if full and not self._joined(full, rest):
             return -(-left // 2)
         return left
-
-    def _share(self, step: int) -> tuple[int, int]:
-        """Return this rank's stretch of a step: its start and end in the step."""
-        base, extra = divmod(step, self.world.size)
-        low = self.world.rank * base + min(self.world.rank, extra)
-        return low, low + base + (self.world.rank < extra)
 
     def _check_spread(self, cursor: Cursor, left: int) -> None:
         ranks = self.world.size

@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderkit.sampling.by_length.checks import TAILS, as_lengths, check_choice, check_count, check_order
-from loaderkit.sampling.by_length.segments import Arrangement, Geometry, Segment, Windows
+from loaderkit.sampling.by_length.segments import Arrangement, Geometry, Segment, end_of_window
 from loaderkit.sampling.by_length.summary import BatchCounts, PlanSummary, longest_times_count, summarise
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.order import Order, Sequential, Shuffled, digest
 from loaderkit.sampling.plan import BatchKey, Plan, Tail
+from loaderkit.seeding.keys import hash_positions
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.world import World
 
@@ -105,11 +106,6 @@ class WindowPlan(Plan):
             return 0
         return len(segment.steps) - segment.steps_done(cursor.samples) + self._steps_from(cursor.epoch, segment.end)
 
-    def placed(self, cursor: Cursor) -> Cursor:
-        # A window that was arranged twice may have more steps than if it had been arranged once.
-        done = max(0, self.batches(cursor.epoch) - self.remaining(cursor))
-        return Cursor(epoch=cursor.epoch, samples=cursor.samples, batches=done, plan=cursor.plan)
-
     def advance(self, cursor: Cursor, batches: int = 1) -> Cursor:
         while (left := self.remaining(cursor)) <= batches:
             if left == 0 and cursor.samples == 0:
@@ -145,7 +141,7 @@ class WindowPlan(Plan):
 
     def summary(self, epoch: int = 0) -> PlanSummary:
         """Return the number of batches of an epoch and their padding. Plans the whole epoch; reads no data."""
-        counts = [self._counts(segment) for segment in self._windows.whole(epoch, self.geometry)]
+        counts = [self._counts(segment) for segment in self._whole(epoch)]
         return summarise(counts, epoch=epoch, ranks=self.world.size, size=self._size(epoch))
 
     def tokens_of(self, lengths: Int64Array, arrangement: Arrangement) -> Int64Array:
@@ -165,21 +161,89 @@ class WindowPlan(Plan):
         inside = cursor.plan[-len(geometry) :] == geometry  # the same segment wherever in it the cursor is
         where = (cursor.epoch, cursor.plan, 0 if inside else cursor.samples)
         if where not in segments:
-            segment = self._windows.segment(cursor, geometry)
+            segment = self._find_segment(cursor)
             # A new dict: another thread may read the old one.
             self._segments = segments = dict([*segments.items(), (where, segment)][-_KEPT:])
         return segments[where]
 
-    @property
-    def _windows(self) -> Windows:
-        return Windows(
-            name=type(self).__name__,
-            order=self.order,
-            lengths=self.lengths,
-            window=self.window,
-            seed=self.seed,
-            shuffle_steps=self._shuffle_steps,
-            arrange=self.arrange,
+    def _find_segment(self, cursor: Cursor) -> Segment | None:
+        """Build the segment that a run reads at a cursor.
+
+        `cursor.plan` is the history of the open window: for each geometry it was arranged with, the samples consumed when
+        that segment began, then the geometry.
+
+        Raises:
+            ValueError: If the cursor is damaged, or the ranks can't share the end of the epoch.
+        """
+        geometry = self.geometry
+        segment = self._restore(cursor, 1 + len(geometry)) if cursor.plan else None
+        if segment is not None and segment.history[-len(geometry) :] == geometry:
+            return segment
+        return self._next(cursor.epoch, segment, cursor.samples, geometry)
+
+    def _whole(self, epoch: int, start: int = 0) -> Iterator[Segment]:
+        """Yield the segments of an epoch from `start` on, as a run without interruption reads them."""
+        while (segment := self._next(epoch, None, start, self.geometry)) is not None:
+            yield segment
+            start = segment.end
+
+    def _restore(self, cursor: Cursor, width: int) -> Segment | None:
+        """Rebuild a segment from its history, `width` numbers for each geometry."""
+        if len(cursor.plan) % width:
+            raise ValueError(
+                f"cannot resume: the cursor's plan has {len(cursor.plan)} numbers, wanted a multiple of {width} for "
+                f"{type(self).__name__}. The state is damaged, or of another plan."
+            )
+        segment: Segment | None = None
+        for place in range(0, len(cursor.plan), width):
+            start, *geometry = cursor.plan[place : place + width]
+            try:
+                beyond = segment is None and start >= self._size(cursor.epoch)
+                if beyond or min(start, *geometry) < 0 or min(geometry[:2]) < 1:
+                    raise ValueError("a number is out of range")
+                segment = self._next(cursor.epoch, segment, start, tuple(geometry))
+            except (ArithmeticError, LookupError, ValueError) as error:
+                raise ValueError(
+                    f"cannot resume: {type(self).__name__} can't arrange the samples from {start} on by {geometry}, as the cursor's "
+                    "plan says. The state is damaged, or of other data."
+                ) from error
+        return segment
+
+    def _next(self, epoch: int, previous: Segment | None, start: int, geometry: Geometry) -> Segment | None:
+        """Arrange what `previous` has left at `start`, or a new window; None at the epoch's end.
+
+        If that gives no batch for each rank, the segment takes the next window too.
+        """
+        size = self._size(epoch)
+        history: tuple[int, ...] = ()
+        if previous is not None:
+            end, positions, history = previous.end, previous.positions_left(start), previous.history
+        elif start < size:
+            end = end_of_window(start, size, self.window)
+            positions = np.arange(start, end, dtype=np.int64)
+        else:
+            return None
+        indices = self.order.at(epoch, positions)
+        while (found := self.arrange(self.lengths[indices], geometry, last=end == size)) is None:
+            more = np.arange(end, end_of_window(end, size, self.window), dtype=np.int64)
+            end += len(more)
+            positions, indices = np.append(positions, more), np.append(indices, self.order.at(epoch, more))
+        ranks = geometry[0]
+        steps = np.arange((len(found.bounds) - 1) // ranks, dtype=np.int64)
+        if self._shuffle_steps:
+            steps = np.argsort(hash_positions(steps, "steps", self.seed, epoch, start), kind="stable")
+        ends = start + np.cumsum(found.samples_of_steps(ranks, len(positions))[steps])
+        ends[-1:] = end  # samples that the tail policy or too_long leaves out count as consumed
+        return Segment(
+            start=start,
+            end=end,
+            positions=positions,
+            indices=indices,
+            arrangement=found,
+            ranks=ranks,
+            steps=steps,
+            ends=ends,
+            history=(*history, start, *geometry),
         )
 
     def _steps_from(self, epoch: int, start: int) -> int:
@@ -216,7 +280,7 @@ class WindowPlan(Plan):
         for (counted, _), (starts, before) in self._step_counts.items():
             if counted == epoch and starts[np.searchsorted(starts, start)] == start:
                 return starts, before
-        segments = [(segment.end, len(segment.steps)) for segment in self._windows.whole(epoch, self.geometry, start)]
+        segments = [(segment.end, len(segment.steps)) for segment in self._whole(epoch, start)]
         ends, steps = np.array(segments, dtype=np.int64).reshape(-1, 2).T
         found = np.append(start, ends), np.append(0, np.cumsum(steps))
         kept = {key: value for key, value in self._step_counts.items() if key[0] == epoch}
