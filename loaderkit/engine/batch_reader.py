@@ -47,9 +47,7 @@ class BatchReader:
     bad_samples: BadSamples = RAISE
     order: Order | None = None
     lengths: Int64Array | None = None
-    _read_batch: Callable[[Int64Array], Any] | None = field(
-        init=False, default=None
-    )  # the dataset's own, if it is of use
+    _whole: bool = field(init=False, default=False)  # whether the dataset reads whole batches
     _columns: bool = field(init=False, default=False)  # whether to read columns instead of samples
     _many: bool = field(init=False, default=False)  # whether the dataset reads several samples at a time
     _drawn: Draws = field(init=False, default=Draws.ANYTHING)  # by the dataset
@@ -58,21 +56,13 @@ class BatchReader:
 
     def __post_init__(self) -> None:
         dataset, stacks, drawn = self.dataset, self.collate_fn is None, draws(self.dataset)
-        whole = self.batched and (stacks or takes_batches(self.collate_fn)) and reads_batches(dataset)
         vars(self).update(
-            _read_batch=dataset.read_batch if whole else None,
+            _whole=self.batched and (stacks or takes_batches(self.collate_fn)) and reads_batches(dataset),
             _columns=stacks and self.batched and drawn is Draws.NOTHING and reads_columns(dataset),
             _many=reads_many(dataset),
             _drawn=drawn,
             _collate_drawn=Draws.NOTHING if stacks else draws(self.collate_fn),
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_read_batch": None}  # it may be a function that does not pickle
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.__post_init__()
 
     def __getitems__(self, key: BatchKey) -> Any:  # torch calls it with an item of the batch sampler
         return self.read(key)
@@ -85,16 +75,14 @@ class BatchReader:
                 that names the sample.
         """
         with lends(self._buffers):
-            if self._read_batch is not None:
-                return self._make_whole(key, self._read_batch)
+            if self._whole:
+                return self._make_whole(key)
             with self._seeds(self._drawn, key) as seeds:
                 return self._make(key, seeds)
 
     def draws_from(self) -> Draws:
         """Return what making a batch draws from."""
-        if self._read_batch is not None:
-            return Draws.NOTHING
-        return max(self._drawn, self._collate_drawn)
+        return Draws.NOTHING if self._whole else max(self._drawn, self._collate_drawn)
 
     def _seeds(self, drawn: Draws, key: BatchKey, rows: slice = slice(None)) -> SampleSeeds:
         if drawn is Draws.NOTHING:
@@ -104,10 +92,10 @@ class BatchReader:
             return SampleRngSeeds(words)
         return SampleSeeds(words, restore=torch_data.get_worker_info() is None)
 
-    def _make_whole(self, key: BatchKey, read_batch: Callable[[Int64Array], Any]) -> Any:
+    def _make_whole(self, key: BatchKey) -> Any:
         """Make a batch that the dataset reads already collated."""
         try:
-            batch, repair = self._read_together(key, lambda _, indices: read_batch(indices))
+            batch, repair = self._read_together(key, lambda _, indices: self.dataset.read_batch(indices))
         except Exception as error:
             _note(error, key, None)
             raise

@@ -27,7 +27,7 @@ class Written(NamedTuple):
     image: bytearray | None  # the content of the slot, if the slot has no memory for it
 
 
-def write(batch: Any, slots: Slots, slot: int) -> Written:
+def write_batch(batch: Any, slots: Slots, slot: int) -> Written:
     """Write a batch into a slot, or into an image of one if it is too large for the slot or memory runs out."""
     file = io.BytesIO()
     pickler = _Pickler(file)
@@ -54,7 +54,7 @@ def write(batch: Any, slots: Slots, slot: int) -> Written:
     return Written(structure, size, image)
 
 
-def read(structure: bytes, memory: Any, *, own_arrays: bool = False) -> Any:
+def read_batch(structure: bytes, memory: Any, *, own_arrays: bool = False) -> Any:
     """Return the batch of a structure. Its tensors and arrays are views of the memory, which is the slot's or the image's.
 
     With `own_arrays`, arrays are copies: only tensors hold the memory.
@@ -81,17 +81,12 @@ class _Pickler(ForkingPickler):
     def reducer_override(self, value: Any) -> Any:
         # All by value: torch's own reductions use its own shared memory.
         if isinstance(value, Tensor) and value.is_cpu:
-            usual = type(value) is Tensor
-            if usual and value.layout == torch.strided and not value.is_quantized and not value.is_nested:
+            dense = value.layout == torch.strided and not value.is_quantized and not value.is_nested
+            if type(value) is Tensor and dense:
                 return self._tensor(value)
-            if usual and value.layout in _SPARSE:
+            if type(value) is Tensor and value.layout in _SPARSE:
                 return _make_sparse, _sparse_parts(value)
-            if (
-                value.layout == torch.strided
-                and not value.is_quantized
-                and not value.is_nested
-                and value.untyped_storage().nbytes() > value.nbytes
-            ):
+            if dense and value.untyped_storage().nbytes() > value.nbytes:
                 value = value.detach().clone().requires_grad_(value.requires_grad)  # a storage travels as a whole
             return value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         if isinstance(value, UntypedStorage) and value.device.type == "cpu":

@@ -16,7 +16,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.ring.messages import FAILED, IN_PIPE, IN_SLOT, LEFT, TASK, Answer, unpack_key
-from loaderkit.engine.ring.pickled import write
+from loaderkit.engine.ring.pickled import write_batch
 from loaderkit.engine.ring.slots import STOP, Slots
 from loaderkit.seeding.global_seeds import seed_all
 from loaderkit.seeding.keys import derive_seed
@@ -71,21 +71,15 @@ class Worker:
                 slots.doing[me] = number
                 answer = self._answer(number, slot, size, failed)
                 _send(answers, answer.head())
-                if answer.image:
-                    _send(answers, answer.image)
+                _send(answers, answer.image)
                 slots.doing[me] = -1
 
     def _prepare(self) -> None:
         limit_threads(self.pools)
         seed = derive_seed("ring", self.reader.seed, self.number)
         seed_all(seed)
-        about: dict[str, Any] = {
-            "id": self.number,
-            "num_workers": self.workers,
-            "seed": seed,
-            "dataset": self.reader.dataset,
-        }
-        torch_worker._worker_info = _SlotWorkerInfo(**about)
+        about: dict[str, Any] = {"num_workers": self.workers, "seed": seed, "dataset": self.reader.dataset}
+        torch_worker._worker_info = _SlotWorkerInfo(id=self.number, **about)
         if self.init is not None:
             self.init(self.number)
 
@@ -98,7 +92,7 @@ class Worker:
             try:
                 batch = self.reader.read(key)
                 doing = "sent"
-                structure, size, image = write(batch, self.slots, slot)
+                structure, size, image = write_batch(batch, self.slots, slot)
             except BaseException as error:
                 if doing == "sent" or not isinstance(error, Exception):
                     some = ", ".join(map(str, key.indices[:8].tolist()))
@@ -151,11 +145,9 @@ def _failure(error: BaseException, where: str) -> bytes:
 
 
 def _send(fd: int, content: Any) -> None:
-    sent = os.write(fd, content)
-    if sent < len(content):
-        rest = memoryview(content)[sent:]
-        while rest:
-            rest = rest[os.write(fd, rest) :]
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
 
 
 def _end_with_parent() -> None:

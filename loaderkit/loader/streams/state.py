@@ -164,9 +164,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _cursor_of(state: Mapping[str, Any], place: Callable[..., Any]) -> StreamCursor:
     cursor = state["cursor"]
     lanes = [None if parts is None else place(*parts) for parts in state["lanes"]]
-    turns, bad = list(state["turns"]), cursor.get("bad", ())
-    bad = (bad,) if isinstance(bad, int) else bad  # earlier versions wrote one number on one rank
-    return StreamCursor(epoch=cursor["epoch"], batches=cursor["batches"], bad=bad, turns=turns, lanes=lanes)
+    return StreamCursor(**{"bad": (), **cursor}, turns=list(state["turns"]), lanes=lanes)
 
 
 def _check_form(state: Mapping[str, Any]) -> None:
