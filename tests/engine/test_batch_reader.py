@@ -74,13 +74,6 @@ def test_draws_belong_to_the_sample_however_datasets_are_combined(name: str) -> 
     assert by_index(lk.Loader(dataset, 4, shuffle=True, seed=3, collate_fn=as_is)) != whole
 
 
-def test_another_seed_gives_other_draws_in_the_same_order() -> None:
-    runs = [by_index(lk.Loader(Drawing(6), 2, seed=seed, collate_fn=as_is)) for seed in (1, 2, 1)]
-    assert runs[0] == runs[2]
-    assert len(runs[0]) == 6
-    assert all(runs[0][index] != runs[1][index] for index in range(6))
-
-
 @pytest.mark.parametrize("name", DATASETS)
 def test_no_two_draws_are_the_same(name: str) -> None:
     """Not in two transforms of one sample, nor in the datasets of a zip."""

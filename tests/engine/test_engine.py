@@ -79,17 +79,6 @@ def test_the_torch_engine_without_workers_gives_the_same() -> None:
     assert len(alone[0]) == 3
 
 
-class Noted:
-    def __init__(self, transform: Any) -> None:
-        self.transform = transform
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> Any:
-        return self.transform(index)
-
-
 def first_of_two(batch: list[Any]) -> Any:
     return batch[0]
 
@@ -97,8 +86,11 @@ def first_of_two(batch: list[Any]) -> Any:
 @pytest.mark.parametrize(
     ("dataset", "path"),
     [
-        (Noted(lambda index: index), "dataset.transform"),
-        (Noted(functools.partial(first_of_two, lambda: None)), r"dataset.transform.args\[0\]"),
+        (lk.RecordDataset(range(8), transform=lambda index: index), "dataset.transform"),
+        (
+            lk.RecordDataset(range(8), transform=functools.partial(first_of_two, lambda: None)),
+            r"dataset.transform.args\[0\]",
+        ),
         (lk.StreamDataset(["a"], lambda shard, start: iter(range(8))), "stream"),
     ],
     ids=["a lambda", "a lambda in a partial", "a stream"],

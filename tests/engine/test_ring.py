@@ -4,15 +4,12 @@ import contextlib
 import gc
 import os
 import queue
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import psutil
@@ -30,34 +27,6 @@ from loaderkit.sampling import BatchPlan
 RING: dict[str, Any] = {"engine": "ring", "num_workers": 2, "timeout": 60}
 
 
-class Pair(NamedTuple):
-    image: torch.Tensor
-    name: str
-
-
-class Mixed:
-    """Samples with all kinds of leaves."""
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {
-            "float": torch.full((3, 5), float(index)),
-            "bfloat16": torch.full((2,), index, dtype=torch.bfloat16),
-            "empty": torch.empty(0, 4),
-            "number": index,
-            "text": f"sample {index}",
-            "pair": Pair(torch.arange(index), "p"),
-            "array": np.arange(3) + index,
-            "grad": torch.full((2,), float(index), requires_grad=True),
-        }
-
-
-def keep(samples: list[Any]) -> list[Any]:
-    return samples
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _warm() -> None:
     """Open what a process opens only once."""
@@ -69,17 +38,6 @@ def _warm() -> None:
 def _nothing_is_left_behind(_warm: None) -> Iterator[None]:
     with nothing_left():
         yield
-
-
-@pytest.mark.parametrize("collate", [None, keep])
-def test_all_kinds_of_samples_travel(collate: Any) -> None:
-    data: Any = Mixed() if collate else [Mixed()[3] | {"pair": 1, "grad": 0, "name": str(n)} for n in range(40)]
-    alone = list(lk.Loader(data, 7, collate_fn=collate))
-    travelled = list(lk.Loader(data, 7, collate_fn=collate, **RING))
-    assert len(alone) == 6
-    assert equal(travelled, alone)
-    if collate is None:
-        assert travelled[0]["float"].data_ptr() % 64 == 0
 
 
 class Sub(torch.Tensor):
@@ -225,18 +183,6 @@ def test_a_batch_may_be_written_to() -> None:
     for number, batch in enumerate(lk.Loader(Numbers(100), 4, **RING)):
         assert (batch[:, 0] == torch.arange(4 * number, 4 * number + 4)).all()
         batch += 1
-
-
-def test_abandoned_passes_do_not_disturb_the_next() -> None:
-    loader = lk.Loader(Numbers(400), 4, persistent_workers=True, **RING)
-    for left_at in (1, 7, 2, 30):
-        loader.seek(epoch=0)
-        for number, batch in enumerate(loader):
-            assert int(batch[0, 0]) == 4 * number
-            if number == left_at:
-                break
-    assert sum(len(batch) for batch in loader) == 400
-    loader.close()
 
 
 class Readers:
@@ -411,64 +357,3 @@ def test_batches_may_die_in_another_thread() -> None:
     held.put(None)
     thread.join(20)
     assert number == 1999
-
-
-SCRIPT = """
-import os, signal, sys, time
-import loaderkit as lk, torch
-
-class Slow:
-    def __len__(self):
-        return 1000
-    def __getitem__(self, index):
-        time.sleep(0.01)
-        return torch.tensor([index, os.getpid()])
-
-if __name__ == "__main__":
-    loader = lk.Loader(Slow(), 4, num_workers=2, engine="ring", multiprocessing_context=sys.argv[1])
-    pids = set()
-    told = False
-    for batch in loader:
-        pids |= set(batch[:, 1].tolist())
-        if len(pids) == 2 and not told:
-            told = True
-            bystander = os.fork()  # has the trainer's ends of all pipes
-            if bystander == 0:
-                time.sleep(100)
-                os._exit(0)
-            print(*pids, bystander, flush=True)
-"""
-
-
-@pytest.mark.parametrize(
-    ("method", "how"),
-    [
-        ("fork", signal.SIGINT),
-        ("fork", signal.SIGTERM),
-        ("fork", signal.SIGKILL),
-        ("forkserver", signal.SIGKILL),
-        ("spawn", signal.SIGINT),
-    ],
-)
-def test_workers_end_with_their_trainer(how: signal.Signals, method: str, tmp_path: Path) -> None:
-    script = tmp_path / "trainer.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, str(script), method]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
-    ) as trainer:
-        assert trainer.stdout is not None
-        *workers, bystander = [psutil.Process(int(pid)) for pid in trainer.stdout.readline().split()]
-        assert len(workers) == 2
-        if method == "forkserver":  # the server has imported it once, for all
-            assert "libtorch" in Path(f"/proc/{workers[0].ppid()}/maps").read_text()
-        if how is signal.SIGINT:
-            os.killpg(trainer.pid, how)  # as a terminal does
-        else:
-            trainer.send_signal(how)
-        trainer.wait(20)
-    _, alive = psutil.wait_procs(workers, timeout=20)
-    for process in (*alive, bystander):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    assert not alive

@@ -133,14 +133,6 @@ def shown(batch: Any) -> Any:
     return type(batch), repr(batch)
 
 
-def test_batches_of_changing_shapes_arrive(slots: Slots) -> None:
-    """A slot takes any size after any other."""
-    for length in (3, 100, 3, 1, 100, 2):
-        for kind in (torch.float32, torch.int32):
-            batch = {"a": torch.arange(length).to(kind), "b": torch.full((2, length), length)}
-            assert shown(through(slots, batch)) == shown(batch)
-
-
 @pytest.mark.parametrize("name", ["nested", "array"])
 def test_a_batch_is_gone_when_it_is_written(slots: Slots, name: str) -> None:
     """Its memory does not wait for the garbage collector."""

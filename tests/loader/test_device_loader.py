@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch.utils.data as torch_data
-from drawing import Drawing, drawing_collate, draws, equal, generator_states
+from drawing import Drawing, drawing_collate, draws, equal
 from fake_cuda import FakeCuda
 
 import loaderkit as lk
@@ -145,12 +145,6 @@ def test_draws_of_the_transform_differ_between_ranks_and_epochs(depth: int) -> N
         loader = on_device(make_indexed(world=lk.World(rank, 2)), depth, transform=add_draws)
         found += [str(batch[1]) for _ in range(2) for batch in loader]
     assert len(set(found)) == len(found) == 12
-
-
-def test_the_callers_generators_stay_as_they_were(depth: int) -> None:
-    before = generator_states()
-    assert len(list(on_device(make_indexed(), depth, transform=add_draws))) == 5
-    assert generator_states() == before
 
 
 def test_a_moved_loader_ends_the_iterator(depth: int) -> None:

@@ -2,7 +2,6 @@
 
 import functools
 import io
-import itertools
 import os
 import signal
 import subprocess
@@ -247,11 +246,3 @@ def test_settings_out_of_range_are_refused() -> None:
     for settings in ({"num_workers": -1}, {"num_workers": 2.5}, {"multiprocessing_context": "forkserver"}):
         with pytest.raises(ValueError, match="wanted an integer of at least 0, and 'fork' or 'spawn'"):
             lk.measure_lengths(["a"], **settings)  # type: ignore[arg-type]
-
-
-def test_lengths_make_plans(tmp_path: Path) -> None:
-    data = Sentences()
-    lengths = lk.measure_lengths(data, "tokens")
-    for plan in (lk.LengthBuckets(lengths, 8), lk.TokenBudget(lengths, 100), lk.PackPlan(lengths, 50)):
-        found = itertools.chain.from_iterable(key.indices.tolist() for key in plan.keys(lk.Cursor()))
-        assert sorted(found) == list(range(len(data)))

@@ -369,19 +369,13 @@ def test_a_collate_gets_rows_of_packed_samples() -> None:
 def test_numpys_numbers_are_as_good_as_pythons() -> None:
     """A state is JSON, which has no numpy numbers."""
     lengths = lengths_of("lognormal", 60)
-    number = np.int64
-    for ours, theirs in (
-        (
-            LengthBuckets(lengths, 3, window=8, seed=2),
-            LengthBuckets(lengths, number(3), window=number(8), seed=number(2)),
-        ),
-        (
-            TokenBudget(lengths, 90, window=8, max_samples=4, multiple_of=2),
-            TokenBudget(lengths, number(90), window=number(8), max_samples=number(4), multiple_of=number(2)),
-        ),
-        (PackPlan(lengths, 40, 2, window=8), PackPlan(lengths, number(40), number(2), window=number(8))),
-    ):
-        loaders = [lk.Loader(list(range(60)), plan=plan, collate_fn=list) for plan in (ours, theirs)]
+    makes: list[Any] = [
+        lambda n: LengthBuckets(lengths, n(3), window=n(8), seed=n(2)),
+        lambda n: TokenBudget(lengths, n(90), window=n(8), max_samples=n(4), multiple_of=n(2)),
+        lambda n: PackPlan(lengths, n(40), n(2), window=n(8)),
+    ]
+    for make in makes:
+        loaders = [lk.Loader(list(range(60)), plan=make(kind), collate_fn=list) for kind in (int, np.int64)]
         states = [[json.dumps(loader.state_dict()) for _ in loader] for loader in loaders]
         assert states[0] == states[1]
         assert len(states[0]) > 4

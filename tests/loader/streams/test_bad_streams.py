@@ -163,18 +163,6 @@ def test_workers_do_not_change_a_batch(name: str, settings: dict[str, Any]) -> N
         assert len(loaders[0].bad_samples) >= 3
 
 
-def test_a_resume_with_other_workers_is_the_same() -> None:
-    stream = STREAMS["both"](BAD["a run over windows"])
-    whole, end = take(make(stream), 15)
-    for stop in (1, 4, 7):
-        first, state = take(make(stream, num_workers=2), stop)
-        resumed = make(stream, num_workers=1)
-        resumed.load_state_dict(state)
-        rest, last = take(resumed, 15 - stop)
-        assert equal(first + rest, whole)
-        assert last == end
-
-
 @pytest.mark.parametrize("name", STREAMS)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_share_an_epoch_and_take_over_another_runs(name: str, ranks: int) -> None:
