@@ -27,12 +27,10 @@ from loaderkit.system.threads import limit_threads
 _SMALL = 1 << 17  # bytes
 
 
-class _Keys(torch_data.Sampler[Any]):
+class _Keys:
     """The DataLoader's batch sampler: the keys of this run."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.now: Iterable[BatchKey] = ()
+    now: Iterable[BatchKey] = ()
 
     def __iter__(self) -> Iterator[BatchKey]:
         return iter(self.now)
@@ -183,7 +181,7 @@ class TorchEngine:
             "timeout": timeout,
         }
         self._reader, self._init = reader, worker_init_fn
-        self._keys = _Keys()
+        self._keys: Any = _Keys()
         self._loader: torch_data.DataLoader[Any] | None = None
         self._owner = process_id()
 

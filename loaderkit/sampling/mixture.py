@@ -99,8 +99,7 @@ class Mixture(Order):
         source, _ = self._pattern(self._window if number < whole else self._size % self._window)
         counts = epoch * self._in_epoch() + number * _shares(self._weights, self._window)
         counts += np.bincount(source[:rest], minlength=len(self._sizes)).astype(np.int64)
-        passes: npt.NDArray[np.float64] = counts / np.array(self._sizes, dtype=np.float64)
-        return passes
+        return counts / np.array(self._sizes, dtype=np.float64)
 
     def _in_epoch(self) -> Int64Array:
         """Return the samples of each source (S,) in an epoch."""

@@ -29,9 +29,7 @@ class RingEngine:
     a few batches, the next ones are copies. Batches come in the order of their keys, whoever makes them.
 
     Args:
-        reader: Makes the batches.
-        num_workers: The number of processes; this and the next ones are as torch's DataLoader has them.
-        prefetch_factor: None decides by the size of a batch.
+        num_workers: The number of processes; this and other names are those of torch's DataLoader.
         in_turn: Deal the keys to the workers in turn, so that each keeps to the shards of its own lanes. Else all workers
             take keys from one queue, so that a slow sample delays no other batch.
         pin_in_place: The device for which slots are page-locked where they are. Else batches are copied to page-locked
