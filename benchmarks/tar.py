@@ -24,7 +24,7 @@ from torch import Tensor
 
 import loaderkit as lk
 from loaderkit.datasets.images.decode import decode_picture
-from loaderkit.datasets.tar import index_tar
+from loaderkit.datasets.tar.index import index_tar
 
 BATCH = 64
 SHARDS = 10

@@ -512,20 +512,9 @@ def test_a_ragged_gives_the_batch_of_its_sequences_and_is_not_changed(dtype: tor
     assert ragged.values.tolist() == torch.cat(values).tolist()
 
 
-DTYPES = [
-    *(
-        torch.bool,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.uint16,
-        torch.uint32,
-        torch.uint64,
-    ),
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
-]
+DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+DTYPES += [torch.uint16, torch.uint32, torch.uint64]
+DTYPES += [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
 
 
 @pytest.mark.parametrize("first", DTYPES)

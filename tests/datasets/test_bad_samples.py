@@ -16,7 +16,7 @@ from drawing import add_draws, draws, equal, generator_states
 
 import loaderkit as lk
 from loaderkit.datasets import BadSampleCount, ConcatDataset, MapDataset, Reported, portable
-from loaderkit.system.retry import Retry
+from loaderkit.system import Retry
 
 SIZE = 23
 FAST = Retry(attempts=3, wait_s=0)

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 import torch
 from drawing import equal
-from torch import Tensor
 from torchvision import tv_tensors
-from torchvision.datasets import FakeData
 from torchvision.transforms import v2
 
 import loaderkit as lk
@@ -125,41 +123,6 @@ def test_what_reads_many_is_seen_through_torchs_wrappers() -> None:
     assert reads_many(stacked(a=ARRAY, b=ARRAY))
     assert not reads_many(stacked(ARRAY, LIST))
     assert not reads_many(subset(stacked(LIST), [1]))
-
-
-def photos(transform: Any = None) -> FakeData:
-    return FakeData(size=12, image_size=(3, 16, 16), num_classes=4, transform=transform)
-
-
-TRANSFORM = v2.Compose(
-    [
-        v2.ToImage(),
-        v2.RandomResizedCrop(8, antialias=True),
-        v2.RandomHorizontalFlip(),
-        v2.ColorJitter(brightness=0.5),
-        v2.ToDtype(torch.float32, scale=True),
-    ]
-)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_torchvision_datasets_and_transforms_work_as_they_are(workers: int) -> None:
-    """Random crops do not depend on workers or batch size; types are kept."""
-    loader = lk.Loader(photos(TRANSFORM), 5, shuffle=True, num_workers=workers)
-    images: dict[int, Tensor] = {}
-    for batch, (pixels, labels) in enumerate(loader):
-        assert type(pixels) is tv_tensors.Image
-        assert pixels.dtype == torch.float32
-        assert labels.dtype == torch.int64
-        images.update(zip(loader.indices(0, batch).tolist(), pixels, strict=True))
-    assert sorted(images) == list(range(12))
-    mapped = MapDataset(photos(), lambda sample: (TRANSFORM(sample[0]), sample[1]))
-    other = lk.Loader(mapped, 1, shuffle=True)
-    for batch, (pixels, _) in enumerate(other):
-        index = int(other.indices(0, batch)[0])
-        assert torch.equal(pixels[0], images[index])
-    again = next(iter(other))[0]  # the next epoch has other crops
-    assert not torch.equal(again[0], images[int(other.indices(1, 0)[0])])
 
 
 def test_boxes_go_through_transforms_and_collate_as_boxes() -> None:

@@ -147,13 +147,3 @@ def test_settings_that_cannot_be(tmp_path: Path) -> None:
 def test_the_fingerprint_knows_the_columns(tmp_path: Path) -> None:
     write(tmp_path, [9])
     assert lk.CsvDataset(tmp_path).fingerprint() != lk.CsvDataset(tmp_path, ["id"]).fingerprint()
-
-
-def test_a_file_that_changed_before_it_was_opened_is_an_error(tmp_path: Path) -> None:
-    """The bytes at the old offsets may also be a record."""
-    file = tmp_path / "a.csv"
-    file.write_text("a,b\n1,2\n3,4\n")
-    data = lk.CsvDataset(file)
-    file.write_text("a,b\n111,2222\n")
-    with pytest.raises(lk.ShardError, match=r"a\.csv: changed since it was indexed"):
-        data[0]

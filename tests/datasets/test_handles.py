@@ -217,26 +217,6 @@ def test_an_error_is_raised_and_the_next_call_tries_again(tmp_path: Path) -> Non
     handle.close()
 
 
-def in_child(handle: Any, found: Any) -> None:
-    before = handle._opened.own.handles.get(0)
-    opened = handle()
-    found.put((opened is before, opened.process == os.getpid(), before is not None and before.closed))
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_child_opens_its_own_and_leaves_its_parents_alone(method: str) -> None:
-    handle = lk.Handle(Opened, "a")
-    mine = handle()
-    context = multiprocessing.get_context(method)
-    found = context.SimpleQueue()
-    process = context.Process(target=in_child, args=(handle, found))
-    process.start()
-    same, own, closed = found.get()
-    process.join(60)
-    assert (same, own, closed) == (False, True, False)
-    assert handle() is mine
-
-
 class Everything:
     """The same numbers in an archive, two databases and a server: forked workers must not share these handles."""
 

@@ -10,7 +10,7 @@ from drawing import add_draws, draws, equal
 from shards import as_list, check_laws, check_reads, with_draws
 
 import loaderkit as lk
-from loaderkit.sampling.cursor import fingerprint
+from loaderkit.sampling import fingerprint
 
 
 def rows(size: int) -> list[dict[str, Any]]:

@@ -4,11 +4,9 @@ import json
 import multiprocessing
 import os
 import signal
-import threading
 import time
 import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -128,25 +126,4 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     with pytest.raises(OSError, match="No space left"):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_threads_may_write_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "a.lkindex"
-    errors: list[Any] = []
-
-    def write(number: int) -> None:
-        try:
-            for _ in range(20):
-                write_atomically(path, bytes([number]) * 1000)
-        except OSError as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    assert len(set(path.read_bytes())) == 1
     assert list(tmp_path.iterdir()) == [path]

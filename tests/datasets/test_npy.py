@@ -97,17 +97,6 @@ def test_what_is_no_array_is_named(bad: bytes, message: str, tmp_path: Path) -> 
         lk.NpyDataset(tmp_path)
 
 
-def test_a_file_that_changes_in_use_is_an_error(tmp_path: Path) -> None:
-    write(tmp_path, [4, 4])
-    data = lk.NpyDataset(tmp_path)
-    np.save(tmp_path / "000.npy", np.ones((3, 2), np.int32))
-    with pytest.raises(lk.ShardError, match=r"000\.npy: changed since it was indexed"):
-        data[0]
-    (tmp_path / "001.npy").write_bytes(b"")
-    with pytest.raises(lk.ShardError, match=r"001\.npy: changed since it was indexed"):
-        data[5]
-
-
 def test_remote_files_are_mapped_from_the_cache_and_only_from_it(tmp_path: Path) -> None:
     import fsspec
 

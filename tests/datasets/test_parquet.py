@@ -1,5 +1,6 @@
 """Tables in files: the rows that pyarrow's own to_pylist gives, whatever the file's kind and its row groups."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from shards import SIZES, check_laws, with_draws
 import loaderkit as lk
 from loaderkit.collate import stack
 from loaderkit.datasets import reads_batches
-from loaderkit.datasets.arrow import rowgroups
 
 KINDS = ["parquet", "arrow", "stream", "feather"]
 
@@ -59,13 +59,9 @@ def plain(value: Any) -> Any:
     """Arrays as lists, to compare with to_pylist."""
     if isinstance(value, np.ndarray):
         return value.tolist()
-    return (
-        [plain(row) for row in value]
-        if isinstance(value, list)
-        else {name: plain(v) for name, v in value.items()}
-        if isinstance(value, dict)
-        else value
-    )
+    if isinstance(value, list):
+        return [plain(row) for row in value]
+    return {name: plain(part) for name, part in value.items()} if isinstance(value, dict) else value
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -119,23 +115,6 @@ def test_a_row_has_the_same_types_in_any_batch(kind: str, tmp_path: Path) -> Non
     assert data[3]["tokens"].tolist() == [0, 1, 2]
 
 
-def test_a_row_group_is_decoded_once_in_consecutive_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-
-    write(tmp_path, [12], group=3)
-    decoded: list[int] = []
-    decode = rowgroups.GroupedTable.decode
-    monkeypatch.setattr(
-        rowgroups.GroupedTable, "decode", lambda self, group: decoded.append(group) or decode(self, group)
-    )
-    data = lk.ParquetDataset(tmp_path, ["id"], cached_groups=2)
-    assert [sample["id"] for batch in lk.Loader(data, 2, collate_fn=list) for sample in batch] == list(range(12))
-    assert decoded == [0, 1, 2, 3]
-    decoded.clear()
-    for index in (0, 3, 1, 4, 6, 5, 0):  # groups 0 1 0 1 2 1 0
-        assert data[index]["id"] == index
-    assert decoded == [0, 1, 2, 0]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cut_file_is_named_wherever_it_is_cut(kind: str, tmp_path: Path) -> None:
     """Also when its index is there."""
@@ -143,22 +122,11 @@ def test_a_cut_file_is_named_wherever_it_is_cut(kind: str, tmp_path: Path) -> No
     write_table(path, table(0, 9), kind)
     lk.ParquetDataset(path)
     content = path.read_bytes()
-    cuts = [
-        0,
-        1,
-        4,
-        8,
-        100,
-        len(content) // 3,
-        len(content) // 2,
-        len(content) - 20,
-        len(content) - 9,
-        len(content) - 1,
-    ]
-    for cut in cuts:
+    size = len(content)
+    for cut in (0, 1, 4, 8, 100, size // 3, size // 2, size - 20, size - 9, size - 1):
         path.write_bytes(content[:cut])
         path.with_name("a.arrow.lkindex").unlink(missing_ok=True)
-        if kind == "stream" and cut >= len(content) - 9:
+        if kind == "stream" and cut >= size - 9:
             continue  # a stream's end mark may be missing
         with pytest.raises(lk.ShardError, match=r"a\.arrow: "):
             list(lk.ParquetDataset(path).__getitems__(range(9)))
@@ -199,14 +167,6 @@ def test_a_missing_or_doubled_column_is_named(tmp_path: Path) -> None:
     pq.write_table(pa.table([[1], [2]], names=["a", "a"]), tmp_path / "0.parquet")
     with pytest.raises(lk.ShardError, match=r"0\.parquet: has the columns"):
         lk.ParquetDataset(tmp_path / "0.parquet", ["a"])[0]
-
-
-def test_a_file_that_changes_in_use_is_an_error(tmp_path: Path) -> None:
-    write(tmp_path, [9])
-    data = lk.ParquetDataset(tmp_path)
-    write(tmp_path, [10])
-    with pytest.raises(lk.ShardError, match="changed since it was indexed"):
-        data[0]
 
 
 def test_a_remote_file_is_read_alike(tmp_path: Path) -> None:
@@ -314,25 +274,32 @@ def test_a_shard_of_another_type_is_named(tmp_path: Path) -> None:
         data.read_batch(np.array([0, 1]))
 
 
-def test_row_groups_are_kept_over_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It keeps at most `cached_groups`, for any number of files, and sends none to a worker."""
-    import pickle
-
+def test_the_last_row_groups_of_all_files_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most `cached_groups`, whatever the number of files. A copy and a closed dataset have none."""
     write(tmp_path, [4, 4, 4], group=2)
-    decoded: list[tuple[str, int]] = []
-    decode = rowgroups.GroupedTable.decode
+    decoded: list[int] = []
+    read = pq.ParquetFile.read_row_group
 
-    def watched(self: Any, group: int) -> Any:
-        decoded.append((Path(self.shard).name[:3], group))
-        return decode(self, group)
+    def watched(self: Any, group: int, **settings: Any) -> Any:
+        found = read(self, group, **settings)
+        decoded.append(found["id"][0].as_py())
+        return found
 
-    monkeypatch.setattr(rowgroups.GroupedTable, "decode", watched)
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", watched)
     data = lk.ParquetDataset(tmp_path, ["id"], cached_groups=4)
-    for _ in range(3):
-        assert data.read_batch(np.array([0, 2, 4, 8]))["id"].tolist() == [0, 2, 4, 8]
-    assert decoded == [("000", 0), ("000", 1), ("001", 0), ("002", 0)]
-    assert data.read_batch(np.array([10]))["id"].tolist() == [10]
-    assert len(data._groups.own._kept) == 4
-    assert not pickle.loads(pickle.dumps(data))._groups.own._kept
+
+    def decoded_by(data: lk.ParquetDataset, *indices: int) -> list[int]:
+        decoded.clear()
+        assert data.read_batch(np.array(indices))["id"].tolist() == list(indices)
+        return decoded.copy()
+
+    assert decoded_by(data, 0, 2, 4, 8) == [0, 2, 4, 8]
+    assert decoded_by(data, 1, 3, 5, 9) == []
+    assert decoded_by(data, 10) == [10]  # drops the group of 0 and 1
+    assert decoded_by(data, 2, 4, 8) == []
+    assert decoded_by(data, 0) == [0]
+    assert decoded_by(pickle.loads(pickle.dumps(data)), 0) == [0]
     data.close()
-    assert not data._groups.own._kept
+    assert decoded_by(data, 0) == [0]
+    assert [row["id"] for batch in lk.Loader(data, 1, collate_fn=list) for row in batch] == list(range(12))
+    assert decoded == [0, 2, 4, 6, 8, 10]

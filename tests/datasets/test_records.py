@@ -1,6 +1,5 @@
 """Records come back as they were given, from memory that workers share."""
 
-import gc
 import os
 import pickle
 import subprocess
@@ -10,9 +9,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from record_made import RECORD
@@ -96,43 +93,9 @@ def test_the_fingerprint_is_that_of_the_values_in_any_process() -> None:
     assert len(prints) == 6
 
 
-class Private:
-    """Says how much private memory its worker has, after records were read."""
-
-    def __init__(self, records: Any) -> None:
-        self.records = records
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.records[index]
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        assert len(self.records.__getitems__(indices)) == len(indices)
-        memory = psutil.Process().memory_full_info().uss
-        return [memory] * len(indices)
-
-
 def test_records_that_were_read_are_read_where_they_lie_after_they_moved() -> None:
     data = lk.RecordDataset([{"id": 1}, {"id": 2}])
     assert data[0] == {"id": 1}
     ForkingPickler.dumps(data)  # as for a spawned worker
     assert [data[0], data[np.int64(-1)]] == [{"id": 1}, {"id": 2}]
     assert pickle.loads(pickle.dumps(data))[0] == {"id": 1}
-
-
-def no_collector(worker: int) -> None:
-    """The collector writes to every object, which would copy the parent's heap."""
-    gc.disable()
-
-
-def test_memory_does_not_grow_with_the_workers() -> None:
-    """Reading all of 40 MB adds less than a third of it to a worker; test_shared.py has spawned ones, too."""
-    size = 80_000
-    data = lk.RecordDataset({"id": number, "text": "x" * 460} for number in range(size))
-    content = size * 480
-    changes: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "fork", "worker_init_fn": no_collector}
-    numbers = torch.cat(list(lk.Loader(Private(data), 1000, **changes))).tolist()
-    before, after = numbers[0], numbers[-1]
-    assert after - before < content / 3

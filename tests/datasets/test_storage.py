@@ -21,7 +21,7 @@ from shards import as_list, check_laws, check_reads, with_draws
 
 import loaderkit as lk
 from loaderkit.datasets import expand
-from loaderkit.system.retry import Retry, is_transient
+from loaderkit.system import Retry, is_transient
 
 QUICK = Retry(attempts=4, wait_s=0.01)
 SIZES = [7, 0, 12, 3]
@@ -167,10 +167,9 @@ def test_without_a_cache_ranges_are_asked_for(nginx: Nginx, tmp_path: Path) -> N
         assert file.read() == content * 3
 
 
-def read_all(url: str, options: dict[str, Any], folder: Path, method: str) -> None:
-    storage = lk.Storage(options, cache_dir=folder / "cache")
-    data = lk.JsonlDataset(url, storage=storage, index_dir=folder / "index")
-    loader = lk.Loader(data, 3, num_workers=2, collate_fn=as_list, multiprocessing_context=method)
+def read_all(url: str, folder: Path) -> None:
+    data = lk.JsonlDataset(url, storage=lk.Storage(cache_dir=folder / "cache"), index_dir=folder / "index")
+    loader = lk.Loader(data, 3, num_workers=2, collate_fn=as_list, multiprocessing_context="fork")
     if [row for batch in loader for row in batch] != ROWS:
         os._exit(3)
 
@@ -178,7 +177,7 @@ def read_all(url: str, options: dict[str, Any], folder: Path, method: str) -> No
 def test_two_ranks_with_two_workers_download_each_shard_once(nginx: Nginx, tmp_path: Path) -> None:
     before = len(nginx.requests())
     context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=read_all, args=(nginx.url + "/*.jsonl", {}, tmp_path, "fork")) for _ in range(2)]
+    ranks = [context.Process(target=read_all, args=(nginx.url + "/*.jsonl", tmp_path)) for _ in range(2)]
     for rank in ranks:
         rank.start()
     for rank in ranks:
@@ -357,10 +356,8 @@ def test_the_command_indexes_s3(s3: dict[str, Any], tmp_path: Path) -> None:
     options = [f"--storage-option={name}={value}" for name, value in s3.items()]
     command = [sys.executable, "-m", "loaderkit.cli", "index", "s3://bucket/data", *options]
     command += [
-        "--index-dir",
-        str(tmp_path / "index"),
-        "--cache-dir",
-        str(tmp_path / "cache"),
+        f"--index-dir={tmp_path / 'index'}",
+        f"--cache-dir={tmp_path / 'cache'}",
         "--cache-bytes=1M",
         "--jobs=1",
     ]

@@ -139,14 +139,6 @@ def test_what_is_no_token_file_is_named(tmp_path: Path) -> None:
         lk.TokenDataset(tmp_path / "b.npy", length=1)
 
 
-def test_a_shard_cut_in_use_is_an_error(tmp_path: Path) -> None:
-    write(tmp_path, [9])
-    data = lk.TokenDataset(tmp_path, length=2, dtype="uint16")
-    (tmp_path / "000.bin").write_bytes(b"ab")
-    with pytest.raises(lk.ShardError, match=r"000\.bin: changed since it was indexed"):
-        data[3]
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

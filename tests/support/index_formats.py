@@ -7,9 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.shards.index import ShardIndex
-from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.datasets import ShardedDataset, ShardError, ShardIndex
 
 
 class Bytes(ShardedDataset):

@@ -104,18 +104,8 @@ def test_gnu_tar_archives(form: str, blocking: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_what_belongs_to_no_sample_is_skipped(kind: int, tmp_path: Path) -> None:
     path = tmp_path / "x.tar"
-    names = [
-        "__meta__/a.json",
-        "__info__",
-        "README",
-        "a.cls",
-        ".hidden.cls",
-        "d/._a.cls",
-        "a.TXT",
-        "b.cls",
-        "d/b.",
-        "b.seg.x",
-    ]
+    names = ["__meta__/a.json", "__info__", "README", "a.cls", ".hidden.cls", "d/._a.cls", "a.TXT", "b.cls", "d/b."]
+    names.append("b.seg.x")
     make(path, [(name, b"1") for name in names], kind)
     with tarfile.open(path, "a", format=kind) as archive:
         folder = tarfile.TarInfo("d.e/")
@@ -224,6 +214,8 @@ HOSTILE: dict[str, tuple[bytes, int, str]] = {
     "reserved": (member("a.__key__", b"1") + END, 512, "the key's own field"),
     "negative size": (with_size(GOOD, b"-0000001000") + END, 0, "with the size b'-0000001000"),
     "negative base-256": (with_size(GOOD, b"\xff" * 12) + END, 0, "with the size"),
+    "size with a sign": (with_size(GOOD, b"+0000000010") + END, 0, "with the size"),
+    "size with an underscore": (with_size(GOOD, b"0000000_010") + END, 0, "with the size"),
     "size no octal": (with_size(GOOD, b"00000000999") + END, 0, "with the size"),
     "huge size": (with_size(GOOD, b"\x80" + b"\xff" * 11) + END, 0, "the archive ends after"),
     "PAX of length 0": (pax(b"0 path=a\n") + GOOD + END, 0, "a damaged PAX header"),
