@@ -62,11 +62,7 @@ def coco_target(
 
 
 def draw_segmentation(segmentation: Any, size: tuple[int, int]) -> Tensor:
-    """Draw the mask (H, W), uint8, of polygons [[x, y, x, y, ...], ...] or run lengths {"counts": ..., "size": ...}.
-
-    Raises:
-        ValueError: If the run lengths describe another size.
-    """
+    """Draw the mask (H, W), uint8, of polygons [[x, y, x, y, ...], ...] or run lengths {"counts": ..., "size": ...}."""
     if isinstance(segmentation, Mapping):
         return torch.from_numpy(_from_runs(segmentation, size))
     try:

@@ -117,32 +117,28 @@ def _stack_dataclass(values: Sequence[Any], field: str) -> Any:
 def _stack_tensors(values: Sequence[Tensor], field: str) -> Tensor:
     first = values[0]
     if len(set(map(_DTYPE, values))) > 1:
-        raise _difference(values, "dtype", field)
+        raise difference("dtypes", list(map(_DTYPE, values)), field, "collate", ". Cast them to one in the dataset")
     try:
         if type(first) is Tensor:
             return stack_rows(values)
         stacked = torch.stack([value.as_subclass(Tensor) for value in values]).as_subclass(type(first))
     except RuntimeError:
-        if len({value.shape for value in values}) > 1:
-            raise _difference(values, "shape", field) from None
-        raise
+        shapes = [tuple(value.shape) for value in values]
+        if len(set(shapes)) == 1:
+            raise
+        is_ragged = all(shapes) and len({shape[1:] for shape in shapes}) == 1
+        pad = "For variable lengths use loaderkit.PadCollate"
+        way_out = pad if is_ragged else "Resize, crop or pad them in the dataset, or pass collate_fn"
+        raise difference("shapes", shapes, field, "collate", f". {way_out}") from None
     stacked.__dict__.update(first.__dict__)
     return stacked
 
 
-def _difference(values: Sequence[Tensor], what: str, field: str) -> CollateError:
-    found = [getattr(value, what) for value in values]
+def difference(what: str, found: Sequence[Any], field: str, collate: str, way_out: str = "") -> CollateError:
+    """Return the error for a batch whose samples differ in something that must be the same."""
     row = next(row for row, other in enumerate(found) if other != found[0])
-    if what == "dtype":
-        way_out = "Cast them to one in the dataset"
-    elif len({value.shape[1:] for value in values}) == 1 and all(value.ndim for value in values):
-        way_out = "For variable lengths use loaderkit.PadCollate"
-    else:
-        way_out = "Resize, crop or pad them in the dataset, or pass collate_fn"
     return CollateError(
-        f"collate: {named(field)} has {what}s {_show(found[0])} and {_show(found[row])}, wanted "
-        f"one {what} in a batch. {way_out}",
-        [0, row],
+        f"{collate}: {named(field)} has {what} {found[0]} and {found[row]}, wanted one in a batch{way_out}", [0, row]
     )
 
 
@@ -198,10 +194,6 @@ def join_path(path: str, name: Any) -> str:
 def named(path: str) -> str:
     """Return a field's name for a message."""
     return f"field '{path}'" if path else "the sample"
-
-
-def _show(value: Any) -> str:
-    return str(tuple(value)) if isinstance(value, torch.Size) else str(value)
 
 
 def _stack_integers(values: Sequence[int], field: str) -> Tensor:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from loaderkit.collate.coco import coco_target
-from loaderkit.collate.default import CollateError, from_array, stack_field
+from loaderkit.collate.default import CollateError, difference, from_array, stack_field
 from loaderkit.collate.padding import pad_field
-from loaderkit.collate.rules import Pad, difference
+from loaderkit.collate.rules import Pad
 
 _PER_OBJECT = ("boxes", "labels", "masks", "area", "iscrowd")
 _DTYPES = {"labels": torch.int64, "area": torch.float32, "iscrowd": torch.int64}
@@ -79,10 +79,10 @@ class DetectionCollate:
             return (padded, targets, *extras.values())
         if self.images == "list":
             return images, targets
-        shapes: list[object] = [tuple(image.shape) for image in images]
+        shapes = [tuple(image.shape) for image in images]
         if len(set(shapes)) > 1:
-            error = difference("shape", shapes, self.image, "DetectionCollate")
-            raise CollateError(f"{error}: use images='list', or images=Pad(dims=(1, 2)) to pad them to one", error.rows)
+            way_out = ": use images='list', or images=Pad(dims=(1, 2)) to pad them to one"
+            raise difference("shape", shapes, self.image, "DetectionCollate", way_out)
         return stack_field(images, self.image), targets
 
     def _pair(self, sample: Any, row: int) -> tuple[Any, Any]:

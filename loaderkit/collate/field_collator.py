@@ -45,12 +45,7 @@ class FieldCollator:
             raise CollateError(f"{error} (in {named(path)})", error.rows) from error
 
     def collate_fields(self, values: Any, rules: Rules, path: str = "") -> Any:
-        """Return the batch of samples that are dicts or tuples.
-
-        Raises:
-            CollateError: If samples differ in their fields, or a rule does not fit its field.
-            KeyError: If a field that has a rule is missing.
-        """
+        """Return the batch of samples that are dicts or tuples."""
         first = values if self.whole else values[0]
         if isinstance(first, Mapping):
             return self._collate_mapping(values, rules, path)

@@ -10,8 +10,8 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
-from loaderkit.collate.default import CollateError, named
-from loaderkit.collate.rules import Pad, Side, difference
+from loaderkit.collate.default import CollateError, difference, named
+from loaderkit.collate.rules import Pad, Side
 from loaderkit.collate.sequences import (
     Array,
     as_sequence,
@@ -29,14 +29,7 @@ _LONG_ROW = 1 << 15  # elements
 
 
 def pad_field(values: Any, path: str, rule: Pad) -> tuple[Tensor, dict[str, Tensor]]:
-    """Pad the B values of one field: tensors, arrays or lists of numbers; or a `Ragged`.
-
-    Returns:
-        The padded batch (B, *), and `lengths` and `mask` if the rule asks for them.
-
-    Raises:
-        CollateError: If a value lacks a padded axis or is too long, or other axes or dtypes differ.
-    """
+    """Pad the B values of one field; return the batch (B, *), and `lengths` and `mask` if the rule asks for them."""
     if rule.each_dim == (0,):
         sequences = sequences_of(values, path)
         if rule.max_length is not None:
@@ -98,11 +91,7 @@ def _extras(lengths: Array, there: Array, rule: Pad) -> dict[str, Tensor]:
 
 
 def _pad_each(rows: list[Any], path: str, rule: Pad) -> tuple[Tensor, Array, Array]:
-    """Pad any axes, sample by sample.
-
-    Returns:
-        The padded batch (B, *), lengths (B,) or (B, D), mask (B, T_1, ..., T_D).
-    """
+    """Pad any axes, sample by sample; return the batch (B, *), lengths (B,) or (B, D), and the mask (B, T_1, ..., T_D)."""
     items = [as_tensor(as_sequence(value, path, row, "PadCollate")) for row, value in enumerate(rows)]
     dims = _padded_axes(items, path, rule)
     found = [[item.shape[dim] for dim in dims] for item in items]
@@ -141,7 +130,7 @@ def _padded_axes(items: list[Tensor], path: str, rule: Pad) -> list[int]:
         raise difference("dtype", [item.dtype for item in items], path, "PadCollate")
     if len({item.ndim for item in items}) > 1:
         raise difference("number of axes", [item.ndim for item in items], path, "PadCollate")
-    others: list[object] = [tuple(n for dim, n in enumerate(item.shape) if dim not in dims) for item in items]
+    others = [tuple(n for dim, n in enumerate(item.shape) if dim not in dims) for item in items]
     if len(set(others)) > 1:
         raise difference(f"shape without dims {rule.dims}", others, path, "PadCollate")
     return dims

@@ -7,8 +7,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from loaderkit.collate.default import CollateError, named
-
 Side = Literal["right", "left"]
 TooLong = Literal["error", "truncate_left", "truncate_right"]
 
@@ -111,11 +109,3 @@ class Jagged:
 
 def _is_integer(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def difference(what: str, found: list[object], field: str, collate: str) -> CollateError:
-    """Return the error for a batch whose samples differ in something that must be the same."""
-    row = next(row for row, other in enumerate(found) if other != found[0])
-    return CollateError(
-        f"{collate}: {named(field)} has {what} {found[0]} and {found[row]}, wanted one in a batch", [0, row]
-    )

@@ -12,9 +12,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from loaderkit.collate.default import CollateError, from_array, named
-from loaderkit.collate.rules import Pad, difference
+from loaderkit.collate.default import CollateError, difference, from_array, named
+from loaderkit.collate.rules import Pad
 from loaderkit.datasets.ragged import Ragged
+from loaderkit.system.arrays import native
 
 Array = npt.NDArray[Any]
 _PLAIN = {Tensor, np.ndarray}
@@ -72,11 +73,7 @@ class FieldSequences:
         return Ragged(self.join(), torch.from_numpy(np.cumsum([0, *self.lengths])))
 
     def truncate(self, rule: Pad) -> None:
-        """Cut sequences that are longer than the rule's `max_length`.
-
-        Raises:
-            CollateError: If the rule refuses them.
-        """
+        """Cut sequences that are longer than the rule's `max_length`, or raise a CollateError if the rule says so."""
         (most,) = rule.each_max
         if max(self.lengths) <= most:
             return
@@ -90,11 +87,7 @@ class FieldSequences:
 
 
 def sequences_of(values: Sequence[Any] | Ragged, field: str, collate: str = "PadCollate") -> FieldSequences:
-    """Check the sequences of one field: B tensors, arrays or lists of numbers, or all of them in one `Ragged`.
-
-    Raises:
-        CollateError: If a value is no sequence, or dtypes or other axes differ.
-    """
+    """Check the sequences of one field: B tensors, arrays or lists of numbers, or all of them in one `Ragged`."""
     if isinstance(values, Ragged):
         steps, ends = values.values, values.offsets.tolist()
         return FieldSequences([], list(map(sub, ends[1:], ends)), steps, field, collate, steps[ends[0] : ends[-1]])
@@ -107,7 +100,7 @@ def sequences_of(values: Sequence[Any] | Ragged, field: str, collate: str = "Pad
         check_dtypes(items, field, collate)
     tensors = isinstance(first, Tensor)
     if not tensors and not first.dtype.isnative:
-        items = [item.astype(item.dtype.newbyteorder("=")) for item in items]
+        items = list(map(native, items))
     if first.ndim == 1 and tensors:
         # Tensor.numel is faster than len. torch.cat refuses other shapes later, except for empty tensors.
         lengths = list(map(Tensor.numel, items))

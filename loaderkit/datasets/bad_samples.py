@@ -91,16 +91,7 @@ class BadSamples:
         return self.policy != "raise" and not isinstance(error, MemoryError | torch.OutOfMemoryError)
 
     def again(self, error: Exception, read: Callable[[], T], what: str) -> T:
-        """Retry a failed read while the error may be transient, and return the result.
-
-        Args:
-            error: The error of the first attempt.
-            read: Reads the sample.
-            what: The sample's name, for the log.
-
-        Raises:
-            Exception: The error of the last attempt.
-        """
+        """Retry the read of sample `what`, which failed with `error`, while the error may be transient; raise the last error."""
         failed = [error]
 
         def attempt() -> T:
@@ -199,11 +190,7 @@ def drop_traceback(error: BaseException | None) -> None:
 
 
 class BadSampleCount:
-    """Counts the bad samples of an epoch as batches are yielded, and knows the count after each batch.
-
-    Args:
-        policy: The limits.
-    """
+    """Counts the bad samples of an epoch as batches are yielded, and knows the count after each batch."""
 
     def __init__(self, policy: BadSamples) -> None:
         self.policy = policy
@@ -211,13 +198,9 @@ class BadSampleCount:
         self.start(0)
 
     def start(self, epoch: int, known: int = 0, *, judged: int = 0, since: int = 0) -> None:
-        """Start to count.
+        """Start to count in an epoch of which `known` bad samples are known.
 
-        Args:
-            epoch: The epoch.
-            known: Bad samples of this epoch that are already known.
-            judged: Samples, over all ranks, among which these were found.
-            since: Samples of the epoch, over all ranks, that were consumed before counting starts.
+        They were found among `judged` samples, and `since` samples were consumed before, both over all ranks.
         """
         self._epoch, self._known, self._judged, self._since = epoch, known, judged, since
         self._places: list[int] = []  # number of batches after each batch with bad samples
@@ -226,12 +209,7 @@ class BadSampleCount:
         self._cause: Exception | None = None
 
     def state(self, cursor: Cursor, *, alone: bool) -> dict[str, int]:
-        """Return the entries of a loader's state at a cursor; they are the same on all ranks.
-
-        Args:
-            cursor: The position.
-            alone: Whether there is only one rank. Otherwise the count since the start is left out: other ranks do not know it.
-        """
+        """Return the entries of a loader's state, the same on all ranks. Unless `alone`, they leave out the count since the start."""
         if self.policy.policy == "raise":
             return {}
         known = self.at(cursor.epoch, cursor.batches, own=alone)
@@ -254,36 +232,21 @@ class BadSampleCount:
     def judged(self, epoch: int, samples: int, ranks: int) -> float:
         """Return the number of samples among which the bad samples were counted.
 
-        Args:
-            epoch: The epoch.
-            samples: Samples consumed in it over all ranks.
-            ranks: Ranks that shared the samples since the start; 0 leaves those samples out.
+        Those since the start were shared by `ranks` ranks; 0 leaves them out. `samples` counts over all ranks.
         """
         if epoch != self._epoch:
             return samples
         return self._judged + ((samples - self._since) / ranks if ranks else 0)
 
     def at(self, epoch: int, batches: int, *, own: bool = True) -> int:
-        """Return the count after a number of batches.
-
-        Args:
-            epoch: The epoch.
-            batches: Batches of this rank.
-            own: Whether to include what this rank counted since the start.
-        """
+        """Return the count after `batches` batches of this rank, with what this rank counted since the start if `own`."""
         if epoch != self._epoch:
             return 0
         known = bisect.bisect_right(self._places, batches) if own else 0
         return self._counts[known - 1] if known else self._known
 
     def add(self, report: Reported, *, epoch: int, batches: int, seen: float) -> None:
-        """Count a batch's bad samples, and log them.
-
-        Args:
-            report: The batch with its bad samples.
-            epoch: The batch's epoch.
-            batches: Batches of this rank in the epoch, including this one.
-            seen: Samples of the epoch that the rate refers to.
+        """Count and log the bad samples of this rank's batch number `batches`. The rate refers to `seen` samples.
 
         Raises:
             BadSamplesError: If they are more than the policy allows; then they are not counted.

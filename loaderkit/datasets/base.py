@@ -24,12 +24,7 @@ class MapStyle(Protocol):
 
 
 def check_index(dataset: MapStyle, index: int) -> None:
-    """Check that a dataset has a sample at an index; negative indices count from the end.
-
-    Raises:
-        TypeError: If the index is a slice.
-        IndexError: If the index is out of range.
-    """
+    """Raise a TypeError for a slice, and an IndexError for an index out of range; negative ones count from the end."""
     if isinstance(index, slice):
         raise TypeError(
             f"{type(dataset).__name__}: index is {index}, wanted an integer. To select samples use "
@@ -40,11 +35,7 @@ def check_index(dataset: MapStyle, index: int) -> None:
 
 
 def check_indices(dataset: MapStyle, indices: Sequence[int] | Int64Array) -> Int64Array:
-    """Return indices (B,) as an array, if each is from 0 to N - 1.
-
-    Raises:
-        IndexError: If an index is out of range.
-    """
+    """Return indices (B,) as an array; raise an IndexError unless each is from 0 to N - 1."""
     found = np.asarray(indices, dtype=np.int64)
     if found.size and (found.min() < 0 or found.max() >= len(dataset)):
         outside = found[(found < 0) | (found >= len(dataset))][0]
@@ -63,10 +54,7 @@ def reads_batches(dataset: Any) -> bool:
 
 
 def knows_lengths(dataset: Any) -> bool:
-    """Return whether `dataset.lengths()` gives the lengths (N,) of all samples.
-
-    A `transform`, or an override of how samples are read, disables it.
-    """
+    """Return whether `dataset.lengths()` gives the lengths (N,) of all samples. A transform or override disables it, too."""
     return _has_fast(dataset, "lengths")
 
 

@@ -19,14 +19,7 @@ _ALIASES = {"tokens": "token", "arrow": "parquet", "feather": "parquet"}
 
 
 def format_named(name: str) -> type[ShardedDataset]:
-    """Return the dataset class of a format.
-
-    Args:
-        name: Name of a format, such as "jsonl", or "module:Class" for a class of your own.
-
-    Raises:
-        ValueError: If the format is unknown or cannot be loaded.
-    """
+    """Return the dataset class of a format such as "jsonl", or of "module:Class"; a ValueError if it cannot be found."""
     if ":" in name:
         return _own(name)
     formats = find_formats()
@@ -37,11 +30,7 @@ def format_named(name: str) -> type[ShardedDataset]:
 
 
 def formats_of(shard: str) -> dict[str, type[ShardedDataset]]:
-    """Return the dataset classes for a file by format name: those with the longest suffix of the file's name.
-
-    Raises:
-        ValueError: If no format has such a suffix.
-    """
+    """Return the dataset classes for a file by format name: those with the longest suffix of the file's name."""
     formats = find_formats()
     fits = {
         name: max((len(suffix) for suffix in kind.suffixes if shard.endswith(suffix)), default=0)
@@ -55,11 +44,7 @@ def formats_of(shard: str) -> dict[str, type[ShardedDataset]]:
 
 
 def format_of(shard: str) -> type[ShardedDataset]:
-    """Return the dataset class for a file.
-
-    Raises:
-        ValueError: If no class fits, or more than one.
-    """
+    """Return the dataset class for a file; a ValueError unless exactly one fits."""
     found = formats_of(shard)
     if len(found) > 1:
         raise ValueError(f"{shard}: may be {' or '.join(sorted(found))}. Name the format: --format.")

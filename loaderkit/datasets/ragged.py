@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from loaderkit.datasets.errors import ShardError
-from loaderkit.system.arrays import Int64Array
+from loaderkit.system.arrays import Int64Array, native
 
 Array = npt.NDArray[Any]
 
@@ -35,35 +35,21 @@ class Ragged(NamedTuple):
 
 
 class Spans:
-    """Sequences that follow each other in one array.
-
-    Args:
-        flat: (T,), contiguous; may be memory-mapped.
-        ends: (N,) int64, the end of each sequence in `flat`; may be memory-mapped.
-        name: The file's name, for errors.
-    """
+    """Sequences that follow each other in a contiguous array `flat` (T,); sequence i ends at `ends[i]` (N,). Both may be mapped."""
 
     def __init__(self, flat: Array, ends: Int64Array, name: str) -> None:
         self._ends, self._name, self._size, self._dtype = ends, name, len(flat), flat.dtype
         self._content = flat.data if flat.size else memoryview(b"")
 
     def batch(self, rows: Int64Array) -> Ragged:
-        """Return a copy of sequences (B,).
-
-        Raises:
-            ShardError: If an end is out of range.
-        """
+        """Return a copy of sequences (B,); a ShardError if an end is out of range."""
         starts, ends = self._places(rows)
         if len(rows) and (starts[1:] == ends[:-1]).all():  # neighbours: one copy takes half the time
             return _join([self._content[starts[0] : ends[-1]]], ends - starts, self._dtype)
         return _join(self._cut(starts, ends), ends - starts, self._dtype)
 
     def pieces(self, rows: Int64Array) -> list[memoryview]:
-        """Return sequences (B,) without copying them.
-
-        Raises:
-            ShardError: If an end is out of range.
-        """
+        """Return sequences (B,) without copying them; a ShardError if an end is out of range."""
         return self._cut(*self._places(rows))
 
     def _places(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -84,13 +70,7 @@ class Spans:
 
 
 def join_parts(parts: Sequence[tuple[Spans, Int64Array, Int64Array]], size: int, dtype: np.dtype[Any]) -> Ragged:
-    """Return a copy of sequences of several arrays as one batch.
-
-    Args:
-        parts: For each array: the array, places in the batch, and the sequences that go there.
-        size: Number of sequences in the batch.
-        dtype: The arrays' dtype.
-    """
+    """Return a copy of `size` sequences as one batch. A part is an array, places in the batch, and the sequences there."""
     if len(parts) == 1:
         return parts[0][0].batch(parts[0][2])
     pieces: list[memoryview] = [memoryview(b"")] * size
@@ -103,7 +83,6 @@ def join_parts(parts: Sequence[tuple[Spans, Int64Array, Int64Array]], size: int,
 def _join(pieces: list[memoryview], sizes: Int64Array, dtype: np.dtype[Any]) -> Ragged:
     # Joining buffers takes half the time of np.concatenate, which makes an array of each piece first.
     values = np.frombuffer(bytearray().join(pieces), dtype=dtype)
-    native = values if dtype.isnative else values.astype(dtype.newbyteorder("="))
     offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
     np.cumsum(sizes, out=offsets[1:])
-    return Ragged(torch.from_numpy(native), torch.from_numpy(offsets))
+    return Ragged(torch.from_numpy(native(values)), torch.from_numpy(offsets))

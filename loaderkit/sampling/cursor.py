@@ -1,9 +1,10 @@
 """The state of a loader over indexed data: its position, and the data and order that this belongs to."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+from loaderkit.sampling.order import shortened
 
 STATE_VERSION = 2
 
@@ -71,10 +72,7 @@ def fingerprint(dataset: Any, size: int) -> str:
     own = getattr(dataset, "fingerprint", None)
     if not callable(own):
         return f"{size:,} samples"
-    text = str(own())
-    if len(text) > 200:
-        text = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-    return f"{size:,} samples ({text})"
+    return f"{size:,} samples ({shortened(str(own()))})"
 
 
 def pack_state(cursor: Cursor, identity: Identity, step: int) -> dict[str, Any]:

@@ -1,13 +1,12 @@
 """An order over several sources, mixed by weights."""
 
-import hashlib
 from collections.abc import Sequence, Sized
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.sampling.order import Order, Shuffled, check_size
+from loaderkit.sampling.order import Order, Shuffled, check_size, shortened
 from loaderkit.sampling.shard_order import ShardOrder
 from loaderkit.system.arrays import Int64Array
 
@@ -88,9 +87,7 @@ class Mixture(Order):
 
     def key(self, epoch: int) -> str:
         text = ", ".join(f"{w:.9g} of {o.key(0)}" for w, o in zip(self._weights, self._orders, strict=True))
-        if len(text) > 200:
-            text = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-        return f"mixture-2({text}, size={self._size}, window={self._window})"
+        return f"mixture-2({shortened(text)}, size={self._size}, window={self._window})"
 
     def source_epochs(self, epoch: int, samples: int) -> npt.NDArray[np.float64]:
         """Return the passes over each source (S,) after `samples` samples of an epoch; 2.5 is half of the third pass."""

@@ -75,9 +75,18 @@ def check_size(size: int, name: str) -> None:
         raise ValueError(f"{name}: size is {size!r}, wanted an integer of at least 0.")
 
 
-def digest(*arrays: npt.NDArray[Any]) -> str:
-    """Return a hash of the content of arrays, 16 characters."""
-    return hashlib.blake2b(b"".join(array.tobytes() for array in arrays), digest_size=8).hexdigest()
+def digest(*parts: npt.NDArray[Any] | bytes | str) -> str:
+    """Return a hash of arrays, bytes or texts together, 16 characters."""
+    found = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        content = part.encode(errors="surrogatepass") if isinstance(part, str) else part
+        found.update(content if isinstance(content, bytes) else content.tobytes())
+    return found.hexdigest()
+
+
+def shortened(text: str) -> str:
+    """Return a text of at most 200 characters as it is, and the hash of a longer one."""
+    return text if len(text) <= 200 else digest(text)
 
 
 @dataclass(frozen=True)

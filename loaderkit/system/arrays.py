@@ -1,7 +1,14 @@
-"""Types of numpy arrays that the whole package uses."""
+"""Types of numpy arrays that the whole package uses, and their byte order."""
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Int64Array = npt.NDArray[np.int64]
 UInt64Array = npt.NDArray[np.uint64]
+
+
+def native(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an array in the machine's byte order, which may be the array itself."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

@@ -1,6 +1,5 @@
 """Pictures in one folder for each class."""
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 
 from loaderkit.datasets.base import check_index
 from loaderkit.datasets.images.decode import decode_picture
+from loaderkit.sampling.order import digest
 from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.system.arrays import Int64Array
 
@@ -107,8 +107,8 @@ class ImageFolder(DeclaresDraws):
 
     def fingerprint(self) -> str:
         """Return a digest of the paths relative to the root, which name the classes and the order."""
-        found = hashlib.blake2b(self._paths + self._ends.astype("<i8").tobytes(), digest_size=8)
-        return f"images-1 {len(self)} in {len(self.classes)} classes, {found.hexdigest()}"
+        found = digest(self._paths, self._ends.astype("<i8"))
+        return f"images-1 {len(self)} in {len(self.classes)} classes, {found}"
 
 
 def _pictures(root: Path, folder: str, extensions: tuple[str, ...]) -> Iterator[str]:

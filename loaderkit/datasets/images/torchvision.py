@@ -12,12 +12,7 @@ from torch import Tensor
 
 
 class LabelledPictures:
-    """A dataset of `(picture, label)` with pictures as uint8 RGB tensors (3, H, W).
-
-    Args:
-        dataset: A dataset of `(picture, label)` with tensors or Pillow pictures.
-        transform: Called with each tensor; its result replaces the tensor.
-    """
+    """A dataset of `(picture, label)`, with tensors or Pillow pictures, whose pictures are uint8 RGB tensors (3, H, W)."""
 
     def __init__(self, dataset: Any, transform: Callable[[Any], Any] | None = None) -> None:
         self.dataset = dataset
@@ -40,12 +35,7 @@ class LabelledPictures:
 
 @dataclass(frozen=True)
 class ToSize:
-    """Scale a picture (*, H, W) until it just covers a size, and crop its center.
-
-    Args:
-        size: Height and width of the result, in pixels.
-        then: Called with the result, for example to augment it.
-    """
+    """Scale a picture (*, H, W) until it just covers `size` (height, width), crop its center, and call `then` with it."""
 
     size: tuple[int, int]
     then: Callable[[Any], Any] | None = None
@@ -61,11 +51,7 @@ class ToSize:
 
 
 def torchvision_kind(name: str) -> Any:
-    """Return a dataset class of torchvision.
-
-    Raises:
-        ValueError: If torchvision has no dataset of that name.
-    """
+    """Return torchvision's dataset class of this name, or raise a ValueError."""
     from torchvision import datasets
 
     kind = getattr(datasets, name, None) if name in datasets.__all__ else None
@@ -86,11 +72,7 @@ def default_splits(kind: Any) -> dict[str, Any]:
 def open_torchvision(
     kind: Any, split: Any, root: str | os.PathLike[str], *, download: bool, options: Mapping[str, Any]
 ) -> Any:
-    """Open a split of a torchvision dataset.
-
-    Raises:
-        FileNotFoundError: If the dataset is not in `root` and `download` is false.
-    """
+    """Open a split of a torchvision dataset; a FileNotFoundError if it is not in `root` and not to be downloaded."""
     settings = inspect.signature(kind).parameters
     given = {"root": os.fspath(root), "download": download, "train": split, "split": split}
     known = {key: value for key, value in given.items() if key in settings}

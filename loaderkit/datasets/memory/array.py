@@ -17,7 +17,7 @@ from loaderkit.datasets.combine import SubsetDataset
 from loaderkit.datasets.memory.shared import SharedList
 from loaderkit.seeding.draws import DeclaresDraws, Draws
 from loaderkit.seeding.samples import per_sample
-from loaderkit.system.arrays import Int64Array
+from loaderkit.system.arrays import Int64Array, native
 from loaderkit.system.batch_memory import empty_array, new_empty
 
 Columns = Any  # a tensor, array or sequence, or a tuple or dict of them, nested
@@ -111,11 +111,7 @@ def in_memory(dataset: Any) -> bool:
 
 
 def take(array: npt.NDArray[Any], rows: Int64Array) -> npt.NDArray[Any]:
-    """Return rows (B, *) of a contiguous array.
-
-    Raises:
-        IndexError: If a row is out of range.
-    """
+    """Return rows (B, *) of a contiguous array; an IndexError if a row is out of range."""
     is_plain = array.strides[0] > _SHORT_ROW and array.dtype.kind in "biufc"
     if not is_plain or not rows.size or rows.min() < 0 or rows.max() >= len(array):
         return array.take(rows, 0)
@@ -173,7 +169,7 @@ def _gather(column: Any, indices: Int64Array) -> Any:
 def _collated(rows: Any) -> Any:
     """Return gathered rows as the default collate would return them."""
     if isinstance(rows, np.ndarray) and rows.dtype.kind in "biufc":
-        return torch.from_numpy(rows if rows.dtype.isnative else rows.astype(rows.dtype.newbyteorder("=")))
+        return torch.from_numpy(native(rows))
     if isinstance(rows, np.ndarray):
         return rows.tolist()
     if isinstance(rows, list) and rows and isinstance(rows[0], int | float | np.number | np.bool_):

@@ -12,18 +12,11 @@ from loaderkit.system.arrays import Int64Array
 
 
 class Packed:
-    """A list of objects, each pickled, in one tensor of bytes.
+    """A list of objects, each pickled, in one tensor of bytes; `what` names an object in errors.
 
     Python counts references in the object itself, so a worker that reads a list of
     objects copies its memory. Forked workers share tensors; spawned workers get
     them in shared memory.
-
-    Args:
-        objects: Read once.
-        what: Names the objects in errors, such as "share: record".
-
-    Raises:
-        TypeError: If an object cannot be pickled.
     """
 
     def __init__(self, objects: Iterable[Any], what: str) -> None:

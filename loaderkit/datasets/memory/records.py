@@ -1,6 +1,5 @@
 """Many small records in memory that worker processes share."""
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -8,6 +7,7 @@ import numpy as np
 
 from loaderkit.datasets.base import check_index, check_indices
 from loaderkit.datasets.memory.packed import Packed
+from loaderkit.sampling.order import digest
 from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.seeding.samples import per_sample
 
@@ -54,7 +54,7 @@ class RecordDataset(DeclaresDraws):
         """Return a digest of the number of records, and of 16 records spread over them."""
         rows = np.unique(np.linspace(0, max(0, len(self) - 1), 16).astype(np.int64))[: len(self)].tolist()
         text = "\x1f".join(_describe(record) for record in self._records.read(rows))
-        return hashlib.blake2b(f"{len(self)}\x1f{text}".encode(errors="surrogatepass"), digest_size=8).hexdigest()
+        return digest(f"{len(self)}\x1f{text}")
 
 
 def _describe(value: Any) -> str:

@@ -71,12 +71,7 @@ class SharedList(Sequence[V]):
 
 
 class SharedDict(Mapping[K, V]):
-    """The dict that `share` returns, in the same order.
-
-    Args:
-        records: The dict to pack.
-        hash_key: Returns an int64 hash of a key, the same in every process.
-    """
+    """The dict that `share` returns, in the same order. `hash_key` gives a key's int64 hash, the same in every process."""
 
     def __init__(self, records: Mapping[K, V], *, hash_key: Callable[[Any], int] | None = None) -> None:
         self._hash_key = hash_key or _hash

@@ -37,13 +37,7 @@ class Cache:
     def open(self, key: str, size_bytes: int, download: Callable[[BinaryIO], None]) -> BinaryIO:
         """Open a shard; one process downloads it if it is missing, and the others wait.
 
-        Args:
-            key: 32 hexadecimal digits that name the shard and its content.
-            size_bytes: Size of the shard.
-            download: Called with a file, to write the shard.
-
-        Raises:
-            OSError: ENOSPC if the disk is full; and any error of `download`.
+        `key` has 32 hexadecimal digits, which name the shard and its content. `download` writes the shard to a file.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         found = self._whole(key, size_bytes)

@@ -147,11 +147,7 @@ class Storage:
             raise
 
     def read(self, url: str, start: int, stop: int, size_bytes: int) -> bytes:
-        """Return a range of bytes; the whole file if the server ignores ranges and `start` is 0.
-
-        Raises:
-            OSError: If they cannot be read; `is_transient(error)` says whether a later attempt may succeed.
-        """
+        """Return a range of bytes; the whole file if the server ignores ranges and `start` is 0."""
         wanted = stop - start
 
         def get(files: Any, path: str) -> bytes:

@@ -66,13 +66,7 @@ def shard_name(url: str) -> str:
 
 
 def open_file(url: str, storage: Storage | None = None, found: Stat | None = None) -> BinaryIO:
-    """Open a shard as a seekable file of bytes.
-
-    Args:
-        url: Path or URL of the shard.
-        storage: How to reach a remote shard.
-        found: The version that a remote shard must still have.
-    """
+    """Open a shard as a seekable file of bytes. A remote shard must still have the version `found`."""
     return (storage or Storage()).open(url, found) if is_remote(url) else Path(url).open("rb")
 
 

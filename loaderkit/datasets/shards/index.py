@@ -45,11 +45,7 @@ class ShardIndex:
         return (self.size_bytes, self.changed_ns, self.etag) == found
 
     def spans(self, shard: str) -> Int64Array:
-        """Return the offsets.
-
-        Raises:
-            ShardError: If there are none.
-        """
+        """Return the offsets, or raise a ShardError if there are none."""
         if self.offsets is None:
             raise ShardError(f"{shard}: its index has no offsets. Delete the index.")
         return self.offsets
@@ -66,11 +62,7 @@ class ShardIndex:
 
     @classmethod
     def from_bytes(cls, content: bytes, path: Path) -> "ShardIndex":
-        """Return the index in an index file.
-
-        Raises:
-            ShardError: If the file is cut, damaged, or of another version.
-        """
+        """Return the index in an index file; a ShardError if it is cut, damaged, or of another version."""
         checksum = int.from_bytes(content[-4:], "little")
         if not content.startswith(_MAGIC) or zlib.crc32(memoryview(content)[:-4]) != checksum:
             raise ShardError(f"{path}: not a whole index file. Delete it, or run `loaderkit index`.")
@@ -106,11 +98,7 @@ def index_path(shard: str, folder: str | None) -> Path:
 
 
 def load_index(shard: str, kind: str, folder: str | None) -> ShardIndex | None:
-    """Return a shard's index if it is of this kind; the shard may have changed since then (see `fits`).
-
-    Raises:
-        ShardError: If the index file is damaged or of another version.
-    """
+    """Return a shard's index if it is of this kind; the shard may have changed since then (see `fits`)."""
     path = index_path(shard, folder)
     try:
         content = path.read_bytes()
@@ -121,11 +109,7 @@ def load_index(shard: str, kind: str, folder: str | None) -> ShardIndex | None:
 
 
 def save_index(shard: str, index: ShardIndex, folder: str | None) -> None:
-    """Write a shard's index file atomically.
-
-    Raises:
-        OSError: If its folder cannot be written to.
-    """
+    """Write a shard's index file atomically."""
     path = index_path(shard, folder)
     try:
         write_atomically(path, index.to_bytes())

@@ -23,14 +23,7 @@ _RUN = 1 << 23  # bytes in one read, unless a span is longer
 
 
 class LineFile:
-    """An open shard whose samples are spans of bytes.
-
-    Args:
-        shard: The shard's name, for errors.
-        file: The shard's bytes; closed by `close`.
-        gap: Largest number of bytes between spans that are read together.
-        run: Largest number of bytes in one read.
-    """
+    """An open shard whose samples are spans of bytes. It reads spans up to `gap` bytes apart together, about `run` bytes at once."""
 
     def __init__(self, shard: str, file: BinaryIO, *, gap: int = GAP, run: int = _RUN) -> None:
         self.shard = shard
@@ -45,21 +38,13 @@ class LineFile:
         self._file.close()
 
     def read(self, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
-        """Return the bytes of spans (B,).
-
-        Raises:
-            ShardError: If the file ends before a span does.
-        """
+        """Return the bytes of spans (B,); a ShardError if the file ends before a span does."""
         content, places = self.read_together(starts, ends)
         sizes = [end - start for start, end in zip(starts, ends, strict=True)]
         return [bytes(content[place : place + size]) for place, size in zip(places, sizes, strict=True)]
 
     def read_together(self, starts: Sequence[int], ends: Sequence[int]) -> tuple[memoryview, list[int]]:
-        """Return one buffer that holds spans (B,), and the place (B,) in it at which each begins.
-
-        Raises:
-            ShardError: If the file ends before a span does.
-        """
+        """Return one buffer that holds spans (B,), and the place (B,) in it at which each begins."""
         runs, run_of = self._join_spans(starts, ends)
         shifts: list[int] = []  # of each run, from a place in the file to one in the buffer
         size = 0
@@ -113,17 +98,7 @@ class LineFile:
 
 
 def scan_lines(shard: str, file: BinaryIO, *, blank: bytes = b" \t\r\n", block: int = _BLOCK) -> Int64Array:
-    """Return the start and end (N, 2) of each line that is not blank, without line feeds.
-
-    Args:
-        shard: The shard's name, for errors.
-        file: The shard's bytes.
-        blank: A line of these bytes alone is blank.
-        block: Bytes to read at once, about.
-
-    Raises:
-        ShardError: If the shard is not text.
-    """
+    """Return the start and end (N, 2) of each line, without line feeds. Lines of `blank` bytes alone are left out."""
     at = skip_bom(shard, file)
     spans = [np.empty((0, 2), dtype=np.int64)]
     while lines := file.readlines(block):
@@ -138,11 +113,7 @@ def scan_lines(shard: str, file: BinaryIO, *, blank: bytes = b" \t\r\n", block: 
 
 
 def skip_bom(shard: str, file: BinaryIO) -> int:
-    """Move to the first byte after a byte order mark, and return its place.
-
-    Raises:
-        ShardError: If the file is compressed or UTF-16.
-    """
+    """Return the place after a byte order mark, and move there; a ShardError if the file is compressed or UTF-16."""
     file.seek(0)
     start = file.read(6)
     for magic, what in COMPRESSED.items():

@@ -16,7 +16,7 @@ from loaderkit.datasets.memory.array import take
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.npyheader import NpyHeader, read_npy_header
 from loaderkit.datasets.shards.sharded import ShardedDataset
-from loaderkit.system.arrays import Int64Array
+from loaderkit.system.arrays import Int64Array, native
 from loaderkit.system.batch_memory import empty_array
 
 Array = npt.NDArray[Any]
@@ -60,11 +60,7 @@ class MappedDataset(ShardedDataset):
 
 
 def npy_layout(shard: str, file: BinaryIO) -> NpyHeader:
-    """Return the header of a `.npy` file, if the file is as long as the header says.
-
-    Raises:
-        ShardError: If it is not a `.npy` file, is cut, or does not hold rows of numbers.
-    """
+    """Return the header of a `.npy` file; a ShardError unless it holds rows of numbers and the file is long enough."""
     found = local_size(shard, file)
     try:
         dtype, shape, _, start = header = read_npy_header(file)
@@ -81,11 +77,7 @@ def npy_layout(shard: str, file: BinaryIO) -> NpyHeader:
 
 
 def map_npy(shard: str, file: BinaryIO) -> Array:
-    """Return a `.npy` file as a read-only mapped array.
-
-    Raises:
-        ShardError: As `npy_layout` does.
-    """
+    """Return a `.npy` file as a read-only mapped array."""
     dtype, shape, fortran, start = npy_layout(shard, file)
     if 0 in shape:
         return np.empty(shape, dtype)
@@ -94,11 +86,7 @@ def map_npy(shard: str, file: BinaryIO) -> Array:
 
 
 def local_size(shard: str, file: BinaryIO) -> int:
-    """Return the size in bytes of a file to map.
-
-    Raises:
-        ShardError: If it is remote and not cached.
-    """
+    """Return the size in bytes of a file to map; a ShardError if it is remote and not cached."""
     try:
         return os.fstat(file.fileno()).st_size
     except OSError as error:
@@ -108,11 +96,7 @@ def local_size(shard: str, file: BinaryIO) -> int:
 
 
 def count_numbers(shard: str, file: BinaryIO, dtype: np.dtype[Any], what: str) -> int:
-    """Return how many numbers are in a file without a header; `what` names them in errors.
-
-    Raises:
-        ShardError: If the file is remote and not cached, or ends within a number.
-    """
+    """Return how many numbers are in a file without a header; `what` names them in errors."""
     size = local_size(shard, file)
     if size % dtype.itemsize:
         raise ShardError(f"{shard}: cut, its {size:,} bytes are not a whole number of {what}.")
@@ -122,5 +106,4 @@ def count_numbers(shard: str, file: BinaryIO, dtype: np.dtype[Any], what: str) -
 def take_native(array: Array, rows: Int64Array) -> Array:
     """Return a copy of rows (B, *) in native byte order."""
     # `take` is faster, but first copies an array that is not contiguous.
-    found = take(array, rows) if array.flags.c_contiguous else array[rows]
-    return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))
+    return native(take(array, rows) if array.flags.c_contiguous else array[rows])

@@ -31,11 +31,7 @@ class NpyHeader(NamedTuple):
 
 
 def read_npy_header(file: BinaryIO) -> NpyHeader:
-    """Return the header of a `.npy` file.
-
-    Raises:
-        ValueError: If it cannot be read; numpy also raises other errors.
-    """
+    """Return the header of a `.npy` file. Errors are those of numpy, mostly ValueError."""
     file.seek(0)
     found = _USUAL.match(file.read(_PREFIX + 512))
     if found is not None and found.end() == _PREFIX + int.from_bytes(found[1], "little"):
@@ -53,11 +49,7 @@ def read_npy_header(file: BinaryIO) -> NpyHeader:
 
 
 def decode_npy(data: bytes) -> npt.NDArray[Any]:
-    """Return the array in the bytes of a `.npy` file, as `np.load` does.
-
-    Raises:
-        ValueError: If they are not a whole array, or it holds objects; numpy also raises other errors.
-    """
+    """Return the array in the bytes of a `.npy` file, as `np.load` does; a ValueError if it holds objects."""
     dtype, shape, fortran, start = read_npy_header(io.BytesIO(data))
     if dtype.hasobject:
         raise ValueError(f"the array holds objects ({dtype}), wanted numbers or text.")

@@ -128,11 +128,7 @@ class ShardedDataset(DeclaresDraws, ABC):
         return samples if self.transform is None else per_sample(self.transform, samples)
 
     def by_shard(self, indices: Sequence[int] | Int64Array) -> Iterator[tuple[int, Int64Array, Int64Array]]:
-        """Group indices (B,) by shard: yield the shard's number, places in `indices`, and rows in the shard.
-
-        Raises:
-            IndexError: If an index is not in the dataset.
-        """
+        """Group indices (B,) by shard: yield the shard's number, places in `indices`, and rows in the shard."""
         wanted = check_indices(self, indices)
         if not wanted.size:
             return
@@ -145,11 +141,7 @@ class ShardedDataset(DeclaresDraws, ABC):
             yield part, places, wanted[places] - (self._ends[part] - self._indexes[part].count)
 
     def handle(self, part: int) -> Any:
-        """Return the open shard of that number, which belongs to this thread.
-
-        Raises:
-            ShardError: If the shard changed since it was indexed.
-        """
+        """Return the open shard of that number, which belongs to this thread; a ShardError if it changed."""
         opened = self._opened.own
         if opened.process != process_id():  # a forked worker must not share file positions with its parent
             opened.reset_after_fork(closing=True)

@@ -14,7 +14,7 @@ from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls, shard_name
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.mapped import Array, MappedDataset, count_numbers, map_npy, npy_layout
-from loaderkit.system.arrays import Int64Array
+from loaderkit.system.arrays import Int64Array, native
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,7 @@ class TokenDataset(MappedDataset):
         return _Tokens(flat, flat[:0].reshape(0, self.length) if is_short else sliding_window_view(flat, self.length))
 
     def gather(self, handle: _Tokens, rows: Int64Array) -> Array:
-        # `take` would first copy the whole view.
-        found = handle.windows[rows * self.stride]
-        return found if found.dtype.isnative else found.astype(found.dtype.newbyteorder("="))
+        return native(handle.windows[rows * self.stride])  # `take` would first copy the whole view
 
     def read(self, handle: _Tokens, rows: Int64Array, index: ShardIndex) -> list[Any]:
         starts = rows * self.stride

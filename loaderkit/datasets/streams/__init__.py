@@ -1,5 +1,1 @@
 """Data without an index: named shards, each read from a sample on."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,6 +1,5 @@
 """Composed streams: several streams one after another, or mixed by weights."""
 
-import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
@@ -9,6 +8,7 @@ from loaderkit.datasets.streams.dataset import StreamDataset
 from loaderkit.datasets.streams.lane import Lane, LaneSpec, Place
 from loaderkit.datasets.streams.pulled import PulledLane
 from loaderkit.datasets.streams.samples import PendingSample, Step
+from loaderkit.sampling.order import digest
 
 Ends = Literal["all", "first", "again"]
 
@@ -91,11 +91,11 @@ class _Composed(StreamDataset):
 
     def fingerprint(self) -> str:
         text = "\x1f".join(stream.fingerprint() for stream in self.streams)
-        return f"{len(self.shards):,} shards of {len(self.streams)} streams ({_digest(text)})"
+        return f"{len(self.shards):,} shards of {len(self.streams)} streams ({digest(text)})"
 
     def _orders(self) -> str:
         text = "; ".join(stream.order() for stream in self.streams)
-        return text if len(text) <= 200 else f"{len(self.streams)} streams, {_digest(text)}"
+        return text if len(text) <= 200 else f"{len(self.streams)} streams, {digest(text)}"
 
 
 class _Chain(_Composed):
@@ -259,7 +259,3 @@ def most_due(live: Sequence[int], weights: Sequence[int], counts: Sequence[int])
 
 def _with_steps(pending: list[PendingSample], steps: Sequence[Step]) -> list[PendingSample]:
     return [each._replace(steps=(*each.steps, *steps)) for each in pending] if steps else pending
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -1,7 +1,6 @@
 """Data without an index: named shards, each read from some sample on."""
 
 import copy
-import hashlib
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +15,7 @@ from loaderkit.datasets.bad_samples import RAISE, BadSamples
 from loaderkit.datasets.streams.lane import Lane, LaneReader, LaneSpec, Place, ShardShare
 from loaderkit.datasets.streams.pulled import FilteredLane
 from loaderkit.datasets.streams.samples import Step, transform_samples
+from loaderkit.sampling.order import digest
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.system.world import World
 
@@ -159,7 +159,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
     def fingerprint(self) -> str:
         """Return a description of the shards; a resume compares it."""
         text = "\x1f".join(self.shards)
-        return f"{len(self.shards):,} shards ({hashlib.blake2b(text.encode(), digest_size=8).hexdigest()})"
+        return f"{len(self.shards):,} shards ({digest(text)})"
 
     def order(self) -> str:
         """Return a name for the order of the samples, with its version and all settings that it depends on."""

@@ -118,11 +118,7 @@ class _Window:
 
 
 class LaneReader:
-    """Reads a lane of shards from a place to its end.
-
-    Raises:
-        ValueError: If the place's window has fewer samples than were used of it.
-    """
+    """Reads a lane of shards from a place to its end."""
 
     def __init__(self, stream: Shards, spec: LaneSpec) -> None:
         lane, place, path, self._steps, self._policy = spec
@@ -223,12 +219,7 @@ class LaneReader:
         return next(self._iterator, _END)
 
     def _read_again(self, error: Exception, shard: str, number: int, enter: Callable[[], None]) -> Any:
-        """Open the shard again at a sample that failed, and read it; or leave the sample out.
-
-        Raises:
-            Exception: The error, if it comes again and the policy does not blame the sample.
-            BadSamplesError: If the reader cannot go on after the sample.
-        """
+        """Open the shard again at a sample that failed, and read it; or leave the sample out, if the policy says so."""
 
         def again() -> Any:
             self._iterator = None  # an iterator that raised has ended

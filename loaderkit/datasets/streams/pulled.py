@@ -115,11 +115,7 @@ class SkippingLane(PulledLane):
         return pending
 
     def report(self, *, over: bool) -> tuple[list[BadSample], Exception | None]:
-        """Return the bad samples since the last report, up to the lane's place, and the first error.
-
-        Args:
-            over: Whether nothing more is taken. The report then includes the bad samples that were read ahead.
-        """
+        """Return the bad samples since the last report and the first error; if nothing more is taken, also those read ahead."""
         if over:
             self._report += [bad for passed in [*self._before, self._passed] for bad in passed]
             self._before.clear()

@@ -45,12 +45,9 @@ DROPPED = object()
 
 
 def apply_steps(pending: PendingSample, seeds: SampleSeeds, row: int, policy: BadSamples = RAISE) -> Any:
-    """Apply a sample's steps under its own seed.
+    """Apply a sample's steps under its own seed. Return DROPPED if a filter drops it, Failed if the policy leaves it out.
 
     A step that fails is not tried again, because it may have changed the sample.
-
-    Returns:
-        The sample; DROPPED if a filter drops it; Failed if a step fails and the policy leaves the sample out.
     """
     sample = pending.sample
     if type(sample) is Failed:

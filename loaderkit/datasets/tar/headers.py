@@ -34,11 +34,6 @@ _PAX_RECORD = re.compile(rb"([1-9][0-9]{0,8}) ")  # its length, including these 
 def read_headers(file: BinaryIO, size_bytes: int, shard: str) -> Iterator[File]:
     """Yield the regular files of an archive (ustar, GNU or PAX, POSIX.1-2001) in their order.
 
-    Args:
-        file: The archive, seekable.
-        size_bytes: Size of the archive.
-        shard: Name of the archive, for messages.
-
     Raises:
         ShardError: If the file is not a complete, uncompressed tar archive of files and directories.
     """

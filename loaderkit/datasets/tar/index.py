@@ -70,11 +70,6 @@ class TarTable:
 def index_tar(file: BinaryIO, size_bytes: int, shard: str) -> TarTable:
     """Read an archive's headers and find its samples.
 
-    Args:
-        file: The archive, seekable.
-        size_bytes: Size of the archive.
-        shard: Name of the archive, for messages.
-
     Raises:
         ShardError: If the file is not a complete, uncompressed tar archive, a name points outside of it, a sample has an
             extension twice, the files of a sample are not consecutive, or no file belongs to a sample.

@@ -50,11 +50,7 @@ class OpenTar:
         self._file.close()
 
     def read(self, rows: list[int]) -> Iterator[Block]:
-        """Read samples (B,); one read covers samples that are close together.
-
-        Raises:
-            ShardError: If the file is shorter than its index says.
-        """
+        """Read samples (B,); one read covers samples that are close together."""
         keys, counts, (offsets, sizes, numbers) = self._table.samples(rows)
         ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
         content, starts = self._file.read_together(offsets, ends)
