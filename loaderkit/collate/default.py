@@ -207,15 +207,11 @@ def _stack_integers(values: Sequence[int], field: str) -> Tensor:
         ) from None
 
 
-def _keep(values: Sequence[Any], _: str) -> list[Any]:
-    return list(values)
-
-
 _PLAIN: dict[type, Callable[[Sequence[Any], str], Any]] = {
     Tensor: _stack_tensors,
     int: _stack_integers,
-    str: _keep,
-    bytes: _keep,
+    str: lambda values, _: list(values),
+    bytes: lambda values, _: list(values),
     tuple: _stack_sequence,
     list: _stack_sequence,
 }

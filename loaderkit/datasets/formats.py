@@ -19,7 +19,7 @@ _ALIASES = {"tokens": "token", "arrow": "parquet", "feather": "parquet"}
 
 
 def format_named(name: str) -> type[ShardedDataset]:
-    """Return the dataset class of a format such as "jsonl", or of "module:Class"; a ValueError if it cannot be found."""
+    """Return the dataset class of a format such as "jsonl", or of "module:Class"; raise a ValueError if it cannot be found."""
     if ":" in name:
         return _own(name)
     formats = find_formats()
@@ -44,7 +44,7 @@ def formats_of(shard: str) -> dict[str, type[ShardedDataset]]:
 
 
 def format_of(shard: str) -> type[ShardedDataset]:
-    """Return the dataset class for a file; a ValueError unless exactly one fits."""
+    """Return the dataset class for a file; raise a ValueError unless exactly one fits."""
     found = formats_of(shard)
     if len(found) > 1:
         raise ValueError(f"{shard}: may be {' or '.join(sorted(found))}. Name the format: --format.")

@@ -42,14 +42,14 @@ class Spans:
         self._content = flat.data if flat.size else memoryview(b"")
 
     def batch(self, rows: Int64Array) -> Ragged:
-        """Return a copy of sequences (B,); a ShardError if an end is out of range."""
+        """Return a copy of sequences (B,); raise a ShardError if an end is out of range."""
         starts, ends = self._places(rows)
         if len(rows) and (starts[1:] == ends[:-1]).all():  # neighbours: one copy takes half the time
             return _join([self._content[starts[0] : ends[-1]]], ends - starts, self._dtype)
         return _join(self._cut(starts, ends), ends - starts, self._dtype)
 
     def pieces(self, rows: Int64Array) -> list[memoryview]:
-        """Return sequences (B,) without copying them; a ShardError if an end is out of range."""
+        """Return sequences (B,) without copying them; raise a ShardError if an end is out of range."""
         return self._cut(*self._places(rows))
 
     def _places(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:

@@ -4,6 +4,7 @@ import gc
 import itertools
 import json
 import logging
+import os
 import pickle
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -556,8 +557,6 @@ def test_what_is_no_samples_fault_is_raised(error: Any, policy: lk.BadSamples) -
 
 
 def dies(sample: int) -> int:
-    import os
-
     if sample == 7:
         os._exit(3)
     return sample

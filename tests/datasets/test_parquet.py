@@ -193,9 +193,6 @@ def test_settings_that_cannot_be() -> None:
         lk.ParquetDataset("x", "id")
 
 
-PLAIN = ["id", "fixed", "kind", "number", "flag", "bytes"]
-
-
 def plain_table(start: int, size: int) -> pa.Table:
     """Of what makes default batches."""
     ids = list(range(start, start + size))
@@ -219,7 +216,7 @@ def test_a_batch_at_once_is_the_collated_samples(sizes: list[int], kind: str, gr
     for shard, size in enumerate(sizes):
         path = tmp_path / f"{shard:03}.{'arrow' if kind == 'stream' else kind}"
         write_table(path, plain_table(sum(sizes[:shard]), size), kind, group)
-    names = [*PLAIN, "small"]
+    names = ["id", "fixed", "kind", "number", "flag", "bytes", "small"]
     data = lk.ParquetDataset(tmp_path, names, max_open=2, cached_groups=3)
     ragged = lk.ParquetDataset(tmp_path, ["tokens", "id"], ragged=True)
     size = sum(sizes)

@@ -105,7 +105,7 @@ Part = tuple[Column, Int64Array, Int64Array]  # a column, positions in the batch
 
 
 def make_batch(name: str, layout: Layout, parts: Sequence[Part], size: int) -> Any:
-    """Gather a batch of one column from its parts; a ValueError if a part has another type, or a row is null."""
+    """Gather a batch of one column from its parts; raise a ValueError if a part has another type, or a row is null."""
     for column, _, rows in parts:
         if column.layout != layout:
             raise ValueError(f"column {name!r} gives {column.layout} here and {layout} in the first shard.")

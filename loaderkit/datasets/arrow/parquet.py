@@ -127,9 +127,6 @@ class ParquetDataset(ShardedDataset):
         """Return the shards, their sizes and the columns."""
         return f"{self.columns} {super().fingerprint()}"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_groups": PerThread(Groups, self._groups.own.most)}
-
 
 def _by_group(rows: Int64Array, index: ShardIndex) -> Iterator[tuple[int, Int64Array, Int64Array]]:
     """Split a shard's rows (B,) by row group: yield its number, positions in the batch, and rows in the group."""

@@ -72,7 +72,7 @@ def default_splits(kind: Any) -> dict[str, Any]:
 def open_torchvision(
     kind: Any, split: Any, root: str | os.PathLike[str], *, download: bool, options: Mapping[str, Any]
 ) -> Any:
-    """Open a split of a torchvision dataset; a FileNotFoundError if it is not in `root` and not to be downloaded."""
+    """Open a split of a torchvision dataset; raise a FileNotFoundError if it is not in `root` and not to be downloaded."""
     settings = inspect.signature(kind).parameters
     given = {"root": os.fspath(root), "download": download, "train": split, "split": split}
     known = {key: value for key, value in given.items() if key in settings}

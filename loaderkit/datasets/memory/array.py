@@ -111,7 +111,7 @@ def in_memory(dataset: Any) -> bool:
 
 
 def take(array: npt.NDArray[Any], rows: Int64Array) -> npt.NDArray[Any]:
-    """Return rows (B, *) of a contiguous array; an IndexError if a row is out of range."""
+    """Return rows (B, *) of a contiguous array; raise an IndexError if a row is out of range."""
     is_plain = array.strides[0] > _SHORT_ROW and array.dtype.kind in "biufc"
     if not is_plain or not rows.size or rows.min() < 0 or rows.max() >= len(array):
         return array.take(rows, 0)

@@ -62,7 +62,7 @@ class ShardIndex:
 
     @classmethod
     def from_bytes(cls, content: bytes, path: Path) -> "ShardIndex":
-        """Return the index in an index file; a ShardError if it is cut, damaged, or of another version."""
+        """Return the index in an index file; raise a ShardError if it is cut, damaged, or of another version."""
         checksum = int.from_bytes(content[-4:], "little")
         if not content.startswith(_MAGIC) or zlib.crc32(memoryview(content)[:-4]) != checksum:
             raise ShardError(f"{path}: not a whole index file. Delete it, or run `loaderkit index`.")

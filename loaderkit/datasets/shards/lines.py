@@ -38,7 +38,7 @@ class LineFile:
         self._file.close()
 
     def read(self, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:
-        """Return the bytes of spans (B,); a ShardError if the file ends before a span does."""
+        """Return the bytes of spans (B,); raise a ShardError if the file ends before a span does."""
         content, places = self.read_together(starts, ends)
         sizes = [end - start for start, end in zip(starts, ends, strict=True)]
         return [bytes(content[place : place + size]) for place, size in zip(places, sizes, strict=True)]
@@ -113,7 +113,7 @@ def scan_lines(shard: str, file: BinaryIO, *, blank: bytes = b" \t\r\n", block: 
 
 
 def skip_bom(shard: str, file: BinaryIO) -> int:
-    """Return the place after a byte order mark, and move there; a ShardError if the file is compressed or UTF-16."""
+    """Move to the first byte after a byte order mark, and return its place; raise a ShardError if the file is compressed or UTF-16."""
     file.seek(0)
     start = file.read(6)
     for magic, what in COMPRESSED.items():

@@ -60,7 +60,7 @@ class MappedDataset(ShardedDataset):
 
 
 def npy_layout(shard: str, file: BinaryIO) -> NpyHeader:
-    """Return the header of a `.npy` file; a ShardError unless it holds rows of numbers and the file is long enough."""
+    """Return the header of a `.npy` file; raise a ShardError unless it holds rows of numbers and the file is long enough."""
     found = local_size(shard, file)
     try:
         dtype, shape, _, start = header = read_npy_header(file)
@@ -86,7 +86,7 @@ def map_npy(shard: str, file: BinaryIO) -> Array:
 
 
 def local_size(shard: str, file: BinaryIO) -> int:
-    """Return the size in bytes of a file to map; a ShardError if it is remote and not cached."""
+    """Return the size in bytes of a file to map; raise a ShardError if it is remote and not cached."""
     try:
         return os.fstat(file.fileno()).st_size
     except OSError as error:

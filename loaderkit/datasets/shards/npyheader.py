@@ -49,7 +49,7 @@ def read_npy_header(file: BinaryIO) -> NpyHeader:
 
 
 def decode_npy(data: bytes) -> npt.NDArray[Any]:
-    """Return the array in the bytes of a `.npy` file, as `np.load` does; a ValueError if it holds objects."""
+    """Return the array in the bytes of a `.npy` file, as `np.load` does; raise a ValueError if it holds objects."""
     dtype, shape, fortran, start = read_npy_header(io.BytesIO(data))
     if dtype.hasobject:
         raise ValueError(f"the array holds objects ({dtype}), wanted numbers or text.")

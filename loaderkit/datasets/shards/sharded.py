@@ -141,7 +141,7 @@ class ShardedDataset(DeclaresDraws, ABC):
             yield part, places, wanted[places] - (self._ends[part] - self._indexes[part].count)
 
     def handle(self, part: int) -> Any:
-        """Return the open shard of that number, which belongs to this thread; a ShardError if it changed."""
+        """Return the open shard of that number, which belongs to this thread; raise a ShardError if it changed."""
         opened = self._opened.own
         if opened.process != process_id():  # a forked worker must not share file positions with its parent
             opened.reset_after_fork(closing=True)

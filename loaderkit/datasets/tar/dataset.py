@@ -22,14 +22,10 @@ from loaderkit.system.arrays import Int64Array
 Decoder = Callable[[bytes], Any]
 
 
-def _decode_text(data: bytes) -> str:
-    return data.decode()
-
-
 DECODERS: dict[str, Decoder] = {
     **dict.fromkeys(("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm"), decode_picture),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id", "count"), int),
-    **dict.fromkeys(("txt", "text", "transcript"), _decode_text),
+    **dict.fromkeys(("txt", "text", "transcript"), bytes.decode),
     **dict.fromkeys(("json", "jsn"), json.loads),
     "npy": decode_npy,
 }
