@@ -2,7 +2,6 @@
 
 import io
 import multiprocessing
-import pickle
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -157,13 +156,6 @@ def test_a_fingerprint_tells_files_apart_and_not_where_they_lie(tmp_path: Path) 
     assert lk.ImageFolder(make_folder(tmp_path / "b")).fingerprint() == first.fingerprint()
     (tmp_path / "b" / "ant" / "0.jpg").rename(tmp_path / "b" / "ant" / "9.jpg")
     assert lk.ImageFolder(tmp_path / "b").fingerprint() != first.fingerprint()
-
-
-def test_it_pickles(tmp_path: Path) -> None:
-    data = lk.ImageFolder(make_folder(tmp_path), transform=v2.RandomHorizontalFlip(p=1))
-    copy = pickle.loads(pickle.dumps(data))
-    assert copy.fingerprint() == data.fingerprint()
-    assert equal(copy[4], data[4])
 
 
 def with_draws(image: Tensor) -> Any:

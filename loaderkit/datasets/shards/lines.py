@@ -34,7 +34,6 @@ class LineFile:
             self._descriptor = None  # a remote file
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def read(self, starts: Sequence[int], ends: Sequence[int]) -> list[bytes]:

@@ -143,7 +143,6 @@ class LaneReader:
 
     @property
     def place(self) -> Place:
-        """The place of the next sample that `take` returns."""
         if not self._windows:
             return self._next
         window = self._windows[0]
@@ -153,14 +152,12 @@ class LaneReader:
         return Place(self._cycle, following.shard, following.number, 0, following.position)
 
     def fill(self, count: int) -> bool:
-        """Read until this many samples can be taken; say whether they can."""
         while (ready := sum(len(window.samples) - window.used for window in self._windows)) < count:
             if not self._read(self._stream.window if self._stream.shuffle else count - ready):
                 return False
         return True
 
     def take(self, count: int) -> list[PendingSample]:
-        """Return up to this many samples."""
         self.fill(count)
         found: list[_Read] = []
         while self._windows and len(found) < count:

@@ -20,11 +20,9 @@ class PulledLane(ABC):
 
     @property
     def place(self) -> Place:
-        """The place of the next sample that `take` returns."""
         return self._ahead[0][1] if self._ahead else self._source_place()
 
     def fill(self, count: int) -> bool:
-        """Read until this many samples can be taken; say whether they can."""
         while len(self._ahead) < count:
             place = self._source_place()
             pulled = self._pull(1)
@@ -34,7 +32,6 @@ class PulledLane(ABC):
         return True
 
     def take(self, count: int) -> list[PendingSample]:
-        """Return up to this many samples."""
         pending = [self._ahead.popleft()[0] for _ in range(min(count, len(self._ahead)))]
         while len(pending) < count and (pulled := self._pull(count - len(pending))):
             pending += pulled
@@ -96,7 +93,6 @@ class SkippingLane(PulledLane):
         self._first: Exception | None = None
 
     def fill(self, count: int) -> bool:
-        """Read until this many samples can be taken; say whether they can."""
         while len(self._ahead) < count:
             if not super().fill(len(self._ahead) + 1):
                 return False
@@ -105,7 +101,6 @@ class SkippingLane(PulledLane):
         return True
 
     def take(self, count: int) -> list[PendingSample]:
-        """Return up to this many samples."""
         for _ in range(min(count, len(self._ahead))):
             self._report += self._before.popleft()
         pending = super().take(count)

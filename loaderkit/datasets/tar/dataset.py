@@ -95,12 +95,10 @@ class TarDataset(ShardedDataset):
         return len(table.ends), table.pack()
 
     def open(self, shard: str, index: ShardIndex) -> OpenTar:
-        """Open a shard."""
         table = TarTable.unpack(index.spans(shard))
         return OpenTar(shard, self.open_file(shard), table)
 
     def read(self, handle: OpenTar, rows: Int64Array, index: ShardIndex) -> list[dict[str, Any]]:
-        """Read and decode samples of a shard."""
         return [sample for block in handle.read(rows.tolist()) for sample in to_samples(self._decode_all([block]))]
 
     def read_columns(self, indices: Sequence[int]) -> dict[str, list[Any]] | list[dict[str, Any]]:

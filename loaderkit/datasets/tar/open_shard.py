@@ -46,7 +46,6 @@ class OpenTar:
         self._table = table
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def read(self, rows: list[int]) -> Iterator[Block]:
