@@ -91,6 +91,11 @@ def read_many(dataset: Any, indices: Sequence[int]) -> list[Any]:
     return per_sample(dataset.__getitem__, indices)
 
 
+def spread_rows(size: int) -> Int64Array:
+    """Return up to 16 indices, spread over a dataset of this size, for a fingerprint."""
+    return np.unique(np.linspace(0, max(0, size - 1), 16).astype(np.int64))[:size]
+
+
 def is_frame(value: Any) -> bool:
     """Return whether a value is a data frame, which looks like a dataset but is indexed by column names."""
     return hasattr(value, "iloc") and hasattr(value, "columns")

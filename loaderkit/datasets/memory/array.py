@@ -12,7 +12,7 @@ import torch
 import torch.utils.data as torch_data
 from torch import Tensor
 
-from loaderkit.datasets.base import check_index, is_frame
+from loaderkit.datasets.base import check_index, is_frame, spread_rows
 from loaderkit.datasets.combine import SubsetDataset
 from loaderkit.datasets.memory.shared import SharedList
 from loaderkit.seeding.draws import DeclaresDraws, Draws
@@ -85,7 +85,7 @@ class ArrayDataset(DeclaresDraws):
 
     def fingerprint(self) -> str:
         """Return a digest of the columns' shapes and dtypes, and of 16 rows spread over them."""
-        rows = np.unique(np.linspace(0, max(0, self._length - 1), 16).astype(np.int64))[: self._length]
+        rows = spread_rows(self._length)
         digest = hashlib.blake2b(digest_size=8)
         for column in _leaves(self._columns):
             picked = _gather(column, rows)

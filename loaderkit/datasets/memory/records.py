@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from loaderkit.datasets.base import check_index, check_indices
+from loaderkit.datasets.base import check_index, check_indices, spread_rows
 from loaderkit.datasets.memory.packed import Packed
 from loaderkit.sampling.order import digest
 from loaderkit.seeding.draws import DeclaresDraws
@@ -52,8 +52,7 @@ class RecordDataset(DeclaresDraws):
 
     def fingerprint(self) -> str:
         """Return a digest of the number of records, and of 16 records spread over them."""
-        rows = np.unique(np.linspace(0, max(0, len(self) - 1), 16).astype(np.int64))[: len(self)].tolist()
-        text = "\x1f".join(_describe(record) for record in self._records.read(rows))
+        text = "\x1f".join(map(_describe, self._records.read(spread_rows(len(self)))))
         return digest(f"{len(self)}\x1f{text}")
 
 
