@@ -18,8 +18,7 @@ from loaderkit.lightning.loaders import (
     is_stream,
     why_not_ahead,
 )
-from loaderkit.lightning.position import TrainPosition
-from loaderkit.lightning.train_progress import TrainProgress
+from loaderkit.lightning.position import TrainPosition, TrainProgress
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.loader import Loader, describe_data
 from loaderkit.system.suggest import suggest_arguments

@@ -26,12 +26,7 @@ def map_data(stage: str, data: Data, function: Callable[[Any], Any]) -> Any:
 
 
 def check_data(stage: str, data: Data) -> None:
-    """Refuse a stage's data if it is not a dataset, or can be read in two ways.
-
-    Raises:
-        TypeError: If it is neither a dataset nor a factory.
-        ValueError: If it may be one dataset or several.
-    """
+    """Refuse a stage's data if it is neither a dataset nor a factory, or may be one dataset or several."""
     if isinstance(data, dict) and data and all(map(_is_array, data.values())):
         names = ", ".join(map(repr, list(data)[:5]))
         raise ValueError(
@@ -84,19 +79,12 @@ def make_dataset(one: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class StageData:
-    """The source of one dataset of a stage.
-
-    Args:
-        stage: "train", "val", "test" or "predict".
-        source: What the user gave: a path, columns, samples, ...
-        name: The dataset's name, if the stage has several.
-        is_share: Whether the dataset is a share of the training data.
-    """
+    """The source of one dataset of a stage."""
 
     stage: str
-    source: Any
-    name: str | None = None
-    is_share: bool = False
+    source: Any  # what the user gave: a path, columns, samples, ...
+    name: str | None = None  # if the stage has several datasets
+    is_share: bool = False  # of the training data
 
     def __str__(self) -> str:
         return self.stage if self.name is None else f"{self.stage} {self.name!r}"
@@ -121,18 +109,10 @@ def list_stage_data(
     several: Collection[str] = STAGES[1:],
     is_several: Callable[[Any], bool] = lambda source: isinstance(source, Mapping),
 ) -> list[StageData]:
-    """Return one StageData for each dataset.
+    """Return one StageData for each dataset; messages call the DataModule `owner`.
 
-    Args:
-        owner: The DataModule's name, for messages.
-        sources: Source by stage; a dict of sources by name makes several datasets.
-        splits: Share of the training data by stage.
-        several: Stages that may have several datasets. Default: all but "train".
-        is_several: Returns whether a source is a dict of sources by name.
-
-    Raises:
-        ValueError: If a stage has several datasets but may not, or an empty dict. Also if splits
-            have no training data, or name a stage that has its own data.
+    A source that `is_several` is a dict of sources by name. Only the stages in `several` may have one.
+    `splits` has the share of the training data by stage.
     """
     shares = dict(splits or {})
     own = set(shares) & set(sources) - {"train"}

@@ -133,13 +133,9 @@ class DetectionDataModule(DataModule):
 
     def _open(self, data: StageData) -> Any:
         annotations = self._read(data)
-        dataset = BoxedPictures(
-            annotations.samples,
-            self.classes,
-            category_ids=annotations.category_ids(self.classes),
-            targets=DetectionCollate(box_format=self._box_format, masks=self._masks),
-            transform=self._transforms[data.stage != "train"],
-        )
+        ids = annotations.category_ids(self.classes)
+        targets = DetectionCollate(box_format=self._box_format, masks=self._masks and ids is not None, classes=ids)
+        dataset = BoxedPictures(annotations.samples, self.classes, targets, self._transforms[data.stage != "train"])
         if not data.is_share:
             return dataset
         shares = split(
@@ -159,30 +155,17 @@ class DetectionDataModule(DataModule):
 
 
 class BoxedPictures:
-    """Pictures with their targets: a sample is (picture, target), with boxes and masks as tv_tensors.
-
-    Args:
-        samples: Dicts with `image`, and `annotations` or the target's fields.
-        classes: Names of the labels 1, 2, ...
-        category_ids: Label of each COCO category.
-        targets: The box format, and whether to rasterise masks.
-        transform: Maps (picture, target) to another pair.
-    """
+    """Pictures with their targets: a sample is (picture, target), with boxes and masks as tv_tensors."""
 
     def __init__(
         self,
-        samples: Sequence[Mapping[str, Any]],
+        samples: Sequence[Mapping[str, Any]],  # with `image`, and `annotations` or the target's fields
         classes: Sequence[str],
-        *,
-        category_ids: Mapping[int, int] | None,
         targets: DetectionCollate,
         transform: Transform | None,
     ) -> None:
-        self.samples, self.transform = samples, transform
+        self.samples, self.transform, self._targets = samples, transform, targets
         self._labels = {name: label for label, name in enumerate(classes, 1)}
-        self._targets = DetectionCollate(
-            box_format=targets.box_format, masks=targets.masks and category_ids is not None, classes=category_ids
-        )
 
     def __len__(self) -> int:
         return len(self.samples)

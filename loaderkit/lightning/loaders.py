@@ -1,6 +1,7 @@
 """The loaders that a DataModule gives to a Trainer."""
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -13,10 +14,10 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from loaderkit.device.cuda import BACKENDS
 from loaderkit.device.prefetch import Prefetcher
 from loaderkit.engine.description import Description
-from loaderkit.lightning.history import History
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.device_loader import AheadEpoch
 from loaderkit.loader.loader import Loader
+from loaderkit.loader.position import Position
 
 
 class TrainerLoader(Loader):
@@ -37,6 +38,54 @@ class TrainerLoader(Loader):
         return epoch if self.prefetcher is None else AheadEpoch(epoch, self.prefetcher)
 
 
+class History:
+    """The points of a position since a mark, counted in batches; the mark is where the next pass starts.
+
+    A Trainer fetches batches before it trains on them, so a state is that of an earlier batch.
+    """
+
+    def __init__(self, position: Position) -> None:
+        self._position = position
+        self._points: deque[Any] = deque([position.upcoming()])
+        self._forgotten = 0  # batches since the mark whose points are gone
+
+    @property
+    def epoch(self) -> int:
+        """The position's epoch at the oldest point."""
+        return self._position.cursor_at(self._points[0]).epoch
+
+    def record(self) -> None:
+        """Add the point after a batch that was yielded."""
+        self._points.append(self._position.yielded() or self._position.point())
+
+    def forget(self, batches: int) -> None:
+        """Drop the points before this many batches after the mark."""
+        while self._forgotten < batches and len(self._points) > 1:
+            self._points.popleft()
+            self._forgotten += 1
+
+    def state_after(self, batches: int, *, over: bool) -> dict[str, Any]:
+        """Return the state `batches` batches after the mark; if the epoch is over there, its end's state."""
+        point = self._after(batches)
+        return self._position.state_at(self._position.epoch_after(point) if over else point, self._points)
+
+    def rewind(self) -> None:
+        """Return to the mark."""
+        self._position.go_to(self._points[0])
+
+    def end_epoch(self, batches: int) -> None:
+        """End a Trainer's epoch that used this many batches since the mark."""
+        self._position.go_to(self._position.epoch_after(self._after(batches)))
+
+    def _after(self, batches: int) -> Any:
+        if batches < self._forgotten:
+            raise RuntimeError(
+                f"loader: no state after {batches} batches: the states before batch {self._forgotten} are dropped."
+            )
+        # If several datasets are read together, this one may have ended before the others.
+        return self._points[min(batches - self._forgotten, len(self._points) - 1)]
+
+
 class TrainLoader(TrainerLoader):
     """A training loader whose state is the position after the last batch trained on.
 
@@ -50,7 +99,9 @@ class TrainLoader(TrainerLoader):
     restored = False  # whether the DataModule has restored its position
     _history: History | None = None  # positions since the mark
     _first_epoch = 0  # the loader's epoch at the mark
-    _ended = False  # whether it ended before the mark, in the same epoch of the Trainer
+    # Whether it ended before the mark, in the same epoch of the Trainer. CombinedLoader tracks which loaders have
+    # ended, so after a resume it must end again.
+    _ended = False
     _at_end = False  # whether its last pass since the mark ended
     _waiting = False  # whether no batch has begun since the mark
     _learnt = 0  # batches trained on since the mark, when the last batch began
@@ -61,12 +112,7 @@ class TrainLoader(TrainerLoader):
         return self._position.step
 
     def mark(self, *, ended: bool = False) -> None:
-        """Count batches from the start of the next pass.
-
-        Args:
-            ended: Whether the loader already ended in this epoch of the Trainer. CombinedLoader tracks
-                which loaders have ended, so after a resume the loader must end again.
-        """
+        """Count batches from the start of the next pass; `ended`: the loader already ended in this epoch."""
         if self.driven:
             self._position.discard_ahead()
             self._history = History(self._position)
@@ -82,8 +128,7 @@ class TrainLoader(TrainerLoader):
 
     def state_after(self, batches: int, *, over: bool) -> dict[str, Any]:
         """Return the state `batches` batches after the mark; if the epoch is over there, its end's state."""
-        history = self._history or History(self._position)
-        return history.state_after(batches, over=over)
+        return (self._history or History(self._position)).state_after(batches, over=over)
 
     def has_ended(self, state: Mapping[str, Any]) -> bool:
         """Return whether the loader ended in this epoch of the Trainer before a state since the mark."""
@@ -182,11 +227,7 @@ def why_not_ahead(trainer: pl.Trainer | None, data: pl.LightningDataModule, conf
 
 
 def check_equal_ranks(trainer: pl.Trainer | None, loader: Loader, data: str) -> None:
-    """Refuse a loader whose ranks may have different numbers of batches if they wait for each other.
-
-    Raises:
-        ValueError: If the ranks stop independently (stop='each') and the strategy communicates at each batch.
-    """
+    """Refuse a loader whose ranks may have different numbers of batches if they wait for each other."""
     if trainer is None or loader.config.stop != "each" or loader.world.size == 1:
         return
     if data == "train":

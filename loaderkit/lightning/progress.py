@@ -53,10 +53,6 @@ def set_epoch_over(fit_loop: dict[str, Any], *, uncounted: bool) -> None:
 
     Lightning notices the epoch's end only if an epoch has as many batches as when the checkpoint was
     saved. With `max_steps` it would continue the old epoch.
-
-    Args:
-        fit_loop: The loops' state, changed in place.
-        uncounted: See `set_batches`. Ignored if Lightning has counted the epoch's end.
     """
     epochs = fit_loop["epoch_progress"]
     ended = epochs["current"]["processed"] == epochs["current"]["ready"]
@@ -84,11 +80,8 @@ def reopen_epoch(fit_loop: dict[str, Any]) -> bool:
 def set_batches(fit_loop: dict[str, Any], batches: int, *, total: int | None = None, uncounted: bool) -> None:
     """Set the number of finished batches in a checkpoint's loops, with no batch in progress.
 
-    Args:
-        fit_loop: The loops' state, changed in place.
-        batches: Finished batches of the epoch.
-        total: Finished batches of all epochs. Default: changes by as much as the epoch's.
-        uncounted: Whether the last step was saved before Lightning counted it for the loggers.
+    `batches` counts the epoch's. `total` counts those of all epochs, and by default changes by as much.
+    `uncounted`: the last step was saved before Lightning counted it for the loggers.
     """
     progress = fit_loop["epoch_loop.batch_progress"]
     if total is None:

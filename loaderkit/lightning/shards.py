@@ -97,13 +97,7 @@ class ShardDataModule(DataModule):
 
 
 def open_shards(urls: Urls, *, format: str | None = None, **settings: Any) -> ShardedDataset:  # noqa: A002
-    """Open shards as one dataset.
-
-    Raises:
-        FileNotFoundError: If there are no shards.
-        ValueError: If their format is unknown, or the suffix fits several formats.
-        TypeError: If the format's dataset has no such argument.
-    """
+    """Open shards as one dataset."""
     kind, shards = find_shards(urls, format, settings.get("storage"))
     if not kind.keeps_index:
         settings.pop("index_dir", None)

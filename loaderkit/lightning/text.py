@@ -2,9 +2,10 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import numpy as np
+import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -16,7 +17,6 @@ from loaderkit.datasets.texts import TokenSpans, tokenize
 from loaderkit.lightning.base import DataModule
 from loaderkit.lightning.check_data import StageData, factories, is_dict_of_tables, list_stage_data, sources_by_stage
 from loaderkit.lightning.loaders import TrainerLoader
-from loaderkit.lightning.next_tokens import NextTokens
 from loaderkit.lightning.shards import open_shards
 from loaderkit.lightning.text_sources import TextData, classes_of, is_text_files, is_urls, read_texts
 from loaderkit.loader.config import LoaderConfig
@@ -29,6 +29,7 @@ from loaderkit.writing.tokens import encode_bytes
 L = TypeVar("L", bound=TrainerLoader)
 How = Literal["random", "buckets", "budget", "packed", "windows"]
 BYTE_END, BYTE_VOCABULARY = 256, 257
+_IGNORED = -100  # the default ignore_index of torch's cross_entropy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -265,7 +266,7 @@ class TextDataModule(DataModule):
         if self.batching.how == "packed":
             return PackCollate(row_length=self.batching.max_length, pad_value=self._pad_token)
         pad = PadCollate({"tokens": Pad(value=self._pad_token, lengths=True)})
-        return pad if self._label is not None else NextTokens(pad, overlapping=self.batching.how == "windows")
+        return pad if self._label is not None else _NextTokens(pad, overlapping=self.batching.how == "windows")
 
     def _open(self, data: StageData) -> TokenSpans:
         spans, labels = self._tokens(data)
@@ -318,3 +319,30 @@ class TextDataModule(DataModule):
                 "all classes: classes=[...]."
             )
         return np.array([codes[value] for value in labels], dtype=np.int64)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _NextTokens:
+    """A collate function that pads texts on the right and adds `labels`: for each token the next one."""
+
+    draws_nothing: ClassVar[bool] = True
+
+    pad: PadCollate
+    overlapping: bool  # whether a text's last token is only a label
+
+    def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
+        return self._label(self.pad(samples))
+
+    def collate_batch(self, batch: Any) -> dict[str, Any]:
+        """Return the same for the result of a dataset's `read_batch`."""
+        return self._label(self.pad.collate_batch(batch))
+
+    def _label(self, batch: dict[str, Any]) -> dict[str, Any]:
+        tokens, lengths = batch["tokens"], batch["tokens_lengths"]
+        labels = torch.full(tokens.shape, _IGNORED)
+        labels[:, :-1] = tokens[:, 1:]
+        labels[torch.arange(tokens.shape[1]) >= lengths[:, None] - 1] = _IGNORED
+        if self.overlapping:
+            steps = max(1, tokens.shape[1] - 1)
+            return {**batch, "tokens": tokens[:, :steps], "labels": labels[:, :steps], "tokens_lengths": lengths - 1}
+        return {**batch, "labels": labels}

@@ -69,11 +69,7 @@ def read_texts(
 
 
 def classes_of(labels: list[Any], name: str) -> list[Any]:
-    """Return the labels' different values, sorted.
-
-    Raises:
-        ValueError: If a label is missing, or they can't be sorted.
-    """
+    """Return the labels' different values, sorted; refuse missing labels."""
     for row, label in enumerate(labels):
         if label is None or label != label:  # NaN
             raise ValueError(

@@ -1,7 +1,7 @@
 """What a table's columns mean, and the statistics that turn them into numbers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -83,22 +83,16 @@ class TableColumns:
 class TableStatistics:
     """Statistics of the training data's columns: plain values, small enough for a checkpoint.
 
-    Args:
-        numeric: (mean, standard deviation, replacement of a missing value) of each numeric column. The
-            deviation is the population's, and 1 for a constant column.
-        categorical: The sorted categories of each categorical column, with the codes 1, 2, ...
-        target: The column to predict.
-        classes: The sorted classes, with the codes 0, 1, ...; None for a regression.
-        missing: See TableColumns.
-        unknown: See TableColumns.
+    Of each numeric column: mean, population's standard deviation (1 for a constant column), and the
+    replacement of a missing value. `target`, `missing` and `unknown` are those of the TableColumns.
     """
 
-    numeric: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
-    categorical: Mapping[str, list[Value]] = field(default_factory=dict)
-    target: str | None = None
-    classes: list[Value] | None = None
-    missing: Missing = "raise"
-    unknown: Unknown = "code"
+    numeric: Mapping[str, tuple[float, float, float]]
+    categorical: Mapping[str, list[Value]]  # sorted, with the codes 1, 2, ...
+    target: str | None
+    classes: list[Value] | None  # sorted, with the codes 0, 1, ...; None for a regression
+    missing: Missing
+    unknown: Unknown
 
     @property
     def cardinalities(self) -> list[int]:
@@ -119,11 +113,7 @@ class TableStatistics:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "TableStatistics":
-        """Restore the statistics from `to_state()`.
-
-        Raises:
-            ValueError: If the state has another version.
-        """
+        """Restore the statistics from `to_state()`."""
         if state.get("version") != VERSION:
             raise ValueError(
                 f"cannot resume: the table's statistics have version {state.get('version')}, this loaderkit reads {VERSION}. "
@@ -136,19 +126,11 @@ class TableStatistics:
         )
 
     def encode(self, table: Table, where: str, *, with_target: bool) -> dict[str, npt.NDArray[Any]]:
-        """Turn a table of N rows into arrays.
-
-        Args:
-            table: Columns by name. Columns that were not fitted are ignored.
-            where: The table's name, for messages.
-            with_target: Whether the table must have the target.
+        """Turn a table of N rows, which messages call `where`, into arrays; ignore columns that were not fitted.
 
         Returns:
             "numeric" (N, columns) float32, "categorical" (N, columns) int64, and "target" (N,) int64 or
             float32; only those that have columns.
-
-        Raises:
-            ValueError: If a column is missing, or its values do not fit the training data.
         """
         needed = [*self.numeric, *self.categorical, *([self.target] if with_target and self.target else [])]
         if lost := [name for name in needed if name not in table]:

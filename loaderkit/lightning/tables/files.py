@@ -17,28 +17,16 @@ def read_table(
     data: Urls | Mapping[str, Any],
     where: str,
     *,
-    text: Collection[str] = (),
-    ignore: Collection[str] = (),
-    missing_values: Sequence[str] = ("",),
-    delimiter: str = ",",
-    storage: Storage | None = None,
+    text: Collection[str],
+    ignore: Collection[str],
+    missing_values: Sequence[str],
+    delimiter: str,
+    storage: Storage | None,
 ) -> Table:
-    """Read a table.
+    """Read a table from columns of equal length by name, or from files with the same columns.
 
-    Args:
-        data: Columns of equal length by name, or the paths of files with the same columns.
-        where: The table's name, for messages.
-        text: Columns of a CSV file that stay text, even if all their values are numbers.
-        ignore: Columns to leave out.
-        missing_values: Texts that mean a missing value in a CSV file.
-        delimiter: Separator of the fields of a CSV file.
-        storage: How to reach remote files, and where to keep copies of them.
-
-    Raises:
-        FileNotFoundError: If there are no files.
-        OSError: If a remote file can't be fetched.
-        ValueError: If the columns differ in length, or have an unsupported type.
-        ShardError: If a file can't be read, or its columns differ from the first file's.
+    The columns `text` of a CSV file stay text, even if all their values are numbers. Messages call the table
+    `where`. The other settings are those of TableDataModule.
     """
     if isinstance(data, Mapping) or hasattr(data, "items"):
         columns = {

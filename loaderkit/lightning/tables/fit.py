@@ -23,12 +23,7 @@ _MOST_CLASSES = 100  # more different integers may be amounts: the user must giv
 
 
 def fit_table(table: Table, columns: TableColumns, where: str) -> TableStatistics:
-    """Fit statistics to training data.
-
-    Raises:
-        ValueError: If there are no rows or no features, a named column is missing, or its values do
-            not fit its role.
-    """
+    """Fit statistics to training data."""
     named = [*columns.numeric, *columns.categorical, *([] if columns.target is None else [columns.target])]
     if unknown := [name for name in named if name not in table]:
         raise ValueError(f"{where}: has no columns {unknown}, its columns are {list(table)}.")

@@ -29,11 +29,7 @@ Table = Mapping[str, Column]
 
 
 def as_column(values: Any, where: str) -> Column:
-    """Return a sequence, array or tensor (N,) as a column.
-
-    Raises:
-        ValueError: If it is not one-dimensional, or holds an unsupported type.
-    """
+    """Return a sequence, array or tensor (N,) as a column."""
     array = np.asarray(values)
     if array.dtype.kind == "U" and not hasattr(values, "dtype"):
         array = np.asarray(values, dtype=object)  # else numbers among text would become text
@@ -60,11 +56,7 @@ def as_column(values: Any, where: str) -> Column:
 
 
 def as_numbers(column: Column, where: str) -> npt.NDArray[np.float64]:
-    """Return a column's numbers (N,), with NaN for missing ones.
-
-    Raises:
-        ValueError: If it holds anything but finite numbers.
-    """
+    """Return a column's numbers (N,), with NaN for missing ones; refuse text and infinite numbers."""
     if isinstance(column, Categories):
         text = [value for value in column.values if isinstance(value, str)]
         if text:
@@ -112,11 +104,7 @@ def recode(column: Categories, values: list[Value], where: str) -> Int64Array:
 
 
 def kind_of(values: Iterable[Value], where: str) -> str:
-    """Return the values' kind: "text", "booleans", "numbers" or "nothing".
-
-    Raises:
-        ValueError: If they have several kinds, or another one.
-    """
+    """Return the values' kind, "text", "booleans", "numbers" or "nothing"; refuse several kinds, or another one."""
     names = {str: "text", bool: "booleans", int: "numbers", float: "numbers"}
     kinds = sorted({names.get(type(value), type(value).__name__) for value in values})
     if len(kinds) > 1 or not set(kinds) <= set(names.values()):
