@@ -12,6 +12,7 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.profilers import SimpleProfiler
+from lightning_runs import quiet_trainer
 from slow_data import Slow, slept
 
 import loaderkit as lk
@@ -76,11 +77,11 @@ class Saving(pl.Callback):
 
 
 def make_trainer(folder: Path, *callbacks: pl.Callback, **settings: Any) -> pl.Trainer:
-    base: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    base |= {"accelerator": "cpu", "enable_model_summary": False, "max_epochs": 2, "num_sanity_val_steps": 1}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return pl.Trainer(callbacks=list(callbacks), default_root_dir=folder, **{**base, **settings})
+        return quiet_trainer(
+            folder, **{"callbacks": list(callbacks), "max_epochs": 2, "num_sanity_val_steps": 1, **settings}
+        )
 
 
 def fit(trainer: pl.Trainer, model: pl.LightningModule, *data: Any, **more: Any) -> None:

@@ -11,8 +11,7 @@ from typing import Any
 
 import lightning_job as jobs
 import pytest
-import torch
-from lightning_runs import TWO_RANKS, ids_of, run_in_process
+from lightning_runs import TWO_RANKS, check_same_end, ids_of, newest, resumed_job, run_in_process
 
 SCRIPT = Path(jobs.__file__)
 
@@ -43,14 +42,9 @@ def test_ranks_share_each_epoch_and_resume_exactly(tmp_path: Path) -> None:
     stopped = {**whole, "name": "stopped", "save_every": 1}
     stopped["stop"] = {"where": "in_step", "at": [1, 3], "by": "SIGKILL"}
     assert jobs.launch(stopped) != 0
-    saved = max((tmp_path / "saved-stopped").glob("step-*"), key=lambda path: path.stat().st_mtime_ns)
-    resumed = {**whole, "name": "resumed", "ckpt": str(saved)}
+    resumed = resumed_job(whole, newest(tmp_path, "saved-stopped/step-*"))
     run_in_process(resumed)
-    for rank in (0, 1):
-        assert jobs.steps_of(resumed, rank) == steps[rank][10:]
-    end, wanted = jobs.final_of(resumed), jobs.final_of(whole)
-    assert all(torch.equal(end["weights"][name], wanted["weights"][name]) for name in wanted["weights"])
-    assert end["counts"] == wanted["counts"]
+    check_same_end(whole, resumed, begins_at=10, ranks=2)
 
 
 def test_ranks_started_as_scripts(tmp_path: Path) -> None:
@@ -59,11 +53,9 @@ def test_ranks_started_as_scripts(tmp_path: Path) -> None:
     assert launch_script(whole) == 0, jobs.log_of(whole)
     steps = [jobs.steps_of(whole, rank) for rank in (0, 1)]
     assert [len(part) for part in steps] == [21, 21]
-    resumed = {**whole, "name": "resumed", "ckpt": str(tmp_path / "saved-whole" / "step-step=12.ckpt")}
-    resumed.pop("save_every")
+    resumed = resumed_job(whole, tmp_path / "saved-whole" / "step-step=12.ckpt")
     assert launch_script(resumed) == 0, jobs.log_of(resumed)
-    for rank in (0, 1):
-        assert jobs.steps_of(resumed, rank) == steps[rank][12:]
+    check_same_end(whole, resumed, begins_at=12, ranks=2)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,17 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.tuner import Tuner
-from lightning_runs import RecordingModel, check_same_end, quiet_trainer, recorded_ids, run_here, run_in_process
+from lightning_runs import (
+    RecordingModel,
+    check_same_end,
+    checkpoints_of,
+    quiet_trainer,
+    recorded_ids,
+    resume_everywhere,
+    resumed_job,
+    run_here,
+    run_in_process,
+)
 
 import loaderkit as lk
 
@@ -31,7 +41,7 @@ class Writer(BasePredictionWriter):
 def evaluate(job: dict[str, Any]) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    trainer = quiet_trainer(job, devices=job["ranks"], strategy="ddp_fork", callbacks=[Writer()])
+    trainer = quiet_trainer(job["dir"], devices=job["ranks"], strategy="ddp_fork", callbacks=[Writer()])
     data = lk.DataModule(**{job["stage"]: jobs.Samples(job["size"])}, loader=lk.LoaderConfig(batch_size=4))
     if job["stage"] == "val":
         trainer.validate(RecordingModel(job["dir"]), datamodule=data, verbose=False)
@@ -92,13 +102,9 @@ def test_a_loader_given_to_fit_resumes_after_a_kill(case: dict[str, Any], tmp_pa
     whole: dict[str, Any] = {"dir": str(tmp_path), "name": "whole", "save_every": 1, "direct": True, **case}
     run_in_process(whole)
     names = ("step-step=1", "step-step=5", "step-step=7", "step-step=13", "step-step=14", "epoch-epoch=0")
-    picked = [path for path in sorted(Path(tmp_path, "saved-whole").iterdir()) if path.stem in names]
+    picked = [path for path in checkpoints_of(whole) if path.stem in names]
     assert len(picked) == 6
-    for number, path in enumerate(picked):
-        resumed = {**whole, "name": f"resumed-{number}", "ckpt": str(path)}
-        resumed.pop("save_every")
-        run_in_process(resumed)
-        check_same_end(whole, resumed)
+    resume_everywhere(whole, picked)
 
 
 @pytest.mark.parametrize(("loader", "limit"), [({}, 1.0), ({}, 7), ({"steps": 13}, 1.0)])
@@ -107,22 +113,14 @@ def test_a_loader_given_to_fit_loses_no_epoch_under_max_steps(
 ) -> None:
     """Lightning ends the checkpoint's epoch a second time."""
     trainer = {"max_steps": 30, "max_epochs": -1, "limit_train_batches": limit}
-    whole = {
-        "dir": str(tmp_path),
-        "name": "whole",
-        "save_every": 40,
-        "direct": True,
-        "trainer": trainer,
-        "loader": loader,
-    }
+    whole: dict[str, Any] = {"dir": str(tmp_path), "name": "whole", "save_every": 40, "direct": True}
+    whole |= {"trainer": trainer, "loader": loader}
     if loader:
         whole["shards"] = [9, 0, 14, 3, 1, 8, 15]
     run_here(whole)
     steps = [(step["epoch"], step["batch"], step["ids"]) for step in jobs.steps_of(whole)]
     for epoch in (0, 1):
-        ckpt = str(tmp_path / "saved-whole" / f"epoch-epoch={epoch}.ckpt")
-        resumed = {**whole, "name": f"resumed-{epoch}", "ckpt": ckpt}
-        resumed.pop("save_every")
+        resumed = resumed_job(whole, tmp_path / "saved-whole" / f"epoch-epoch={epoch}.ckpt", f"resumed-{epoch}")
         run_here(resumed)
         found = [(step["epoch"], step["batch"], step["ids"]) for step in jobs.steps_of(resumed)]
         assert found == steps[(epoch + 1) * (13 if limit == 1.0 else 7) :]
@@ -140,7 +138,7 @@ def test_a_loader_given_to_fit_refuses_another_batch_size(tmp_path: Path) -> Non
 
 
 def test_a_loader_given_to_fit_says_when_it_is_not_exact(tmp_path: Path) -> None:
-    trainer = quiet_trainer({"dir": str(tmp_path)}, max_epochs=1, limit_val_batches=0)
+    trainer = quiet_trainer(tmp_path, max_epochs=1, limit_val_batches=0)
     model = jobs.Model({"dir": str(tmp_path), "name": "direct"})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -185,7 +183,7 @@ def test_datasets_read_side_by_side_need_their_world_and_batch_size(tmp_path: Pa
 
 
 def test_asking_for_data_that_was_not_given_is_an_error(tmp_path: Path) -> None:
-    trainer = quiet_trainer({"dir": str(tmp_path)})
+    trainer = quiet_trainer(tmp_path)
     with pytest.raises(ValueError, match=r"needs val data, and there is none. Pass DataModule\(val=...\)"):
         trainer.validate(RecordingModel(str(tmp_path)), datamodule=lk.DataModule(jobs.Samples()), verbose=False)
 
@@ -205,7 +203,7 @@ def test_a_training_without_validation_data_is_as_with_any_datamodule(
     model = jobs.Model(job)
     if not validates:
         model.validation_step = pl.LightningModule.validation_step.__get__(model)
-    trainer = quiet_trainer(job, max_epochs=1)
+    trainer = quiet_trainer(tmp_path, max_epochs=1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer.fit(model, datamodule=kind(jobs.Samples(8), loader=lk.LoaderConfig(batch_size=4)))
@@ -226,17 +224,6 @@ def test_validation_is_the_same_each_time() -> None:
     assert [len(batch["id"]) for batch in second] == [2, 2, 1]
 
 
-def test_the_training_step_draws_the_same_numbers_with_and_without_the_loader() -> None:
-    """The Trainer's own generators are not moved by reading, with or without workers."""
-    drawn = []
-    for workers in (None, 0, 2):
-        torch.manual_seed(3)
-        batches = range(5) if workers is None else lk.Loader(jobs.Samples(20), 4, shuffle=True, num_workers=workers)
-        drawn.append([torch.rand(3).tolist() for _ in batches])
-    assert len(drawn[0]) == 5
-    assert drawn[0] == drawn[1] == drawn[2]
-
-
 AGAIN: dict[str, dict[str, Any]] = {
     "an index": {},
     "a stream, by steps": {"shards": [9, 0, 7, 3, 1], "loader": {"steps": 5}},
@@ -252,7 +239,7 @@ def test_fits_of_one_trainer_have_the_data_of_one_fit(case: str, tmp_path: Path)
     run_here(whole)
     job = {**whole, "name": "twice"}
     model, data = jobs.Model(job), jobs.make_data(job)
-    trainer = quiet_trainer(job, max_epochs=0, limit_val_batches=0)
+    trainer = quiet_trainer(tmp_path, max_epochs=0, limit_val_batches=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for epochs in (1, 3):

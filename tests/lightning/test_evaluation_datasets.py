@@ -1,6 +1,7 @@
 """Several sets for evaluation by name, of each ready-made DataModule: each sample once a validation, exact resumes."""
 
 import json
+import pickle
 import warnings
 from collections import defaultdict
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning_runs import quiet_trainer
 from PIL import Image
 
 import loaderkit as lk
@@ -21,25 +23,17 @@ SETS = {"near": NEAR, "far": FAR}
 KINDS = ("shards", "pictures", "table", "text", "boxes")
 
 
-def write_shard(folder: Path, name: str, ids: range) -> str:
-    path = folder / f"{name}.jsonl"
-    path.write_text("".join(json.dumps({"id": i}) + "\n" for i in ids))
-    return str(path)
-
-
-def write_pictures(folder: Path, name: str, ids: range) -> str:
-    (folder / name / "one").mkdir(parents=True)
-    for i in ids:
-        Image.fromarray(np.full((1, 1, 3), i, dtype=np.uint8)).save(folder / name / "one" / f"{i}.png")
-    return str(folder / name)
-
-
 def write(kind: str, folder: Path, name: str, ids: range) -> Any:
     """Write or make a set whose samples can be told by their ids."""
     if kind == "shards":
-        return write_shard(folder, name, ids)
+        path = folder / f"{name}.jsonl"
+        path.write_text("".join(json.dumps({"id": i}) + "\n" for i in ids))
+        return str(path)
     if kind == "pictures":
-        return write_pictures(folder, name, ids)
+        (folder / name / "one").mkdir(parents=True)
+        for i in ids:
+            Image.fromarray(np.full((1, 1, 3), i, dtype=np.uint8)).save(folder / name / "one" / f"{i}.png")
+        return str(folder / name)
     if kind == "table":
         return {"x": [0.5 * i for i in ids], "id": list(ids)}
     if kind == "text":
@@ -102,18 +96,8 @@ class Model(pl.LightningModule):
 
 
 def trainer(folder: Path, *callbacks: pl.Callback, **settings: Any) -> pl.Trainer:
-    return pl.Trainer(
-        accelerator="cpu",
-        max_epochs=2,
-        num_sanity_val_steps=0,
-        callbacks=list(callbacks),
-        enable_checkpointing=bool(callbacks),
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-        **settings,
-    )
+    settings |= {"callbacks": list(callbacks), "enable_checkpointing": bool(callbacks)}
+    return quiet_trainer(folder, max_epochs=2, num_sanity_val_steps=0, **settings)
 
 
 def sorted_sets(evaluations: list[dict[int, list[int]]]) -> list[dict[int, list[int]]]:
@@ -219,6 +203,16 @@ def test_several_training_sets_are_refused_where_a_batch_is_of_one(kind: str, tm
         return
     with pytest.raises(ValueError, match=r"train has 2 datasets by name \(\['far', 'near'\]\), wanted one"):
         make(kind, tmp_path, train=sets)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pickled_datamodule_has_the_same_batches(kind: str, tmp_path: Path) -> None:
+    data = make(kind, tmp_path, train=write(kind, tmp_path, "train", TRAIN))
+    data.setup("fit")
+    copy = pickle.loads(pickle.dumps(data))
+    batches, copied = ([ids_of(kind, batch) for batch in one.train_dataloader()] for one in (data, copy))
+    assert copied == batches
+    assert len(batches) > 3
 
 
 @pytest.mark.parametrize("kind", ["shards", "pictures", "boxes"])

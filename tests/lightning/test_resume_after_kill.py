@@ -7,7 +7,7 @@ from typing import Any
 
 import lightning_job as jobs
 import pytest
-from lightning_runs import check_same_end, run_in_process
+from lightning_runs import check_same_end, newest, resumed_job, run_in_process
 
 PLACES = {"first epoch": [0, 5], "second epoch": [1, 7], "last batch": [1, 12], "first batch": [1, 0]}
 
@@ -33,9 +33,7 @@ def stop_and_resume(tmp_path: Path, whole: dict[str, Any], stop: dict[str, Any],
     if stop["by"] == "SIGKILL":
         stopped["save_every"] = 1
     assert jobs.launch(stopped) == code, jobs.log_of(stopped)
-    saved = sorted(tmp_path.glob(ckpt), key=lambda path: path.stat().st_mtime_ns)
-    assert saved, jobs.log_of(stopped)
-    resumed = {**whole, "dir": str(tmp_path), "name": "resumed", "ckpt": str(saved[-1])}
+    resumed = resumed_job(whole, newest(tmp_path, ckpt), dir=str(tmp_path))
     run_in_process(resumed)
     return check_same_end(whole, resumed)
 

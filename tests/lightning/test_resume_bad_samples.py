@@ -6,12 +6,12 @@ from typing import Any
 import lightning_job as jobs
 import pytest
 import torch
-from lightning_runs import check_same_end, run_in_process
+from lightning_runs import SHARDS, check_same_end, newest, run_in_process
 
 import loaderkit as lk
 
 BAD = [3, 11, 12, 13, 30, 44]
-DATA: dict[str, dict[str, Any]] = {"map": {}, "stream": {"shards": [9, 0, 14, 3, 1, 8, 15]}}
+DATA: dict[str, dict[str, Any]] = {"map": {}, "stream": {"shards": SHARDS}}
 
 
 def counts_of(job: dict[str, Any]) -> dict[str, int]:
@@ -36,8 +36,7 @@ def test_a_killed_run_without_bad_samples_goes_on_exactly(data: str, tmp_path: P
     assert trained == sorted(set(range(50)) - set(BAD))
     stopped = {**whole, "name": "stopped", "stop": {"where": "in_step", "at": [1, 4], "by": "SIGKILL"}}
     assert jobs.launch(stopped) == -9, jobs.log_of(stopped)
-    saved = max(tmp_path.glob("saved-stopped/*"), key=lambda path: path.stat().st_mtime_ns)
-    resumed = {**whole, "name": "resumed", "ckpt": str(saved)}
+    resumed = {**whole, "name": "resumed", "ckpt": str(newest(tmp_path, "saved-stopped/*"))}
     run_in_process(resumed)
     assert check_same_end(whole, resumed) > 4
     counts, again = counts_of(whole), counts_of(resumed)

@@ -5,7 +5,7 @@ from typing import Any
 
 import lightning_job as jobs
 import pytest
-from lightning_runs import check_same_end, checkpoints_of, run_here
+from lightning_runs import check_same_end, checkpoints_of, resumed_job, run_here
 
 SHARDS = [9, 0, 7, 3, 1]  # 7 and 6 batches an epoch
 # CombinedLoader asks its loaders in turn, and goes by which of them have come to their end before.
@@ -38,8 +38,7 @@ def job(folder: Path, case: dict[str, Any]) -> dict[str, Any]:
 
 
 def resume(whole: dict[str, Any], path: Path) -> int:
-    resumed = {**whole, "name": path.stem, "ckpt": str(path)}
-    resumed.pop("save_every")
+    resumed = resumed_job(whole, path, path.stem)
     run_here(resumed)
     return check_same_end(whole, resumed)
 

@@ -8,13 +8,11 @@ import lightning_job as jobs
 import pytest
 import torch
 from fake_cuda import FakeCuda
-from lightning_runs import check_same_end, checkpoints_of, run_here
+from lightning_runs import SHARDS, check_same_end, checkpoints_of, resumed_job, run_here
 
 import loaderkit as lk
 from loaderkit.device import cuda
-from loaderkit.lightning.loaders import why_not_ahead
 
-SHARDS = [9, 0, 14, 3, 1, 8, 15]
 CASES: dict[str, dict[str, Any]] = {
     "indexed": {},
     "accumulation": {"trainer": {"accumulate_grad_batches": 3}},
@@ -55,7 +53,7 @@ def test_training_and_resumes_are_those_without_copies_ahead(case: str, tmp_path
     steps.sort(key=lambda path: int(path.stem.split("=")[1]))
     ends = [path for path in checkpoints if not path.stem.startswith("step")]
     for number, path in enumerate([steps[1], steps[len(steps) // 2], steps[-2], ends[0]]):
-        resumed = {**base, "name": f"resumed-{number}", "ckpt": str(path)}
+        resumed = resumed_job(whole, path, f"resumed-{number}")
         run_here(resumed)
         check_same_end(whole, resumed)
 
@@ -103,12 +101,11 @@ def make_data(kind: type[lk.DataModule] = lk.DataModule, **config: Any) -> lk.Da
 def test_lightnings_own_transfer_finds_nothing_to_do(tmp_path: Path, fake: FakeCuda) -> None:
     model, data = Spy(job(tmp_path)), make_data(After)
     model.found = []
-    trainer = fit(model, data)
+    fit(model, data)
     assert len(model.found) == 5
     assert set(model.found) <= fake.targets
     assert len(data.seen) >= 7
     assert set(data.seen) <= fake.targets
-    assert why_not_ahead(trainer, data, data.loader_config) is None
     assert "device: cpu (copied up to 2 ahead" in str(data.train_dataloader().describe())
 
 
@@ -126,7 +123,7 @@ def test_hooks_that_want_host_batches_get_them(tmp_path: Path, fake: FakeCuda) -
 
 def test_elsewhere_than_on_cuda_nothing_is_copied_ahead(tmp_path: Path) -> None:
     data = make_data()
-    assert why_not_ahead(None, data, data.loader_config) == "there is no Trainer yet"
+    assert "(not ahead: there is no Trainer yet" in str(data.train_dataloader().describe())
     fit(jobs.Model(job(tmp_path)), data)
     assert "(not ahead: the Trainer's device is cpu" in str(data.train_dataloader().describe())
     assert data.train_dataloader().prefetcher is None

@@ -6,7 +6,7 @@ from typing import Any
 import lightning_job as jobs
 import pytest
 import torch
-from lightning_runs import check_same_end, checkpoints_of, resume_everywhere, run_in_process
+from lightning_runs import check_same_end, checkpoints_of, newest, resume_everywhere, resumed_job, run_in_process
 
 # Which of Trainer's options is in force, and the job's other settings.
 CASES: dict[str, dict[str, Any]] = {
@@ -47,6 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
 WORKERS: dict[str, dict[str, Any]] = {
     "2 workers": {"loader": {"num_workers": 2}},
     "2 persistent workers": {"loader": {"num_workers": 2, "persistent_workers": True}},
+    "2 threads": {"data": "drawing", "loader": {"num_workers": 2, "engine": "threads"}},
     "accumulation, 2 workers": {"loader": {"num_workers": 2}, "trainer": {"accumulate_grad_batches": 3}},
 }
 
@@ -72,12 +73,7 @@ def test_resume_from_where_a_training_or_an_epoch_begins(settings: dict[str, Any
     assert len(starts) == 4
     resume_everywhere(whole, starts)
     for start in ("start-epoch=0", "epoch-epoch=0"):
-        first = {
-            **whole,
-            "name": f"first-{start}",
-            "ckpt": str(tmp_path / "saved-whole" / f"{start}.ckpt"),
-            "save_every": 5,
-        }
+        first = resumed_job(whole, tmp_path / "saved-whole" / f"{start}.ckpt", f"first-{start}", save_every=5)
         run_in_process(first)
         assert len(checkpoints_of(first)) > 6
         left = resume_everywhere(whole, checkpoints_of(first), start)
@@ -121,7 +117,7 @@ def test_the_number_of_workers_may_change_from_run_to_run(tmp_path: Path) -> Non
         if at:
             job["stop"] = {"where": "in_step", "at": at, "by": "SIGKILL"}
             assert jobs.launch(job) == -9
-            ckpt = str(max((tmp_path / f"saved-{name}").glob("step-*"), key=lambda path: path.stat().st_mtime_ns))
+            ckpt = str(newest(tmp_path, f"saved-{name}/step-*"))
         else:
             job.pop("save_every")
             run_in_process(job)

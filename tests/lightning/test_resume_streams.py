@@ -1,5 +1,6 @@
 """Under Lightning: streams in a DataModule, with a known length and without: stopped in any way, resumed exactly."""
 
+import functools
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -16,9 +17,11 @@ from lightning_runs import (
     check_same_end,
     checkpoints_of,
     ids_of,
+    newest,
     quiet_trainer,
     recorded_ids,
     resume_everywhere,
+    resumed_job,
     run_in_process,
 )
 
@@ -56,14 +59,12 @@ def epochs_of(steps: list[dict[str, Any]]) -> list[int]:
 @pytest.fixture(scope="module")
 def whole_of(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """Run a job without a stop, once for each kind and accumulation."""
-    done: dict[tuple[str, int], dict[str, Any]] = {}
 
+    @functools.cache
     def make(kind: str, accumulate: int) -> dict[str, Any]:
-        if (kind, accumulate) not in done:
-            case = {"trainer": {"accumulate_grad_batches": accumulate}}
-            done[kind, accumulate] = job(tmp_path_factory.mktemp("whole"), kind, case)
-            run_in_process(done[kind, accumulate])
-        return done[kind, accumulate]
+        whole = job(tmp_path_factory.mktemp("whole"), kind, {"trainer": {"accumulate_grad_batches": accumulate}})
+        run_in_process(whole)
+        return whole
 
     return make
 
@@ -124,9 +125,9 @@ def test_a_stopped_stream_goes_on_with_what_was_not_learnt(
             stopped["save_every"] = 1
         assert jobs.launch(stopped) == CODES[by], jobs.log_of(stopped)
         found = {"SIGKILL": f"saved-{stopped['name']}/*", "SIGUSR1": "hpc_ckpt_*.ckpt"}.get(by, "stopped*.ckpt")
-        ckpt = str(max(tmp_path.glob(found), key=lambda path: path.stat().st_mtime_ns))
-        if by == "SIGUSR1":  # the next run is to write its own
-            ckpt = str(Path(ckpt).rename(tmp_path / f"signal-{number}.ckpt"))
+        saved = newest(tmp_path, found)
+        # The next run writes its own, under the same name.
+        ckpt = str(saved.rename(tmp_path / f"signal-{number}.ckpt") if by == "SIGUSR1" else saved)
     resumed = {**whole, "dir": str(tmp_path), "name": "resumed", "ckpt": ckpt}
     run_in_process(resumed)
     learnt = 4 + (where == "after_step" or by == "SIGTERM")
@@ -146,14 +147,9 @@ def test_ranks_of_a_stream_resume_exactly(stop: str, tmp_path: Path) -> None:
     stopped = {**whole, "name": "stopped", "save_every": 1}
     stopped["stop"] = {"where": "in_step", "at": [1, 3], "by": "SIGKILL"}
     assert jobs.launch(stopped) != 0
-    saved = max((tmp_path / "saved-stopped").glob("step-*"), key=lambda path: path.stat().st_mtime_ns)
-    resumed = {**whole, "name": "resumed", "ckpt": str(saved)}
+    resumed = resumed_job(whole, newest(tmp_path, "saved-stopped/step-*"))
     run_in_process(resumed)
-    for rank in (0, 1):
-        assert jobs.steps_of(resumed, rank) == steps[rank][first + 3 :]
-    end, wanted = jobs.final_of(resumed), jobs.final_of(whole)
-    assert all(torch.equal(end["weights"][name], wanted["weights"][name]) for name in wanted["weights"])
-    assert end["counts"] == wanted["counts"]
+    check_same_end(whole, resumed, begins_at=first + 3, ranks=2)
 
 
 @pytest.mark.parametrize(("before", "after", "at"), [(2, 1, 3), (2, 1, 8), (1, 2, 4), (1, 2, 18)])
@@ -191,7 +187,7 @@ def test_fewer_steps_than_are_done_end_the_epoch(tmp_path: Path) -> None:
 def evaluate(job: dict[str, Any]) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    trainer = quiet_trainer(job, devices=job["ranks"], strategy="ddp_fork")
+    trainer = quiet_trainer(job["dir"], devices=job["ranks"], strategy="ddp_fork")
     data = lk.DataModule(val=jobs.make_stream(SHARDS, shuffle=True), loader=lk.LoaderConfig(batch_size=4))
     model = RecordingModel(job["dir"])
     if job.get("buffers"):
@@ -224,7 +220,7 @@ def test_ranks_that_would_wait_for_each_other_are_refused(tmp_path: Path) -> Non
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning", "ignore:You defined a `validation_step`")
 def test_what_a_stream_cannot_do_in_a_datamodule_is_said(tmp_path: Path) -> None:
-    trainer = quiet_trainer({"dir": str(tmp_path)}, overfit_batches=2, max_epochs=1, num_sanity_val_steps=0)
+    trainer = quiet_trainer(tmp_path, overfit_batches=2, max_epochs=1, num_sanity_val_steps=0)
     data = lk.DataModule(jobs.make_stream(SHARDS))
     with pytest.raises(ValueError, match="overfit_batches needs the same batches in each epoch"):
         trainer.fit(jobs.Model({"dir": str(tmp_path), "name": "over"}), datamodule=data)

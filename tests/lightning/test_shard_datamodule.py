@@ -1,7 +1,6 @@
 """ShardDataModule: shards of each format, indexed once a node; exact resumes; from a YAML file."""
 
 import json
-import pickle
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from drawing import draws
 from lightning.pytorch.cli import LightningCLI
 
 import loaderkit as lk
-from loaderkit.datasets.shards.index import INDEX_SUFFIX
+from loaderkit.datasets import INDEX_SUFFIX
 
 ROWS, SHARDS = 60, 4
 
@@ -146,102 +145,50 @@ def test_what_is_not_clear_is_named(tmp_path: Path) -> None:
         lk.ShardDataModule(tokens).test_dataloader()
 
 
-def test_it_pickles(tmp_path: Path) -> None:
-    data = lk.ShardDataModule(write(tmp_path, "csv"), train_transform=with_noise)
-    data.setup("fit")
-    assert len(pickle.loads(pickle.dumps(data)).train_dataloader().dataset) == ROWS
-
-
 class Net(runs.Recorder):
     def __init__(self) -> None:
         super().__init__(numbers, 8)
 
 
-CONFIG = """
-trainer: {max_epochs: 1, accelerator: cpu, logger: false, enable_checkpointing: false, enable_progress_bar: false,
-          enable_model_summary: false}
-data:
-  class_path: loaderkit.ShardDataModule
-  init_args:
-    train: {urls}
-    val: [{urls}]
-    format: tokens
-    options: {{length: 1, dtype: uint16}}
-    train_transform: test_shard_datamodule.with_noise
-    eval_transform: test_shard_datamodule.with_noise
-    loader: {{batch_size: 10}}
-""".replace("trainer: {", "trainer: {{").replace("false}\n", "false}}\n")
+def command_line(folder: Path, kind: str, settings: str, *command: str, **more: Any) -> LightningCLI:
+    """Give a DataModule in a YAML file to Lightning's command line."""
+    config = folder / "config.yaml"
+    config.write_text(f"data: {{class_path: loaderkit.{kind}, init_args: {{{settings}, loader: {{batch_size: 2}}}}}}")
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    args = [*command, f"--config={config}", "--trainer.accelerator=cpu", "--trainer.max_epochs=1"]
+    args += [f"--trainer.{name}=false" for name in off]
+    return LightningCLI(Net, lk.DataModule, subclass_mode_data=True, save_config_callback=None, args=args, **more)
 
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's own
 def test_a_yaml_file_describes_it(tmp_path: Path) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text(CONFIG.format(urls=write(tmp_path, "tokens")))
-    cli = LightningCLI(
-        Net, lk.DataModule, subclass_mode_data=True, save_config_callback=None, args=["fit", "--config", str(config)]
-    )
-    assert len(cli.model.seen) == ROWS / 10
+    path, transform = write(tmp_path, "tokens"), "test_shard_datamodule.with_noise"
+    settings = f"train: {path}, val: [{path}], format: tokens, options: {{length: 1, dtype: uint16}}"
+    settings += f", train_transform: {transform}, eval_transform: {transform}"
+    cli = command_line(tmp_path, "ShardDataModule", settings, "fit")
+    assert len(cli.model.seen) == ROWS / 2
     assert isinstance(cli.datamodule, lk.ShardDataModule)
 
 
-TABLE = """
-data:
-  class_path: loaderkit.TableDataModule
-  init_args:
-    train: {path}
-    columns: {{target: y, categorical: [c], missing: mean}}
-    loader: {{batch_size: 2}}
-"""
-IMAGES = """
-data:
-  class_path: loaderkit.ImageDataModule
-  init_args:
-    root: {path}
-    size: [8, 8]
-    mean: [0.5, 0.5, 0.5]
-    train_transform: {{class_path: torchvision.transforms.v2.RandomHorizontalFlip}}
-    loader: {{batch_size: 2}}
-"""
-TEXTS = """
-data:
-  class_path: loaderkit.TextDataModule
-  init_args:
-    train: {path}
-    text: c
-    label: y
-    batching: {{how: budget, max_tokens: 100}}
-    splits: {{train: 0.9, val: 0.1}}
-    loader: {{batch_size: 2}}
-"""
-BOXES = """
-data:
-  class_path: loaderkit.DetectionDataModule
-  init_args:
-    train: {path}/boxes.json
-    classes: [cat]
-    images: stack
-    train_transform: {{class_path: torchvision.transforms.v2.RandomHorizontalFlip}}
-    loader: {{batch_size: 2}}
-"""
-KINDS = [(TABLE, "TableDataModule", 2), (IMAGES, "ImageDataModule", 1), (TEXTS, "TextDataModule", 2)]
+FLIP = "{class_path: torchvision.transforms.v2.RandomHorizontalFlip}"
+TEXTS = "train: table.csv, text: c, label: y, batching: {how: budget, max_tokens: 100}, splits: {train: 0.9, val: 0.1}"
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("text", "kind", "classes"), [*KINDS, (BOXES, "DetectionDataModule", 2)])
-def test_a_yaml_file_describes_the_others(text: str, kind: str, classes: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "classes", "settings"),
+    [
+        ("TableDataModule", 2, "train: table.csv, columns: {target: y, categorical: [c], missing: mean}"),
+        ("ImageDataModule", 1, f"root: ., size: [8, 8], mean: [0.5, 0.5, 0.5], train_transform: {FLIP}"),
+        ("TextDataModule", 2, TEXTS),
+        ("DetectionDataModule", 2, f"train: boxes.json, classes: [cat], images: stack, train_transform: {FLIP}"),
+    ],
+)
+def test_a_yaml_file_describes_the_others(
+    kind: str, classes: int, settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "table.csv").write_text("x,c,y\n1,a,0\n2,b,1\n")
     (tmp_path / "cat").mkdir()
-    path = tmp_path / "table.csv" if kind in ("TableDataModule", "TextDataModule") else tmp_path
-    config = tmp_path / "config.yaml"
-    config.write_text(text.format(path=path))
-    cli = LightningCLI(
-        Net,
-        lk.DataModule,
-        subclass_mode_data=True,
-        save_config_callback=None,
-        run=False,
-        args=["--config", str(config), "--trainer.logger=false", "--trainer.accelerator=cpu"],
-    )
-    assert type(cli.datamodule).__name__ == kind
-    assert cli.datamodule.loader_config.batch_size == 2
-    assert cli.datamodule.num_classes == classes
+    monkeypatch.chdir(tmp_path)
+    data = command_line(tmp_path, kind, settings, run=False).datamodule
+    assert (type(data).__name__, data.loader_config.batch_size, data.num_classes) == (kind, 2, classes)

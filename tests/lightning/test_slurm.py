@@ -6,8 +6,7 @@ from typing import Any
 
 import lightning_job as jobs
 import pytest
-import torch
-from lightning_runs import SHARDS, TWO_RANKS, run_in_process
+from lightning_runs import SHARDS, TWO_RANKS, check_same_end, resumed_job, run_in_process
 
 DATA: dict[str, dict[str, Any]] = {
     "map": {"loader": {"num_workers": 1}},
@@ -55,10 +54,6 @@ def test_slurms_signal_on_two_ranks(data: str, tmp_path: Path) -> None:
         assert codes[0] == -9, "".join(map(jobs.log_of, tasks))
         assert codes[1] in (-9, 1), "".join(map(jobs.log_of, tasks))  # it may miss the other one first
         (saved,) = folder.glob("hpc_ckpt_*.ckpt")
-        resumed = {**whole, "dir": str(folder), "name": "resumed", "ckpt": str(saved)}
+        resumed = resumed_job(whole, saved, dir=str(folder))
         run_in_process(resumed)
-        for rank in (0, 1):
-            assert jobs.steps_of(resumed, rank) == steps[rank][learnt:], (name, rank)
-        end, wanted = jobs.final_of(resumed), jobs.final_of(whole)
-        assert all(torch.equal(end["weights"][key], wanted["weights"][key]) for key in wanted["weights"])
-        assert end["counts"] == wanted["counts"]
+        check_same_end(whole, resumed, begins_at=learnt, ranks=2)

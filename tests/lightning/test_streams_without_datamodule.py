@@ -1,6 +1,7 @@
 """Streams handed straight to a Trainer: what is exact, and what is refused."""
 
 import itertools
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -8,20 +9,11 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning_runs import quiet_trainer
 from stream_data import make_loader
 
 import loaderkit as lk
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
-    pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.rank_zero.LightningDeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
-    pytest.mark.filterwarnings("ignore:.*a stream's Loader that it got"),
-    pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__`"),
-    pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended"),
-    pytest.mark.filterwarnings("ignore:Checkpoint directory"),
-    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
-]
 SIZES = [9, 0, 14, 3, 1, 8]
 
 
@@ -43,16 +35,12 @@ def fit(
     loader: lk.Loader, folder: Path, *, resume: str | None = None, limit: int | None = None, **checkpoint: Any
 ) -> list[Any]:
     model = Model()
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        max_epochs=3,
-        limit_train_batches=limit,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[ModelCheckpoint(dirpath=folder, filename="{step}", save_top_k=-1, **checkpoint)],
-    )
-    trainer.fit(model, loader, ckpt_path=resume, weights_only=True)
+    saving = ModelCheckpoint(dirpath=folder, filename="{step}", save_top_k=-1, **checkpoint)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning's own
+        settings: dict[str, Any] = {"limit_train_batches": limit, "enable_checkpointing": True, "callbacks": [saving]}
+        trainer = quiet_trainer(folder, max_epochs=3, **settings)
+        trainer.fit(model, loader, ckpt_path=resume, weights_only=True)
     return model.seen
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning_runs import quiet_trainer
 
 import loaderkit as lk
 
@@ -69,16 +70,7 @@ def trainer(folder: Path, *, saving: bool = False) -> pl.Trainer:
     callbacks: list[pl.Callback] = [lk.SeedSteps()]
     if saving:
         callbacks.append(ModelCheckpoint(folder / "saved", "{step}", every_n_train_steps=1, save_top_k=-1))
-    return pl.Trainer(
-        accelerator="cpu",
-        max_epochs=EPOCHS,
-        callbacks=callbacks,
-        enable_checkpointing=saving,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-    )
+    return quiet_trainer(folder, max_epochs=EPOCHS, callbacks=callbacks, enable_checkpointing=saving)
 
 
 def check_resumes(

@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning_runs import quiet_trainer
 
 import loaderkit as lk
 
@@ -79,17 +80,9 @@ class Model(pl.LightningModule):
 def fit(folder: Path, kind: str, ranks: int, ckpt: str | None) -> None:
     folder.mkdir(parents=True)
     saving = ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=ranks,
-        strategy="ddp_fork" if ranks > 1 else "auto",
-        max_epochs=EPOCHS,
-        callbacks=[lk.SeedSteps(), saving],
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-    )
+    settings: dict[str, Any] = {"callbacks": [lk.SeedSteps(), saving], "enable_checkpointing": True}
+    strategy = "ddp_fork" if ranks > 1 else "auto"
+    trainer = quiet_trainer(folder, devices=ranks, strategy=strategy, max_epochs=EPOCHS, **settings)
     trainer.fit(Model(folder), datamodule=make_data(kind), ckpt_path=ckpt)
 
 

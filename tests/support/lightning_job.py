@@ -46,6 +46,16 @@ class ShardedSamples(Samples):
     shard_sizes = (13, 0, 20, 17)
 
 
+class DrawingSamples(Samples):
+    """Samples that draw from `sample_rng` alone, so threads may read them."""
+
+    draws_only_sample_rng = True
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        noise = torch.from_numpy(lk.sample_rng().random(8)).float()
+        return {"id": index, "x": noise + index % 7, "y": torch.tensor([index % 5.0])}
+
+
 class IterableSamples(torch.utils.data.IterableDataset[Any]):
     """A stream of the same samples, in a new order each epoch."""
 
@@ -80,6 +90,7 @@ class StatefulSamples(IterableSamples):
 DATA: dict[str, Any] = {
     "map": Samples,
     "sharded": ShardedSamples,
+    "drawing": DrawingSamples,
     "iterable": IterableSamples,
     "stateful": StatefulSamples,
 }

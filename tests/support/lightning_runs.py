@@ -38,22 +38,34 @@ def checkpoints_of(whole: dict[str, Any]) -> list[Path]:
 
 def resume_everywhere(whole: dict[str, Any], checkpoints: list[Path], name: str = "resumed") -> list[int]:
     """Resume from each checkpoint in a new process, check the result, and return how many steps each run had left."""
-    unsaved = {name: value for name, value in whole.items() if name != "save_every"}
-    resumes = [{**unsaved, "name": f"{name}-{n}", "ckpt": str(path)} for n, path in enumerate(checkpoints)]
+    resumes = [resumed_job(whole, path, f"{name}-{number}") for number, path in enumerate(checkpoints)]
     for start in range(0, len(resumes), JOBS_PER_PROCESS):
         job = {"dir": whole["dir"], "name": f"{name}-from-{start}", "jobs": resumes[start : start + JOBS_PER_PROCESS]}
         assert jobs.launch(job, jobs.run_each) == 0, jobs.log_of(job)
     return [check_same_end(whole, resumed) for resumed in resumes]
 
 
-def check_same_end(whole: dict[str, Any], resumed: dict[str, Any], *, begins_at: int | None = None) -> int:
+def newest(folder: Path, pattern: str) -> Path:
+    """Return the checkpoint that was saved last."""
+    return max(folder.glob(pattern), key=lambda path: path.stat().st_mtime_ns)
+
+
+def resumed_job(whole: dict[str, Any], ckpt: Path, name: str = "resumed", **changes: Any) -> dict[str, Any]:
+    """Return a job that resumes another from a checkpoint and saves none itself."""
+    unsaved = {setting: value for setting, value in whole.items() if setting != "save_every"}
+    return {**unsaved, "name": name, "ckpt": str(ckpt), **changes}
+
+
+def check_same_end(
+    whole: dict[str, Any], resumed: dict[str, Any], *, begins_at: int | None = None, ranks: int = 1
+) -> int:
     """Check that a resumed job continued like the whole one, and return how many steps it had left."""
-    expected, found = jobs.steps_of(whole), jobs.steps_of(resumed)
-    assert len(expected) >= 9  # else the law is vacuous
-    start = len(expected) - len(found)
-    if begins_at is not None:
-        assert start == begins_at
-    assert found == expected[start:]  # ids, order, augmentation and dropout (through the loss)
+    for rank in range(ranks):
+        expected, found = jobs.steps_of(whole, rank), jobs.steps_of(resumed, rank)
+        assert len(expected) >= 9  # else the law is vacuous
+        start = len(expected) - len(found)
+        assert begins_at in (None, start)
+        assert found == expected[start:]  # ids, order, augmentation and dropout (through the loss)
     end, wanted = jobs.final_of(resumed), jobs.final_of(whole)
     assert all(torch.equal(end["weights"][name], wanted["weights"][name]) for name in wanted["weights"])
     if found:
@@ -98,14 +110,7 @@ def recorded_ids(folder: Path, rank: int) -> list[list[int]]:
     return [json.loads(line) for line in (folder / f"seen-{rank}.jsonl").read_text().splitlines()]
 
 
-def quiet_trainer(job: dict[str, Any], **settings: Any) -> pl.Trainer:
-    """Return a Trainer without output and checkpoints."""
-    return pl.Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        default_root_dir=job["dir"],
-        **settings,
-    )
+def quiet_trainer(folder: Path | str, **settings: Any) -> pl.Trainer:
+    """Return a Trainer without output and, unless the settings say so, without checkpoints."""
+    off = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
+    return pl.Trainer(**{"accelerator": "cpu", "default_root_dir": folder, **off, **settings})
