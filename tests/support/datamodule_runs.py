@@ -86,7 +86,8 @@ def check_resumes(
     start = {name: value.clone() for name, value in whole.state_dict().items()}
     fit(folder, whole, make_data(0), saving=True)
     steps = len(whole.seen)
-    assert steps == len({tuple(batch) for batch in whole.seen}) > max(stops) > 0  # else the law is vacuous
+    assert steps > max(stops) > 0  # else the law is vacuous
+    assert len({tuple(batch) for batch in whole.seen}) > 0.9 * steps  # a window's last, small batch may repeat
     for stop in stops:
         for workers in (0, 2):
             resumed = make_model()
