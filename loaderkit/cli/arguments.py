@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any, NoReturn
 
+from loaderkit.system.cpus import Cpus
 from loaderkit.system.suggest import did_you_mean
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -55,6 +56,11 @@ def option(text: str) -> tuple[str, Any]:
 def add_settings(parser: argparse.ArgumentParser, name: str, text: str) -> None:
     """Add an option that can be repeated, each time with one NAME=VALUE; `text` is its help."""
     parser.add_argument(name, type=option, action="append", default=[], metavar="NAME=VALUE", help=text)
+
+
+def add_jobs(parser: argparse.ArgumentParser) -> None:
+    """Add the number of processes; default: one for each usable CPU."""
+    parser.add_argument("--jobs", type=count, default=Cpus.detect().usable, help="parallel processes (%(default)s)")
 
 
 def named(text: str) -> Any:

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 import loaderkit
-from loaderkit.cli import bench, doctor, index, lengths, shard, verify
+from loaderkit.cli import doctor, index, lengths, shard, verify
 from loaderkit.cli.arguments import Parser
+from loaderkit.cli.bench import command as bench
 
 COMMANDS = (bench, doctor, index, lengths, shard, verify)
 

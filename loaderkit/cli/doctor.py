@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from loaderkit.cli.arguments import count, number
-from loaderkit.cli.bench import INLINE, Subject, add_subject, subject_from
+from loaderkit.cli.bench.subject import INLINE, Subject, add_subject, subject_from
 from loaderkit.cli.report import complain_of, say
 from loaderkit.engine.description import batches_ahead
 from loaderkit.system.cpus import Cpus, ranks_on_host
@@ -131,10 +131,8 @@ def check_host(host: Host, ranks: int) -> Iterator[Finding]:
             f"`ulimit -n {min(hard, 65_536)}`: torch's workers need a file descriptor for each large tensor they send."
         )
         yield Finding("note", what, remedy) if soft < _ENOUGH_FILES else Finding("ok", what)
-    if host.start_method == "fork":
-        yield Finding("ok", "processes start by fork: fast, and workers inherit the dataset")
-    else:
-        yield Finding("ok", f"processes start by {host.start_method}: workers receive the dataset by pickle")
+    receive = "inherit the dataset" if host.start_method == "fork" else "receive the dataset by pickle"
+    yield Finding("ok", f"processes start by {host.start_method}: workers {receive}")
     named = ", ".join(sorted(set(host.cuda_devices)))
     yield Finding("ok", f"CUDA: {len(host.cuda_devices)} devices ({named})" if named else "CUDA: no device")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loaderkit.cli.arguments import add_settings, count, size
+from loaderkit.cli.arguments import add_jobs, add_settings, size
 from loaderkit.cli.report import complain, say
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.formats import format_named, format_of, formats_of, known_suffixes
@@ -20,15 +20,15 @@ from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import expand, is_remote, stat
 from loaderkit.datasets.shards.index import ShardIndex, content_checksum, index_path, save_index
 from loaderkit.datasets.shards.sharded import ShardedDataset
-from loaderkit.system.process_pool import map_in_processes, usable_cpus
+from loaderkit.system.process_pool import map_in_processes
 from loaderkit.system.progress import with_progress
 
 _PART = re.compile(r"[.][0-9a-f]{32}[.]part$")
 _LEFT_AFTER_S = 3600  # an older partial index file belongs to a run that was killed
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+@dataclass(frozen=True, slots=True)
+class _Job:
     """What to do with each shard."""
 
     format: str | None  # its name; None: decide by suffix
@@ -40,7 +40,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class _Outcome:
     """A shard's result."""
 
     status: str  # made, fresh, without (needs no index), missing, stale, damaged or failed
@@ -59,7 +59,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a file, folder, glob or URL")
     parser.add_argument("--format", help="such as jsonl or tar, or MODULE:CLASS; default: by suffix")
     parser.add_argument("--index-dir", metavar="DIR", help="folder of the index files; default: next to the shards")
-    parser.add_argument("--jobs", type=count, default=usable_cpus(), help="parallel processes (%(default)s)")
+    add_jobs(parser)
     parser.add_argument("--check", action="store_true", help="only report the index files' status")
     parser.add_argument(
         "--checksum",
@@ -83,22 +83,16 @@ def run(arguments: argparse.Namespace) -> int:
     except (ValueError, OSError, ImportError) as error:
         complain(f"loaderkit index: {error}")
         return 1
-    job = Job(
-        format=arguments.format,
-        index_dir=None if arguments.index_dir is None else str(Path(arguments.index_dir)),
-        options=dict(arguments.option),
-        check=arguments.check,
-        checksum=arguments.checksum,
-        storage=storage,
-    )
+    options = dict(arguments.option)
+    job = _Job(arguments.format, arguments.index_dir, options, arguments.check, arguments.checksum, storage)
     if not job.check:
         _remove_old_parts({index_path(shard, job.index_dir).parent for shard in shards})
     counts: Counter[str] = Counter()
     samples = 0
     fork = not any(map(is_remote, shards))  # fsspec's threads don't survive a fork
-    done = map_in_processes(functools.partial(index_one, job=job), shards, jobs=arguments.jobs, fork=fork)
+    done = map_in_processes(functools.partial(_index_one, job=job), shards, jobs=arguments.jobs, fork=fork)
     for shard, result in with_progress(done, len(shards), "checking" if job.check else "indexing"):
-        outcome = Outcome("failed", detail=str(result)) if isinstance(result, Exception) else result
+        outcome = _Outcome("failed", detail=str(result)) if isinstance(result, Exception) else result
         counts[outcome.status] += 1
         samples += outcome.count
         line = _line(shard, outcome)
@@ -117,17 +111,17 @@ def _storage(arguments: argparse.Namespace) -> Storage:
     return Storage(dict(arguments.storage_option), **{name: value for name, value in cache.items() if value})
 
 
-def index_one(shard: str, job: Job) -> Outcome:
+def _index_one(shard: str, job: _Job) -> _Outcome:
     """Index one shard, or check its index."""
     kinds = [format_named(job.format)] if job.format else list(formats_of(shard).values())
     if not any(kind.keeps_index for kind in kinds):
         stat(shard, job.storage)
-        return Outcome("without", detail="this format needs no index")
+        return _Outcome("without", detail="this format needs no index")
     kind = kinds[0] if job.format else format_of(shard)
     return _check(shard, kind, job) if job.check else _make(shard, kind, job)
 
 
-def _make(shard: str, kind: type[ShardedDataset], job: Job) -> Outcome:
+def _make(shard: str, kind: type[ShardedDataset], job: _Job) -> _Outcome:
     path = index_path(shard, job.index_dir)
     if _check(shard, kind, job).status not in ("fresh", "missing"):
         path.unlink(missing_ok=True)
@@ -143,29 +137,29 @@ def _make(shard: str, kind: type[ShardedDataset], job: Job) -> Outcome:
         index = ShardIndex.from_bytes(path.read_bytes(), path)
         save_index(shard, dataclasses.replace(index, content=content), job.index_dir)
     samples = int(dataset.shard_sizes[0])
-    return Outcome("fresh" if _identity(path) == before else "made", samples)
+    return _Outcome("fresh" if _identity(path) == before else "made", samples)
 
 
-def _check(shard: str, kind: type[ShardedDataset], job: Job) -> Outcome:
+def _check(shard: str, kind: type[ShardedDataset], job: _Job) -> _Outcome:
     path = index_path(shard, job.index_dir)
     found = stat(shard, job.storage)
     try:
         index = ShardIndex.from_bytes(path.read_bytes(), path)
     except FileNotFoundError:
-        return Outcome("missing", detail="has no index")
+        return _Outcome("missing", detail="has no index")
     except (ShardError, LookupError, ValueError) as error:
-        return Outcome("damaged", detail=str(error))
+        return _Outcome("damaged", detail=str(error))
     name = getattr(kind, "kind", None)
     if isinstance(name, str) and name != index.kind:
-        return Outcome("stale", detail=f"its index is of kind {index.kind}, wanted {name}")
+        return _Outcome("stale", detail=f"its index is of kind {index.kind}, wanted {name}")
     if index.size_bytes != found.size_bytes:
-        return Outcome("stale", detail=f"has {found.size_bytes:,} bytes, had {index.size_bytes:,} when it was indexed")
+        return _Outcome("stale", detail=f"has {found.size_bytes:,} bytes, had {index.size_bytes:,} when it was indexed")
     if not index.fits(found):
-        return Outcome("stale", detail="was changed after it was indexed")
+        return _Outcome("stale", detail="was changed after it was indexed")
     if job.checksum and index.content != content_checksum(shard, job.storage):
         what = "its content changed after it was indexed, but not its size and time"
-        return Outcome("stale", detail=what if index.content else "its index has no checksum")
-    return Outcome("fresh", index.count)
+        return _Outcome("stale", detail=what if index.content else "its index has no checksum")
+    return _Outcome("fresh", index.count)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -186,7 +180,7 @@ def _remove_old_parts(folders: set[Path]) -> None:
                     part.unlink()
 
 
-def _line(shard: str, outcome: Outcome) -> str:
+def _line(shard: str, outcome: _Outcome) -> str:
     if outcome.status in ("made", "fresh"):
         return f"{outcome.status:<8}{shard}  {outcome.count:,} samples"
     name = "" if outcome.detail.startswith(shard) else f"{shard}: "  # a ShardError names its shard

@@ -2,14 +2,13 @@
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from loaderkit.cli.arguments import count, named, number
-from loaderkit.cli.report import complain, say, table, two_axes
+from loaderkit.cli.arguments import add_jobs, count, named, number
+from loaderkit.cli.report import complain_of, say, table, two_axes
 from loaderkit.cli.source import add_source, source_from
 from loaderkit.loader.lengths import measure_lengths
 from loaderkit.sampling.by_length.packing import PackPlan
@@ -17,20 +16,11 @@ from loaderkit.sampling.by_length.plans import LengthBuckets, TokenBudget
 from loaderkit.sampling.by_length.summary import BatchCounts, PlanSummary, longest_times_count, summarise
 from loaderkit.sampling.order import Shuffled
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.process_pool import usable_cpus
 from loaderkit.system.suggest import did_you_mean
 from loaderkit.system.world import World
 
 _BINS, _BAR_WIDTH = 16, 40
 _BLUE, _GREY, _RED = "#1f6feb", "#d0d7de", "#d1603d"
-
-
-@dataclass(frozen=True, slots=True)
-class Histogram:
-    """Numbers of samples by length; bin b holds lengths from edges[b] to edges[b + 1] - 1."""
-
-    edges: Int64Array  # (bins + 1,)
-    counts: Int64Array  # (bins,)
 
 
 def add_to(commands: Any) -> None:
@@ -66,7 +56,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the order (%(default)s)")
     parser.add_argument("--plot", metavar="FILE.png", help="also draw a picture; needs matplotlib")
     parser.add_argument("--cache", metavar="FILE", help="file that keeps the lengths for the next run")
-    parser.add_argument("--jobs", type=count, default=usable_cpus(), help="parallel processes (%(default)s)")
+    add_jobs(parser)
     parser.set_defaults(run=run)
 
 
@@ -86,13 +76,13 @@ def run(arguments: argparse.Namespace) -> int:
         )
         if not len(lengths):
             raise ValueError("the source has no samples.")
-        histogram, found = histogram_of(lengths), summaries(lengths, arguments)
-        say("\n".join([_overview(lengths), "", *_bars(histogram), "", *_table(found)]))
+        (edges, counts), found = _histogram(lengths), _summaries(lengths, arguments)
+        say("\n".join([_overview(lengths), "", *_bars(edges, counts), "", *_table(found)]))
         if arguments.plot is not None:
-            _draw(arguments.plot, histogram, found)
+            _draw(arguments.plot, edges, counts, found)
             say(f"\n{arguments.plot}")
-    except (ValueError, TypeError, KeyError, RuntimeError, OSError, ImportError) as error:
-        complain(f"loaderkit lengths: {error}")
+    except Exception as error:  # also from the user's code
+        complain_of("lengths", error)
         return 1
     return 0
 
@@ -118,7 +108,7 @@ def _length(arguments: argparse.Namespace) -> Any:
     return int(column) if column is not None and column.isdecimal() else column
 
 
-def summaries(lengths: Int64Array, arguments: argparse.Namespace) -> dict[str, PlanSummary]:
+def _summaries(lengths: Int64Array, arguments: argparse.Namespace) -> dict[str, PlanSummary]:
     """Return an epoch's summary for random batches and for each plan, keyed by the plan's constructor call."""
     longest, size = int(lengths.max()), arguments.batch_size
     budget = arguments.max_tokens or max(round(float(lengths.mean()) * size), longest, 1)
@@ -147,13 +137,13 @@ def _random(lengths: Int64Array, batch_size: int, arguments: argparse.Namespace)
     return summarise([batches], epoch=epoch, ranks=ranks, size=len(lengths))
 
 
-def histogram_of(lengths: Int64Array) -> Histogram:
-    """Count lengths in at most 16 bins of geometrically growing width."""
+def _histogram(lengths: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Count lengths in bins of geometrically growing width: the bins' edges (bins + 1,) and their counts (bins,)."""
     low, high = max(1, int(lengths.min())), int(lengths.max()) + 1
     edges = np.unique(np.geomspace(low, max(high, low + 1), _BINS + 1).round().astype(np.int64))
     if lengths.min() == 0:
         edges = np.concatenate([[0], edges])
-    return Histogram(edges, np.histogram(lengths, edges)[0].astype(np.int64))
+    return edges, np.histogram(lengths, edges)[0].astype(np.int64)
 
 
 def _overview(lengths: Int64Array) -> str:
@@ -163,10 +153,10 @@ def _overview(lengths: Int64Array) -> str:
     )
 
 
-def _bars(histogram: Histogram) -> list[str]:
-    most = int(histogram.counts.max())
+def _bars(edges: Int64Array, counts: Int64Array) -> list[str]:
+    most = int(counts.max())
     rows = []
-    for low, high, samples in zip(histogram.edges, histogram.edges[1:], histogram.counts.tolist(), strict=False):
+    for low, high, samples in zip(edges, edges[1:], counts.tolist(), strict=False):
         name = f"{low:,}" if high == low + 1 else f"{low:,} to {high - 1:,}"
         rows.append((name, samples, "#" * -(-_BAR_WIDTH * samples // most)))
     width = max(len(name) for name, _, _ in rows)
@@ -190,21 +180,16 @@ def _table(found: dict[str, PlanSummary]) -> list[str]:
     return table(rows)
 
 
-def _draw(path: str, histogram: Histogram, found: dict[str, PlanSummary]) -> None:
+def _draw(path: str, edges: Int64Array, counts: Int64Array, found: dict[str, PlanSummary]) -> None:
     """Write a PNG: the histogram of lengths, and each plan's ratio of padded to real tokens."""
     with two_axes(path, height=4.2, widths=(1, 1.1)) as (left, right):
-        _draw_histogram(left, histogram)
+        left.bar(range(len(counts)), counts, width=0.9, color=_BLUE)
+        left.set_xticks([edge - 0.5 for edge in range(len(edges))], [f"{edge:,}" for edge in edges])
+        left.tick_params(axis="x", rotation=60)
+        left.set_xlabel("length")
+        left.set_ylabel("samples")
+        left.set_title("Lengths", loc="left")
         _draw_padding(right, {name: one for name, one in found.items() if one.tokens})  # others have no ratio
-
-
-def _draw_histogram(left: Any, histogram: Histogram) -> None:
-    bins = range(len(histogram.counts))
-    left.bar(bins, histogram.counts, width=0.9, color=_BLUE)
-    left.set_xticks([edge - 0.5 for edge in range(len(histogram.edges))], [f"{edge:,}" for edge in histogram.edges])
-    left.tick_params(axis="x", rotation=60)
-    left.set_xlabel("length")
-    left.set_ylabel("samples")
-    left.set_title("Lengths", loc="left")
 
 
 def _draw_padding(right: Any, found: dict[str, PlanSummary]) -> None:

@@ -5,7 +5,10 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+_PACKAGE = Path(__file__).parents[1]
 
 
 def say(line: str) -> None:
@@ -21,13 +24,10 @@ def complain(line: str) -> None:
 
 
 def complain_of(command: str, error: Exception) -> None:
-    """Write an error and its notes.
-
-    Most other errors come from the user's own code: for these the line also names the type and the place.
-    """
-    plain = isinstance(error, ValueError | FileNotFoundError | ImportError)
-    frames = [] if plain else traceback.extract_tb(error.__traceback__)
-    where = "".join(f"\n  {one.filename}, line {one.lineno}, in {one.name}" for one in frames[-1:])
+    """Write an error and its notes. If it comes from the user's own code, also write its type and place."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    plain = isinstance(error, ValueError | FileNotFoundError | ImportError) or _PACKAGE in Path(last.filename).parents
+    where = "" if plain else f"\n  {last.filename}, line {last.lineno}, in {last.name}"
     notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
     complain(f"loaderkit {command}: {'' if plain else f'{type(error).__name__}: '}{error}{where}{notes}")
 

@@ -2,27 +2,17 @@
 
 import argparse
 import contextlib
+import dataclasses
 from typing import Any
 
-from loaderkit.cli.arguments import count, named, size
-from loaderkit.cli.report import complain, complain_of, say
+from loaderkit.cli.arguments import add_jobs, count, named, size
+from loaderkit.cli.report import complain_of, say
 from loaderkit.cli.source import add_source, source_from
 from loaderkit.loader.checks import check_indexed
-from loaderkit.system.process_pool import usable_cpus
 from loaderkit.system.progress import with_progress
 from loaderkit.writing.format import Format
 from loaderkit.writing.manifest import read_records
-from loaderkit.writing.parquet import ParquetFormat
-from loaderkit.writing.tar import TarFormat
-from loaderkit.writing.tokens import TokenFormat
-from loaderkit.writing.write import Writing
-
-_FORMATS: dict[str, type[Any]] = {"tar": TarFormat, "parquet": ParquetFormat, "tokens": TokenFormat}
-_SETTINGS = {
-    "tar": ("fields", "same_fields", "jpeg_quality"),
-    "parquet": ("fields", "row_group_size", "compression"),
-    "tokens": ("dtype", "end_token", "tokenizer", "field"),
-}
+from loaderkit.writing.write import FORMATS, Writing
 
 
 def add_to(commands: Any) -> None:
@@ -35,16 +25,18 @@ def add_to(commands: Any) -> None:
     )
     add_source(parser)
     parser.add_argument("dest", metavar="DEST", help="a local folder")
-    parser.add_argument("--format", choices=_FORMATS, default="tar", help="the shards' format (%(default)s)")
+    parser.add_argument("--format", choices=FORMATS, default="tar", help="the shards' format (%(default)s)")
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--samples-per-shard", type=count, metavar="N")
     sizes.add_argument("--shard-bytes", type=size, metavar="SIZE", help="approximate size of a shard (256M)")
     parser.add_argument("--shuffle", action="store_true", help="write in random order")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random order (%(default)s)")
-    parser.add_argument("--jobs", type=count, default=usable_cpus(), help="parallel processes (%(default)s)")
+    add_jobs(parser)
     parser.add_argument("--quiet", action="store_true", help="print only failures")
     tar = parser.add_argument_group("tar and parquet")
-    tar.add_argument("--fields", type=_names, metavar="A,B", help="field names, if the samples are tuples")
+    tar.add_argument(
+        "--fields", type=lambda text: text.split(","), metavar="A,B", help="field names, if the samples are tuples"
+    )
     tar.add_argument(
         "--mixed-fields",
         dest="same_fields",
@@ -82,10 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
             before, total = next(steps)
             for _ in with_progress(steps, total - before, "writing"):
                 pass
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        complain(f"loaderkit shard: {error}")
-        return 1
-    except Exception as error:  # from the user's code
+    except Exception as error:  # also from the user's code
         complain_of("shard", error)
         return 1
     if not arguments.quiet:
@@ -98,16 +87,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _format(arguments: argparse.Namespace) -> Format:
     """Return the format with its settings; refuse settings of another format."""
-    settings = {name: getattr(arguments, name) for names in _SETTINGS.values() for name in names}
-    settings = {name: value for name, value in settings.items() if value is not None}
-    unknown = [name for name in settings if name not in _SETTINGS[arguments.format]]
+    kind = FORMATS[arguments.format]
+    names = dict.fromkeys(field.name for each in FORMATS.values() for field in dataclasses.fields(each))
+    settings = {name: value for name in names if (value := getattr(arguments, name, None)) is not None}
+    unknown = settings.keys() - {field.name for field in dataclasses.fields(kind)}
     if unknown:
-        raise ValueError(f"{', '.join(unknown)}: not for --format {arguments.format}.")
+        raise ValueError(f"{', '.join(sorted(unknown))}: not for --format {arguments.format}.")
     if "tokenizer" in settings:
         settings["tokenizer"] = named(settings["tokenizer"])
-    found: Format = _FORMATS[arguments.format](**settings)
+    found: Format = kind(**settings)
     return found
-
-
-def _names(text: str) -> list[str]:
-    return text.split(",")

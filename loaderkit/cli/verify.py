@@ -4,9 +4,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from loaderkit.cli.arguments import count
+from loaderkit.cli.arguments import add_jobs
 from loaderkit.cli.report import complain, say
-from loaderkit.system.process_pool import map_in_processes, usable_cpus
+from loaderkit.system.process_pool import map_in_processes
 from loaderkit.system.progress import with_progress
 from loaderkit.writing.check import Claim, check_shard, claims_of
 from loaderkit.writing.format import WriteError
@@ -23,7 +23,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "paths", nargs="+", metavar="PATH", help="a folder that `loaderkit shard` wrote, or its manifest"
     )
-    parser.add_argument("--jobs", type=count, default=usable_cpus(), help="parallel processes (%(default)s)")
+    add_jobs(parser)
     parser.set_defaults(run=run)
 
 

@@ -1,12 +1,12 @@
 """Open files, databases and connections of a dataset: one per thread, neither pickled nor shared with a fork."""
 
+import os
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from loaderkit.system.per_thread import Opened, PerThread
-from loaderkit.system.process import process_id
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -53,23 +53,23 @@ class Handle(Generic[T]):
     def __call__(self) -> T:
         own = self._opened.own
         opened: T
-        if own.process == process_id() and own.handles:
+        if own.process == os.getpid() and own.handles:
             opened = own.handles[0]
         else:
-            opened = self._environments.get(process_id()) or self._open_own(own)
+            opened = self._environments.get(os.getpid()) or self._open_own(own)
         return opened
 
     def close(self) -> None:
         """Close what this thread has open, or the process's lmdb environment; the next call opens it again."""
         own = self._opened.own
-        if own.process == process_id():
+        if own.process == os.getpid():
             own.close()
-        environment = self._environments.pop(process_id(), None)
+        environment = self._environments.pop(os.getpid(), None)
         if environment is not None:
             environment.close()
 
     def _open_own(self, own: Opened) -> Any:
-        process = process_id()
+        process = os.getpid()
         if own.process != process:
             own.reset_after_fork(closing=False)
         # One lock per process: another thread may have held the parent's lock at the fork.

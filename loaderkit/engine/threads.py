@@ -1,6 +1,7 @@
 """The engine on threads of this process, for data that waits for a service, a store or a disk."""
 
 import atexit
+import os
 import time
 import weakref
 from _thread import allocate_lock
@@ -17,7 +18,7 @@ from loaderkit.engine.description import AHEAD, batches_ahead
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.draws import Draws, draws
 from loaderkit.system.nested import map_leaves, pin
-from loaderkit.system.process import process_id, refuse_in_fork
+from loaderkit.system.process import refuse_in_fork
 from loaderkit.system.threads import Cancelled, mark_reader
 
 _PATIENCE_S = 5.0  # for threads that finish a last sample
@@ -138,7 +139,7 @@ class _Crew:
     """Threads that take tasks from a queue, until this object is freed."""
 
     def __init__(self, read: Callable[[BatchKey], Any]) -> None:
-        self._owner, self._over = process_id(), Event()  # the threads hold `_over`, not this object
+        self._owner, self._over = os.getpid(), Event()  # the threads hold `_over`, not this object
         self._read = read
         self.tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._threads: list[Thread] = []
@@ -147,7 +148,7 @@ class _Crew:
     @property
     def is_here(self) -> bool:
         """Whether its threads take tasks; in a fork there are none."""
-        return not self._over.is_set() and self._owner == process_id()
+        return not self._over.is_set() and self._owner == os.getpid()
 
     def start(self, count: int) -> None:
         """Start threads until there are `count`."""
@@ -169,7 +170,7 @@ class _Crew:
 
     def join(self, patience_s: float) -> None:
         """Wait for the threads to end."""
-        if self._owner == process_id():
+        if self._owner == os.getpid():
             _join(self._threads, patience_s)
 
     def __del__(self) -> None:
@@ -181,7 +182,7 @@ class _Run:
 
     def __init__(self, engine: ThreadsEngine, crew: _Crew, keys: Iterator[BatchKey]) -> None:
         self._engine, self.crew, self._keys = engine, crew, keys
-        self._owner = process_id()
+        self._owner = os.getpid()
         self._ahead: deque[_Task] = deque()  # handed out, in order
         self._all_out = self._over = False
         self._sized = False  # whether the size of a batch is known
@@ -199,7 +200,7 @@ class _Run:
         return self
 
     def __next__(self) -> Any:
-        if self._owner != process_id():
+        if self._owner != os.getpid():
             refuse_in_fork(self._owner)
         if self._over:
             raise StopIteration

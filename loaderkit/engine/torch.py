@@ -20,7 +20,7 @@ from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.system.nested import pin
 from loaderkit.system.pickling import explained
-from loaderkit.system.process import check_children, process_id, refuse_in_fork
+from loaderkit.system.process import check_children, refuse_in_fork
 from loaderkit.system.threads import limit_threads
 
 # Copying this much through a pipe is faster than a file descriptor and fresh pages for each tensor.
@@ -95,14 +95,14 @@ class Batches:
     """
 
     def __init__(self, batches: Iterator[Hidden]) -> None:
-        self._batches, self._owner = batches, process_id()
+        self._batches, self._owner = batches, os.getpid()
         _running.add(batches)
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        if process_id() != self._owner:
+        if os.getpid() != self._owner:
             refuse_in_fork(self._owner)
         try:
             return next(self._batches).content
@@ -183,12 +183,12 @@ class TorchEngine:
         self._reader, self._init = reader, worker_init_fn
         self._keys: Any = _Keys()
         self._loader: torch_data.DataLoader[Any] | None = None
-        self._owner = process_id()
+        self._owner = os.getpid()
 
     def run(self, keys: Iterable[BatchKey]) -> Iterator[Any]:
         check_children(self.num_workers)
-        if self._owner != process_id():  # its workers belong to the parent of this fork
-            self._loader, self._owner = None, process_id()
+        if self._owner != os.getpid():  # its workers belong to the parent of this fork
+            self._loader, self._owner = None, os.getpid()
         if self._loader is None:
             # With its own generator the DataLoader does not draw from the global one.
             generator = torch.Generator().manual_seed(derive_seed("torch", self._reader.seed))

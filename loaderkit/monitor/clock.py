@@ -38,11 +38,7 @@ class Stream:
 
 
 def stream_of(device: torch.device | str | None) -> Stream | None:
-    """Return the stream on which a device computes; None if it computes when the host calls.
-
-    Args:
-        device: None means the CUDA device, if the process uses one.
-    """
+    """Return the stream of a CUDA device, by default of the one that the process uses; None if there is none."""
     if device is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         device = "cuda"
     found = torch.device(device or "cpu")
@@ -54,9 +50,6 @@ class StepClock:
 
     A step lasts from one request for a batch to the next. The time inside the request is waiting. With a `stream`, a wait
     counts only as long as the device had no work. Such a step is added later, when the device has passed its waits.
-
-    Args:
-        add: Called with each step.
     """
 
     def __init__(self, add: Callable[[Sums], None]) -> None:

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from loaderkit.monitor.waits import WaitSummary
-from loaderkit.system.process_pool import usable_cpus
+from loaderkit.system.cpus import Cpus
 
 _MANY = 1000
 
@@ -14,10 +14,6 @@ def workers_needed(workers: int, summary: WaitSummary) -> int:
 
     If steps wait for workers, each worker needs `workers` whole steps for a batch. Without workers, a batch takes the
     time that the host waits.
-
-    Args:
-        workers: The present number of workers.
-        summary: The mean step.
     """
     busy_s = summary.step_s - summary.wait_s
     batch_s = workers * summary.step_s if workers else summary.host_wait_s
@@ -27,13 +23,7 @@ def workers_needed(workers: int, summary: WaitSummary) -> int:
 
 
 def remedy(summary: WaitSummary, loader: Any, *, cpus: int | None = None) -> str:
-    """Return a sentence or more on what would help.
-
-    Args:
-        summary: The mean step.
-        loader: A Loader, a DataLoader, or any other source of batches.
-        cpus: How many CPUs this process may use; None asks the system.
-    """
+    """Return what would help: a sentence or more. The `cpus` are those that this process may use; None asks the system."""
     workers, engine, why = _who(loader)
     bench = "`loaderkit bench MODULE:FACTORY` measures engines and numbers of workers, and splits a batch's cost."
     if engine == "inline" and workers:
@@ -41,7 +31,7 @@ def remedy(summary: WaitSummary, loader: Any, *, cpus: int | None = None) -> str
     said = [
         "More worker processes would help."
         if workers is None
-        else _more_workers(workers, summary, cpus or usable_cpus())
+        else _more_workers(workers, summary, cpus or Cpus.detect().usable)
     ]
     if workers and engine == "torch":
         said.append("engine='ring' transfers large batches faster.")

@@ -79,11 +79,7 @@ class SampleSeeds:
             SampleSeeds._lock.release()
 
     def enter(self, row: int) -> None:
-        """Seed the generators for one sample.
-
-        Args:
-            row: The sample's row in the batch, or in the current `part`.
-        """
+        """Seed the generators for the sample in a row of the batch, or of the current `part`."""
         self.row = row = self._rows[row]
         self._seed(self._words[row] ^ self._stream)
 
@@ -101,11 +97,9 @@ class SampleSeeds:
 
     @contextmanager
     def part(self, number: int | None, rows: Sequence[int] | None = None) -> Iterator[None]:
-        """Seed a part of each sample independently of its other parts.
+        """Seed a numbered part of each sample independently of its other parts; None keeps the sample's own seed.
 
-        Args:
-            number: Identifies the part. None keeps the sample's own seed.
-            rows: The rows of the batch that `enter` counts in this part; all by default.
+        `enter` then counts these rows of the batch; all by default.
         """
         outer = self._rows, self._stream
         if rows is not None:

@@ -7,8 +7,8 @@ from loaderkit.system.nested import map_leaves, pin, pin_tensor, should_pin, to_
 from loaderkit.system.overrides import overridden_below
 from loaderkit.system.per_thread import Opened, PerThread
 from loaderkit.system.pickling import explained, find_unpicklable
-from loaderkit.system.process import check_children, process_id, refuse_in_fork
-from loaderkit.system.process_pool import map_in_processes, usable_cpus
+from loaderkit.system.process import check_children, refuse_in_fork
+from loaderkit.system.process_pool import map_in_processes
 from loaderkit.system.progress import with_progress
 from loaderkit.system.retry import Retry, TransientError, is_transient
 from loaderkit.system.threads import limit_threads, threads_of_a_read
@@ -38,12 +38,10 @@ __all__ = [
     "overridden_below",
     "pin",
     "pin_tensor",
-    "process_id",
     "ranks_on_host",
     "refuse_in_fork",
     "should_pin",
     "threads_of_a_read",
     "to_device",
-    "usable_cpus",
     "with_progress",
 ]

@@ -23,8 +23,7 @@ Array = npt.NDArray[Any]
 
 LARGE = 8 << 20  # bytes; the C library keeps smaller blocks itself
 _SHARED = 1 << 17  # bytes; smaller tensors travel in the message itself, see `loaderkit.engine.torch`
-_BITS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64, 16: np.complex128}
-_TORCH_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # for the dtypes that numpy lacks
 
 
 class BufferPool:
@@ -44,12 +43,7 @@ class BufferPool:
         return sum(map(len, self._free))
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike, batch_bytes: int) -> Array:
-        """Return an array with arbitrary content.
-
-        Args:
-            shape: The array's shape.
-            dtype: A dtype of numbers.
-            batch_bytes: Bytes that the batch has taken from the pool, including this array.
+        """Return an array with arbitrary content, of a batch that takes `batch_bytes` from the pool so far.
 
         Raises:
             MemoryError: If the system has no memory.
@@ -164,7 +158,7 @@ def new_empty(shape: Sequence[int], like: Tensor) -> Tensor:
         return made.set_(make(size_bytes), 0, tuple(shape))  # type: ignore[call-overload,no-any-return]
     # The memory of torch.empty goes back to the system each time. For 256 x 512 int64, in batches of several lengths, its
     # 40 page faults take four times as long as filling it.
-    return torch.from_numpy(empty_array(shape, _BITS[like.itemsize])).view(like.dtype)
+    return torch.from_numpy(empty_array((size_bytes,), np.uint8)).view(like.dtype).view(tuple(shape))
 
 
 @lru_cache(maxsize=64)
@@ -176,7 +170,6 @@ def bits_of(value: float, dtype: torch.dtype) -> Any:
 def as_array(tensor: Tensor) -> Array:
     """Return an array over a tensor's memory: of integers with the same bits if numpy lacks the dtype."""
     try:
-        array: Array = tensor.numpy()
+        return tensor.numpy()
     except TypeError:  # bfloat16
-        array = tensor.view(_TORCH_BITS[tensor.itemsize]).numpy()
-    return array
+        return tensor.view(_BITS[tensor.itemsize]).numpy()

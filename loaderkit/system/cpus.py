@@ -26,12 +26,7 @@ class Cpus:
 
     @classmethod
     def detect(cls, *, proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> "Cpus":
-        """Ask the system.
-
-        Args:
-            proc: The file in which the kernel names this process's control groups.
-            root: The folder where the control groups are mounted.
-        """
+        """Ask the system: `proc` names this process's control groups, which are mounted under `root`."""
         affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
         allowed = len(affinity(0)) if affinity else os.cpu_count() or 1
         return cls(allowed, min(_quotas(proc, root), default=None))

@@ -10,11 +10,9 @@ from torch import Tensor
 
 
 def should_pin(pin_memory: bool | str, device: torch.device | None) -> bool:
-    """Return whether to copy batches to page-locked memory.
+    """Return whether to pin batches for a device, by default the machine's accelerator.
 
-    Args:
-        pin_memory: True, False, or "auto". Both True and "auto" pin on CUDA only: elsewhere it does not help.
-        device: Where the batches go; None means the machine's accelerator.
+    Both True and "auto" pin on CUDA only: elsewhere it does not help.
 
     Raises:
         ValueError: If `pin_memory` is anything else.
@@ -32,7 +30,11 @@ def pin(batch: Any) -> Any:
 
     Tensors on a device stay there. In a process that was forked from one that uses CUDA, the batch is returned as it is.
     """
-    return batch if _is_bad_fork() else _map_leaves(batch, pin_tensor, "pin_memory")
+    return batch if _is_bad_fork() else map_leaves(batch, _pinned, "pin_memory")
+
+
+def _pinned(leaf: Any) -> Any:
+    return pin_tensor(leaf) if isinstance(leaf, Tensor) else leaf.pin_memory()
 
 
 def pin_tensor(tensor: Tensor) -> Tensor:
@@ -73,24 +75,12 @@ def to_device(batch: Any, device: torch.device | str, *, non_blocking: bool | No
     return map_leaves(batch, move)
 
 
-def map_leaves(batch: Any, function: Callable[[Any], Any]) -> Any:
-    """Apply a function to each leaf that `to_device` moves: tensors, and values with a method `to`."""
-    return _map_leaves(batch, function, "to")
-
-
-def _is_bad_fork() -> bool:
-    """Return whether CUDA cannot be used because this process was forked from one that uses it."""
-    return bool(torch.cuda._is_in_bad_fork())
-
-
-def _map_leaves(batch: Any, function: Callable[[Any], Any], method: str) -> Any:
-    """Apply a function to tensors, and treat other values that have a method of this name as leaves too."""
-    if isinstance(batch, Tensor):
+def map_leaves(batch: Any, function: Callable[[Any], Any], method: str = "to") -> Any:
+    """Apply a function to each leaf: tensors, and other values that have a method of this name."""
+    if isinstance(batch, Tensor) or (callable(getattr(batch, method, None)) and not isinstance(batch, type)):
         return function(batch)
-    if callable(getattr(batch, method, None)) and not isinstance(batch, type):
-        return batch.pin_memory() if method == "pin_memory" else function(batch)
     if isinstance(batch, Mapping):
-        mapped = {name: _map_leaves(value, function, method) for name, value in batch.items()}
+        mapped = {name: map_leaves(value, function, method) for name, value in batch.items()}
         kind: Any = type(batch)
         if kind is dict or not isinstance(batch, MutableMapping):
             return mapped if kind is dict else kind(mapped)
@@ -99,13 +89,18 @@ def _map_leaves(batch: Any, function: Callable[[Any], Any], method: str) -> Any:
             same[name] = value
         return same
     if isinstance(batch, tuple | list):
-        parts = [_map_leaves(part, function, method) for part in batch]
+        parts = [map_leaves(part, function, method) for part in batch]
         kind = type(batch)
         return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         same = copy.copy(batch)  # the constructor may not take all fields, or compute some
         for field in dataclasses.fields(batch):
             if hasattr(batch, field.name):
-                object.__setattr__(same, field.name, _map_leaves(getattr(batch, field.name), function, method))
+                object.__setattr__(same, field.name, map_leaves(getattr(batch, field.name), function, method))
         return same
     return batch
+
+
+def _is_bad_fork() -> bool:
+    """Return whether CUDA cannot be used because this process was forked from one that uses it."""
+    return bool(torch.cuda._is_in_bad_fork())

@@ -7,8 +7,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from loaderkit.system.process import process_id
-
 T = TypeVar("T")
 
 _parents: list[Any] = []  # handles of a parent process, kept alive: a forked child must not close them
@@ -46,11 +44,7 @@ class Opened:
         _close(self.handles)
 
     def reset_after_fork(self, *, closing: bool) -> None:
-        """Start with no handles in a forked process.
-
-        Args:
-            closing: Whether this process closes its copies of the parent's handles, or leaves them open.
-        """
+        """Start with no handles in a forked process; close its copies of the parent's handles, or leave them open."""
         self._end.detach()
         if closing:
             self.close()
@@ -60,14 +54,14 @@ class Opened:
 
     def _begin(self) -> None:
         self.handles: OrderedDict[int, Any] = OrderedDict()
-        self.process = process_id()  # the process that opens them
+        self.process = os.getpid()  # the process that opens them
         # Not `__del__`: if a cycle is collected, the files may be freed before the object that would close them.
         self._end = weakref.finalize(self, _close_own, self.handles, self.process)
 
 
 def _close_own(handles: OrderedDict[int, Any], process: int) -> None:
-    # Not `process_id()`: a forked child frees the objects of missing threads before that is updated. Such a thread may have
-    # been reading, with a lock that closing would wait for.
+    # A forked child frees the objects of missing threads. Such a thread may have been reading, with a lock that closing would
+    # wait for.
     if os.getpid() == process:
         _close(handles)
     elif handles:

@@ -1,17 +1,8 @@
-"""Which process this is, and whether it may start others."""
+"""Whether this process may start others, or use what its parent made."""
 
 import multiprocessing
 import os
 from typing import NoReturn
-
-
-class _Process:
-    id = os.getpid()
-
-
-def process_id() -> int:
-    """Return this process's id, also after a fork. `os.getpid()` takes 0.5 us longer, and some callers ask per sample."""
-    return _Process.id
 
 
 def check_children(workers: int) -> None:
@@ -34,10 +25,3 @@ def refuse_in_fork(owner: int) -> NoReturn:
         f"loader: this iterator belongs to process {owner}, from which process {os.getpid()} was forked. "
         "Call iter(loader) in this process."
     )
-
-
-def _update() -> None:
-    _Process.id = os.getpid()
-
-
-os.register_at_fork(after_in_child=_update)

@@ -10,17 +10,10 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection
 from typing import Any, TypeVar
 
-from loaderkit.system.cpus import Cpus
-
 T = TypeVar("T")
 R = TypeVar("R")
 
 _function: Callable[[Any], Any]
-
-
-def usable_cpus() -> int:
-    """Return how many CPUs this process may keep busy, by its affinity and control groups."""
-    return Cpus.detect().usable
 
 
 def map_in_processes(

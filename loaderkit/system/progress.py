@@ -10,13 +10,7 @@ T = TypeVar("T")
 
 
 def with_progress(items: Iterable[T], total: int, what: str) -> Iterator[T]:
-    """Yield the items; rank 0 shows a progress bar if stderr is a terminal and rich is installed.
-
-    Args:
-        items: Any iterable.
-        total: How many items there are.
-        what: The bar's label.
-    """
+    """Yield the items; rank 0 shows a progress bar with the label `what` if stderr is a terminal and rich is installed."""
     if not sys.stderr.isatty() or World.detect().rank:
         yield from items
         return

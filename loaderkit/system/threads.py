@@ -3,7 +3,7 @@
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -30,26 +30,19 @@ class Cancelled(BaseException):
 
 
 def mark_reader(wanted: Callable[[], bool]) -> None:
-    """Mark this thread as one of several that read for a loader.
-
-    Args:
-        wanted: Returns whether the batch that the thread makes is still wanted.
-    """
+    """Mark this thread as one of several that read for a loader; `wanted` says whether its batch is still wanted."""
     _thread.is_reader, _thread.wanted = True, wanted
 
 
-def until_cancelled(samples: list[int]) -> Iterable[int]:
-    """Return the samples; in a reader thread, check before each one that the batch is still wanted.
+def until_cancelled(samples: list[int]) -> Iterator[int]:
+    """Yield the samples; in a reader thread, check before each one that the batch is still wanted.
 
     Raises:
         Cancelled: If it is not.
     """
-    return samples if _thread.wanted is None else _checked(_thread.wanted, samples)
-
-
-def _checked(wanted: Callable[[], bool], samples: list[int]) -> Iterator[int]:
+    wanted = _thread.wanted
     for sample in samples:
-        if not wanted():
+        if wanted is not None and not wanted():
             raise Cancelled("the loader was closed")
         yield sample
 

@@ -39,14 +39,7 @@ def run_epoch(
 
     A "trainer" draws like Lightning: it stops at `len()` without asking for more. Without `len()`
     it fetches one batch ahead. It sets a sampler's epoch after the process's first `iter()`.
-
-    Args:
-        loader: Any iterable.
-        epoch: The epoch's number, for `on_epoch` and for the samplers of a DataLoader.
-        consumer: "trainer", or "loop" for a for loop.
-        done: Batches of this epoch that an earlier process consumed.
-        first: Whether this is the process's first epoch.
-        on_epoch: Called with (loader, epoch) before `iter()`.
+    An earlier process consumed the epoch's first `done` batches.
     """
     return map(_copied, _drawn(loader, epoch, consumer, done, first, on_epoch))
 

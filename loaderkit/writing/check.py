@@ -3,14 +3,13 @@
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from loaderkit.datasets.arrow.parquet import ParquetDataset
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.shards.documents import DocumentDataset
-from loaderkit.datasets.shards.index import ShardIndex, content_checksum, load_index
+from loaderkit.datasets.shards.index import content_checksum, load_index
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.datasets.tar.dataset import TarDataset
 from loaderkit.writing.format import WriteError
@@ -97,12 +96,9 @@ def _check_index(shard: str, data: ShardedDataset) -> None:
     if kept is None or not kept.fits(data.stat(shard)):
         return  # readers make a new index
     count, offsets = data.scan(shard)
-    if kept.count != count or not np.array_equal(_offsets(kept), np.asarray(offsets)):
+    known = np.empty(0) if kept.offsets is None else kept.offsets
+    if kept.count != count or not np.array_equal(known, np.asarray(offsets)):
         raise ShardError(f"{shard}: its index belongs to another shard. Delete it, then run loaderkit index.")
-
-
-def _offsets(index: ShardIndex) -> Any:
-    return np.empty(0) if index.offsets is None else index.offsets
 
 
 def _read_tokens(claim: Claim) -> int:

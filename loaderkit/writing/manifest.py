@@ -186,13 +186,12 @@ def read_plan(path: Path) -> Plan:
     Raises:
         WriteError: If it is not a manifest, or of another version.
     """
-    value = _read(path)
-    return Plan(**{name: value[name] for name in ("format", "source", "settings", "shards", "learned", "version")})
+    return _read(path)[0]
 
 
 def read_records(path: Path) -> list[Record]:
     """Read a manifest's shards."""
-    return [Record.from_json(value) for value in _read(path)["files"]]
+    return [Record.from_json(value) for value in _read(path)[1]["files"]]
 
 
 def is_ours(name: str) -> bool:
@@ -209,16 +208,14 @@ def sync_folder(path: Path) -> None:
         os.close(handle)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> tuple[Plan, dict[str, Any]]:
     try:
         value: dict[str, Any] = json.loads(path.read_text())
-        version = value["version"]
-        if version != VERSION:
-            raise WriteError(f"{path}: of version {version}, this loaderkit reads {VERSION}.")
-        Plan(**{name: value[name] for name in ("format", "source", "settings", "shards", "learned")})
+        if value["version"] != VERSION:
+            raise WriteError(f"{path}: of version {value['version']}, this loaderkit reads {VERSION}.")
+        return Plan(**{name: value[name] for name in ("format", "source", "settings", "shards", "learned")}), value
     except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise WriteError(f"{path}: not a manifest of `loaderkit shard`: {type(error).__name__} {error}.") from error
-    return value
 
 
 def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
@@ -81,7 +82,8 @@ class ParquetFormat:
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(learned)))
         sizes: list[int] = []
         with pq.ParquetWriter(file, schema, compression=self.compression) as writer:
-            for group in _groups(samples, self.row_group_size):
+            rows = iter(samples)
+            while group := list(islice(rows, self.row_group_size)):
                 writer.write_table(self._table(group, schema), row_group_size=len(group))
                 sizes.append(len(group))
         return Written(counts={"samples": sum(sizes)}, offsets=np.cumsum(sizes, dtype=np.int64))
@@ -127,17 +129,6 @@ def _pyarrow() -> Any:
     except ImportError as error:
         raise ImportError("Parquet shards need pyarrow. Install it: pip install 'loaderkit[arrow]'.") from error
     return pa
-
-
-def _groups(samples: Iterable[Sample], size: int) -> Iterable[list[Sample]]:
-    group: list[Sample] = []
-    for sample in samples:
-        group.append(sample)
-        if len(group) == size:
-            yield group
-            group = []
-    if group:
-        yield group
 
 
 def _values(name: str, rows: list[dict[str, Any]], indices: list[int]) -> list[Any]:

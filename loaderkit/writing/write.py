@@ -8,13 +8,13 @@ import os
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
 from loaderkit.datasets.base import MapStyle, read_many
 from loaderkit.datasets.remote.urls import is_remote, write_atomically
-from loaderkit.datasets.shards.index import save_index
+from loaderkit.datasets.shards.index import content_checksum, save_index
 from loaderkit.sampling.cursor import fingerprint
 from loaderkit.sampling.order import Order, Sequential, Shuffled
 from loaderkit.seeding.keys import hash_positions
@@ -26,7 +26,7 @@ from loaderkit.writing.parquet import ParquetFormat
 from loaderkit.writing.tar import TarFormat
 from loaderkit.writing.tokens import TokenFormat
 
-FORMATS: dict[str, Callable[[], Format]] = {"tar": TarFormat, "parquet": ParquetFormat, "tokens": TokenFormat}
+FORMATS: dict[str, type[Any]] = {"tar": TarFormat, "parquet": ParquetFormat, "tokens": TokenFormat}
 DEFAULT_SHARD_BYTES = 256 << 20
 
 _PROBED = 64  # samples that are read first, for the schema and the size of a sample
@@ -113,7 +113,7 @@ class Writing:
                 f"{dest}: is a URL, wanted a local folder. Write the shards there, then copy them. The manifest has their checksums."
             )
         self.dataset, self.folder = dataset, Folder(Path(dest))
-        self.format = FORMATS[format]() if isinstance(format, str) else format
+        self.format: Format = FORMATS[format]() if isinstance(format, str) else format
         self.samples_per_shard = samples_per_shard
         self.shard_bytes = shard_bytes or (None if samples_per_shard else DEFAULT_SHARD_BYTES)
         self.shuffle, self.seed = shuffle, seed
@@ -212,11 +212,10 @@ class Job:
         folder, part = self.folder.path, self.folder.part()
         try:
             with part.open("xb") as file:
-                hashed = _Hashed(file)
-                written = self.format.write(cast("BinaryIO", hashed), self._samples(number), self.learned)
+                written = self.format.write(file, self._samples(number), self.learned)
                 file.flush()
                 os.fsync(file.fileno())
-            piece = Piece(name=name, size_bytes=part.stat().st_size, blake2b=hashed.digest())
+            piece = Piece(name=name, size_bytes=part.stat().st_size, blake2b=content_checksum(str(part)))
             index = self.format.index(part, written)
             if index is not None:
                 if index.count != written.counts["samples"]:
@@ -235,8 +234,7 @@ class Job:
 
     def _side(self, name: str, content: bytes) -> Piece:
         write_atomically(self.folder.path / name, content)
-        digest = hashlib.blake2b(content, digest_size=16).hexdigest()
-        return Piece(name=name, size_bytes=len(content), blake2b=digest)
+        return Piece(name=name, size_bytes=len(content), blake2b=content_checksum(str(self.folder.path / name)))
 
     def _samples(self, number: int) -> Iterator[Sample]:
         start, stop = number * self.per_shard, min((number + 1) * self.per_shard, self.order.size(0))
@@ -261,27 +259,6 @@ class Job:
                 f"samples {min(indices)} to {max(indices)} of the source can't be read at once: "
                 f"{type(error).__name__}: {error}"
             ) from error
-
-
-class _Hashed(io.RawIOBase):
-    """A file that hashes its content during writing."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._hash = hashlib.blake2b(digest_size=16)
-
-    def writable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def write(self, data: Any) -> int:
-        self._hash.update(data)
-        return self._file.write(data)
-
-    def digest(self) -> str:
-        return self._hash.hexdigest()
 
 
 def _describe(error: OSError, path: Path) -> str:

@@ -12,9 +12,7 @@ import torch
 import torch.utils.data as torch_data
 
 import loaderkit as lk
-from loaderkit.cli import main
-from loaderkit.cli.bench import subject_of
-from loaderkit.cli.doctor import Host, available_memory, check_data, check_host, in_units, measure
+from loaderkit.cli import Host, available_memory, check_data, check_host, in_units, main, measure, subject_of
 from loaderkit.system import Cpus
 
 ROOMY = Host(

@@ -42,12 +42,15 @@ def make_fake(policy: str, **settings: Any) -> FakeCuda:
     return FakeCuda(kind, seed=int(seed or 0), **settings)
 
 
+def both(fake: FakeCuda, number: int, batch: Any) -> list[tuple[int, list[bytes]]]:
+    return [(number, fake.read(batch["x"])), (number, fake.read(batch["y"][0]))]
+
+
 def drop_at_once(fake: FakeCuda, batches: Iterator[Any]) -> list[tuple[int, list[bytes]]]:
     """Use each batch in two queued kernels, then drop it."""
     found = []
     for number, batch in enumerate(batches):
-        for _ in range(2):
-            found += [(number, fake.read(batch["x"])), (number, fake.read(batch["y"][0]))]
+        found += [*both(fake, number, batch), *both(fake, number, batch)]
         del batch
     return found
 
@@ -56,12 +59,11 @@ def keep_some(fake: FakeCuda, batches: Iterator[Any]) -> list[tuple[int, list[by
     """Keep every third batch, or a view of it, and read it again at the end."""
     found, kept = [], []
     for number, batch in enumerate(batches):
-        found.append((number, fake.read(batch["x"])))
-        found.append((number, fake.read(batch["y"][0])))
+        found += both(fake, number, batch)
         if number % 3 == 0:
             kept.append((number, batch if number % 2 else {"x": batch["x"][:], "y": [batch["y"][0][:]]}))
     for number, batch in kept:
-        found += [(number, fake.read(batch["x"])), (number, fake.read(batch["y"][0]))]
+        found += both(fake, number, batch)
     return found
 
 

@@ -16,9 +16,9 @@ import torch
 from drawing import Drawing, drawing_collate
 
 import loaderkit as lk
-from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
-from loaderkit.engine.batch_reader import BatchReader
-from loaderkit.sampling.plan import BatchPlan
+from loaderkit.datasets import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
+from loaderkit.engine import BatchReader
+from loaderkit.sampling import BatchPlan
 
 ROOT = Path(lk.__file__).parent
 # From the right to the left: a package imports only those before it. The packages on the second line stand apart.

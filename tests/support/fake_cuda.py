@@ -22,12 +22,15 @@ GARBAGE = 0xAB
 class Stream:
     def __init__(self, name: str) -> None:
         self.name = name
-        self.queue: deque[Callable[[], bool]] = deque()  # each says whether it could run
+        self.queue: deque[Callable[[], object]] = deque()  # each returns False if it could not run yet
         self.free: dict[int, list[Any]] = {}  # memory of this stream, by size
 
 
 class Event:
     is_done = False
+
+    def happen(self) -> None:
+        self.is_done = True
 
 
 class FakeCuda:
@@ -74,12 +77,8 @@ class FakeCuda:
 
     def record(self, stream: Stream) -> Event:
         event = Event()
-
-        def happen() -> bool:
-            event.is_done = True
-            return True
-
-        return self._queue(stream, happen, event)
+        self._queue(stream, event.happen)
+        return event
 
     def wait(self, stream: Stream, event: Event) -> None:
         if self.broken != f"{stream.name} waits":
@@ -118,12 +117,7 @@ class FakeCuda:
         assert source.is_contiguous()
         to, of, size = target.data_ptr(), source.data_ptr(), source.nbytes
         self.targets.add(to)
-
-        def move() -> bool:
-            ctypes.memmove(to, of, size)
-            return True
-
-        self._queue(self.current, move)
+        self._queue(self.current, lambda: ctypes.memmove(to, of, size))
 
     def generator(self) -> torch.Generator:
         return self.own
@@ -132,21 +126,15 @@ class FakeCuda:
         """Queue a kernel of the consumer's that reads a tensor; it knows the address alone."""
         found: list[bytes] = []
         of, size = tensor.data_ptr(), tensor.nbytes
-
-        def look() -> bool:
-            found.append(ctypes.string_at(of, size) if size else b"")
-            return True
-
-        self._queue(self.consumer, look)
+        self._queue(self.consumer, lambda: found.append(ctypes.string_at(of, size) if size else b""))
         return found
 
     def run_all(self) -> None:
         self._run_until(lambda: not any(stream.queue for stream in self.streams))
 
-    def _queue(self, stream: Stream, work: Callable[[], bool], result: Any = None) -> Any:
+    def _queue(self, stream: Stream, work: Callable[[], object]) -> None:
         stream.queue.append(work)
         self._run_some()
-        return result
 
     def _run_some(self) -> None:
         if self.policy == "random":
@@ -162,7 +150,7 @@ class FakeCuda:
             assert sum(self._run_one(stream) for stream in self.streams), "the streams wait for each other"
 
     def _run_one(self, stream: Stream) -> bool:
-        if stream.queue and stream.queue[0]():
+        if stream.queue and stream.queue[0]() is not False:
             stream.queue.popleft()
             return True
         return False

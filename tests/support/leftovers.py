@@ -19,8 +19,8 @@ def found(pids: set[int]) -> dict[str, Any]:
     mapped = sum("memfd:" in line or "/dev/shm" in line for line in Path("/proc/self/maps").read_text().splitlines())
     return {
         "processes": {child.pid for child in psutil.Process().children(recursive=True)},
-        "files": +Counter({kind: files[kind] for kind in files if kind != "gone"}),
-        "mapped": mapped,
+        "files": Counter({kind: files[kind] for kind in files if kind != "gone"}),
+        "mapped": Counter(mapped=mapped),
         "names": {path.name for path in Path("/dev/shm").iterdir() if any(str(pid) in path.name for pid in pids)},
     }
 
@@ -34,13 +34,7 @@ def _target(fd: Path) -> str:
 
 def more(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """What there is more of than before. What earlier tests left may go meanwhile."""
-    more = {
-        "processes": now["processes"] - before["processes"],
-        "files": now["files"] - before["files"],
-        "mapped": max(0, now["mapped"] - before["mapped"]),
-        "names": now["names"] - before["names"],
-    }
-    return {kind: what for kind, what in more.items() if what}
+    return {kind: what for kind in now if (what := now[kind] - before[kind])}
 
 
 @contextmanager

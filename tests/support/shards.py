@@ -40,10 +40,7 @@ def check_reads(dataset: Any, wanted: Sequence[Any]) -> None:
 def check_laws(make: Callable[[], Any], number: Callable[[Any], int], *, pickled: str | None = None) -> None:
     """Exactly once, resumable, the same with workers; for a dataset with `transform=with_draws`.
 
-    Args:
-        make: Returns a new dataset.
-        number: From a raw sample to its place among all.
-        pickled: A start method of workers that get the dataset pickled, beside "fork".
+    `number` gives a raw sample's place among all; `pickled` is a second start method of workers, after "fork".
     """
     size = len(make())
     assert size > 0
@@ -58,10 +55,5 @@ def check_laws(make: Callable[[], Any], number: Callable[[Any], int], *, pickled
     testing.assert_exactly_once(loader, samples=size, worlds=[1, 2] if size > 1 else [1], ids=ids)
     testing.assert_resumable(loader, epochs=1, stops=[1, len(loader())], consumers=["trainer"], ids=ids)
     workers = [0, min(2, len(loader()))]
-    testing.assert_workers_dont_matter(
-        loader, workers=workers, start_methods=["fork"], persistent=[False], epochs=2, ids=ids
-    )
-    if pickled:
-        testing.assert_workers_dont_matter(
-            loader, workers=workers, start_methods=[pickled], persistent=[False], epochs=2, ids=ids
-        )
+    methods = ["fork", pickled] if pickled else ["fork"]
+    testing.assert_workers_dont_matter(loader, workers=workers, start_methods=methods, persistent=[False], ids=ids)

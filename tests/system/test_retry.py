@@ -2,7 +2,6 @@
 
 import errno
 import http.client
-import pickle
 import random
 import socket
 import ssl
@@ -160,7 +159,3 @@ def test_waiting_draws_nothing_from_the_samples_generator() -> None:
 def test_values_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="wanted at least 1 attempt"):
         Retry(**wrong)
-
-
-def test_a_retry_pickles() -> None:
-    assert pickle.loads(pickle.dumps(QUICK)) == QUICK

@@ -10,7 +10,7 @@ from loaderkit.cli.bench.measure import measure_costs, settings_of, turns
 from loaderkit.cli.bench.report import Report, draw, write_csv
 from loaderkit.cli.bench.subject import Subject, add_subject, subject_from
 from loaderkit.cli.report import complain_of, say
-from loaderkit.system.process_pool import usable_cpus
+from loaderkit.system.cpus import Cpus
 from loaderkit.system.progress import with_progress
 from loaderkit.system.suggest import did_you_mean
 
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _measure(subject: Subject, arguments: argparse.Namespace) -> Report:
     engines = [name for name in arguments.engines if name in ("inline", "torch") or not subject.is_stream]
-    cpus = usable_cpus()
+    cpus = Cpus.detect().usable
     powers = [1 << power for power in range(cpus.bit_length())]
     settings = settings_of(engines, arguments.workers or [0, *powers, cpus])
     if not settings:

@@ -8,7 +8,7 @@ from typing import Any
 from loaderkit.cli.bench.measure import Advice, Costs, Measured, advise, short
 from loaderkit.cli.bench.subject import INLINE, Setting
 from loaderkit.cli.report import table, two_axes
-from loaderkit.system.process_pool import usable_cpus
+from loaderkit.system.cpus import Cpus
 
 _NOISY = 0.2
 
@@ -30,7 +30,7 @@ class Report:
 
     def lines(self) -> list[str]:
         """Return the report's lines."""
-        cpus = usable_cpus()
+        cpus = Cpus.detect().usable
         lines = [f"{self.subject}; {cpus} CPU{'s' * (cpus > 1)}", ""]
         return [*lines, *table(self._throughput()), "", *table(self._parts()), "", *self._hints()]
 

@@ -13,7 +13,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn, TypeVar
 
-from loaderkit.system.process import process_id
 from loaderkit.system.retry import Retry, TransientError, http_status
 
 T = TypeVar("T")
@@ -208,7 +207,7 @@ class Storage:
         if not getattr(files, "async_impl", False):
             return _KEPT.setdefault(id(files), files), path
         # One for all threads: they share an event loop, and fsspec 2024.6 would open a session for each.
-        key = process_id(), type(files), fsspec.utils.tokenize(files.storage_options)
+        key = os.getpid(), type(files), fsspec.utils.tokenize(files.storage_options)
         return _KEPT.setdefault(key, files), path
 
     def _ask(self, url: str, call: Callable[[Any, str], T], what: str = "") -> T:

@@ -17,7 +17,6 @@ from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.per_thread import Opened, PerThread
-from loaderkit.system.process import process_id
 
 
 class ShardedDataset(DeclaresDraws, ABC):
@@ -143,7 +142,7 @@ class ShardedDataset(DeclaresDraws, ABC):
     def handle(self, part: int) -> Any:
         """Return the open shard of that number, which belongs to this thread; raise a ShardError if it changed."""
         opened = self._opened.own
-        if opened.process != process_id():  # a forked worker must not share file positions with its parent
+        if opened.process != os.getpid():  # a forked worker must not share file positions with its parent
             opened.reset_after_fork(closing=True)
         handles = opened.handles
         if part in handles:

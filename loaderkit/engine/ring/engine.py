@@ -1,5 +1,6 @@
 """The engine whose worker processes write batches into slots of shared memory."""
 
+import os
 import sys
 import time
 import weakref
@@ -17,7 +18,7 @@ from loaderkit.engine.ring.slots import LARGEST
 from loaderkit.engine.ring.team import Team, WorkerDied
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.system.nested import pin
-from loaderkit.system.process import process_id, refuse_in_fork
+from loaderkit.system.process import refuse_in_fork
 
 _HELD = 4  # batches that a user may keep before the next ones are copies
 
@@ -75,7 +76,7 @@ class RingEngine:
         self._numbers = 0  # tasks so far, over all runs
 
     def run(self, keys: Iterable[BatchKey]) -> Iterator[Any]:
-        if self._team is not None and self._team.owner != process_id():
+        if self._team is not None and self._team.owner != os.getpid():
             self._team = None  # it belongs to the parent of this fork
         elif (before := self._run()) is not None:
             before.end()
@@ -154,7 +155,7 @@ class _Run:
         if self._over:
             raise StopIteration
         try:
-            if process_id() != self._team.owner:
+            if os.getpid() != self._team.owner:
                 refuse_in_fork(self._team.owner)
             answer = self._answers.pop(self._next, None)
             if answer is None:

@@ -1,13 +1,13 @@
 """Slots that are page-locked in place, so that a device copies from them at full speed during computation."""
 
 import contextlib
+import os
 import resource
 from typing import Any
 
 import torch
 
 from loaderkit.engine.ring.slots import Slots
-from loaderkit.system.process import process_id
 
 
 class Pins:
@@ -19,7 +19,7 @@ class Pins:
 
     def __init__(self, slots: Slots, cudart: Any) -> None:
         self.why = ""  # the reason if registering failed
-        self._cudart, self._owner, self._closed = cudart, process_id(), False
+        self._cudart, self._owner, self._closed = cudart, os.getpid(), False
         self._sizes: dict[int, int] = {}  # bytes of each slot that are registered
         self._leased: set[int] = set()
         self._base = slots.memory  # stays mapped as long as anything is registered
@@ -53,7 +53,7 @@ class Pins:
     def unpin(self, slot: int) -> None:
         """Unregister a slot, if it is registered."""
         # Only the thread that removes the entry does it: views may die in any thread.
-        if process_id() == self._owner and self._sizes.pop(slot, None) is not None:
+        if os.getpid() == self._owner and self._sizes.pop(slot, None) is not None:
             self._cudart.unregister(self._address + self._start(slot))
 
     def close(self) -> None:

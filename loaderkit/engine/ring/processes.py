@@ -20,7 +20,6 @@ from loaderkit.engine.ring.pins import Pins
 from loaderkit.engine.ring.slots import STOP, Slots
 from loaderkit.engine.ring.worker import PipeEnd, Worker
 from loaderkit.system.pickling import explained
-from loaderkit.system.process import process_id
 from loaderkit.system.threads import thread_pools
 
 _GRACE_S = 1.0  # for a worker to end by itself
@@ -31,7 +30,7 @@ class Processes:
     """Worker processes, open files and slots that one process owns. A fork of it leaves the workers alone."""
 
     def __init__(self, free: deque[int]) -> None:
-        self.owner = process_id()
+        self.owner = os.getpid()
         self.free = free
         self.leased: set[int] = set()  # slots whose batches were yielded as views; slots in `free` are back
         self.slots: Slots | None = None
@@ -44,7 +43,7 @@ class Processes:
     @property
     def is_here(self) -> bool:
         """Whether this process owns the workers."""
-        return process_id() == self.owner
+        return os.getpid() == self.owner
 
     def pipe(self) -> tuple[int, int]:
         ends = os.pipe()
