@@ -3,7 +3,7 @@
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Never
 
 import lightning.pytorch as pl
 import torch.utils.data as torch_data
@@ -25,6 +25,13 @@ class TrainerLoader(Loader):
 
     prefetcher: Prefetcher | None = None
     why_not_ahead: str | None = None  # the reason, if there is no prefetcher
+
+    @property
+    def sampler(self) -> Never:
+        """Missing: the DataModule decides the order, also under `overfit_batches`."""
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute 'sampler': the DataModule counts the epochs."
+        )
 
     def describe(self) -> Description:
         found = super().describe()

@@ -35,6 +35,11 @@ def check_names(unknown: Mapping[str, Any], settings: Sequence[str]) -> None:
         raise TypeError(f"Loader.__init__() got an unexpected keyword argument {name!r}: {hint}")
 
 
+def instead_of(name: str) -> str:
+    """Return a hint what a Loader has in place of an attribute of DataLoader; empty if there is none."""
+    return f": {_INSTEAD[name]}" if name in _INSTEAD else ""
+
+
 def check_indexed(dataset: Any) -> None:
     """Refuse data whose samples have no numbers, or are not what a user expects.
 

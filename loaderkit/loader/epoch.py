@@ -29,8 +29,8 @@ class Epoch:
         position.discard_ahead()
         try:
             self._batches = position.begin()
-        except BaseException:
-            self._fail()
+        except BaseException as error:
+            self._fail(error)
             raise
         self._turn = position.turn
 
@@ -62,8 +62,8 @@ class Epoch:
                     batch = self._copied.copy(batch, self._device)
                 # Counted before the batch is yielded: the caller may never ask for another.
                 self.over = position.count(report)
-        except BaseException:
-            self._fail()
+        except BaseException as error:
+            self._fail(error)
             raise
         if self.over:
             self._batches = iter(())  # releases workers that do not persist
@@ -71,8 +71,8 @@ class Epoch:
             raise StopIteration
         return batch
 
-    def _fail(self) -> None:
-        self.position.fail()
+    def _fail(self, error: BaseException) -> None:
+        self.position.fail(error)
         self._batches = iter(())  # else its workers would wait for the garbage collector
 
 

@@ -52,10 +52,17 @@ class IndexedPosition(Position):
         self._left = 0  # batches of the pass
 
     def begin(self) -> Iterator[Any]:
+        self._look_at_size(self.upcoming())
         cursor = self.cursor_at(self.upcoming())
         self._stand_at(cursor)
         self.begun = True
         self._check_sampler(cursor.epoch)
+        if hasattr(self.dataset, "load_state_dict"):
+            self.say(
+                f"Loader: {type(self.dataset).__name__} has its own state_dict, which a Loader's state does not include: "
+                "each worker reads a copy of the dataset. Let samples depend on their index and on the sample's random "
+                "numbers alone, or save the dataset's state yourself."
+            )
         plan = self._bound_plan()
         self._left = plan.remaining(cursor)
         if self._left == 0:
@@ -74,9 +81,16 @@ class IndexedPosition(Position):
     def count(self, report: Reported | None) -> bool:
         if report is not None:
             self._count_bad(report)
+        if self._left == 1:
+            self._check_size()
         self._counted += 1
         self._left -= 1
         return self._left == 0
+
+    def fail(self, error: BaseException) -> None:
+        super().fail(error)
+        if isinstance(error, Exception):
+            self._check_size()
 
     def check_end(self) -> None:
         if self._left:  # the epoch would end without an error
@@ -113,6 +127,7 @@ class IndexedPosition(Position):
         return state | self.bad.state(cursor, alone=self.crew.world.size == 1)
 
     def load(self, state: Mapping[str, Any]) -> None:
+        self._look_at_size((Cursor(), 0))
         cursor, saved = unpack_state(state)
         plan = self._with_block(saved.block)
         check_resume(cursor, saved, self._identity(cursor.epoch, plan), self._samples(cursor))
@@ -140,8 +155,14 @@ class IndexedPosition(Position):
                 self._plan, self._engine = plan, None
 
     def length(self) -> int:
+        if not self._left:
+            self._look_at_size(self.upcoming())
         cursor = self.cursor  # from here on a plan may need more steps than in a whole epoch
         return cursor.batches + self._bound_plan().remaining(cursor)
+
+    @property
+    def repeats(self) -> bool:
+        return isinstance(self._plan, BatchPlan) and isinstance(self._plan.order, Sequential)
 
     @property
     def step(self) -> int:
@@ -154,6 +175,24 @@ class IndexedPosition(Position):
         self.bad.go_back(cursor.epoch, cursor.batches)
         self._origin, self._counted, self.begun = cursor, 0, False
         self.turn += 1
+
+    def _look_at_size(self, start: tuple[Cursor, int]) -> None:
+        """Adapt to the dataset's length at the start of an epoch; inside an epoch it must be the same."""
+        size = len(self.dataset)
+        if size == self._size:
+            return
+        if start[0].samples or start[1]:
+            self._check_size()
+        self.close()
+        self._size, self._engine = size, None  # workers hold the shorter dataset
+        self._plan = self._make_plan()
+
+    def _check_size(self) -> None:
+        if (size := len(self.dataset)) != self._size:
+            raise RuntimeError(
+                f"loader: the dataset has {size:,} samples, and had {self._size:,} when the epoch began. An epoch reads one "
+                "order of its samples, so change the dataset between epochs only."
+            )
 
     def _samples(self, cursor: Cursor) -> int:
         """Return the number of samples in an epoch; if the plan does not know it, the number that is done."""
@@ -252,7 +291,7 @@ class IndexedPosition(Position):
                 )
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_engine": None}
+        return super().__getstate__() | {"_engine": None, "_left": 0}
 
 
 def _order_of(plan: Plan) -> Any:

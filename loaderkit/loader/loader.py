@@ -3,32 +3,40 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, Never, Self
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, Self
 
 import torch
 import torch.utils.data as torch_data
+from typing_extensions import TypeVar
 
 from loaderkit.datasets.bad_samples import RAISE, BadSample, BadSamples
 from loaderkit.device.cuda import HostBatches
 from loaderkit.engine.description import Description
-from loaderkit.loader.checks import check_names
+from loaderkit.loader.checks import check_names, instead_of
 from loaderkit.loader.config import LoaderConfig, Stop
 from loaderkit.loader.epoch import Epoch
 from loaderkit.loader.indexed import IndexedPosition
 from loaderkit.loader.position import Position
-from loaderkit.loader.trainer_epochs import TrainerEpochs
+from loaderkit.loader.trainer_epochs import RepeatingEpochs, TrainerEpochs
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.plan import Plan, Tail
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.world import World
 
+Batch = TypeVar("Batch", covariant=True, default=Any)
 
-class Loader:
+
+class Loader(Generic[Batch]):
     """Yields batches of a dataset or a stream, over ranks and workers, and resumes anywhere.
 
     It takes the arguments of `torch.utils.data.DataLoader`, and more. Each `iter()` is one epoch: the epoch that
-    `load_state_dict` or `seek` chose, from there on; otherwise the next one. `len()` counts the batches of a whole epoch. The
-    order of samples and their random numbers depend on the seed and the epoch alone, never on the workers.
+    `load_state_dict`, `seek` or `set_epoch` chose, from there on; otherwise the next one. `len()` counts the batches of a
+    whole epoch. The order of samples and their random numbers depend on the seed and the epoch alone, never on the workers.
+    In particular they do not depend on `torch.manual_seed` or Lightning's `seed_everything`: give the Loader `seed=`.
+
+    The dataset may change its length between epochs: each epoch reads the length at its start. A change within an epoch,
+    or between a state and its resume, is an error. Settings do not change; make another Loader with `from_config`. A copy of
+    a Loader (`pickle`, `copy.deepcopy`) continues after the last batch that the original yielded.
 
     The settings that most programs need (`LoaderConfig` documents all of them, with their defaults):
 
@@ -94,7 +102,7 @@ class Loader:
         seed: int = 0,
         order: Any = None,
         plan: Plan | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
+        collate_fn: Callable[[list[Any]], Batch] | None = None,
         num_workers: int | Literal["auto"] = 0,
         drop_last: bool = False,
         tail: Tail = "keep",
@@ -122,7 +130,7 @@ class Loader:
         self.config = LoaderConfig(**settings | {"device": None if device is None else str(device)})
         self._device = None if device is None else torch.device(device)
         self._position = _make_position(dataset, self.config)
-        self._trainer_epochs = TrainerEpochs(self._position)
+        self._trainer_epochs = (RepeatingEpochs if self._position.repeats else TrainerEpochs)(self._position)
         self._copied = HostBatches()
 
     @classmethod
@@ -131,10 +139,44 @@ class Loader:
         settings = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)} | changes
         return cls(dataset, **{**settings, "shuffle": bool(settings["shuffle"])})
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "config" in self.__dict__ and (name == "dataset" or hasattr(self.config, name)):
+            data, change = ("new_dataset", "") if name == "dataset" else ("loader.dataset", f", {name}=...")
+            raise AttributeError(
+                f"loader: {name} cannot change after the Loader is made. Make another one: "
+                f"loaderkit.Loader.from_config({data}, loader.config{change}). It continues where this one is after "
+                "load_state_dict(loader.state_dict())."
+            )
+        super().__setattr__(name, value)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name != "config" and "config" in self.__dict__ and hasattr(self.config, name):
+                return getattr(self.config, name)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{instead_of(name)}")
+
     @property
     def batch_size(self) -> int | None:
         """Samples in a batch of one rank."""
         return self.config.batch_size
+
+    @property
+    def num_workers(self) -> int:
+        """The number of workers; "auto" as the number that it chose."""
+        return self._position.crew.num_workers
+
+    @property
+    def collate_fn(self) -> Callable[[list[Any]], Batch]:
+        """The function that makes a batch from a list of samples."""
+        from loaderkit.collate.default import stack
+
+        return self.config.collate_fn or stack
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether an epoch leaves out the samples that do not fill a step of all ranks."""
+        return self.config.tail_policy == "drop"
 
     @property
     def world(self) -> World:
@@ -151,7 +193,7 @@ class Loader:
         """The last 1,000 samples that this loader skipped or replaced."""
         return list(self._position.bad.found)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         # Nothing starts before the first next(), because Trainers call iter() more often than they iterate.
         return Epoch(self._position, self._device, self._copied)
 
@@ -179,6 +221,17 @@ class Loader:
             TypeError: If the data is a stream and samples is not 0.
         """
         self._position.seek(epoch, samples)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next `iter()` be a pass of this epoch; a position inside this epoch stays as it is.
+
+        Trainers call it before each epoch, so a run that resumes inside an epoch continues there.
+
+        Raises:
+            ValueError: If the epoch is negative.
+        """
+        if self._position.cursor_at(self._position.upcoming()).epoch != epoch:
+            self._position.seek(epoch, 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last yielded batch, the same on every rank.
@@ -210,12 +263,17 @@ class Loader:
         self._position.close()
 
     @property
-    def batch_sampler(self) -> Any:
-        """An object that only takes `sampler.set_epoch(epoch)`: Lightning looks there to tell a loader its epoch.
+    def sampler(self) -> TrainerEpochs:
+        """The indices that this rank reads in the coming epoch, as a sampler; its `set_epoch` is for Trainers.
 
-        A Loader is not a DataLoader and has no batch sampler. This one stands in because Lightning has no other way to say
-        which epoch it starts.
+        It is a SequentialSampler if every epoch is the same. Otherwise Lightning refuses the Loader under `overfit_batches`,
+        because it cannot turn off the shuffling. Give `shuffle=False` or an lk.DataModule there.
         """
+        return self._trainer_epochs
+
+    @property
+    def batch_sampler(self) -> Any:
+        """The same as `sampler`: Lightning calls `loader.batch_sampler.sampler.set_epoch` to tell a loader its epoch."""
         return self._trainer_epochs
 
 

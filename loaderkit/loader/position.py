@@ -91,7 +91,7 @@ class Position(ABC):
     def check_end(self) -> None:  # noqa: B027 - streams have no length to check
         """Raise a RuntimeError if the batches ended before the epoch."""
 
-    def fail(self) -> None:
+    def fail(self, error: BaseException) -> None:
         """End the pass because a batch failed: workers may have read past it."""
         self.turn += 1
 
@@ -145,7 +145,7 @@ class Position(ABC):
         """Return to the noted point, if batches were taken beyond it."""
         point = self.yielded()
         if point is not None and point != self.point():
-            self.go_to(point, left=True)
+            self.go_to(point, left=self.begun)
 
     # State
 
@@ -178,6 +178,11 @@ class Position(ABC):
 
     @property
     @abstractmethod
+    def repeats(self) -> bool:
+        """Whether each epoch has the same batches in the same order, as far as the Loader decides."""
+
+    @property
+    @abstractmethod
     def step(self) -> int | None:
         """Samples in a full step of all ranks, the unit of `cursor.batches`; None for streams, which have no such unit."""
 
@@ -189,6 +194,10 @@ class Position(ABC):
             IndexError: If the epoch has no such batch.
             TypeError: If the data has no index.
         """
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return a copy's attributes: its next pass continues after the last batch that this one yielded."""
+        return self.__dict__ | {"begun": False}
 
     def say(self, message: str) -> None:
         """Warn once."""

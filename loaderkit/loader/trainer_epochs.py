@@ -1,16 +1,19 @@
 """Keep a Loader in step with a Trainer that has no DataModule and numbers the epochs itself."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+import torch.utils.data as torch_data
 
 from loaderkit.loader.position import Position
 
 
-class TrainerEpochs:
+class TrainerEpochs(torch_data.Sampler[int]):
     """Receives the `set_epoch` calls of a Trainer, and moves a position to the epoch that the Trainer starts.
 
     Lightning saves a loader's state in its checkpoints, but does not restore it from a checkpoint at an epoch's end.
-    The number in `set_epoch` is then the only hint where the loader must continue.
+    The number in `set_epoch` is then the only hint where the loader must continue. As a sampler it yields the indices that
+    this rank reads in the coming epoch.
     """
 
     def __init__(self, position: Position) -> None:
@@ -20,6 +23,15 @@ class TrainerEpochs:
         self._loaded_step: int | None = None  # samples of a step in the run that wrote the state
         self._last = (-1, -1)  # the turn and the epoch of the last call
         self._empty = 0  # epochs that the Trainer counted without reading a batch
+
+    def __iter__(self) -> Iterator[int]:
+        position = self._position
+        epoch = position.cursor_at(position.upcoming()).epoch
+        for batch in range(position.length()):
+            yield from position.indices(epoch, batch).tolist()
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
     @property
     def sampler(self) -> "TrainerEpochs":
@@ -99,3 +111,11 @@ class TrainerEpochs:
             "batches. But a checkpoint counts batches that were not learnt if an exception, a signal or a gradient "
             f"accumulation interrupts a step.{prefetched} Use loaderkit.DataModule, which is exact in all these cases."
         )
+
+
+class RepeatingEpochs(TrainerEpochs, torch_data.SequentialSampler):
+    """Tells Lightning that each epoch has the same batches.
+
+    Under `overfit_batches`, Lightning refuses a Loader whose sampler is not a SequentialSampler: it cannot turn off
+    its shuffling.
+    """

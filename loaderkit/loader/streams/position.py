@@ -66,7 +66,7 @@ class StreamPosition(Position):
             self.go_to(before)  # the Loader does not yield the batch
             raise
 
-    def fail(self) -> None:
+    def fail(self, error: BaseException) -> None:
         self.close()
 
     def close(self) -> None:
@@ -143,6 +143,10 @@ class StreamPosition(Position):
                 "a Loader of a stream has no length: nobody knows how many samples the data has. Give the Loader steps=."
             )
         return self.config.steps
+
+    @property
+    def repeats(self) -> bool:
+        return self.config.steps is None and not getattr(self.dataset, "shuffle", False)
 
     @property
     def step(self) -> None:
