@@ -16,7 +16,6 @@ from loaderkit.system.suggest import closest
 
 _INSTEAD = {  # what a Loader has in place of an argument of DataLoader
     "sampler": "Give it as order=.",
-    "batch_sampler": "Give its sampler as order=, with batch_size=, or a loaderkit.Plan as plan=.",
     "generator": "Give a number as seed=.",
     "in_order": "Leave it out: batches always come in order.",
     "pin_memory_device": "Leave it out: pin_memory= and device= decide.",

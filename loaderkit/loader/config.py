@@ -23,6 +23,8 @@ class LoaderConfig:
             one batch if the dataset has `shard_sizes`. None lets a DataModule decide: training data yes, other data no.
         seed: Decides the order and the samples' random numbers; the same on every rank.
         order: An order or a sampler, in place of `shuffle`.
+        batch_sampler: A sampler that yields lists of indices, one for each batch, in place of `batch_size`, `shuffle` and
+            `order`. Rank r of R gets the batches r, r + R, and so on; see `tail` if R does not divide them.
         plan: A plan that makes the batches, such as `LengthBuckets`, in place of order and batch size.
         collate_fn: Makes a batch from a list of samples; stacks them by default. It is not seeded if its attribute
             `draws_nothing` is true.
@@ -73,6 +75,7 @@ class LoaderConfig:
     shuffle: bool | None = None
     seed: int = 0
     order: Any = None
+    batch_sampler: Any = None
     plan: Plan | None = None
     collate_fn: Callable[[list[Any]], Any] | None = None
     num_workers: int | Literal["auto"] = 0
@@ -135,6 +138,14 @@ class LoaderConfig:
                 f"loader: plan is of type {type(self.plan).__name__}, wanted a loaderkit.Plan such as LengthBuckets. For a "
                 "batch sampler, give its sampler as order=, with batch_size=."
             )
+        if self.batch_sampler is not None:
+            if not hasattr(self.batch_sampler, "__iter__"):
+                raise ValueError(
+                    f"loader: batch_sampler is {self.batch_sampler!r}, wanted an iterable of lists of indices."
+                )
+            for name, default in (("batch_size", 1), ("shuffle", None), ("order", None), ("plan", None)):
+                if (value := getattr(self, name)) not in (default, False):
+                    raise ValueError(f"loader: batch_sampler= makes the batches alone. Leave out {name}={value!r}.")
         if self.world is not None and not isinstance(self.world, World):
             raise ValueError(
                 f"loader: world is {self.world!r}, wanted a World such as loaderkit.World(0, 2): rank 0 of 2."

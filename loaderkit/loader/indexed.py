@@ -13,6 +13,7 @@ from loaderkit.loader.checks import check_indexed, check_order, check_plan, no_b
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.engines import describe, make_engine
 from loaderkit.loader.position import Position
+from loaderkit.sampling.batch_sampler import BatchSamplerOrder, BatchSamplerPlan
 from loaderkit.sampling.cursor import Cursor, Identity, check_resume, fingerprint, pack_state, unpack_state
 from loaderkit.sampling.order import Order, Sequential
 from loaderkit.sampling.plan import BatchPlan, Plan
@@ -209,6 +210,8 @@ class IndexedPosition(Position):
         if config.plan is not None:
             check_plan(config, self._size)
             order = _order_of(config.plan)
+        elif config.batch_sampler is not None:
+            order = BatchSamplerOrder(config.batch_sampler, seed=config.seed)
         elif config.order is not None:
             order = as_order(config.order, seed=config.seed)
         elif config.shuffle:
@@ -219,6 +222,8 @@ class IndexedPosition(Position):
             check_order(order, self._size)
         if config.plan is not None:
             return config.plan
+        if isinstance(order, BatchSamplerOrder):
+            return BatchSamplerPlan(order=order, tail=config.tail_policy)
         return BatchPlan(order=order, batch_size=config.batch_size, tail=config.tail_policy)
 
     def _make_engine(self) -> Engine:

@@ -47,6 +47,7 @@ class Loader(Generic[Batch]):
     | `num_workers` | processes that read; "auto" counts the CPUs |
     | `collate_fn` | makes a batch from a list of samples |
     | `tail` | "keep", "drop" or "pad" the samples that do not fill a step of all ranks |
+    | `batch_sampler` | lists of indices, one for each batch, in place of `batch_size` |
     | `plan` | batches by length, such as `LengthBuckets`, in place of `batch_size` |
     | `steps`, `stop` | when an epoch of a stream ends |
 
@@ -101,6 +102,7 @@ class Loader(Generic[Batch]):
         shuffle: bool = False,
         seed: int = 0,
         order: Any = None,
+        batch_sampler: Any = None,
         plan: Plan | None = None,
         collate_fn: Callable[[list[Any]], Batch] | None = None,
         num_workers: int | Literal["auto"] = 0,

@@ -1,5 +1,7 @@
 # What other packages and tests may use.
 
+from .batch_sampler import BatchSamplerOrder as BatchSamplerOrder
+from .batch_sampler import BatchSamplerPlan as BatchSamplerPlan
 from .by_length.packing import PackPlan as PackPlan
 from .by_length.packing import pack as pack
 from .by_length.plans import LengthBuckets as LengthBuckets

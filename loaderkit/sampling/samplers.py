@@ -1,7 +1,7 @@
 """Orders that draw: by weight, or from a user's own sampler."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -120,7 +120,7 @@ class SamplerOrder(Order):
         ValueError: If the sampler gives each rank its part; the Loader does that.
     """
 
-    def __init__(self, sampler: Iterable[int], *, seed: int = 0) -> None:
+    def __init__(self, sampler: Iterable[Any], *, seed: int = 0) -> None:
         if isinstance(sampler, torch_data.DistributedSampler) and sampler.num_replicas > 1:
             raise ValueError(
                 f"order: {type(sampler).__name__} divides the samples over {sampler.num_replicas} ranks, and so does the Loader. "
@@ -153,19 +153,24 @@ class SamplerOrder(Order):
         return drawn
 
     def _draw(self, epoch: int) -> Int64Array:
-        set_epoch = getattr(self._sampler, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
-        with SampleSeeds(hash_positions(np.zeros(1, dtype=np.int64), "sampler", self._seed, epoch)) as seeds:
-            seeds.enter(0)
-            indices = iter(self._sampler)
-            first = next(indices, None)
-            if first is not None and not isinstance(first, SupportsIndex):
-                raise TypeError(
-                    f"loader: the order gives {first!r}, wanted integers, the samples' indices. Instead of a batch sampler give its "
-                    "sampler and batch_size=. Give a plan of your own as plan=."
-                )
-            return np.fromiter(indices if first is None else itertools.chain([first], indices), dtype=np.int64)
+        indices = draw_from(self._sampler, self._seed, epoch)
+        first = next(indices, None)
+        if first is not None and not isinstance(first, SupportsIndex):
+            raise TypeError(
+                f"loader: the order gives {first!r}, wanted integers, the samples' indices. Give a sampler of batches as "
+                "batch_sampler=, and a plan of your own as plan=."
+            )
+        return np.fromiter(indices if first is None else itertools.chain([first], indices), dtype=np.int64)
+
+
+def draw_from(sampler: Iterable[Any], seed: int, epoch: int) -> Iterator[Any]:
+    """Yield what a sampler gives in an epoch, with the global generators seeded from (seed, epoch)."""
+    set_epoch = getattr(sampler, "set_epoch", None)
+    if callable(set_epoch):
+        set_epoch(epoch)
+    with SampleSeeds(hash_positions(np.zeros(1, dtype=np.int64), "sampler", seed, epoch)) as seeds:
+        seeds.enter(0)
+        yield from sampler
 
 
 def as_order(order: Any, *, seed: int) -> Order:

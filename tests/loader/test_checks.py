@@ -36,7 +36,6 @@ def test_what_is_no_dataset_is_refused(dataset: Any, message: str) -> None:
     ("name", "hint"),
     [
         ("sampler", "'sampler': Give it as order="),
-        ("batch_sampler", "'batch_sampler': Give its sampler as order="),
         ("generator", "'generator': Give a number as seed="),
         ("in_order", "'in_order': Leave it out"),
         ("pin_memory_device", "'pin_memory_device': Leave it out"),

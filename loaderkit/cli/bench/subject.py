@@ -57,9 +57,13 @@ class Subject:
         changes |= {"engine": setting.engine, "num_workers": setting.workers}
         return Loader.from_config(changes.pop("dataset", self.dataset), self.config, **changes)
 
+    @property
+    def _has_plan(self) -> bool:
+        return self.config.plan is not None or self.config.batch_sampler is not None
+
     def samples_per_batch(self) -> float:
         """Return the mean number of samples in a batch."""
-        if self.config.plan is not None:
+        if self._has_plan:
             return len(self.dataset) / max(1, len(self.loader(INLINE)))
         size = self.config.batch_size or 1
         return size if self.is_stream else min(size, len(self.dataset))
@@ -69,7 +73,7 @@ class Subject:
         if self.is_stream:
             return f"{name}, a stream; batches of {self.config.batch_size}"
         batches = len(self.loader(INLINE))
-        how = "by a plan" if self.config.plan is not None else f"of {self.config.batch_size}"
+        how = "by a plan" if self._has_plan else f"of {self.config.batch_size}"
         return f"{name}, {len(self.dataset):,} samples; {batches:,} batches an epoch, {how}"
 
 
@@ -121,8 +125,8 @@ def subject_of(source: Any, *, batch_size: int | None, spawn: bool) -> Subject:
     if spawn:
         changes["multiprocessing_context"] = "spawn"
     if batch_size is not None:
-        if found.config.plan is not None:
-            raise ValueError("the loader's plan sets the batch size: leave out --batch-size.")
+        if found._has_plan:
+            raise ValueError("the loader's plan or batch sampler sets the batch size: leave out --batch-size.")
         changes["batch_size"] = batch_size
     if not found.is_stream and not len(found.dataset):
         raise ValueError(f"the dataset ({type(found.dataset).__name__}) is empty: 0 samples.")

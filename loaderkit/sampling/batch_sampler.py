@@ -1,0 +1,140 @@
+"""Batches from a user's own batch sampler, dealt to the ranks."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+
+from loaderkit.sampling.cursor import Cursor
+from loaderkit.sampling.order import cached, digest
+from loaderkit.sampling.plan import BatchKey, Plan, Tail
+from loaderkit.sampling.samplers import SamplerOrder, draw_from
+from loaderkit.system.arrays import Int64Array
+from loaderkit.system.world import World
+
+
+class BatchSamplerOrder(SamplerOrder):
+    """The indices of a batch sampler's batches, one batch after another.
+
+    Args:
+        sampler: Yields lists of indices.
+        seed: Of the global generators while it draws.
+
+    Raises:
+        ValueError: If the sampler gives each rank its part; the Loader does that.
+    """
+
+    def __init__(self, sampler: Iterable[Sequence[int]], *, seed: int = 0) -> None:
+        super().__init__(getattr(sampler, "sampler", ()), seed=seed)  # refuses a sampler of one rank's part
+        self._sampler = sampler
+
+    def key(self, epoch: int) -> str:
+        return f"batch-sampler-1({type(self._sampler).__name__}, {digest(self._drawn(epoch), self.ends(epoch))})"
+
+    def ends(self, epoch: int) -> Int64Array:
+        """Return the position after each batch's last sample (N,)."""
+        ends: Int64Array = cached(self, epoch, lambda: self._draw_all(epoch))[1]
+        return ends
+
+    def _drawn(self, epoch: int) -> Int64Array:
+        indices: Int64Array = cached(self, epoch, lambda: self._draw_all(epoch))[0]
+        return indices
+
+    def _draw(self, epoch: int) -> Int64Array:
+        return self._draw_all(epoch)[0]
+
+    def _draw_all(self, epoch: int) -> tuple[Int64Array, Int64Array]:
+        batches = [_indices_of(batch) for batch in draw_from(self._sampler, self._seed, epoch)]
+        ends = np.cumsum([len(batch) for batch in batches], dtype=np.int64)
+        return np.concatenate(batches) if batches else ends, ends
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSamplerPlan(Plan):
+    """The batches of a batch sampler: rank r of R gets batches r, r + R, and so on.
+
+    Every rank must have the same number of batches. If the ranks do not divide the batches, "keep" is an error, "drop"
+    leaves out the last ones, and "pad" repeats the first ones.
+
+    Args:
+        order: The batches.
+        tail: See above.
+        world: This rank and the number of ranks.
+    """
+
+    order: BatchSamplerOrder
+    tail: Tail = "keep"
+    world: World = field(default_factory=World)
+
+    def with_world(self, world: World) -> Self:
+        return dataclasses.replace(self, world=world)
+
+    def key(self, epoch: int) -> str:
+        return self.order.key(epoch)
+
+    @property
+    def step(self) -> int:
+        return self.world.size
+
+    def remaining(self, cursor: Cursor) -> int:
+        left = len(self.order.ends(cursor.epoch)) - self._done(cursor)
+        full, rest = divmod(left, self.world.size)
+        if rest and self.tail == "keep":
+            raise ValueError(
+                f"loader: {left} batches of {self._name()} for {self.world.size} ranks come out uneven, and ranks with more "
+                "batches would wait for the others forever. Wanted a multiple of the number of ranks. Change the sampler, or "
+                "give tail='drop' or tail='pad'."
+            )
+        return full + (rest > 0 and self.tail == "pad")
+
+    def advance(self, cursor: Cursor, batches: int = 1) -> Cursor:
+        while (left := self.remaining(cursor)) <= batches:
+            if left == 0 and cursor.samples == 0:
+                return cursor  # no epoch has batches
+            batches -= left
+            cursor = cursor.next_epoch()
+        if batches == 0:
+            return cursor
+        done = self._done(cursor) + batches * self.world.size
+        samples = int(self.order.ends(cursor.epoch)[done - 1])
+        return Cursor(epoch=cursor.epoch, samples=samples, batches=cursor.batches + batches)
+
+    def keys(self, cursor: Cursor) -> Iterator[BatchKey]:
+        ends = self.order.ends(cursor.epoch)
+        first = self._done(cursor) + self.world.rank
+        for step in range(self.remaining(cursor)):
+            batch = (first + step * self.world.size) % len(ends)  # only tail="pad" goes past the end
+            start = int(ends[batch - 1]) if batch else 0
+            positions = np.arange(start, ends[batch], dtype=np.int64)
+            yield BatchKey(cursor.epoch, positions, self.order.at(cursor.epoch, positions))
+
+    def _done(self, cursor: Cursor) -> int:
+        """Return how many batches of all ranks end at or before the cursor."""
+        if not cursor.samples:
+            return 0
+        ends = self.order.ends(cursor.epoch)
+        batch = int(np.searchsorted(ends, cursor.samples))
+        if batch == len(ends) or ends[batch] != cursor.samples:
+            raise ValueError(
+                f"loader: sample {cursor.samples:,} is inside a batch of {self._name()}, wanted the end of a batch. Seek to "
+                "an epoch, or load a state."
+            )
+        return batch + 1
+
+    def _name(self) -> str:
+        return type(self.order._sampler).__name__
+
+
+def _indices_of(batch: Any) -> Int64Array:
+    try:
+        indices = np.asarray(batch)
+    except ValueError:
+        indices = np.empty(0)
+    if indices.ndim != 1 or not indices.size or indices.dtype.kind not in "iu":
+        raise TypeError(
+            f"loader: the batch sampler gives {batch!r}, wanted a list of one or more integers, the samples' indices. Give a "
+            "sampler of single indices as order=."
+        )
+    return indices.astype(np.int64)
