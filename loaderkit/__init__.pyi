@@ -86,6 +86,7 @@ __all__ = [
     "split",
     "testing",
     "to_device",
+    "torch_seed",
     "unpack",
     "unpad",
     "write_shards",
@@ -170,6 +171,7 @@ from .sampling.plan import Plan as Plan
 from .sampling.samplers import Weighted as Weighted
 from .sampling.shard_order import ShardOrder as ShardOrder
 from .seeding.global_seeds import seed_worker as seed_worker
+from .seeding.global_seeds import torch_seed as torch_seed
 from .seeding.keys import derive_seed as derive_seed
 from .seeding.samples import sample_rng as sample_rng
 from .system.nested import to_device as to_device

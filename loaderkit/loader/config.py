@@ -21,7 +21,8 @@ class LoaderConfig:
         batch_size: Samples in a batch of one rank. None yields each sample as it is.
         shuffle: A new order in each epoch, which depends on (seed, epoch) alone: `Shuffled`, or a `ShardOrder` with a block of
             one batch if the dataset has `shard_sizes`. None lets a DataModule decide: training data yes, other data no.
-        seed: Decides the order and the samples' random numbers; the same on every rank.
+        seed: Decides the order and the samples' random numbers; the same on every rank. `torch.manual_seed` and Lightning's
+            `seed_everything` do not change them; for a seed that follows these, give `lk.torch_seed()`.
         order: An order or a sampler, in place of `shuffle`.
         batch_sampler: A sampler that yields lists of indices, one for each batch, in place of `batch_size`, `shuffle` and
             `order`. Rank r of R gets the batches r, r + R, and so on; see `tail` if R does not divide them.

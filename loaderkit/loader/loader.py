@@ -32,7 +32,8 @@ class Loader(Generic[Batch]):
     It takes the arguments of `torch.utils.data.DataLoader`, and more. Each `iter()` is one epoch: the epoch that
     `load_state_dict`, `seek` or `set_epoch` chose, from there on; otherwise the next one. `len()` counts the batches of a
     whole epoch. The order of samples and their random numbers depend on the seed and the epoch alone, never on the workers.
-    In particular they do not depend on `torch.manual_seed` or Lightning's `seed_everything`: give the Loader `seed=`.
+    In particular they do not depend on `torch.manual_seed` or Lightning's `seed_everything`; give `seed=lk.torch_seed()` to
+    follow these.
 
     The dataset may change its length between epochs: each epoch reads the length at its start. A change within an epoch,
     or between a state and its resume, is an error. Settings do not change; make another Loader with `from_config`. A copy of

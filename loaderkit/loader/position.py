@@ -145,7 +145,7 @@ class Position(ABC):
         """Return to the noted point, if batches were taken beyond it."""
         point = self.yielded()
         if point is not None and point != self.point():
-            self.go_to(point, left=self.begun)
+            self.go_to(point, left=True)
 
     # State
 
@@ -196,8 +196,12 @@ class Position(ABC):
         """
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return a copy's attributes: its next pass continues after the last batch that this one yielded."""
-        return self.__dict__ | {"begun": False}
+        return self.__dict__ | {"begun": False}  # the copy has no pass, so its next one continues here
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if (point := self.yielded()) is not None:  # the original took batches beyond it
+            self.go_to(point)
 
     def say(self, message: str) -> None:
         """Warn once."""

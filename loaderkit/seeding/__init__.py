@@ -2,7 +2,7 @@
 
 from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, SampleRngSeeds, draws, draws_nothing
 from loaderkit.seeding.generators import generator
-from loaderkit.seeding.global_seeds import seed_all, seed_worker
+from loaderkit.seeding.global_seeds import seed_all, seed_worker, torch_seed
 from loaderkit.seeding.keys import derive_seed, hash_positions, mixed_word
 from loaderkit.seeding.samples import SampleSeeds, part_of_batch, per_sample, sample_rng
 
@@ -23,4 +23,5 @@ __all__ = [
     "sample_rng",
     "seed_all",
     "seed_worker",
+    "torch_seed",
 ]

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from loaderkit.seeding.keys import derive_seed
+from loaderkit.system.world import World
 
 
 def seed_all(seed: int) -> None:
@@ -41,3 +42,31 @@ def seed_worker(worker_id: int, *, rank: int | None = None) -> None:
         else:
             rank = int(os.environ.get("RANK", 0))
     seed_all(derive_seed("worker", torch.initial_seed(), worker_id, rank))
+
+
+def torch_seed() -> int:
+    """Return the seed of `torch.manual_seed` or `seed_everything`, the same on every rank, to give as `seed=`.
+
+    Without an earlier seed it is the random one of torch. With torch.distributed, rank 0 sends its seed to the others, so all
+    ranks must call this. A resumed run needs the same seed again.
+
+    Raises:
+        RuntimeError: If there are several ranks, and no process group over which they could agree.
+
+    Example:
+        >>> _ = torch.manual_seed(7)
+        >>> loader = lk.Loader(range(10), shuffle=True, seed=lk.torch_seed())
+        >>> loader.config.seed
+        7
+    """
+    seed = torch.initial_seed()
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        seeds = [seed]
+        torch.distributed.broadcast_object_list(seeds, src=0)
+        return seeds[0]
+    if (size := World.detect().size) > 1:
+        raise RuntimeError(
+            f"torch_seed: {size} ranks, and no process group over which they could agree on a seed. Call "
+            "torch.distributed.init_process_group first, or give the same integer as seed= on every rank."
+        )
+    return seed
