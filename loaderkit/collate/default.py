@@ -44,7 +44,8 @@ def stack(samples: Sequence[Any]) -> Any:
     """Stack B samples of one structure.
 
     Tensors, arrays and numbers become tensors (B, *). Subclasses of Tensor stay what they are. Strings, bytes and None
-    become lists. Dicts, tuples, namedtuples and dataclasses keep their type. A class may bring a static method
+    become lists. Dicts, tuples, namedtuples and dataclasses keep their type: a batch of tuples is a tuple, where
+    torch's `default_collate` makes a list, and strings inside it are a list, where torch makes a tuple. A class may bring a static method
     `collate(samples)`. Other leaves go to torch's `default_collate`.
 
     Raises:
@@ -116,6 +117,8 @@ def _stack_dataclass(values: Sequence[Any], field: str) -> Any:
 
 def _stack_tensors(values: Sequence[Tensor], field: str) -> Tensor:
     first = values[0]
+    if first.is_nested or first.layout is not torch.strided:
+        return _stack_unusual(values, field)
     if len(set(map(_DTYPE, values))) > 1:
         raise difference("dtypes", list(map(_DTYPE, values)), field, "collate", ". Cast them to one in the dataset")
     try:
@@ -139,6 +142,24 @@ def difference(what: str, found: Sequence[Any], field: str, collate: str, way_ou
     row = next(row for row, other in enumerate(found) if other != found[0])
     return CollateError(
         f"{collate}: {named(field)} has {what} {found[0]} and {found[row]}, wanted one in a batch{way_out}", [0, row]
+    )
+
+
+def _stack_unusual(values: Sequence[Tensor], field: str) -> Tensor:
+    """Stack sparse COO tensors; torch stacks no other layouts, and no nested tensors."""
+    first = values[0]
+    if first.layout is torch.sparse_coo and len({value.shape for value in values}) == 1:
+        return torch.stack(list(values))
+    if first.is_nested:
+        what = "nested tensors"
+        way_out = "Return the parts as plain tensors and use loaderkit.RaggedCollate, or pass collate_fn"
+    else:
+        what = (
+            f"tensors of layout {first.layout} and shapes {', '.join(sorted({_show(value.shape) for value in values}))}"
+        )
+        way_out = "Make them COO in the dataset (tensor.to_sparse_coo()), or pass collate_fn"
+    raise CollateError(
+        f"collate: {named(field)} has {what}, wanted strided or COO tensors of one shape. {way_out}", [0]
     )
 
 

@@ -75,15 +75,16 @@ def _fields_of(sample: Any) -> Iterable[tuple[Any, Any]]:
 def _is_large(value: Any, count: int) -> bool:
     if type(value) is not Tensor and type(value) is not np.ndarray:
         return False
-    return value.nbytes >= _LARGE_ROW and value.nbytes * count >= LARGE and _has_only_values(value)
+    # A sparse tensor has no nbytes.
+    return _has_only_values(value) and value.nbytes >= _LARGE_ROW and value.nbytes * count >= LARGE
 
 
 def _has_only_values(value: Any) -> bool:
     """Decide whether copying the values copies everything: no gradient, other device or other layout."""
     if type(value) is np.ndarray:
         return value.dtype in _NUMPY
-    strided = value.is_cpu and value.layout is torch.strided and not value.is_quantized
-    return strided and not value.requires_grad
+    strided = value.is_cpu and value.layout is torch.strided and not value.is_nested
+    return strided and not value.is_quantized and not value.requires_grad
 
 
 def _new_whole(value: Any, count: int) -> Tensor:

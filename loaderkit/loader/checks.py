@@ -36,6 +36,8 @@ def check_names(unknown: Mapping[str, Any], settings: Sequence[str]) -> None:
 
 def instead_of(name: str) -> str:
     """Return a hint what a Loader has in place of an attribute of DataLoader; empty if there is none."""
+    if name == "worker_init_fn":
+        return ": See loader.config.worker_init_fn."
     return f": {_INSTEAD[name]}" if name in _INSTEAD else ""
 
 

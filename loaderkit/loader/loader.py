@@ -155,7 +155,11 @@ class Loader(Generic[Batch]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if name != "config" and "config" in self.__dict__ and hasattr(self.config, name):
+            # Lightning replaces a `worker_init_fn` that it finds; the Loader seeds workers itself.
+            known = (
+                "config" in self.__dict__ and name not in ("config", "worker_init_fn") and hasattr(self.config, name)
+            )
+            if known:
                 return getattr(self.config, name)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{instead_of(name)}")
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import default_collate
 from torchvision import tv_tensors
 
+import loaderkit as lk
 from loaderkit.collate import CollateError, stack
 
 
@@ -198,3 +199,20 @@ def test_samples_that_do_not_fit_are_named(samples: list[Any], message: str, row
 def test_types_that_cannot_be_stacked_are_refused_with_the_way_out() -> None:
     with pytest.raises(TypeError, match=r"field 'a' has type Plain.*static method collate\(samples\)"):
         stack([{"a": type("Plain", (), {})()}])
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("engine", [{}, {"num_workers": 1}, {"num_workers": 1, "engine": "torch"}])
+def test_sparse_samples_stack_or_say_what_to_do(engine: dict[str, Any]) -> None:
+    """COO tensors stack with every engine. Other layouts and nested tensors name the way out."""
+    coo = torch.eye(3).to_sparse()
+    batch = next(iter(lk.Loader([coo, 2 * coo], 2, **engine)))
+    assert torch.equal(batch.to_dense(), torch.stack([torch.eye(3), 2 * torch.eye(3)]))
+    with pytest.raises(lk.CollateError, match=r"tensors of layout torch.sparse_csr .*to_sparse_coo"):
+        next(iter(lk.Loader([torch.eye(3).to_sparse_csr()] * 2, 2, **engine)))
+    parts = [torch.ones(2), torch.ones(3)]
+    for layout in (torch.strided, torch.jagged):
+        nested = torch.nested.nested_tensor(parts, layout=layout)
+        with pytest.raises(lk.CollateError, match=r"has nested tensors, wanted .*RaggedCollate"):
+            next(iter(lk.Loader([nested] * 2, 2, **engine)))

@@ -48,7 +48,7 @@ def test_attributes_of_data_loader_can_be_read() -> None:
                 getattr(loader, name)
             except AttributeError as error:
                 missing[name] = str(error)
-    assert set(missing) == {"generator", "in_order", "pin_memory_device"}
+    assert set(missing) == {"generator", "in_order", "pin_memory_device", "worker_init_fn"}
     assert "seed=" in missing["generator"]
     assert loader.drop_last
     assert loader.num_workers == 0

@@ -86,7 +86,9 @@ def test_with_a_plan_a_data_modules_batch_size_is_that_of_evaluation() -> None:
     "order", [torch_data.BatchSampler(torch_data.SequentialSampler(DATA), 2, drop_last=False), "random"]
 )
 def test_an_order_of_anything_but_indices_is_refused(order: Any) -> None:
-    with pytest.raises(TypeError, match=r"the order gives .*, wanted integers.* Give a sampler of batches as batch_sampler="):
+    with pytest.raises(
+        TypeError, match=r"the order gives .*, wanted integers.* Give a sampler of batches as batch_sampler="
+    ):
         lk.Loader(DATA, 2, order=order)
 
 
