@@ -154,9 +154,7 @@ def _stack_unusual(values: Sequence[Tensor], field: str) -> Tensor:
         what = "nested tensors"
         way_out = "Return the parts as plain tensors and use loaderkit.RaggedCollate, or pass collate_fn"
     else:
-        what = (
-            f"tensors of layout {first.layout} and shapes {', '.join(sorted({str(tuple(value.shape)) for value in values}))}"
-        )
+        what = f"tensors of layout {first.layout} and shapes {', '.join(sorted({str(tuple(value.shape)) for value in values}))}"
         way_out = "Make them COO in the dataset (tensor.to_sparse_coo()), or pass collate_fn"
     raise CollateError(
         f"collate: {named(field)} has {what}, wanted strided or COO tensors of one shape. {way_out}", [0]
