@@ -5,7 +5,7 @@ import logging
 import pickle
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 
@@ -208,18 +208,15 @@ class BadSampleCount:
         self._first: tuple[BadSample, ...] = ()
         self._cause: Exception | None = None
 
-    def state(self, cursor: Cursor, *, alone: bool) -> dict[str, int]:
-        """Return the entries of a loader's state, the same on all ranks. Unless `alone`, they leave out the count since the start."""
-        if self.policy.policy == "raise":
-            return {}
-        known = self.at(cursor.epoch, cursor.batches, own=alone)
-        judged = int(self.judged(cursor.epoch, cursor.samples, 1 if alone else 0))
-        return ({"bad": known} if known else {}) | ({} if judged == cursor.samples else {"judged": judged})
+    def saved(self, cursor: Cursor, *, alone: bool) -> tuple[int, int]:
+        """Return what a loader's state holds: the count, and the samples that were judged.
 
-    def load(self, state: Mapping[str, Any], cursor: Cursor) -> None:
-        """Start to count at the position of a state."""
-        judged = state.get("judged", cursor.samples)
-        self.start(cursor.epoch, state.get("bad", 0), judged=judged, since=cursor.samples)
+        They are the same on all ranks. Unless `alone`, they leave out the count since the start.
+        """
+        if self.policy.policy == "raise":
+            return 0, cursor.samples
+        judged = int(self.judged(cursor.epoch, cursor.samples, 1 if alone else 0))
+        return self.at(cursor.epoch, cursor.batches, own=alone), judged
 
     def go_back(self, epoch: int, batches: int) -> None:
         """Forget what was counted after the first `batches` batches of this rank, or everything for another epoch."""

@@ -21,6 +21,10 @@ from loaderkit.lightning.progress import (
     set_batches,
     set_epoch_over,
 )
+from loaderkit.system.state import COUNT, FLAG, STATE, damaged, lists_of, open_state, seal
+
+_FORM = {"train": lists_of(STATE), "batches": COUNT, "epoch_over": FLAG, "ended": lists_of(FLAG)}
+_WAY_OUT = "start a new training"
 
 _KEYS = {"train", "batches", "epoch_over"}  # of a position's state
 
@@ -100,22 +104,33 @@ class TrainPosition:
     def state_dict(self) -> dict[str, Any]:
         """Return the position as plain values, the same on every rank."""
         if not self._loaders:
-            return self._restored or {"train": [], "batches": 0, "epoch_over": False}
+            return seal(self._restored or {"train": [], "batches": 0, "epoch_over": False, "ended": []})
         if self._trainer is None:
             states = [loader.state_dict() for loader in self._loaders]
-            return {"train": states, "batches": self._loaders[0].cursor.batches, "epoch_over": False}
+            batches = self._loaders[0].cursor.batches
+            return seal({"train": states, "batches": batches, "epoch_over": False, "ended": []})
         batches, over = self._learnt()
         states = [loader.state_after(batches - self._first, over=over) for loader in self._loaders]
         # At an epoch's start the last epoch is over; otherwise it would look like one stopped before its first batch.
         over = over or (self._waiting and self._first == 0 and between_epochs(self._trainer))
         ended = [not over and loader.has_ended(state) for loader, state in zip(self._loaders, states, strict=True)]
-        return {"train": states, "batches": 0 if over else batches, "epoch_over": over, "ended": ended}
+        return seal({"train": states, "batches": 0 if over else batches, "epoch_over": over, "ended": ended})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved position in the loaders, now or when they are made."""
-        if not state["train"]:
+        """Restore a saved position in the loaders, now or when they are made.
+
+        Raises:
+            StateError: If it is not such a state, or is damaged.
+        """
+        fields = open_state(state, _FORM, "the state of a loaderkit DataModule", _WAY_OUT)
+        states, ended = fields["train"], fields["ended"]
+        if len(ended) not in (0, len(states)):
+            raise damaged("ended", ended, f"an entry for each of {len(states)} datasets", _WAY_OUT)
+        if fields["epoch_over"] and fields["batches"]:
+            raise damaged("batches", fields["batches"], "0, for the epoch is over", _WAY_OUT)
+        if not states:
             return  # saved by a run without these loaders
-        self._restored = dict(state)
+        self._restored = fields
         if self._loaders:
             self._restore(self._restored)
 
@@ -201,7 +216,7 @@ class TrainPosition:
             loader.load_state_dict(saved[row])
             loader.restored = True
         first = self._translate(state)
-        self._stand(first, state.get("ended", ()))
+        self._stand(first, state["ended"])
 
     def _translate(self, state: Mapping[str, Any]) -> int:
         """Return how many batches of the epoch are done, in the current world and batch size."""

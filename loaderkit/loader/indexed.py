@@ -14,7 +14,7 @@ from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.engines import describe, make_engine
 from loaderkit.loader.position import Position
 from loaderkit.sampling.batch_sampler import BatchSamplerOrder, BatchSamplerPlan
-from loaderkit.sampling.cursor import Cursor, Identity, check_resume, fingerprint, pack_state, unpack_state
+from loaderkit.sampling.cursor import Cursor, Identity, Saved, check_resume, fingerprint, pack_state, unpack_state
 from loaderkit.sampling.order import Order, Sequential
 from loaderkit.sampling.plan import BatchPlan, Plan
 from loaderkit.sampling.samplers import SamplerOrder, as_order
@@ -124,18 +124,20 @@ class IndexedPosition(Position):
 
     def state_at(self, point: tuple[Cursor, int], nearby: Iterable[Any] = ()) -> dict[str, Any]:
         cursor = self.cursor_at(point)
-        state = pack_state(cursor, self._identity(cursor.epoch, self._plan), self.step)
-        return state | self.bad.state(cursor, alone=self.crew.world.size == 1)
+        bad, judged = self.bad.saved(cursor, alone=self.crew.world.size == 1)
+        return pack_state(Saved(cursor, self._identity(cursor.epoch, self._plan), self.step, bad, judged))
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._look_at_size((Cursor(), 0))
-        cursor, saved = unpack_state(state)
-        plan = self._with_block(saved.block)
-        check_resume(cursor, saved, self._identity(cursor.epoch, plan), self._samples(cursor))
+        saved = unpack_state(state)
+        cursor = saved.cursor
+        plan = self._with_block(saved.identity.block)
+        check_resume(cursor, saved.identity, self._identity(cursor.epoch, plan), self._samples(cursor))
+        plan.check_cursor(cursor)
         if plan is not self._plan:
             self._plan, self._engine = plan, None  # an engine replaces bad samples by the plan's order
         self._stand_at(cursor)
-        self.bad.load(state, cursor)
+        self.bad.start(cursor.epoch, saved.bad, judged=saved.judged, since=cursor.samples)
 
     def seek(self, epoch: int, samples: int) -> None:
         cursor = Cursor(epoch=epoch, samples=samples)

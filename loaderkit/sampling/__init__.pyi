@@ -11,9 +11,9 @@ from .by_length.summary import PlanSummary as PlanSummary
 from .by_length.summary import longest_times_count as longest_times_count
 from .by_length.summary import summarise as summarise
 from .by_length.window_plan import WindowPlan as WindowPlan
-from .cursor import STATE_VERSION as STATE_VERSION
 from .cursor import Cursor as Cursor
 from .cursor import Identity as Identity
+from .cursor import Saved as Saved
 from .cursor import check_resume as check_resume
 from .cursor import fingerprint as fingerprint
 from .cursor import pack_state as pack_state

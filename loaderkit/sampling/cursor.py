@@ -1,12 +1,34 @@
 """The state of a loader over indexed data: its position, and the data and order that this belongs to."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 from loaderkit.sampling.order import shortened
+from loaderkit.system.state import (
+    COUNT,
+    EPOCH,
+    INTEGER,
+    POSITIVE,
+    TEXT,
+    Rule,
+    StateError,
+    damaged,
+    integers,
+    lists_of,
+    open_state,
+    seal,
+)
 
-STATE_VERSION = 2
+_WAY_OUT = "continue from a place you choose: loader.seek(epoch=..., samples=...)"
+_COUNTS = {"epoch": EPOCH, "samples": COUNT, "batches": COUNT}
+_FORM: dict[str, Rule | dict[str, Rule]] = {
+    "cursor": {**_COUNTS, "plan": lists_of(INTEGER)},
+    "identity": {"dataset": TEXT, "order": TEXT, "seed": INTEGER, "block": integers(1, 2**53, optional=True)},
+    "step": POSITIVE,
+    "bad": COUNT,
+    "judged": COUNT,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,9 +57,9 @@ class Cursor:
     plan: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, value in (("epoch", self.epoch), ("samples", self.samples), ("batches", self.batches)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ValueError(f"cursor: {name} is {value!r}, wanted an integer of at least 0.")
+        for name, rule in _COUNTS.items():
+            if not rule.holds(value := getattr(self, name)):
+                raise ValueError(f"cursor: {name} is {value!r}, wanted {rule.wanted}.")
 
     def next_epoch(self) -> "Cursor":
         """Return the start of the following epoch."""
@@ -75,42 +97,46 @@ def fingerprint(dataset: Any, size: int) -> str:
     return f"{size:,} samples ({shortened(str(own()))})"
 
 
-def pack_state(cursor: Cursor, identity: Identity, step: int) -> dict[str, Any]:
-    """Return a state of plain integers, strings and lists, under 1 KB.
+class Saved(NamedTuple):
+    """What a state says.
 
-    Args:
+    Attributes:
         cursor: The position.
         identity: The data and order that it belongs to.
         step: Samples of a full step of all ranks: the unit of `cursor.batches`.
+        bad: Bad samples of the epoch so far.
+        judged: Samples of the epoch among which these were found.
     """
-    position = asdict(cursor) | {"plan": list(cursor.plan)}
-    return {"version": STATE_VERSION, "cursor": position, "identity": asdict(identity), "step": step}
+
+    cursor: Cursor
+    identity: Identity
+    step: int
+    bad: int = 0
+    judged: int = 0
 
 
-def unpack_state(state: Mapping[str, Any]) -> tuple[Cursor, Identity]:
-    """Return the position in a state, and the data and order that it belongs to.
+def pack_state(saved: Saved) -> dict[str, Any]:
+    """Return a sealed state of plain integers, strings and lists, under 1 KB."""
+    cursor, identity, step, bad, judged = saved
+    position = asdict(cursor) | {"plan": list(map(int, cursor.plan))}
+    return seal({"cursor": position, "identity": asdict(identity), "step": int(step), "bad": bad, "judged": judged})
+
+
+def unpack_state(state: Mapping[str, Any]) -> Saved:
+    """Return what a state says.
 
     Raises:
-        ValueError: If it is not the state of a Loader, is damaged, or has another version.
+        StateError: If it is not the state of a Loader, is damaged, or has another version.
     """
-    if not isinstance(state, Mapping) or not {"version", "cursor", "identity"} <= set(state):
-        found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
-        raise ValueError(
-            f"cannot resume: this is not the state of a loaderkit Loader (found {found}, wanted the keys "
-            "'version', 'cursor', 'identity'). Pass what loader.state_dict() returned."
-        )
-    if state["version"] != STATE_VERSION:
-        raise ValueError(
-            f"cannot resume: the state has version {state['version']}, this loaderkit reads version {STATE_VERSION}. "
-            "Install the loaderkit that wrote it, or start from a place you choose: loader.seek(epoch=..., samples=...)."
-        )
-    for part, kind in (("cursor", Cursor), ("identity", Identity)):
-        saved, wanted = state[part], [field.name for field in fields(kind)]
-        if not isinstance(saved, Mapping) or set(saved) != set(wanted):
-            shown = sorted(saved) if isinstance(saved, Mapping) else repr(saved)
-            raise ValueError(f"cannot resume: the state's {part} has {shown}, wanted {wanted}. The state is damaged.")
-    position = state["cursor"]
-    return Cursor(**{**position, "plan": tuple(position["plan"])}), Identity(**state["identity"])
+    fields = open_state(state, _FORM, "the state of a loaderkit Loader of data with an index", _WAY_OUT)
+    position = fields["cursor"]
+    cursor = Cursor(**{**position, "plan": tuple(position["plan"])})
+    return Saved(cursor, Identity(**fields["identity"]), fields["step"], fields["bad"], fields["judged"])
+
+
+def bad_cursor(field: str, found: Any, wanted: str) -> StateError:
+    """Return the error for a cursor that a plan did not give."""
+    return damaged(f"cursor.{field}", found, wanted, _WAY_OUT)
 
 
 def check_resume(cursor: Cursor, saved: Identity, found: Identity, size: int) -> None:
@@ -123,18 +149,18 @@ def check_resume(cursor: Cursor, saved: Identity, found: Identity, size: int) ->
         size: Samples of the cursor's epoch.
 
     Raises:
-        ValueError: If the dataset, seed or order differs, or the position is after the epoch's end.
+        StateError: If the dataset, seed or order differs, or the position is after the epoch's end.
     """
-    for what in ("dataset", "seed", "order"):
+    for what in ("dataset", "seed", "order", "block"):
         before, now = getattr(saved, what), getattr(found, what)
         if before != now:
-            raise ValueError(
+            raise StateError(
                 f"cannot resume: the state is for {what} {before!r}, this loader has {now!r}. "
                 f"Give the loader that {what} again, or continue with this one from a place you choose: "
                 f"loader.seek(epoch={cursor.epoch}, samples={cursor.samples})."
             )
     if cursor.samples > size:
-        raise ValueError(
+        raise StateError(
             f"cannot resume: the state is at sample {cursor.samples:,}, and epoch {cursor.epoch} has {size:,}. The state "
             f"is damaged. Use another one, or continue from a place you choose: loader.seek(epoch={cursor.epoch + 1})."
         )

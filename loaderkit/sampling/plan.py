@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 import numpy as np
 
-from loaderkit.sampling.cursor import Cursor
+from loaderkit.sampling.cursor import Cursor, bad_cursor
 from loaderkit.sampling.order import Order
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.world import World
@@ -76,6 +76,9 @@ class Plan(ABC):
     def keys(self, cursor: Cursor) -> Iterator[BatchKey]:
         """Yield this rank's batches from the cursor to the end of its epoch."""
 
+    def check_cursor(self, cursor: Cursor) -> None:  # noqa: B027 - a plan need not check
+        """Raise a StateError unless this plan can have given a cursor of a state. It must not read the whole epoch."""
+
     def remark(self) -> str | None:
         """Return a warning about the settings on these ranks, or None."""
         return None
@@ -139,6 +142,10 @@ class BatchPlan(Plan):
 
     def key(self, epoch: int) -> str:
         return self.order.key(epoch)
+
+    def check_cursor(self, cursor: Cursor) -> None:
+        if cursor.plan:
+            raise bad_cursor("plan", list(cursor.plan), "an empty list: batches of a fixed size need nothing more")
 
     def remaining(self, cursor: Cursor) -> int:
         left = max(0, self._size(cursor.epoch) - cursor.samples)

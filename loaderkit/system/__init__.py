@@ -11,17 +11,20 @@ from loaderkit.system.process import check_children, refuse_in_fork
 from loaderkit.system.process_pool import map_in_processes
 from loaderkit.system.progress import with_progress
 from loaderkit.system.retry import Retry, TransientError, is_transient
+from loaderkit.system.state import STATE_VERSION, StateError, seal
 from loaderkit.system.threads import limit_threads, threads_of_a_read
 from loaderkit.system.world import World
 
 __all__ = [
     "MOST_WORKERS",
+    "STATE_VERSION",
     "BufferPool",
     "Cpus",
     "Int64Array",
     "Opened",
     "PerThread",
     "Retry",
+    "StateError",
     "TransientError",
     "UInt64Array",
     "World",
@@ -40,6 +43,7 @@ __all__ = [
     "pin_tensor",
     "ranks_on_host",
     "refuse_in_fork",
+    "seal",
     "should_pin",
     "threads_of_a_read",
     "to_device",

@@ -9,6 +9,7 @@ from loaderkit.datasets.streams.lane import Lane, LaneSpec, Place
 from loaderkit.datasets.streams.pulled import PulledLane
 from loaderkit.datasets.streams.samples import PendingSample, Step
 from loaderkit.sampling.order import digest
+from loaderkit.system.state import COUNT
 
 Ends = Literal["all", "first", "again"]
 
@@ -112,6 +113,25 @@ class _Chain(_Composed):
     def _lane(self, spec: LaneSpec) -> Lane:
         return _ChainLane(self.streams, spec)
 
+    def _flaw(self, lane: int, place: Place) -> str | None:
+        if place.shard >= len(self.streams) or any(place[2:5]):
+            return f"the number of one of {len(self.streams)} streams"
+        if not place.inner:
+            return "no number of a stream without a place in it" if place.shard else None
+        if place.inner[0] != place.cycle:
+            return f"cycle {place.cycle} in its stream too"
+        stream = self.streams[place.shard]
+        return stream.flaw(lanes_of(self.streams, lane)[place.shard], place.inner)
+
+
+def lanes_of(streams: Sequence[StreamDataset], lane: int) -> list[int]:
+    """Return the lane of each stream in a chain: it starts in the lanes that have no shard of the stream before."""
+    lanes = []
+    for stream in streams:
+        lanes.append(lane)
+        lane = (lane - stream.shares) % stream.lanes
+    return lanes
+
 
 class _ChainLane(PulledLane):
     def __init__(self, streams: Sequence[StreamDataset], spec: LaneSpec) -> None:
@@ -119,10 +139,7 @@ class _ChainLane(PulledLane):
         self._streams, self._spec = streams, spec
         lane, place = spec.lane, spec.place
         self._cycle, self._number = place.cycle, int(place.shard)
-        self._lanes = []  # of each stream: the next one starts in the lanes that have no shard of the one before
-        for stream in streams:
-            self._lanes.append(lane)
-            lane = (lane - stream.shares) % stream.lanes
+        self._lanes = lanes_of(streams, lane)
         self._inner = self._open(Place(*place.inner) if place.inner else Place(self._cycle))
 
     def _open(self, place: Place) -> Lane:
@@ -177,14 +194,34 @@ class _Interleave(_Composed):
     def _lane(self, spec: LaneSpec) -> Lane:
         return _InterleavedLane(self, spec)
 
+    def first_cycle(self, cycle: int) -> int:
+        """Return the first cycle of the streams in a cycle of the mixture."""
+        # A stream that starts again takes the next cycle number; the numbers of two cycles of the mixture stay apart.
+        return cycle * _REPEATS if self.ends == "again" else cycle
+
+    def _flaw(self, lane: int, place: Place) -> str | None:
+        first, left = self.first_cycle(place.cycle), list(place.inner)
+        last = first + (_REPEATS - 1 if self.ends == "again" else 0)
+        if any(place[1:5]):
+            return "a cycle, four zeros, and a count and a place for each stream"
+        for number, stream in enumerate(self.streams if left else ()):
+            count, length = left[:2] if len(left) > 1 else (0, -1)
+            if not COUNT.holds(count) or not COUNT.holds(length):
+                return f"a count and a place of stream {number}"
+            inner, left = left[2 : 2 + length], left[2 + length :]
+            if flaw := stream.flaw(lane, inner):
+                return f"{flaw} (in stream {number})"
+            if not first <= inner[0] <= last:
+                return f"a cycle from {first} to {last} in stream {number}"
+        return f"places of {len(self.streams)} streams" if left else None
+
 
 class _InterleavedLane(PulledLane):
     def __init__(self, stream: _Interleave, spec: LaneSpec) -> None:
         super().__init__()
         self._stream, self._spec, place = stream, spec, spec.place
         self._cycle = place.cycle
-        # A stream that starts again takes the next cycle number; the numbers of two cycles of the mixture stay apart.
-        self._first = place.cycle * _REPEATS if stream.ends == "again" else place.cycle
+        self._first = stream.first_cycle(place.cycle)
         saved, self._counts, self._inner = list(place.inner), [], []
         for number in range(len(stream.streams)):
             inner, count = Place(self._first), 0

@@ -12,7 +12,7 @@ import torch
 import torch.utils.data as torch_data
 
 from loaderkit.datasets.bad_samples import RAISE, BadSamples
-from loaderkit.datasets.streams.lane import Lane, LaneReader, LaneSpec, Place, ShardShare
+from loaderkit.datasets.streams.lane import Lane, LaneReader, LaneSpec, Place, ShardShare, are_counts
 from loaderkit.datasets.streams.pulled import FilteredLane
 from loaderkit.datasets.streams.samples import Step, transform_samples
 from loaderkit.sampling.order import digest
@@ -155,6 +155,20 @@ class StreamDataset(torch_data.IterableDataset[Any]):
 
     def _lane(self, spec: LaneSpec) -> Lane:
         return LaneReader(self, spec)
+
+    def flaw(self, lane: int, place: Sequence[Any]) -> str | None:
+        """Say what a place in a state should be instead; None if the lane can be there."""
+        if not are_counts(place):
+            return "a list of counts: cycle, shard, sample, used and position"
+        return self._flaw(lane, Place(*place))
+
+    def _flaw(self, lane: int, place: Place) -> str | None:
+        shards, most = len(range(lane, len(self.shards) * self.share, self.lanes)), self.window if self.shuffle else 1
+        if place.shard > shards:
+            return f"a shard of at most {shards}, the number in this lane"
+        if place.used >= most:
+            return f"less than {most} samples used of a window"
+        return "5 numbers, for it is not composed" if place.inner else None
 
     def fingerprint(self) -> str:
         """Return a description of the shards; a resume compares it."""

@@ -17,8 +17,10 @@ from loaderkit.datasets.bad_samples import BadSamples, BadSamplesError, describe
 from loaderkit.datasets.streams.samples import Failed, PendingSample, Step
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds
+from loaderkit.system.state import COUNT
 
 _END = object()
+_OWN = 5  # numbers of a place; those of inner places follow
 _FAILURES = 32  # in a row, before a shard is given up
 
 
@@ -56,6 +58,11 @@ class Place(tuple[int, ...]):
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         return tuple(self)
+
+
+def are_counts(place: Sequence[Any]) -> bool:
+    """Say whether a place from a state has the numbers that a Place needs. A composed stream multiplies cycles."""
+    return len(place) >= _OWN and type(place[0]) is int and place[0] >= 0 and all(map(COUNT.holds, place[1:_OWN]))
 
 
 class ShardShare(NamedTuple):

@@ -1,6 +1,7 @@
 """What a table's columns mean, and the statistics that turn them into numbers."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -18,13 +19,43 @@ from loaderkit.lightning.tables.values import (
     refuse_unknown,
 )
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.state import Rule, open_state, seal
 from loaderkit.system.suggest import did_you_mean
 
 Task = Literal["classification", "regression"]
 Missing = Literal["raise", "mean", "median"]
 Unknown = Literal["code", "raise"]
 
-VERSION = 1
+_FORM = {
+    "numeric": Rule("a list of names, each with mean, deviation and fill", lambda rows: _are_rows(rows, _are_numbers)),
+    "categorical": Rule(
+        "a list of names, each with its values",
+        lambda rows: _are_rows(rows, lambda rest: len(rest) == 1 and _are_values(rest[0])),
+    ),
+    "target": Rule("a name, or None", lambda name: name is None or isinstance(name, str)),
+    "classes": Rule("a list of values, or None", lambda values: values is None or _are_values(values)),
+    "missing": Rule(f"one of {get_args(Missing)}", get_args(Missing).__contains__),
+    "unknown": Rule(f"one of {get_args(Unknown)}", get_args(Unknown).__contains__),
+}
+
+
+def _are_rows(rows: Any, holds: Callable[[Sequence[Any]], bool]) -> bool:
+    """Say whether rows begin with different names, and the rest of each holds."""
+    if not _is_list(rows) or not all(_is_list(row) and row and isinstance(row[0], str) for row in rows):
+        return False
+    return len({row[0] for row in rows}) == len(rows) and all(holds(row[1:]) for row in rows)
+
+
+def _are_numbers(found: Sequence[Any]) -> bool:
+    return len(found) == 3 and all(type(number) in (int, float) and math.isfinite(number) for number in found)
+
+
+def _are_values(found: Any) -> bool:
+    return _is_list(found) and all(isinstance(value, Value) for value in found)
+
+
+def _is_list(found: Any) -> bool:
+    return isinstance(found, list | tuple)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,24 +132,25 @@ class TableStatistics:
 
     def to_state(self) -> dict[str, Any]:
         """Return plain values for JSON and `torch.load(weights_only=True)`."""
-        return {
-            "version": VERSION,
-            "numeric": [[name, *numbers] for name, numbers in self.numeric.items()],
-            "categorical": [[name, list(values)] for name, values in self.categorical.items()],
-            "target": self.target,
-            "classes": self.classes,
-            "missing": self.missing,
-            "unknown": self.unknown,
-        }
+        return seal(
+            {
+                "numeric": [[name, *numbers] for name, numbers in self.numeric.items()],
+                "categorical": [[name, list(values)] for name, values in self.categorical.items()],
+                "target": self.target,
+                "classes": self.classes,
+                "missing": self.missing,
+                "unknown": self.unknown,
+            }
+        )
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "TableStatistics":
-        """Restore the statistics from `to_state()`."""
-        if state.get("version") != VERSION:
-            raise ValueError(
-                f"cannot resume: the table's statistics have version {state.get('version')}, this loaderkit reads {VERSION}. "
-                "Use the loaderkit that wrote the checkpoint, or start a new training."
-            )
+        """Restore the statistics from `to_state()`.
+
+        Raises:
+            StateError: If the state has another version or is damaged.
+        """
+        state = open_state(state, _FORM, "the state of a table's statistics", "start a new training")
         return cls(
             numeric={name: (mean, std, fill) for name, mean, std, fill in state["numeric"]},
             categorical={name: list(values) for name, values in state["categorical"]},

@@ -3,9 +3,10 @@
 The dataset must split itself over ranks and workers, as in a `torch.utils.data.DataLoader`, and must give the same samples
 when a pass is read again. A run then resumes exactly on the same number of ranks and workers. It reads again what was
 read, in the workers and without collating. If the dataset has an exact `state_dict()` and `load_state_dict()`, the run
-resumes from that state instead.
+resumes from that state instead. The loader's state holds it as JSON: the checksum covers it, nothing else is known of it.
 """
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from loaderkit.loader.position import Crew
 from loaderkit.loader.streams.lanes import Item, LaneTask, check_no_index, run_task
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds
+from loaderkit.system.state import COUNT, EPOCH
+
+_END = object()
 
 
 class WorkerPlace(NamedTuple):
@@ -28,7 +32,7 @@ class WorkerPlace(NamedTuple):
 
     cycle: int = 0  # how often it has read to the end
     samples: int = 0  # read since
-    state: Any = None  # the dataset's own state there; None for its first
+    state: str | None = None  # the dataset's own state there, as JSON; None for its first
 
 
 class WorkerLanes:
@@ -37,7 +41,7 @@ class WorkerLanes:
     def __init__(self, dataset: Any, config: LoaderConfig, crew: Crew) -> None:
         self._dataset, self._config, self._crew = dataset, config, crew
         self.place: Callable[..., Any] = WorkerPlace
-        self._first = _plain(dataset, state_of_start(dataset)) if _is_stateful(dataset) else None
+        self._first = _first_state(dataset) if _is_stateful(dataset) else None
         self._moves_dataset = False  # whether reading in this process changes the dataset's own state
         check_no_index(dataset, config, "it decides its order itself")
         if config.bad_samples.policy != "raise":
@@ -60,6 +64,19 @@ class WorkerLanes:
             "resume": "by its own state" if _is_stateful(self._dataset) else "by reading again",
             "epochs": "of steps" if self._config.steps else "of the stream",
         }
+
+    def flaw(self, lane: int, place: Sequence[Any]) -> str | None:
+        if len(place) != len(WorkerPlace._fields) or not EPOCH.holds(place[0]) or not COUNT.holds(place[1]):
+            return "two counts, cycle and samples, and the dataset's own state"
+        state = place[2]
+        if not _is_stateful(self._dataset):
+            return None if state is None else "no state, because the dataset has none"
+        try:
+            if state is not None:
+                json.loads(state)
+        except (TypeError, ValueError):
+            return "the dataset's own state as JSON"
+        return None
 
     def read(self, lanes: range, places: Sequence[Any], cycle: int, turn: int) -> Iterator[Item]:
         workers = self._crew.num_workers
@@ -89,7 +106,7 @@ class WorkerLanes:
     def close(self) -> None:
         if self._moves_dataset:  # else another loader would take the present state for the first
             self._moves_dataset = False
-            self._dataset.load_state_dict(_plain(self._dataset, self._first))
+            _load(self._dataset, self._first)
 
     @property
     def _workers(self) -> int:
@@ -101,7 +118,7 @@ class WorkerTask(LaneTask):
     """Reads a worker's lane, from its place to its end."""
 
     dataset: Any
-    first: Any  # the dataset's own state before it was read
+    first: str | None  # the dataset's own state before it was read; None if it had none yet
     rank: int
 
     @override
@@ -192,13 +209,24 @@ class _WorkerReader:
 
     def _open(self) -> Iterator[Any]:
         if self._iterator is None:
-            task, state = self._task, self._place.state
+            task, place = self._task, self._place
             if callable(set_epoch := getattr(task.dataset, "set_epoch", None)):
                 set_epoch(task.cycle)
-            if self._stateful:
-                task.dataset.load_state_dict(_plain(task.dataset, task.first if state is None else state))
-            self._iterator = iter(task.dataset)
+            self._iterator = self._iter_from(place.state)
+            if place.state is not None and not place.samples:
+                first = next(self._iterator, _END)
+                if first is not _END:
+                    self._iterator = itertools.chain([first], self._iterator)
+                elif _state_of(task.dataset) == place.state:
+                    # It says at its end that nothing is left, and would say so forever.
+                    self._iterator = self._iter_from(None)
         return self._iterator
+
+    def _iter_from(self, state: str | None) -> Iterator[Any]:
+        dataset, first = self._task.dataset, self._task.first
+        if self._stateful:
+            _load(dataset, first if state is None else state)
+        return iter(dataset)
 
     def _replay(self, samples: int) -> None:
         """Read again what was read before the place."""
@@ -217,20 +245,35 @@ def _is_stateful(dataset: Any) -> bool:
     return hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict") and restores_its_place(dataset)
 
 
-def _state_of(dataset: Any) -> Any:
-    """Return a copy of a dataset's own state; None if it has none."""
-    return _plain(dataset, dataset.state_dict()) if _is_stateful(dataset) else None
-
-
-def _plain(dataset: Any, state: Any) -> Any:
-    """Return a copy of a state. Checkpoints and other processes need plain values; raise a TypeError for others."""
+def _first_state(dataset: Any) -> str | None:
+    """Return the state of a dataset that nobody has read; None if it has a state only after `iter()`."""
     try:
-        copy = json.loads(json.dumps(state))
+        state = state_of_start(dataset)
+    except Exception:
+        return None  # if the method is broken, reading raises its error
+    return _to_json(dataset, state)
+
+
+def _state_of(dataset: Any) -> str | None:
+    """Return a dataset's own state as JSON; None if it has none."""
+    return _to_json(dataset, dataset.state_dict()) if _is_stateful(dataset) else None
+
+
+def _load(dataset: Any, state: str | None) -> None:
+    if state is not None:
+        dataset.load_state_dict(json.loads(state))
+
+
+def _to_json(dataset: Any, state: Any) -> str:
+    """Return a state as JSON. Checkpoints and other processes need plain values; raise a TypeError for others."""
+    try:
+        text = json.dumps(state)
+        copy = json.loads(text)
     except (TypeError, ValueError):
-        copy = None
-    if copy != state:
+        text, copy = "", None
+    if copy != state or not text:
         raise TypeError(
             f"loader: {type(dataset).__name__}.state_dict() returned {state!r}, wanted what JSON gives back unchanged: "
             "numbers, strings, lists, and dicts with strings for keys."
         )
-    return copy
+    return text

@@ -52,6 +52,9 @@ class Lanes(Protocol):
     def identity(self) -> dict[str, Any]:
         """Return everything that a place depends on: a state is valid only for the same values."""
 
+    def flaw(self, lane: int, place: Sequence[Any]) -> str | None:
+        """Say what a place in a state should be instead; None if the lane can be there. Its number of values may be wrong too."""
+
     def read(self, lanes: range, places: Sequence[Any], cycle: int, turn: int) -> Iterator[Item]:
         """Read a cycle of these lanes from these places."""
 

@@ -21,6 +21,7 @@ from loaderkit.loader.streams.shards import ShardLanes
 from loaderkit.loader.streams.state import RankCursor, StreamCursor, join_ranks, pack_cursor, unpack_cursor
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.state import EPOCH
 
 
 class StreamPosition(Position):
@@ -114,7 +115,8 @@ class StreamPosition(Position):
         return pack_cursor(join_ranks(point, values, self._lanes.count(), self._lanes.place), self._lanes.identity())
 
     def load(self, state: Mapping[str, Any]) -> None:
-        cursor = unpack_cursor(state, self._lanes.identity(), self._lanes.place)
+        lanes = self._lanes
+        cursor = unpack_cursor(state, lanes.identity(), lanes.count(), lanes.flaw, lanes.place)
         if self.config.steps and cursor.batches >= self.config.steps:  # the saved run had more steps an epoch
             cursor = dataclasses.replace(cursor, epoch=cursor.epoch + 1, batches=0, bad=())
         self._stand_at(cursor)
@@ -125,8 +127,8 @@ class StreamPosition(Position):
                 f"loader: seek(samples={samples}) is for data with an index: nobody knows where a stream has that many "
                 "samples over all ranks. Seek to an epoch, or load a state."
             )
-        if epoch < 0:
-            raise ValueError(f"loader: seek to epoch {epoch}, wanted at least 0.")
+        if not EPOCH.holds(epoch):
+            raise ValueError(f"loader: seek to epoch {epoch}, wanted {EPOCH.wanted}.")
         self._stand_at(StreamCursor(epoch=epoch))
 
     def follow(self, before: Position) -> None:

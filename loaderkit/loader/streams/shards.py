@@ -46,6 +46,9 @@ class ShardLanes:
             "epochs": "of steps" if self._config.steps else "of the stream",
         }
 
+    def flaw(self, lane: int, place: Sequence[Any]) -> str | None:
+        return self._stream.flaw(lane, place)
+
     def read(self, lanes: range, places: Sequence[Any], cycle: int, turn: int) -> Iterator[Item]:
         stream, config = self._stream, self._config
         task = ShardTask(stream=stream, config=config, lanes=lanes, places=places, cycle=cycle, turn=turn)

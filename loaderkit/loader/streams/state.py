@@ -8,9 +8,21 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from loaderkit.datasets.streams.lane import Place
+from loaderkit.system.state import COUNT, EPOCH, NAMED_VALUES, Rule, StateError, damaged, lists_of, open_state, seal
 
-STREAM_STATE_VERSION = 1
-_KEYS = {"version", "stream", "cursor", "turns", "lanes", "missing"}
+_WAY_OUT = "start a new epoch: loader.seek(epoch=...)"
+_ANSWER = Rule(f"{COUNT.wanted}, or None", lambda value: value is None or COUNT.holds(value))
+_LANE = Rule("a list, or None", lambda value: value is None or isinstance(value, list | tuple))
+_FORM = {
+    "stream": NAMED_VALUES,
+    "cursor": {"epoch": EPOCH, "batches": COUNT, "bad": lists_of(COUNT)},
+    "turns": lists_of(_ANSWER),
+    "lanes": lists_of(_LANE),
+    "missing": lists_of(COUNT),
+}
+Flaw = Callable[
+    [int, Sequence[Any]], str | None
+]  # for a lane and a place in it, what it should be; None if it can be there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +55,7 @@ class RankCursor(NamedTuple):
     @property
     def name(self) -> str:
         """A name for this point of the run, the same on all ranks."""
-        origin = json.dumps(pack_cursor(self.origin, {}))
+        origin = json.dumps(list(vars(self.origin).values()))
         digest = hashlib.blake2b(origin.encode(), digest_size=12).hexdigest()
         return f"{digest}/{self.since}/{self.epoch}/{self.batches}"
 
@@ -69,45 +81,59 @@ def join_ranks(
 
 
 def pack_cursor(cursor: StreamCursor, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state of plain ints, strings and lists, with about 30 bytes for each lane."""
-    bad = {"bad": list(cursor.bad)} if any(cursor.bad) else {}
-    return {
-        "version": STREAM_STATE_VERSION,
-        "stream": dict(identity),
-        "cursor": {"epoch": cursor.epoch, "batches": cursor.batches, **bad},
-        "turns": list(cursor.turns),
-        "lanes": [None if place is None else list(place) for place in cursor.lanes],
-        "missing": cursor.missing,
-    }
+    """Return a sealed state of plain ints, strings and lists, with about 30 bytes for each lane."""
+    return seal(
+        {
+            "stream": dict(identity),
+            "cursor": {"epoch": cursor.epoch, "batches": cursor.batches, "bad": list(cursor.bad)},
+            "turns": list(cursor.turns),
+            "lanes": [None if place is None else list(place) for place in cursor.lanes],
+            "missing": cursor.missing,
+        }
+    )
 
 
 def unpack_cursor(
-    state: Mapping[str, Any], identity: Mapping[str, Any], place: Callable[..., Any] = Place
+    state: Mapping[str, Any], identity: Mapping[str, Any], count: int, flaw: Flaw, place: Callable[..., Any] = Place
 ) -> StreamCursor:
     """Return the cursor of a state, after checking that it is complete and of this stream.
 
+    Args:
+        state: What `pack_cursor` returned.
+        identity: Of this stream.
+        count: Its number of lanes.
+        flaw: Says what is wrong with a place.
+        place: Makes a place from its values.
+
     Raises:
-        ValueError: If it is not a stream's state, has another version, belongs to another stream, order or seed, or misses a
-            rank.
+        StateError: If it is not a stream's state, is damaged, has another version, belongs to another stream, order or seed,
+            or misses a rank.
     """
-    _check_form(state)
-    saved, cursor = state["stream"], state["cursor"]
-    for what, found in identity.items():
-        wanted = saved.get(what)
+    fields = _opened(state)
+    saved, following = fields["stream"], fields["cursor"]["epoch"] + 1
+    for what in {**identity, **saved}:
+        found, wanted = identity.get(what), saved.get(what)
         if found != wanted:
-            raise ValueError(
+            raise StateError(
                 f"cannot resume: the state is for {what} {wanted!r}, this loader has {found!r}. "
-                f"Give the loader that {what} again, or start a new epoch: loader.seek(epoch={cursor['epoch'] + 1})."
+                f"Give the loader that {what} again, or start a new epoch: loader.seek(epoch={following})."
             )
-    if state["missing"]:
-        names = ", ".join(map(str, state["missing"]))
-        raise ValueError(
-            f"cannot resume: the state misses rank {names} of {len(state['turns'])}. All ranks have to call state_dict() "
+    if fields["missing"]:
+        names = ", ".join(map(str, fields["missing"]))
+        raise StateError(
+            f"cannot resume: the state misses rank {names} of {len(fields['turns'])}. All ranks have to call state_dict() "
             "at the same batch, and to reach each other through torch.distributed or Loader(store=...). "
             "Merge the states that each rank saved with loaderkit.merge_states, or start a new epoch: "
-            f"loader.seek(epoch={cursor['epoch'] + 1})."
+            f"loader.seek(epoch={following})."
         )
-    return _cursor_of(state, place)
+    if len(fields["lanes"]) != count:
+        raise damaged("lanes", fields["lanes"], f"{count} lanes", _WAY_OUT)
+    for lane, parts in enumerate(fields["lanes"]):
+        if wanted := flaw(lane, parts):
+            raise damaged(f"lanes[{lane}]", parts, wanted, _WAY_OUT)
+        if identity["epochs"] == "of the stream" and parts[0] < fields["cursor"]["epoch"]:
+            raise damaged(f"lanes[{lane}]", parts, f"a cycle of at least {following - 1}, the epoch", _WAY_OUT)
+    return _cursor_of(fields, place)
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -139,8 +165,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     if not states:
         raise ValueError("stream: no states to merge, wanted those of all ranks.")
-    for state in states:
-        _check_form(state)
+    states = [_opened(state) for state in states]
     cursors = [_cursor_of(state, lambda *parts: parts) for state in states]
     first = cursors[0]
     turns, lanes = list(first.turns), list(first.lanes)
@@ -149,6 +174,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             ("stream", state["stream"], states[0]["stream"]),
             ("cursor", {**state["cursor"], "bad": ()}, {**states[0]["cursor"], "bad": ()}),
             ("ranks", len(cursor.turns), len(turns)),
+            ("lanes", len(cursor.lanes), len(lanes)),
         ):
             if found != wanted:
                 raise ValueError(
@@ -161,21 +187,32 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return pack_cursor(dataclasses.replace(first, turns=turns, lanes=lanes, bad=bad), states[0]["stream"])
 
 
-def _cursor_of(state: Mapping[str, Any], place: Callable[..., Any]) -> StreamCursor:
-    cursor = state["cursor"]
-    lanes = [None if parts is None else place(*parts) for parts in state["lanes"]]
-    return StreamCursor(**{"bad": (), **cursor}, turns=list(state["turns"]), lanes=lanes)
+def _opened(state: Any) -> dict[str, Any]:
+    """Return the fields of a state of any stream, after checking all that does not depend on the stream."""
+    fields = open_state(state, _FORM, "the state of a Loader of a stream", _WAY_OUT)
+    turns, lanes, bad = fields["turns"], fields["lanes"], fields["cursor"]["bad"]
+    ranks = len(turns)
+    if not 1 <= ranks <= len(lanes):
+        raise damaged("turns", turns, f"from 1 to {len(lanes)} ranks, one for each lane at most", _WAY_OUT)
+    if len(bad) != ranks:
+        raise damaged("cursor.bad", bad, f"{ranks} counts, one for each rank", _WAY_OUT)
+    missing = [rank for rank, turn in enumerate(turns) if turn is None]
+    if list(fields["missing"]) != missing:
+        raise damaged("missing", fields["missing"], f"{missing}, the ranks without a turn", _WAY_OUT)
+    for rank, turn in enumerate(turns):
+        own = lanes[rank::ranks]
+        if turn is not None and turn >= len(own):
+            raise damaged(f"turns[{rank}]", turn, f"one of {len(own)} lanes", _WAY_OUT)
+        if any((place is None) != (turn is None) for place in own):
+            raise damaged(
+                "lanes", lanes, f"{'no places' if turn is None else 'a place'} in each lane of rank {rank}", _WAY_OUT
+            )
+    return fields
 
 
-def _check_form(state: Mapping[str, Any]) -> None:
-    if not isinstance(state, Mapping) or not set(state) >= _KEYS:
-        found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
-        raise ValueError(
-            f"cannot resume: this is not the state of a Loader of a stream (found {found}, wanted the keys {sorted(_KEYS)}). "
-            "Pass what loader.state_dict() returned."
-        )
-    if state["version"] != STREAM_STATE_VERSION:
-        raise ValueError(
-            f"cannot resume: the state has version {state['version']}, this loaderkit reads version "
-            f"{STREAM_STATE_VERSION}. Install the loaderkit that wrote it, or start a new epoch: loader.seek(epoch=...)."
-        )
+def _cursor_of(fields: Mapping[str, Any], place: Callable[..., Any]) -> StreamCursor:
+    cursor = fields["cursor"]
+    lanes = [None if parts is None else place(*parts) for parts in fields["lanes"]]
+    return StreamCursor(
+        epoch=cursor["epoch"], batches=cursor["batches"], bad=cursor["bad"], turns=list(fields["turns"]), lanes=lanes
+    )

@@ -1,6 +1,8 @@
 """Rows of a fixed length, each filled with several samples."""
 
-from typing import Literal
+import bisect
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +15,13 @@ from loaderkit.sampling.by_length.checks import (
     small_window,
     too_few,
 )
-from loaderkit.sampling.by_length.segments import Arrangement, Geometry
+from loaderkit.sampling.by_length.segments import BATCH, RANKS, SIZE, Arrangement, Geometry
 from loaderkit.sampling.by_length.window_plan import WindowPlan
 from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import Tail
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.state import Rule, integers
 
 
 class PackPlan(WindowPlan):
@@ -50,6 +53,13 @@ class PackPlan(WindowPlan):
         ...     print([sum(len(sample) for sample in row) for row in batch])
         [8, 8]
     """
+
+    rules: ClassVar[Mapping[str, Rule]] = {
+        "ranks": RANKS,
+        "batch size": BATCH,
+        "tail": integers(0, len(TAILS) - 1),
+        "row_length": SIZE,
+    }
 
     def __init__(
         self,
@@ -124,26 +134,28 @@ def pack(lengths: Int64Array, row_length: int) -> tuple[npt.NDArray[np.int64], i
         The row of each sample (N,), -1 for a sample longer than a row; and the number of rows.
     """
     numbers = np.full(len(lengths), -1, dtype=np.int64)
-    rooms: list[list[int]] = [[] for _ in range(row_length + 1)]  # rows by the room left in them
-    some, rows = 0, 0  # bit r of `some`: a row has room r
+    with_room: dict[int, list[int]] = {}  # rows by the room left in them
+    rooms: list[int] = []  # the keys, ascending
+    rows = 0
     chosen: list[int] = []
     order = np.argsort(-lengths, kind="stable")
     order = order[lengths[order] <= row_length]
     for length in np.maximum(lengths[order], 1).tolist():
-        above = some >> length
-        if above:
-            room = length + (above & -above).bit_length() - 1
-            row = rooms[room].pop()
-            if not rooms[room]:
-                some ^= 1 << room
+        place = bisect.bisect_left(rooms, length)
+        if place < len(rooms):
+            room = rooms[place]
+            row = with_room[room].pop()
+            if not with_room[room]:
+                del with_room[room], rooms[place]
         else:
             room, row = row_length, rows
             rows += 1
         room -= length
         if room:
-            if not rooms[room]:
-                some |= 1 << room
-            rooms[room].append(row)
+            if room not in with_room:
+                with_room[room] = []
+                bisect.insort(rooms, room)
+            with_room[room].append(row)
         chosen.append(row)
     numbers[order] = chosen
     return numbers, rows
@@ -151,6 +163,8 @@ def pack(lengths: Int64Array, row_length: int) -> tuple[npt.NDArray[np.int64], i
 
 def _split_rows(numbers: Int64Array, rows: int, wanted: int) -> int:
     """Halve the rows with most samples, in place, until there are `wanted` rows or none can be halved; return their number."""
+    if np.count_nonzero(numbers >= 0) < wanted:
+        return rows
     while rows < wanted:
         sizes = np.bincount(numbers[numbers >= 0], minlength=rows)
         if not sizes.size or sizes.max() < 2:

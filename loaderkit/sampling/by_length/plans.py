@@ -1,6 +1,8 @@
 """Batches of samples with like lengths: buckets of a fixed size, and batches under a budget of tokens."""
 
 from bisect import bisect_right
+from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +17,13 @@ from loaderkit.sampling.by_length.checks import (
     small_window,
     too_few,
 )
-from loaderkit.sampling.by_length.segments import Arrangement, Geometry
+from loaderkit.sampling.by_length.segments import BATCH, RANKS, SIZE, Arrangement, Geometry
 from loaderkit.sampling.by_length.summary import longest_times_count
 from loaderkit.sampling.by_length.window_plan import WindowPlan
 from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import Tail
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.state import Rule, integers
 
 
 class LengthBuckets(WindowPlan):
@@ -50,6 +53,8 @@ class LengthBuckets(WindowPlan):
         >>> sorted(tuple(batch.shape) for batch in loader)
         [(2, 4), (2, 9)]
     """
+
+    rules: ClassVar[Mapping[str, Rule]] = {"ranks": RANKS, "batch size": BATCH, "tail": integers(0, len(TAILS) - 1)}
 
     def __init__(
         self,
@@ -128,6 +133,16 @@ class TokenBudget(WindowPlan):
         >>> sorted(tuple(batch.shape) for batch in loader)
         [(1, 6), (3, 2)]
     """
+
+    rules: ClassVar[Mapping[str, Rule]] = {
+        "ranks": RANKS,
+        "max_tokens": SIZE,
+        "max_samples": integers(0, 2**53),
+        "multiple_of": SIZE,
+        "padded": integers(0, 1),
+        "too_long": integers(0, len(TOO_LONG) - 1),
+        "tail": integers(0, len(TAILS) - 1),
+    }
 
     def __init__(
         self,

@@ -10,8 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.state import StateError, integers
 
 Geometry = tuple[int, ...]  # the settings that shape an arrangement: ranks, batch size or budget, then the plan's own
+RANKS = integers(1, 2**20)
+BATCH = integers(1, 2**24)  # more would take minutes to arrange
+SIZE = integers(1, 2**53)
 
 
 class Arrangement(NamedTuple):
@@ -69,13 +73,13 @@ class Segment:
         """Return how many steps are done after `samples` consumed samples.
 
         Raises:
-            ValueError: If no step ends there.
+            StateError: If no step ends there.
         """
         if samples == self.start:
             return 0
         step = int(np.searchsorted(self.ends, samples))
         if step == len(self.ends) or self.ends[step] != samples:
-            raise ValueError(
+            raise StateError(
                 f"plan: sample {samples:,} is in the middle of a step, wanted a cursor that this plan gave. "
                 "To jump there: loader.seek(epoch=..., samples=...)."
             )

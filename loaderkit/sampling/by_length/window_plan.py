@@ -2,8 +2,8 @@
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterator
-from typing import Any, Self
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -11,11 +11,12 @@ import numpy.typing as npt
 from loaderkit.sampling.by_length.checks import TAILS, as_lengths, check_choice, check_count, check_order
 from loaderkit.sampling.by_length.segments import Arrangement, Geometry, Segment, end_of_window
 from loaderkit.sampling.by_length.summary import BatchCounts, PlanSummary, longest_times_count, summarise
-from loaderkit.sampling.cursor import Cursor
+from loaderkit.sampling.cursor import Cursor, bad_cursor
 from loaderkit.sampling.order import Order, Sequential, Shuffled, digest
 from loaderkit.sampling.plan import BatchKey, Plan, Tail
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.state import Rule, StateError
 from loaderkit.system.world import World
 
 _LARGEST_WINDOW, _LEAST_WINDOW = 1 << 15, 1 << 10  # by default
@@ -50,6 +51,8 @@ class WindowPlan(Plan):
     Raises:
         ValueError: If a number is out of range, or the order does not fit the lengths.
     """
+
+    rules: ClassVar[Mapping[str, Rule]]  # for each number of the geometry, its name and what it may be in a state
 
     def __init__(
         self, lengths: npt.ArrayLike, *, window: int | None, shuffle: bool, seed: int, order: Order | None, tail: Tail
@@ -99,6 +102,9 @@ class WindowPlan(Plan):
         how = "mixed" if self._shuffle_steps else "in order"
         name = type(self).__name__.lower()
         return f"{name}-1({self.order.key(epoch)}, {how} by {self.window}, seed={self.seed}, lengths={self._digest})"
+
+    def check_cursor(self, cursor: Cursor) -> None:
+        self._restore(cursor)
 
     def remaining(self, cursor: Cursor) -> int:
         segment = self._segment(cursor)
@@ -173,10 +179,11 @@ class WindowPlan(Plan):
         that segment began, then the geometry.
 
         Raises:
-            ValueError: If the cursor is damaged, or the ranks can't share the end of the epoch.
+            StateError: If the cursor is damaged.
+            ValueError: If the ranks can't share the end of the epoch.
         """
         geometry = self.geometry
-        segment = self._restore(cursor, 1 + len(geometry)) if cursor.plan else None
+        segment = self._restore(cursor) if cursor.plan else None
         if segment is not None and segment.history[-len(geometry) :] == geometry:
             return segment
         return self._next(cursor.epoch, segment, cursor.samples, geometry)
@@ -187,27 +194,37 @@ class WindowPlan(Plan):
             yield segment
             start = segment.end
 
-    def _restore(self, cursor: Cursor, width: int) -> Segment | None:
-        """Rebuild a segment from its history, `width` numbers for each geometry."""
+    def _restore(self, cursor: Cursor) -> Segment | None:
+        """Rebuild the segment that contains a cursor from its history; None without a history.
+
+        Raises:
+            StateError: If the cursor's plan is not such a history, or no step ends at the cursor.
+        """
+        width, segment = 1 + len(self.rules), None
         if len(cursor.plan) % width:
-            raise ValueError(
-                f"cannot resume: the cursor's plan has {len(cursor.plan)} numbers, wanted a multiple of {width} for "
-                f"{type(self).__name__}. The state is damaged, or of another plan."
-            )
-        segment: Segment | None = None
+            raise bad_cursor("plan", list(cursor.plan), f"a multiple of {width} numbers for {type(self).__name__}")
         for place in range(0, len(cursor.plan), width):
             start, *geometry = cursor.plan[place : place + width]
+            self._check_geometry(cursor, start, tuple(geometry))
             try:
-                beyond = segment is None and start >= self._size(cursor.epoch)
-                if beyond or min(start, *geometry) < 0 or min(geometry[:2]) < 1:
-                    raise ValueError("a number is out of range")
                 segment = self._next(cursor.epoch, segment, start, tuple(geometry))
             except (ArithmeticError, LookupError, ValueError) as error:
-                raise ValueError(
+                raise StateError(
                     f"cannot resume: {type(self).__name__} can't arrange the samples from {start} on by {geometry}, as the cursor's "
                     "plan says. The state is damaged, or of other data."
                 ) from error
+        if segment is not None:
+            segment.steps_done(cursor.samples)
         return segment
+
+    def _check_geometry(self, cursor: Cursor, start: int, geometry: Geometry) -> None:
+        """Raise a StateError if a part of a history is out of range. This plan's own geometry is never refused."""
+        size = self._size(cursor.epoch)
+        if not 0 <= start < size:
+            raise bad_cursor("plan", list(cursor.plan), f"a start from 0 to {size - 1:,}")
+        for (name, rule), number in zip(self.rules.items(), geometry, strict=True):
+            if geometry != self.geometry and not rule.holds(number):
+                raise bad_cursor("plan", list(cursor.plan), f"{rule.wanted} as its {name}")
 
     def _next(self, epoch: int, previous: Segment | None, start: int, geometry: Geometry) -> Segment | None:
         """Arrange what `previous` has left at `start`, or a new window; None at the epoch's end.
