@@ -182,5 +182,5 @@ def test_columns_that_contradict_each_other_are_refused(spec: Any, message: str)
 
 
 def test_statistics_of_another_version_are_refused() -> None:
-    with pytest.raises(ValueError, match="have version 2, this loaderkit reads 1"):
-        lk.TableDataModule().load_state_dict({"statistics": {"version": 2}})
+    with pytest.raises(lk.StateError, match="has version 2, this loaderkit reads version 3"):
+        lk.TableDataModule().load_state_dict({"statistics": {"version": 2, "numeric": []}})

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.utils.data as torch_data
 from drawing import drawing_collate, draws, equal
+from sealed import reseal
 from stream_ranks import on_ranks
 
 import loaderkit as lk
@@ -206,7 +207,7 @@ def test_data_that_has_become_shorter_is_told() -> None:
     for _ in range(4):
         next(iterator)
     state = first.state_dict()
-    state["stream"]["dataset"] = "Changing"
+    state = reseal(state, stream=state["stream"] | {"dataset": "Changing"})
     again = make_loader(Changing)
     again.load_state_dict(state)
     with pytest.raises(ValueError, match="16 samples of rank 0, worker 0 were read before, and now there are 10"):

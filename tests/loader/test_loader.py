@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from drawing import Drawing, drawing_collate, equal
+from sealed import reseal
 
 import loaderkit as lk
 
@@ -313,7 +314,7 @@ def test_a_state_after_the_epochs_end_is_refused(order: lk.Order | None) -> None
     state = lk.Loader(data, 2, order=order).state_dict()
     size = 13 if order is None else order.size(0)
     loader = lk.Loader(data, 2, order=order)
-    loader.load_state_dict({**state, "cursor": {**state["cursor"], "samples": size}})
+    loader.load_state_dict(reseal(state, cursor=state["cursor"] | {"samples": size}))
     with pytest.raises(ValueError, match=f"is at sample {size + 1}, and epoch 0 has {size}. The state is damaged"):
-        loader.load_state_dict({**state, "cursor": {**state["cursor"], "samples": size + 1}})
+        loader.load_state_dict(reseal(state, cursor=state["cursor"] | {"samples": size + 1}))
     assert loader.cursor == lk.Cursor(epoch=1)

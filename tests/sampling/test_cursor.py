@@ -9,44 +9,53 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sealed import reseal
 
 from loaderkit.sampling import (
-    STATE_VERSION,
     Cursor,
     Identity,
+    Saved,
     check_resume,
     fingerprint,
     pack_state,
     unpack_state,
 )
+from loaderkit.system import STATE_VERSION, StateError
 
 IDENTITY = Identity(dataset="10 samples", order="sequential-1", seed=7)
+SAVED = Saved(Cursor(), IDENTITY, 8)
 
 
-@given(st.builds(Cursor, epoch=st.integers(0, 10**15), samples=st.integers(0, 10**15), batches=st.integers(0, 10**15)))
+@given(
+    st.builds(Cursor, epoch=st.integers(0, 2**31 - 1), samples=st.integers(0, 10**15), batches=st.integers(0, 10**15))
+)
 def test_a_state_goes_through_json_and_weights_only_unchanged(cursor: Cursor) -> None:
-    state = pack_state(cursor, IDENTITY, 8)
+    saved = Saved(cursor, IDENTITY, 8, bad=3, judged=10)
+    state = pack_state(saved)
     text = json.dumps(state)
     assert len(text) < 1024
-    assert unpack_state(json.loads(text)) == (cursor, IDENTITY)
+    assert unpack_state(json.loads(text)) == saved
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
-    assert unpack_state(torch.load(file, weights_only=True)) == (cursor, IDENTITY)
+    assert unpack_state(torch.load(file, weights_only=True)) == saved
 
 
 def test_what_a_plan_adds_travels_too() -> None:
-    cursor, identity = Cursor(epoch=1, samples=2, batches=3, plan=(4, 5)), replace(IDENTITY, block=6)
-    assert unpack_state(json.loads(json.dumps(pack_state(cursor, identity, 8)))) == (cursor, identity)
+    saved = Saved(Cursor(epoch=1, samples=2, batches=3, plan=(4, 5)), replace(IDENTITY, block=6), 8)
+    assert unpack_state(json.loads(json.dumps(pack_state(saved)))) == saved
 
 
 def test_golden_state() -> None:
     """The state's form is a public contract: another one needs another version."""
-    assert pack_state(Cursor(epoch=1, samples=20, batches=5), IDENTITY, 8) == {
-        "version": 2,
+    assert pack_state(Saved(Cursor(epoch=1, samples=20, batches=5), IDENTITY, 8, bad=1, judged=20)) == {
+        "version": 3,
         "cursor": {"epoch": 1, "samples": 20, "batches": 5, "plan": []},
         "identity": {"dataset": "10 samples", "order": "sequential-1", "seed": 7, "block": None},
         "step": 8,
+        "bad": 1,
+        "judged": 20,
+        "checksum": "7466a8090de9e7db",
     }
 
 
@@ -69,7 +78,7 @@ def test_a_position_after_the_epochs_end_is_refused() -> None:
 
 @pytest.mark.parametrize("version", [1, STATE_VERSION + 1])
 def test_another_version_is_refused(version: int) -> None:
-    state = pack_state(Cursor(), IDENTITY, 8) | {"version": version}
+    state = pack_state(SAVED) | {"version": version}
     with pytest.raises(ValueError, match=f"has version {version}, this loaderkit reads version {STATE_VERSION}"):
         unpack_state(state)
 
@@ -86,7 +95,17 @@ def test_what_is_not_a_state_is_refused(state: Any) -> None:
 )
 def test_a_damaged_state_is_refused(broken: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="The state is damaged"):
-        unpack_state(pack_state(Cursor(), IDENTITY, 8) | broken)
+        unpack_state(reseal(pack_state(SAVED), **broken))
+
+
+def test_an_edited_state_is_refused_by_its_checksum() -> None:
+    state = pack_state(SAVED)
+    state["cursor"]["samples"] = 3
+    with pytest.raises(
+        StateError, match=r"checksum is '\w{16}', its fields give '\w{16}'. The state is damaged, or was"
+    ):
+        unpack_state(state)
+    assert unpack_state(reseal(state)).cursor.samples == 3
 
 
 @pytest.mark.parametrize("value", [-1, 1.0, True, "2", None])

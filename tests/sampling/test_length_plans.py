@@ -452,11 +452,13 @@ def test_places_that_the_plan_did_not_give_are_refused() -> None:
     cursor = plan.advance(Cursor())
     with pytest.raises(ValueError, match=r"sample 3 is in the middle of a step.*loader.seek"):
         plan.remaining(Cursor(samples=3, plan=cursor.plan))
-    with pytest.raises(ValueError, match="cursor's plan has 3 numbers, wanted a multiple of 4 for LengthBuckets"):
+    with pytest.raises(
+        ValueError, match=r"cursor.plan is \[0, 1, 4\], wanted a multiple of 4 numbers for LengthBuckets"
+    ):
         plan.remaining(Cursor(samples=4, plan=cursor.plan[:-1]))
-    for place, number in ((0, -1), (0, 50), (1, 0), (1, 10**12), (2, 0), (3, -1)):
+    for place, number in ((0, -1), (0, 50), (1, 0), (1, 10**12), (2, 0), (2, 10**9), (3, -1), (3, 3)):
         damaged = tuple(number if at == place else right for at, right in enumerate(cursor.plan))
-        with pytest.raises(ValueError, match=r"LengthBuckets can't arrange the samples .* The state is damaged"):
+        with pytest.raises(ValueError, match=r"cursor.plan is \[.*\], wanted .* The state is damaged"):
             plan.remaining(Cursor(samples=4, plan=damaged))
 
 

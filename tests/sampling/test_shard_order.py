@@ -19,6 +19,7 @@ from index_formats import Bytes
 import loaderkit as lk
 from loaderkit.datasets import ShardIndex
 from loaderkit.sampling import BatchPlan
+from loaderkit.system import seal
 from loaderkit.testing import assert_elastic, assert_exactly_once, assert_resumable
 
 SHARDS = {
@@ -348,7 +349,7 @@ def test_a_datamodule_continues_the_same_order_with_another_batch_size() -> None
     batches = [index for batch in itertools.islice(first, 2) for index in batch.tolist()]
     data = lk.DataModule(train=Sharded(SIZES), loader=lk.LoaderConfig(batch_size=3, seed=5))
     data.setup("fit")
-    data.load_state_dict({"train": [first.state_dict()], "batches": 2, "epoch_over": False})
+    data.load_state_dict(seal({"train": [first.state_dict()], "batches": 2, "epoch_over": False, "ended": []}))
     for _ in range(3):
         batches += [index for batch in data.train_dataloader() for index in batch.tolist()]
     order = lk.ShardOrder(SIZES, seed=5, block=4)

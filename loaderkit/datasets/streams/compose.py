@@ -120,7 +120,7 @@ class _Chain(_Composed):
             return "no number of a stream without a place in it" if place.shard else None
         if place.inner[0] != place.cycle:
             return f"cycle {place.cycle} in its stream too"
-        stream = self.streams[place.shard]
+        stream: StreamDataset = self.streams[place.shard]
         return stream.flaw(lanes_of(self.streams, lane)[place.shard], place.inner)
 
 

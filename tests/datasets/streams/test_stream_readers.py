@@ -215,7 +215,7 @@ def test_a_state_of_another_stream_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=f"cannot resume: the state is {message}"):
             other.load_state_dict(state)
-    with pytest.raises(ValueError, match="version 99, this loaderkit reads version 1"):
+    with pytest.raises(ValueError, match="version 99, this loaderkit reads version 3"):
         make_loader([9, 9]).load_state_dict({**state, "version": 99})
     with pytest.raises(ValueError, match="not the state of a Loader of a stream"):
         make_loader([9, 9]).load_state_dict(lk.Loader([1, 2]).state_dict())

@@ -75,7 +75,7 @@ def test_epochs_end_together_without_the_bad_samples(bad: str, where: str, ranks
                 assert epochs[epoch] == following[:wanted]
         ends = [end for _, _, end in results]
         assert all(end == ends[0] for end in ends)
-        assert ends[0]["cursor"] == {"epoch": EPOCHS, "batches": 0}
+        assert ends[0]["cursor"] == {"epoch": EPOCHS, "batches": 0, "bad": [0] * ranks}
 
 
 @pytest.mark.parametrize("stop", ["shortest", "repeat"])

@@ -79,7 +79,7 @@ def test_each_epoch_ends_on_all_ranks_at_once(ranks: int, stop: str) -> None:
             assert len(found[epoch]) == steps
             assert found[epoch][: len(wanted)] == wanted
     assert all(state == states[0] for state in states)
-    assert states[0]["cursor"] == {"epoch": 3, "batches": 0}
+    assert states[0]["cursor"] == {"epoch": 3, "batches": 0, "bad": [0] * ranks}
 
 
 def test_a_rank_without_data_ends_a_shortest_epoch_at_once() -> None:
@@ -228,7 +228,7 @@ def test_left_epochs_of_steps_do_not_mix_up_their_states() -> None:
 
     first, second = on_ranks(2, work)
     assert first == second
-    assert first[0]["cursor"] == first[1]["cursor"] == {"epoch": 1, "batches": 1}
+    assert first[0]["cursor"] == first[1]["cursor"] == {"epoch": 1, "batches": 1, "bad": [0, 0]}
     assert first[0]["lanes"] != first[1]["lanes"]
 
 
