@@ -21,7 +21,7 @@ from loaderkit.lightning.progress import (
     set_batches,
     set_epoch_over,
 )
-from loaderkit.system.state import COUNT, FLAG, STATE, damaged, lists_of, open_state, seal
+from loaderkit.system.state import COUNT, FLAG, STATE, StateError, damaged, lists_of, open_state, seal
 
 _FORM = {"train": lists_of(STATE), "batches": COUNT, "epoch_over": FLAG, "ended": lists_of(FLAG)}
 _WAY_OUT = "start a new training"
@@ -126,8 +126,10 @@ class TrainPosition:
         states, ended = fields["train"], fields["ended"]
         if len(ended) not in (0, len(states)):
             raise damaged("ended", ended, f"an entry for each of {len(states)} datasets", _WAY_OUT)
-        if fields["epoch_over"] and fields["batches"]:
-            raise damaged("batches", fields["batches"], "0, for the epoch is over", _WAY_OUT)
+        if fields["batches"] and (fields["epoch_over"] or not states):
+            raise damaged(
+                "batches", fields["batches"], "0, because the epoch is over or there are no datasets", _WAY_OUT
+            )
         if not states:
             return  # saved by a run without these loaders
         self._restored = fields
@@ -207,9 +209,9 @@ class TrainPosition:
         """Move the loaders to a loaded state."""
         saved = state["train"]
         if len(saved) != len(self._loaders):
-            raise ValueError(
-                f"cannot resume: the checkpoint has {len(saved)} training datasets, this DataModule has "
-                f"{len(self._loaders)}. Give it the same datasets."
+            raise StateError(
+                f"cannot resume: the checkpoint has {len(saved)} training datasets, wanted {len(self._loaders)}, as this "
+                f"DataModule has. Give it the same datasets."
             )
         for row, loader in enumerate(self._loaders):
             loader.restored = False
@@ -226,7 +228,7 @@ class TrainPosition:
         if old == new and not fewer_steps:
             return int(state["batches"])
         if len(new) > 1:
-            raise ValueError(
+            raise StateError(
                 "cannot resume: several training datasets were read in parallel, and the number of ranks or the batch size has "
                 f"changed (steps of {old} samples over all ranks then, of {new} now). Use those of the checkpoint."
             )

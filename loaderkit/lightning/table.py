@@ -17,6 +17,7 @@ from loaderkit.lightning.tables.fit import fit_table
 from loaderkit.lightning.tables.values import Table, Value
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.loader import Loader
+from loaderkit.system.state import StateError
 from loaderkit.system.suggest import suggest_arguments
 
 TableData = Mapping[str, Any] | Urls
@@ -148,7 +149,12 @@ class TableDataModule(DataModule):
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        if "statistics" in state_dict:
+        if isinstance(state_dict, Mapping) and state_dict.get("train") and "statistics" not in state_dict:
+            raise StateError(
+                f"cannot resume: found a state with the keys {list(state_dict)}, wanted 'statistics' too: the "
+                "model's weights belong to them. Use another checkpoint, or start a new training."
+            )
+        if isinstance(state_dict, Mapping) and "statistics" in state_dict:
             self._statistics = TableStatistics.from_state(state_dict["statistics"])
             self._encoded.clear()
             self._check_columns(self._statistics)

@@ -60,7 +60,8 @@ class Loader(Generic[Batch]):
 
     Another IterableDataset must split itself over ranks and workers. Its `set_epoch` is called if it has one. A run resumes
     exactly if the dataset gives the same samples again, and only on the same number of ranks and workers. It reads again what
-    was read, or loads the dataset's own `state_dict()` if there is one.
+    was read, or loads the dataset's own `state_dict()` if there is one. If it has a length, that is the number of
+    samples of this rank, and `len()` assumes that the workers share them evenly.
 
     Args:
         dataset: A dataset with `__len__` and `__getitem__` (or `__getitems__`, which reads a batch at once), a StreamDataset,
@@ -255,7 +256,7 @@ class Loader(Generic[Batch]):
         The number of ranks, the batch size and the number of workers may differ from those of the saved run.
 
         Raises:
-            ValueError: If the state has other data, another order or another seed, or misses a rank.
+            StateError: If the state has other data, another order or another seed, misses a rank, or is damaged.
         """
         self._position.load(state)
         self._trainer_epochs.note_loaded(state)

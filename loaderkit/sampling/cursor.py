@@ -161,6 +161,6 @@ def check_resume(cursor: Cursor, saved: Identity, found: Identity, size: int) ->
             )
     if cursor.samples > size:
         raise StateError(
-            f"cannot resume: the state is at sample {cursor.samples:,}, and epoch {cursor.epoch} has {size:,}. The state "
-            f"is damaged. Use another one, or continue from a place you choose: loader.seek(epoch={cursor.epoch + 1})."
+            f"cannot resume: the state is at sample {cursor.samples:,}, wanted at most {size:,}, all of epoch {cursor.epoch}. "
+            f"The state is damaged. Use another one, or continue from a place you choose: loader.seek(epoch={cursor.epoch + 1})."
         )

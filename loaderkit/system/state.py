@@ -109,8 +109,8 @@ def open_state(state: Any, form: Form, what: str, way_out: str) -> dict[str, Any
         )
     if lost := [name for name in ("version", *form, "checksum") if name not in state]:
         raise StateError(
-            f"cannot resume: this is not {what}, or it is damaged, or an early loaderkit wrote it: it lacks {lost}, found "
-            f"the keys {sorted(map(str, state))}. Pass what state_dict() returned, or {way_out}."
+            f"cannot resume: this is not {what}, or it is damaged, or an early loaderkit wrote it: found the keys "
+            f"{sorted(map(str, state))}, wanted {lost} too. Pass what state_dict() returned, or {way_out}."
         )
     fields = {name: state[name] for name in form}
     _check_form(fields, form, "", way_out)

@@ -214,6 +214,81 @@ def test_data_that_has_become_shorter_is_told() -> None:
         next(iter(again))
 
 
+class Late(torch_data.IterableDataset[Any]):
+    """Has a state only after `iter()`, and says at its end that nothing is left, as torch's own examples do."""
+
+    def __init__(self) -> None:
+        self.start = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.at, self.start = self.start, 0
+        while self.at < SIZE:
+            self.at += 1
+            yield self.at - 1, draws()
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start = state["at"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_state_that_needs_iter_first_resumes_exactly(workers: int) -> None:
+    whole = make_loader(Late, workers)
+    assert [ids(list(whole)) for _ in range(2)] == [list(range(SIZE))] * 2
+    if not workers:
+        assert_resumable(lambda: make_loader(Late), consumers=["loop"], epochs=2, ids=lambda b: b[0].tolist())
+        return
+    first = make_loader(Late, workers)
+    batches = iter(first)
+    taken = [next(batches) for _ in range(4)]
+    then = make_loader(Late, workers)
+    then.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert ids(taken) + ids(list(then)) == ids(list(then)) == list(range(SIZE))
+
+
+class Sized(Plain):
+    def __init__(self, size: int = SIZE, told: int = SIZE) -> None:
+        super().__init__(size)
+        self.told = told
+
+    def __len__(self) -> int:
+        return self.told
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize(("batch_size", "tail"), [(4, "keep"), (4, "drop"), (None, "keep"), (60, "keep")])
+def test_the_length_of_a_dataset_gives_that_of_its_loader(workers: int, batch_size: Any, tail: Any) -> None:
+    loader = lk.Loader(Sized(), batch_size, tail=tail, num_workers=workers, collate_fn=drawing_of(batch_size))
+    assert len(loader) == sum(1 for _ in loader) == sum(1 for _ in iter(loader))
+    assert len(lk.Loader(Sized(), steps=7)) == 7
+    with pytest.raises(TypeError, match="has no length"):
+        len(lk.Loader(Plain()))
+
+
+def drawing_of(batch_size: int | None) -> Any:
+    return None if batch_size is None else drawing_collate
+
+
+def test_a_wrong_length_is_said_once_it_was_used() -> None:
+    for told, message in ((9, "is 3 batches.* gives 9 samples for this rank and there were 11"), (60, "is 15 batches")):
+        loader = lk.Loader(Sized(told=told), 4, collate_fn=drawing_collate)
+        for _ in loader:  # nobody has asked for the length
+            pass
+        assert len(loader) > 0
+        with pytest.warns(UserWarning, match=message):
+            for _ in loader:
+                pass
+    loader = lk.Loader(Sized(told=9), 4, collate_fn=drawing_collate)
+    for _, _ in zip(range(len(loader)), loader, strict=False):  # as a Trainer: it stops at len()
+        pass
+    with pytest.warns(
+        UserWarning, match="is 3 batches, because Sized.__len__ gives 9 samples for this rank and there are more"
+    ):
+        next(iter(loader))
+
+
 class Unplain(Stateful):
     def state_dict(self) -> Any:
         return {"at": torch.tensor(self.at)}

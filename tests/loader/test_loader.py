@@ -315,6 +315,8 @@ def test_a_state_after_the_epochs_end_is_refused(order: lk.Order | None) -> None
     size = 13 if order is None else order.size(0)
     loader = lk.Loader(data, 2, order=order)
     loader.load_state_dict(reseal(state, cursor=state["cursor"] | {"samples": size}))
-    with pytest.raises(ValueError, match=f"is at sample {size + 1}, and epoch 0 has {size}. The state is damaged"):
+    with pytest.raises(
+        ValueError, match=f"is at sample {size + 1}, wanted at most {size}, all of epoch 0. The state is damaged"
+    ):
         loader.load_state_dict(reseal(state, cursor=state["cursor"] | {"samples": size + 1}))
     assert loader.cursor == lk.Cursor(epoch=1)

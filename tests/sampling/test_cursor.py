@@ -72,7 +72,7 @@ def test_another_identity_is_refused_with_both_values_and_the_way_out(field: str
 
 
 def test_a_position_after_the_epochs_end_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"at sample 11, and epoch 2 has 10.*loader.seek\(epoch=3\)"):
+    with pytest.raises(ValueError, match=r"at sample 11, wanted at most 10, all of epoch 2.*loader.seek\(epoch=3\)"):
         check_resume(Cursor(epoch=2, samples=11), IDENTITY, IDENTITY, 10)
 
 

@@ -96,6 +96,15 @@ class WorkerLanes:
         # A worker that has read to the end has already recorded the dataset's own state for the next cycle.
         return tuple(old if old.cycle == cycle and not old.samples else WorkerPlace(cycle) for old in places)
 
+    def batches(self) -> int | None:
+        # As in torch, the length is that of this rank. Nobody knows how the workers share it; evenly is the best guess.
+        if not hasattr(self._dataset, "__len__"):
+            return None
+        each, longer = divmod(len(self._dataset), self._workers)
+        size = self._config.batch_size or 1
+        spare = 0 if self._config.tail_policy == "drop" else size - 1
+        return (self._workers - longer) * ((each + spare) // size) + longer * ((each + 1 + spare) // size)
+
     def no_samples(self) -> str:
         world = self._crew.world
         return f"rank {world.rank} of {world.size} found no samples in {type(self._dataset).__name__}"

@@ -61,6 +61,9 @@ class Lanes(Protocol):
     def next_cycle(self, places: Sequence[Any], cycle: int) -> tuple[Any, ...]:
         """Return the places at the start of a cycle, given the present places."""
 
+    def batches(self) -> int | None:
+        """Return how many batches this rank has in a cycle, if the data says how many samples it has."""
+
     def no_samples(self) -> str:
         """Say that this rank found no samples."""
 

@@ -38,11 +38,14 @@ class StreamPosition(Position):
         self._lanes: Lanes = kind(dataset, config, self.crew)
         self._rendezvous = Rendezvous(config.store, config.meet_timeout_s)
         self._passes = 0  # started so far
+        self._told_length = False  # whether anybody asked for a length that only the data knows
         self._reader: RankReader | None = None  # of this rank's lanes, once the world is known
         self._stand_at(StreamCursor())
 
     def begin(self) -> Iterator[Any]:
         if self.begun and self._batches:  # the last pass was left before its end
+            if self._told_length and self._batches == self._lanes.batches():
+                self._say_length("and there are more")
             self._go_to_next_epoch()
         self.begun = True
         self._passes += 1
@@ -140,11 +143,13 @@ class StreamPosition(Position):
             self.seek(before.upcoming().epoch, 0)
 
     def length(self) -> int:
-        if self.config.steps is None:
+        found = self._lanes.batches() if self.config.steps is None else self.config.steps
+        if found is None:
             raise TypeError(
                 "a Loader of a stream has no length: nobody knows how many samples the data has. Give the Loader steps=."
             )
-        return self.config.steps
+        self._told_length = self.config.steps is None
+        return found
 
     @property
     def repeats(self) -> bool:
@@ -195,6 +200,15 @@ class StreamPosition(Position):
         self.bad.start(origin.epoch, bad[world.rank] if len(bad) == world.size else math.ceil(sum(bad) / world.size))
         return self._reader
 
+    def _say_length(self, found: str) -> None:
+        """Warn that the data has another length than it says. Trainers stop at `len()`."""
+        workers = self.crew.num_workers
+        shared = f", shared evenly by {workers} workers," if workers > 1 else ""
+        self.say(
+            f"Loader: len(loader) is {self._lanes.batches()} batches, because {type(self.dataset).__name__}.__len__ gives "
+            f"{len(self.dataset)} samples for this rank{shared} {found}. Correct __len__, remove it, or give steps=."
+        )
+
     def _go_to_next_epoch(self) -> None:
         self.go_to(self.epoch_after(self.point()._replace(batches=1)))
 
@@ -220,6 +234,8 @@ class StreamPosition(Position):
         elif config.stop == "repeat":
             over = not any(self._all_have("go on", not over))
         if over:
+            if self._told_length and self._batches != self._lanes.batches():
+                self._say_length(f"and there were {self._batches}")
             self._go_to_next_epoch()
         return over
 

@@ -57,6 +57,9 @@ class ShardLanes:
     def next_cycle(self, places: Sequence[Any], cycle: int) -> tuple[Any, ...]:
         return tuple(Place(cycle=cycle) for _ in places)
 
+    def batches(self) -> None:
+        return None
+
     def no_samples(self) -> str:
         world, shards = self._crew.world, len(self._stream.shards)
         return f"rank {world.rank} of {world.size} found no samples in its part of {shards} shards"
