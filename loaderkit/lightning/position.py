@@ -210,7 +210,7 @@ class TrainPosition:
         saved = state["train"]
         if len(saved) != len(self._loaders):
             raise StateError(
-                f"cannot resume: the checkpoint has {len(saved)} training datasets, wanted {len(self._loaders)}, as this "
+                f"cannot resume: found {len(saved)} training datasets in the checkpoint, wanted {len(self._loaders)}, as this "
                 f"DataModule has. Give it the same datasets."
             )
         for row, loader in enumerate(self._loaders):

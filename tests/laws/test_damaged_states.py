@@ -151,7 +151,7 @@ def was_loaded(loader: Any, what: str, state: Any) -> bool:
     if refused:
         assert any(word in refused for word in ("found", " is ", "lacks", "has version", "give")), (what, refused)
         assert any(
-            word in refused for word in ("wanted", "reads version", "give", "of other data", "this loader has")
+            word in refused for word in ("wanted", "reads version", "give", "Give", "of other data", "this loader has")
         ), (what, refused)
     return not refused
 
@@ -252,7 +252,8 @@ def test_a_table_s_statistics_are_checked_too() -> None:
             assert as_text(damaged) == as_text(state), what
     for what, damaged in mutations(state["statistics"], state["statistics"]):
         if isinstance(damaged, dict):
-            was_loaded(data, what, state | {"statistics": reseal(damaged)})
+            with warnings.catch_warnings(action="ignore"):  # the columns differ from those given
+                was_loaded(data, what, state | {"statistics": reseal(damaged)})
 
 
 @pytest.mark.parametrize("part", ["data", "loader"])

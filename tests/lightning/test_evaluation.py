@@ -162,7 +162,7 @@ def test_a_checkpoint_without_a_data_module_resumes_with_one(tmp_path: Path) -> 
         ({"size": 51}, "cannot resume: the state is for dataset '50 samples', this loader has '51 samples'"),
         ({"loader": {"seed": 6}}, "cannot resume: the state is for seed 5, this loader has 6"),
         ({"loader": {"shuffle": False}}, "cannot resume: the state is for order"),
-        ({"sizes": {"a": 50, "b": 18}}, "the checkpoint has 1 training datasets, wanted 2"),
+        ({"sizes": {"a": 50, "b": 18}}, "found 1 training datasets in the checkpoint, wanted 2"),
     ],
 )
 def test_a_checkpoint_of_other_data_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
