@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from loaderkit.sampling.cursor import Cursor
+from loaderkit.sampling.cursor import Cursor, bad_cursor
 from loaderkit.sampling.order import cached, digest
 from loaderkit.sampling.plan import BatchKey, Plan, Tail
 from loaderkit.sampling.samplers import SamplerOrder, draw_from
@@ -77,6 +77,12 @@ class BatchSamplerPlan(Plan):
     @property
     def step(self) -> int:
         return self.world.size
+
+    def check_cursor(self, cursor: Cursor) -> None:
+        if cursor.plan:
+            raise bad_cursor("plan", list(cursor.plan), "an empty list")
+        if cursor.samples and cursor.samples not in self.order.ends(cursor.epoch):
+            raise bad_cursor("samples", cursor.samples, f"the end of a batch of {self._name()}")
 
     def remaining(self, cursor: Cursor) -> int:
         left = len(self.order.ends(cursor.epoch)) - self._done(cursor)
