@@ -25,8 +25,8 @@ class StateError(ValueError):
         >>> try:
         ...     lk.Loader(range(10), batch_size=4).load_state_dict(state)
         ... except lk.StateError as error:
-        ...     print(str(error)[:42])
-        cannot resume: the state's checksum is '51
+        ...     print(str(error)[:37])
+        cannot resume: the state's checksum is
     """
 
 
