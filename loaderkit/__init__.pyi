@@ -6,6 +6,7 @@ __all__ = [
     "BadSample",
     "BadSamples",
     "BadSamplesError",
+    "CachedDataset",
     "CollateError",
     "ConcatDataset",
     "CsvDataset",
@@ -110,6 +111,7 @@ from .datasets.arrow.parquet import ParquetDataset as ParquetDataset
 from .datasets.bad_samples import BadSample as BadSample
 from .datasets.bad_samples import BadSamples as BadSamples
 from .datasets.bad_samples import BadSamplesError as BadSamplesError
+from .datasets.cached import CachedDataset as CachedDataset
 from .datasets.combine import ConcatDataset as ConcatDataset
 from .datasets.combine import MapDataset as MapDataset
 from .datasets.combine import SubsetDataset as SubsetDataset

@@ -10,6 +10,7 @@ __all__ = [
     "BadSamples",
     "BadSamplesError",
     "Cache",
+    "CachedDataset",
     "ConcatDataset",
     "CsvDataset",
     "DocumentDataset",
@@ -93,6 +94,7 @@ from .base import read_many as read_many
 from .base import reads_batches as reads_batches
 from .base import reads_columns as reads_columns
 from .base import reads_many as reads_many
+from .cached import CachedDataset as CachedDataset
 from .combine import ConcatDataset as ConcatDataset
 from .combine import MapDataset as MapDataset
 from .combine import SubsetDataset as SubsetDataset

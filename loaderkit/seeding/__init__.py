@@ -4,7 +4,7 @@ from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, SampleRngSeed
 from loaderkit.seeding.generators import generator
 from loaderkit.seeding.global_seeds import seed_all, seed_worker, torch_seed
 from loaderkit.seeding.keys import derive_seed, hash_positions, mixed_word
-from loaderkit.seeding.samples import SampleSeeds, part_of_batch, per_sample, sample_rng
+from loaderkit.seeding.samples import SampleSeeds, part_of_batch, per_sample, sample_rng, seeds_apart
 
 __all__ = [
     "DeclaresDraws",
@@ -23,5 +23,6 @@ __all__ = [
     "sample_rng",
     "seed_all",
     "seed_worker",
+    "seeds_apart",
     "torch_seed",
 ]

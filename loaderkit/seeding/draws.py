@@ -67,6 +67,9 @@ class SampleRngSeeds(SampleSeeds):
     def __init__(self, words: UInt64Array) -> None:
         super().__init__(words, restore=False)
 
+    def has_drawn(self) -> bool:
+        return self._rng is not None
+
     def _seed(self, word: int) -> None:
         self._word, self._rng = word, None
 
@@ -79,6 +82,9 @@ class NoSeeds(SampleSeeds):
 
     def enter_batch(self) -> None:
         self.row = None
+
+    def has_drawn(self) -> bool:
+        return False
 
     def _seed(self, word: int) -> None:
         pass

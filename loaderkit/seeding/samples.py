@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -117,11 +117,23 @@ class SampleSeeds:
             self._rng = generator(self._word)
         return self._rng
 
+    def has_drawn(self) -> bool:
+        """Return whether anything was drawn since the current sample was entered, and seed the generators for it again."""
+        drawn = self._rng is not None
+        before = _states()
+        self._seed(self._word)
+        return drawn or before != _states()
+
     def _seed(self, word: int) -> None:
         self._word, self._rng = word, None
         torch.default_generator.manual_seed(word)
         np.random.seed(word & 0xFFFFFFFF)
         random.seed(word)
+
+
+def _states() -> tuple[Any, ...]:
+    name, words, *rest = np.random.get_state(legacy=True)
+    return torch.get_rng_state().numpy().tobytes(), (name, words.tobytes(), *rest), random.getstate()  # type: ignore[union-attr]
 
 
 def _new_lock() -> None:
@@ -194,3 +206,22 @@ def part_of_batch(number: int, rows: Sequence[int] | None = None) -> Iterator[No
         return
     with seeds.part(number, rows):
         yield
+
+
+@contextmanager
+def seeds_apart(seeds: SampleSeeds, rows: Sequence[int] | None = None) -> Iterator[None]:
+    """Read samples under seeds of their own, without an effect on what the batch's samples draw.
+
+    Args:
+        seeds: The seeds to use inside.
+        rows: The row of the batch, or in the current `part`, of each of these samples. An error then names that row. None for a
+            part of the sample that is read already.
+    """
+    outer = _current.seeds
+    try:
+        with seeds:
+            yield
+    except Exception:
+        if outer is not None and rows is not None and seeds.row is not None:
+            outer.row = outer._rows[rows[seeds.row]]
+        raise

@@ -205,6 +205,8 @@ class Archives:
 
 KINDS: dict[str, Callable[[Path], Any]] = {
     "ArrayDataset": arrays,
+    "CachedDataset": lambda folder: lk.CachedDataset(tar(folder, "txt"), max_bytes=1 << 20),
+    "CachedDataset in a folder": lambda folder: lk.CachedDataset(jsonl(folder), folder / "cache", max_bytes=8000),
     "ConcatDataset": lambda folder: ConcatDataset([jsonl(folder), lk.RecordDataset(range(5))]),
     "CsvDataset": csv,
     "DocumentDataset": documents,

@@ -1,0 +1,256 @@
+"""Entries in one file that the processes of a host share: each is written once, and never read before it is complete.
+
+A head and one record for each index come first, then the entries in the order of their arrival. The file's size is what is
+reserved, so that it survives kills: a process takes the lock, extends the file, releases the lock, writes the entry,
+then its record. The kernel releases the lock of a killed process. A record's checksum covers its entry, so that a record
+whose entry was lost when the machine stopped counts as missing.
+"""
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import struct
+import tempfile
+import time
+import uuid
+import weakref
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loaderkit.system.arrays import UInt64Array
+
+ALIGNMENT = 64  # bytes
+_HEAD = struct.Struct("<8sQ16s")  # magic, number of records, token
+_MAGIC = b"LKENTRY1"
+_SAID, _HEAD_SIZE = _HEAD.size, ALIGNMENT  # one byte for each thing to say once comes after the head
+_RECORD = struct.Struct("<QQQ")  # an entry's start and size in bytes, and the checksum
+_MAPPED = Path("/proc/self/fd")
+_CALL_BYTES = 1 << 30  # Linux reads and writes at most 2 GB by one call
+_PATIENCE_S = 1.0  # for a lock that others hold for microseconds
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_logger = logging.getLogger("loaderkit")
+
+
+class SampleFile:
+    """A file of entries (N,) that all processes of a host may read and add to.
+
+    A pickled copy opens the same file. Threads and forks may share an object.
+
+    Args:
+        path: The file, which is created if it is missing. None makes a file in memory that vanishes with its last user.
+        records: N.
+        max_bytes: The file does not grow beyond this.
+        token: 16 bytes that must be the file's.
+
+    Raises:
+        ValueError: If max_bytes has no room for the records, or the file is not one of these.
+        PermissionError: If the file is another user's, because reading an entry may run code.
+    """
+
+    def __init__(self, path: Path | None, *, records: int, max_bytes: int, token: bytes) -> None:
+        self.records, self.max_bytes = records, max_bytes
+        self._stopped = False  # whether writing has failed
+        self._in_memory = path is None
+        self._start = -(-(_HEAD_SIZE + records * _RECORD.size) // ALIGNMENT) * ALIGNMENT
+        self._token = token
+        if max_bytes < self._start:
+            raise ValueError(
+                f"CachedDataset: max_bytes is {max_bytes:,}, wanted at least {self._start:,}: {_RECORD.size} bytes for each of "
+                f"{records:,} samples come before the samples themselves."
+            )
+        if path is None:
+            self._make_in_memory()
+        else:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._open(path)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the file, with what killed processes had reserved."""
+        return os.fstat(self._descriptor).st_size
+
+    def count(self) -> int:
+        """Return how many entries there are."""
+        found, chunk = 0, 1 << 16
+        for first in range(0, self.records, chunk):
+            size = min(chunk, self.records - first) * _RECORD.size
+            found += int(
+                np.count_nonzero(np.frombuffer(os.pread(self._descriptor, size, self._place(first)), "<u8")[1::3])
+            )
+        return found
+
+    def read(self, index: int) -> UInt64Array | None:
+        """Return a new copy of an entry, or None if it is not there."""
+        record = os.pread(self._descriptor, _RECORD.size, self._place(index))
+        if len(record) < _RECORD.size:
+            return None
+        start, size, checksum = _RECORD.unpack(record)
+        if not size or size % ALIGNMENT or start + size > self.size_bytes:
+            return None
+        words = np.empty(size // 8, dtype=np.uint64)
+        return words if _fill(self._descriptor, words, start) and _checksum(index, start, words) == checksum else None
+
+    def write(self, index: int, words: UInt64Array) -> None:
+        """Add an entry, unless another process has done so, or there is no room.
+
+        Args:
+            index: Its record.
+            words: The entry; its size is a multiple of ALIGNMENT.
+        """
+        if self._stopped or self.read(index) is not None:
+            return
+        try:
+            start = self._reserve(words.nbytes)
+            if start is not None:
+                _write(self._descriptor, words.data.cast("B"), start)
+                record = _RECORD.pack(start, words.nbytes, _checksum(index, start, words))
+                _write(self._descriptor, memoryview(record), self._place(index))
+        except OSError as error:
+            self._stopped = True
+            what = "no space is left" if error.errno in _FULL else f"writing fails ({error})"
+            _logger.warning(
+                "CachedDataset: %s for %s. This process adds no more samples; it makes them each time.", what, self
+            )
+
+    def say_once(self, number: int, text: str) -> None:
+        """Log a warning, unless a process that shares the file has logged the one of this number."""
+        with contextlib.suppress(OSError), self._locked():
+            if os.pread(self._descriptor, 1, _SAID + number) != b"\0":
+                return
+            os.pwrite(self._descriptor, b"\1", _SAID + number)
+        _logger.warning("CachedDataset: %s", text)
+
+    def _reserve(self, size: int) -> int | None:
+        """Return where an entry of a size may be written; None if there is no room for it."""
+        with self._locked():
+            end = self.size_bytes
+            if end + size <= self.max_bytes:
+                os.ftruncate(self._descriptor, end + size)
+                return end
+        self.say_once(
+            0,
+            f"{self} is full: {self.count():,} of {self.records:,} samples are in max_bytes={self.max_bytes:,}. The others are "
+            "made each time.",
+        )
+        return None
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock for a moment; raise TimeoutError if a process that has it does not go on."""
+        # An open file of its own: the lock belongs to it, not to the process, and forks share the object's own.
+        descriptor = os.open(self._again, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            deadline = time.monotonic() + _PATIENCE_S
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise TimeoutError(f"another process has held the lock for {_PATIENCE_S:g} s") from None
+                    time.sleep(1e-4)
+            yield
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough: a process forked meanwhile has it open too
+            os.close(descriptor)
+
+    def _open(self, path: Path) -> None:
+        flags = os.O_RDWR | os.O_CLOEXEC | (0 if self._in_memory else os.O_CREAT)
+        self._use(os.open(path, flags, 0o600), path)
+        owner = os.fstat(self._descriptor).st_uid
+        if owner not in (0, os.geteuid()):
+            raise PermissionError(
+                f"CachedDataset: {path} belongs to user {owner}, this process to user {os.geteuid()}. Samples in it are pickles, "
+                "which can run code. Give a folder of your own."
+            )
+        head = _HEAD.pack(_MAGIC, self.records, self._token)
+        with self._locked():
+            if self.size_bytes < self._start and not self._in_memory:  # new, or its process was killed here
+                os.pwrite(self._descriptor, head, 0)
+                os.ftruncate(self._descriptor, self._start)
+            elif os.pread(self._descriptor, len(head), 0) != head:
+                raise ValueError(
+                    f"CachedDataset: {path} is damaged or no cache: its head is not that of these {self.records:,} samples. "
+                    "Delete it."
+                )
+
+    def _make_in_memory(self) -> None:
+        """Make a file that has no name, where the system can; otherwise one that this process deletes at its end."""
+        self._token = uuid.uuid4().bytes  # another file may have the same path later
+        if hasattr(os, "memfd_create"):
+            self._use(os.memfd_create("loaderkit samples"), None)
+        else:
+            descriptor, path = tempfile.mkstemp(prefix="loaderkit-samples-")
+            self._use(descriptor, Path(path))
+            weakref.finalize(self, _unlink, path, os.getpid())
+        os.pwrite(self._descriptor, _HEAD.pack(_MAGIC, self.records, self._token), 0)
+        os.ftruncate(self._descriptor, self._start)
+
+    def _use(self, descriptor: int, path: Path | None) -> None:
+        self._descriptor, self._path = descriptor, path
+        # Not by its name where that can be avoided: the file may have been deleted.
+        self._again = path if path and not _MAPPED.exists() else _MAPPED / str(descriptor)
+        weakref.finalize(self, os.close, descriptor)
+
+    def _place(self, index: int) -> int:
+        return _HEAD_SIZE + index * _RECORD.size
+
+    def __getstate__(self) -> dict[str, Any]:
+        path = self._path or Path(f"/proc/{os.getpid()}/fd/{self._descriptor}")
+        return {
+            "path": path,
+            **{
+                name: vars(self)[name]
+                for name in ("records", "max_bytes", "_stopped", "_in_memory", "_start", "_token")
+            },
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        path = state.pop("path")
+        self.__dict__.update(state)
+        try:
+            self._open(path)
+        except (OSError, ValueError):
+            if not self._in_memory:
+                raise
+            _logger.warning(
+                "CachedDataset: the process whose memory holds the cache has ended, or /proc is not readable. This copy starts "
+                "an empty cache of its own."
+            )
+            self._make_in_memory()
+
+    def __str__(self) -> str:
+        return "the cache in memory" if self._in_memory else str(self._path)
+
+
+def _checksum(index: int, start: int, words: UInt64Array) -> int:
+    # A sum finds whatever is missing, at a tenth of the time of a CRC over the entry.
+    return zlib.crc32(struct.pack("<QQQQ", index, start, words.nbytes, int(words.sum(dtype=np.uint64))))
+
+
+def _fill(descriptor: int, words: UInt64Array, start: int) -> bool:
+    """Read into words; return whether the file has that much."""
+    left = words.data.cast("B")
+    while left:
+        read = os.preadv(descriptor, [left[:_CALL_BYTES]], start)
+        if not read:
+            return False
+        left, start = left[read:], start + read
+    return True
+
+
+def _write(descriptor: int, content: memoryview, start: int) -> None:
+    while content:
+        written = os.pwrite(descriptor, content[:_CALL_BYTES], start)
+        content, start = content[written:], start + written
+
+
+def _unlink(path: str, process: int) -> None:
+    if os.getpid() == process:
+        Path(path).unlink(missing_ok=True)
