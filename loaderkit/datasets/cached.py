@@ -17,7 +17,7 @@ from loaderkit.datasets.sample_file import ALIGNMENT, SampleFile
 from loaderkit.sampling.cursor import fingerprint
 from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, SampleRngSeeds, draws
 from loaderkit.seeding.keys import hash_positions
-from loaderkit.seeding.samples import SampleSeeds, per_sample, seeds_apart
+from loaderkit.seeding.samples import SampleSeeds, part_of_batch, per_sample, seeds_apart
 from loaderkit.system.arrays import UInt64Array
 from loaderkit.system.tensor_pickling import TensorsByValue
 
@@ -141,7 +141,8 @@ class CachedDataset(DeclaresDraws):
         if len(missing) > 1 and not self._to_watch:
             made = self._make_many([indices[row] for row in missing], missing)
         else:
-            made = per_sample(self._make, [indices[row] for row in missing])
+            with part_of_batch(0, missing):
+                made = per_sample(self._make, [indices[row] for row in missing])
         samples = [None if words is None else _unpack(words) for words in stored]
         for row, sample in zip(missing, made, strict=True):
             samples[row] = self._keep(indices[row], sample)
