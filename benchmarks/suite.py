@@ -34,6 +34,7 @@ SCRIPTS = (
     Script("rows", 3),
     Script("per_sample", 4.5),
     Script("pictures", 11),
+    Script("cached", 2),
     Script("seeding", 17),
     Script("large", 5),
     Script("tokens", 2),

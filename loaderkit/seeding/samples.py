@@ -214,8 +214,8 @@ def seeds_apart(seeds: SampleSeeds, rows: Sequence[int] | None = None) -> Iterat
 
     Args:
         seeds: The seeds to use inside.
-        rows: The row of the batch, or in the current `part`, of each of these samples. An error then names that row. None for a
-            part of the sample that is read already.
+        rows: The rows of the batch that these samples are for, as the current `part` counts them: an error names its row. None
+            if they are for the current sample.
     """
     outer = _current.seeds
     try:
