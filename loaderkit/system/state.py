@@ -25,7 +25,7 @@ class StateError(ValueError):
         >>> try:
         ...     lk.Loader(range(10), batch_size=4).load_state_dict(state)
         ... except lk.StateError as error:
-        ...     print(str(error)[:37])
+        ...     print(str(error)[:38])
         cannot resume: the state's checksum is
     """
 

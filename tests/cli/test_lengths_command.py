@@ -1,6 +1,7 @@
 """`loaderkit lengths` reports what the plans report."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,14 @@ def test_a_column_or_a_function_says_the_length(
 ) -> None:
     assert run(texts, *how, "--jobs", 2) == 0
     assert f" {first.sum():,} tokens" in capsys.readouterr().out
+
+
+def test_a_sample_of_a_billion_tokens_takes_no_longer(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts.write_text(texts.read_text() + json.dumps({"text": "", "size": 10**9}) + "\n")
+    began = time.process_time()
+    assert run(texts, "--column", "size", "--jobs", 1) == 0
+    assert time.process_time() - began < 10
+    assert "PackPlan(row_length=1,000,000,000" in capsys.readouterr().out
 
 
 def test_it_draws_a_picture_and_keeps_the_lengths(texts: Path, tmp_path: Path) -> None:

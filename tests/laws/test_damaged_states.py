@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as checkpoint
 import torch.utils.data as torch_data
 from datamodule_runs import Recorder, fit
 from mutations import flips, mutations, paths_in
@@ -172,6 +173,17 @@ def test_a_damaged_state_is_refused(kind: str) -> None:
 
 
 @KINDS
+def test_a_state_goes_through_a_distributed_checkpoint(kind: str, tmp_path: Path) -> None:
+    state, loader = stopped(kind, 5), MAKERS[kind]()
+    with warnings.catch_warnings(action="ignore"):  # there is no process group
+        checkpoint.save({"loader": state}, checkpoint_id=tmp_path)
+        found = {"loader": loader.state_dict()}  # the form that is read into
+        checkpoint.load(found, checkpoint_id=tmp_path)
+    assert found["loader"] == state
+    assert was_loaded(loader, "the state itself", found["loader"])
+
+
+@KINDS
 def test_a_damaged_state_with_a_right_checksum_is_refused_or_gives_no_sample_twice(kind: str) -> None:
     """The checks of the fields alone: whatever passes them is a place in the data."""
     state, draw = json.loads(json.dumps(stopped(kind, 5))), random.Random(1)
@@ -266,11 +278,11 @@ def test_a_damaged_lightning_checkpoint_stops_the_fit_before_it_trains(part: str
 
     fit(tmp_path, Recorder(lambda batch: batch, 3), data(), saving=True)
     path = next(path for path in sorted(tmp_path.rglob("*.ckpt")))
-    checkpoint = torch.load(path, weights_only=False)
-    state = checkpoint["DataModule"]
+    content = torch.load(path, weights_only=False)
+    state = content["DataModule"]
     fields = state if part == "data" else state["train"][0]["cursor"]
     fields["batches"] += 1
-    torch.save(checkpoint, path)
+    torch.save(content, path)
     model = Recorder(lambda batch: batch, 3)
     with pytest.raises(lk.StateError, match="checksum"):
         fit(tmp_path, model, data(), ckpt=path)
