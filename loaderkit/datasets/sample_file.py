@@ -87,7 +87,7 @@ class SampleFile:
 
     def read(self, index: int) -> UInt64Array | None:
         """Return a new copy of an entry, or None if it is not there."""
-        record = os.pread(self._descriptor, _RECORD.size, self._place(index))
+        record = os.pread(self._descriptor, _RECORD.size, self._place(index)) if index < self.records else b""
         if len(record) < _RECORD.size:
             return None
         start, size, checksum = _RECORD.unpack(record)
@@ -100,10 +100,10 @@ class SampleFile:
         """Add an entry, unless another process has done so, or there is no room.
 
         Args:
-            index: Its record.
+            index: Its record; one that the file does not have is passed over.
             words: The entry; its size is a multiple of ALIGNMENT.
         """
-        if self._stopped or self.read(index) is not None:
+        if self._stopped or index >= self.records or self.read(index) is not None:
             return
         try:
             start = self._reserve(words.nbytes)

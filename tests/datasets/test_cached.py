@@ -650,6 +650,17 @@ def test_a_process_that_holds_the_lock_does_not_stop_the_others(
     assert "another process has held the lock" in caplog.text
 
 
+def test_samples_that_a_dataset_gains_later_are_made_each_time(tmp_path: Path) -> None:
+    raw = Counted(tmp_path)
+    data = lk.CachedDataset(raw, max_bytes=ROOM)
+    epochs(data)
+    raw.size = 2 * SIZE
+    raw.made()
+    for _ in range(2):
+        assert [data[index]["name"] for index in range(2 * SIZE)] == [f"sample {index}" for index in range(2 * SIZE)]
+        assert raw.made() == list(range(SIZE, 2 * SIZE))
+
+
 def test_a_deleted_file_is_used_until_its_end(tmp_path: Path) -> None:
     data = lk.CachedDataset(range(SIZE), tmp_path, max_bytes=ROOM)
     data[0]
