@@ -3,7 +3,7 @@
 512 crops of scikit-learn's two sample pictures, 256 x 256, as JPEGs in memory, read in batches of 32 by `lk.Loader`, which crops
 and mirrors after the cache with `lk.sample_rng()`. They are decoded by PIL in each epoch, or kept by `lk.CachedDataset` in memory or in
 a folder, or by diskcache in a folder: as arrays, without eviction. The limit is the same loader over decoded pictures in a
-list. Every contender runs in a process of its own; the first epoch of each fills its cache and does not count.
+list. Every contender runs in a process of its own with one thread; the first epoch of each fills its cache and does not count.
 """
 
 import io
@@ -110,11 +110,13 @@ MAKES: dict[str, Callable[[list[bytes], Path], Any]] = {
 
 
 def later(make: Callable[[list[bytes], Path], Any], files: list[bytes], workers: int, stack: ExitStack) -> Epoch:
+    torch.set_num_threads(1)
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
     return ours(Job(dataset=make(files, folder / "cache"), batch_size=BATCH), workers, "auto", stack)
 
 
 def first(make: Callable[[list[bytes], Path], Any], files: list[bytes], stack: ExitStack) -> Epoch:
+    torch.set_num_threads(1)
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
 
     def epoch() -> None:
@@ -138,7 +140,7 @@ def main() -> None:
             if epoch == "later" or name != KEPT
         }
         label = f"{epoch} epoch, {workers} workers"
-        found = interleave_apart(makes, rounds=2 if options.quick else 20, limit_s=60, label=label)
+        found = interleave_apart(makes, rounds=2 if options.quick else 12, limit_s=50, label=label)
         for name, taken in found.items():
             low, middle, high = spread(taken.values())
             rows.append(
