@@ -18,7 +18,7 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.formats import format_named, format_of, formats_of, known_suffixes
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import expand, is_remote, stat
-from loaderkit.datasets.shards.index import ShardIndex, content_checksum, index_path, save_index
+from loaderkit.datasets.shards.index import content_checksum, index_path, read_index, save_index
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.system.process_pool import map_in_processes
 from loaderkit.system.progress import with_progress
@@ -134,7 +134,7 @@ def _make(shard: str, kind: type[ShardedDataset], job: _Job) -> _Outcome:
         warnings.simplefilter("ignore")  # a changed shard is expected here
         dataset = kind(shard, index_dir=job.index_dir, **storage, **job.options)
     if content and path.exists():
-        index = ShardIndex.from_bytes(path.read_bytes(), path)
+        index = read_index(path)
         save_index(shard, dataclasses.replace(index, content=content), job.index_dir)
     samples = int(dataset.shard_sizes[0])
     return _Outcome("fresh" if _identity(path) == before else "made", samples)
@@ -144,7 +144,7 @@ def _check(shard: str, kind: type[ShardedDataset], job: _Job) -> _Outcome:
     path = index_path(shard, job.index_dir)
     found = stat(shard, job.storage)
     try:
-        index = ShardIndex.from_bytes(path.read_bytes(), path)
+        index = read_index(path)
     except FileNotFoundError:
         return _Outcome("missing", detail="has no index")
     except (ShardError, LookupError, ValueError) as error:
@@ -154,6 +154,8 @@ def _check(shard: str, kind: type[ShardedDataset], job: _Job) -> _Outcome:
         return _Outcome("stale", detail=f"its index is of kind {index.kind}, wanted {name}")
     if index.size_bytes != found.size_bytes:
         return _Outcome("stale", detail=f"has {found.size_bytes:,} bytes, had {index.size_bytes:,} when it was indexed")
+    if not kind.has_offsets(index):
+        return _Outcome("damaged", detail=f"{path}: its offsets are not those of a shard")
     if not index.fits(found):
         return _Outcome("stale", detail="was changed after it was indexed")
     if job.checksum and index.content != content_checksum(shard, job.storage):

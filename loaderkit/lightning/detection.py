@@ -16,6 +16,7 @@ from typing_extensions import override
 from loaderkit.collate.detection import DetectionCollate
 from loaderkit.collate.rules import Pad
 from loaderkit.datasets.combine import SubsetDataset
+from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
 from loaderkit.datasets.images.decode import decode_picture
 from loaderkit.datasets.splits import split
 from loaderkit.lightning.base import DataModule
@@ -47,6 +48,7 @@ class DetectionDataModule(DataModule):
         box_format: Format of the dicts' boxes, in pixels: "XYXY", "XYWH" or "CXCYWH".
         masks: Whether to rasterise COCO's segmentations.
         images: How to batch pictures: see `DetectionCollate`.
+        max_pixels: The largest picture to decode, width times height; None for any.
         train_transform: Maps (picture, target) to another pair, such as a torchvision v2 transform. Boxes
             and masks are tv_tensors, so they follow the picture. A transform that drops boxes must drop
             their `area` and `iscrowd` too. It draws the sample's own random numbers.
@@ -82,6 +84,7 @@ class DetectionDataModule(DataModule):
         box_format: Literal["XYXY", "XYWH", "CXCYWH"] = "XYXY",
         masks: bool = False,
         images: Literal["list", "stack"] | Pad = "list",
+        max_pixels: int | None = MAX_PIXELS,
         train_transform: Transform | None = None,
         eval_transform: Transform | None = None,
         splits: Mapping[str, float] | None = None,
@@ -89,6 +92,7 @@ class DetectionDataModule(DataModule):
         eval_loader: LoaderConfig | None = None,
     ) -> None:
         sources = sources_by_stage(train=train, val=val, test=test, predict=predict)
+        check_max_pixels("DetectionDataModule", max_pixels)
         self._splits = dict(splits or {})
         self._stage_data = list_stage_data("DetectionDataModule", sources, splits)
         super().__init__(**factories(self._stage_data, self._open), loader=loader, eval_loader=eval_loader)
@@ -99,7 +103,7 @@ class DetectionDataModule(DataModule):
             self._eval_config = dataclasses.replace(eval_loader, collate_fn=collate)
         self._root = None if root is None else Path(root)
         self._classes = None if classes is None else list(classes)
-        self._box_format, self._masks = box_format, masks
+        self._box_format, self._masks, self._max_pixels = box_format, masks, max_pixels
         self._transforms = (train_transform, eval_transform)
         self._annotations: dict[str, _Annotations] = {}
 
@@ -135,7 +139,8 @@ class DetectionDataModule(DataModule):
         annotations = self._read(data)
         ids = annotations.category_ids(self.classes)
         targets = DetectionCollate(box_format=self._box_format, masks=self._masks and ids is not None, classes=ids)
-        dataset = BoxedPictures(annotations.samples, self.classes, targets, self._transforms[data.stage != "train"])
+        transform = self._transforms[data.stage != "train"]
+        dataset = BoxedPictures(annotations.samples, self.classes, targets, transform, self._max_pixels)
         if not data.is_share:
             return dataset
         shares = split(
@@ -163,8 +168,10 @@ class BoxedPictures:
         classes: Sequence[str],
         targets: DetectionCollate,
         transform: Transform | None,
+        max_pixels: int | None,
     ) -> None:
         self.samples, self.transform, self._targets = samples, transform, targets
+        self._max_pixels = max_pixels
         self._labels = {name: label for label, name in enumerate(classes, 1)}
 
     def __len__(self) -> int:
@@ -175,7 +182,7 @@ class BoxedPictures:
         picture = target.pop("image")
         if isinstance(picture, str | os.PathLike):
             try:
-                picture = decode_picture(Path(picture).read_bytes())
+                picture = decode_picture(Path(picture).read_bytes(), max_pixels=self._max_pixels)
             except ValueError as error:
                 raise ValueError(f"{picture}: {error}") from error
         elif not hasattr(picture, "shape") or len(picture.shape) != 3 or picture.shape[0] > 4:

@@ -89,6 +89,13 @@ class ParquetDataset(ShardedDataset):
         table.close()
         return sum(sizes), np.cumsum(sizes, dtype=np.int64)
 
+    @staticmethod
+    def has_offsets(index: ShardIndex) -> bool:
+        ends = index.offsets
+        if ends is None or ends.ndim != 1:
+            return False
+        return bool((np.diff(ends, prepend=0) >= 0).all()) and index.count == (ends[-1] if len(ends) else 0)
+
     def open(self, shard: str, index: ShardIndex) -> GroupedTable:
         table = GroupedTable(shard, self.open_file(shard), self.columns, self._groups.own)
         if index.offsets is None or np.cumsum(table.group_sizes()).tolist() != index.offsets.tolist():

@@ -4,7 +4,7 @@ import io
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import Any
 
@@ -12,67 +12,75 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from loaderkit.datasets.images.checks import MAX_PIXELS, PNG, check_png, check_png_rows, check_size, jpeg_size
 from loaderkit.system.threads import threads_of_a_read
 
-_JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
+_JPEG = b"\xff\xd8\xff"
+_NOT_EXIF = ("XML:com.adobe.xmp", "xmp", "Raw profile type exif")  # texts of PNG that Pillow takes an orientation from
+_NO_PICTURE = "not a picture that can be decoded"
 _RGB = 3  # torchvision.io.ImageReadMode.RGB
 _FOR_A_THREAD = 8  # pictures; waking a thread takes longer than decoding fewer
 
 
-def decode_picture(data: bytes) -> Tensor:
+def decode_picture(data: bytes, *, max_pixels: int | None = MAX_PIXELS) -> Tensor:
     """Decode a picture to a uint8 tensor (3, H, W).
 
-    torchvision reads JPEG and PNG if it has these decoders. Pillow reads everything else, and the first frame of
+    torchvision reads JPEG if it has this decoder. Pillow reads everything else, and the first frame of
     animations. Grey pictures get three equal channels, palettes and CMYK become RGB, and transparency is dropped. Channels
     of 16 bits keep their upper 8. EXIF orientation is applied.
 
+    Args:
+        data: The content of a file.
+        max_pixels: The largest picture to decode, width times height; None for any. Pillow also has a limit,
+            `PIL.Image.MAX_IMAGE_PIXELS`: it warns above it, and refuses twice as many.
+
     Raises:
-        ValueError: If no decoder can read the picture.
+        ValueError: If no decoder can read the picture, or it is too large.
     """
-    decode = _torchvision_decoder(data)
-    if decode is not None:
-        try:
-            pixels: Tensor = decode(torch.frombuffer(bytearray(data), dtype=torch.uint8), _RGB, True)
-        except RuntimeError:
-            return _decode_with_pillow(data)  # reads more pictures, and has better messages
-        return pixels if pixels.dtype == torch.uint8 else (pixels.to(torch.int32) >> 8).to(torch.uint8)
-    return _decode_with_pillow(data)
+    decode = _torchvision_operator("decode_jpeg") if data.startswith(_JPEG) else None
+    if decode is None:
+        return _decode_with_pillow(data, max_pixels)
+    try:
+        check_size(*jpeg_size(data), max_pixels)
+    except ValueError as error:
+        raise ValueError(f"{_NO_PICTURE}: {error}") from error
+    try:
+        pixels: Tensor = decode(torch.frombuffer(bytearray(data), dtype=torch.uint8), _RGB, True)
+    except RuntimeError:
+        return _decode_with_pillow(data, max_pixels)  # reads more pictures, and has better messages
+    return pixels
 
 
-def decode_pictures(contents: Sequence[memoryview]) -> list[Tensor]:
+def decode_pictures(contents: Sequence[memoryview], *, max_pixels: int | None = MAX_PIXELS) -> list[Tensor]:
     """Decode pictures in as many threads as torch may use; a worker process or thread uses one.
 
     Args:
         contents: The encoded pictures.
+        max_pixels: The largest picture to decode; None for any.
 
     Raises:
-        ValueError: If no decoder can read one of the pictures.
+        ValueError: If no decoder can read one of the pictures, or it is too large.
     """
+    decode_each = partial(_decode_each, max_pixels=max_pixels)
     threads = min(threads_of_a_read(), len(contents) // _FOR_A_THREAD)
     if threads < 2:
-        return _decode_each(contents)
+        return decode_each(contents)
     parts = [
         contents[len(contents) * part // threads : len(contents) * (part + 1) // threads] for part in range(threads)
     ]
     # Decoders draw no random numbers, and release the interpreter lock.
-    decoded = _threads(os.getpid(), torch.get_num_threads() - 1).map(_decode_each, parts[1:])
-    return [*_decode_each(parts[0]), *chain.from_iterable(decoded)]
+    decoded = _threads(os.getpid(), torch.get_num_threads() - 1).map(decode_each, parts[1:])
+    return [*decode_each(parts[0]), *chain.from_iterable(decoded)]
 
 
-def _decode_each(contents: Sequence[memoryview]) -> list[Tensor]:
-    return [decode_picture(bytes(content)) for content in contents]
+def _decode_each(contents: Sequence[memoryview], max_pixels: int | None) -> list[Tensor]:
+    return [decode_picture(bytes(content), max_pixels=max_pixels) for content in contents]
 
 
 @cache
 def _threads(process: int, count: int) -> ThreadPoolExecutor:
     """Return the threads of a process; a forked process cannot use those of its parent."""
     return ThreadPoolExecutor(count, thread_name_prefix=f"decode in {process}")
-
-
-def _torchvision_decoder(data: bytes) -> Any:
-    if data.startswith(_JPEG):
-        return _torchvision_operator("decode_jpeg")
-    return _torchvision_operator("decode_png") if data.startswith(_PNG) else None
 
 
 @cache
@@ -86,27 +94,47 @@ def _torchvision_operator(name: str) -> Any:
     return getattr(operator, "default", None)  # skips the search for an overload at each call
 
 
-def _decode_with_pillow(data: bytes) -> Tensor:
+def _decode_with_pillow(data: bytes, max_pixels: int | None) -> Tensor:
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
         raise ImportError("this picture needs Pillow: pip install 'loaderkit[images]'.") from error
+    is_png = data.startswith(PNG)
     try:
+        if is_png:
+            check_png(data, max_pixels)
         with Image.open(io.BytesIO(data)) as picture:
-            upright = ImageOps.exif_transpose(picture)
-            if upright.mode == "F":
+            check_size(*picture.size, max_pixels)
+            if picture.format == "EPS":
+                raise ValueError("it is PostScript, a program that may never end")
+            picture.load()
+            if is_png:
+                if _may_lack_rows(picture):
+                    check_png_rows(data)
+                for name in _NOT_EXIF:
+                    picture.info.pop(name, None)
+            ImageOps.exif_transpose(picture, in_place=True)
+            if picture.mode == "F":
                 raise ValueError("its pixels are floats, wanted 8 or 16 bits a channel")
-            deep = upright.mode.startswith("I")
-            pixels = np.array(upright if deep else upright.convert("RGB"))
+            deep = picture.mode.startswith("I")
+            pixels = np.array(picture if deep or picture.mode == "RGB" else picture.convert("RGB"))
+    except MemoryError:  # not a fault of the file
+        raise
     except Image.DecompressionBombError as error:
-        raise ValueError(f"Pillow refuses it as a decompression bomb: {error}") from error
-    except (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError) as error:  # what Pillow's plugins raise
-        raise ValueError(f"not a picture that can be decoded: {error}") from error
+        raise ValueError(f"{error} That is Pillow's own limit: PIL.Image.MAX_IMAGE_PIXELS.") from error
+    except Exception as error:  # Pillow's plugins raise errors of any kind
+        raise ValueError(f"{_NO_PICTURE}: {error}") from error
     if deep:
         if pixels.size and not 0 <= pixels.min() <= pixels.max() < 1 << 16:
             raise ValueError(f"its pixels go from {pixels.min()} to {pixels.max()}, wanted 8 or 16 bits a channel")
         pixels = np.repeat((pixels >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
     return torch.from_numpy(pixels).permute(2, 0, 1)  # channels last in memory, as torchvision decodes
+
+
+def _may_lack_rows(picture: Any) -> bool:
+    """Return whether rows that the file lacks may be black in this PNG."""
+    width, height = picture.size
+    return "interlace" in picture.info or not any(picture.crop((0, height - 1, width, height)).tobytes())
 
 
 def is_picture(value: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from loaderkit.datasets.base import check_index
+from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
 from loaderkit.datasets.images.decode import decode_picture
 from loaderkit.sampling.order import digest
 from loaderkit.seeding.draws import DeclaresDraws
@@ -28,6 +29,8 @@ class ImageFolder(DeclaresDraws):
         transform: Called with each picture; its result replaces the picture.
         extensions: Extensions of pictures, in lower case, with the dot.
         allow_empty: Whether a class may have no pictures.
+        max_pixels: The largest picture to decode, width times height; None for any. A larger one is an error, so that no
+            damaged or hostile header exhausts memory.
 
     Attributes:
         classes: Names of the classes, sorted.
@@ -37,7 +40,7 @@ class ImageFolder(DeclaresDraws):
     Raises:
         FileNotFoundError: If the folder does not exist or has no classes.
         ValueError: If a class has no pictures, or links between folders form a circle. On reading: if a picture cannot be
-            decoded.
+            decoded, or is too large.
 
     Example:
         >>> from PIL import Image
@@ -59,8 +62,10 @@ class ImageFolder(DeclaresDraws):
         transform: Callable[[Any], Any] | None = None,
         extensions: Sequence[str] = EXTENSIONS,
         allow_empty: bool = False,
+        max_pixels: int | None = MAX_PIXELS,
     ) -> None:
-        self.root = Path(root)
+        check_max_pixels("ImageFolder", max_pixels)
+        self.root, self.max_pixels = Path(root), max_pixels
         self.transform = transform
         if not self.root.is_dir():
             raise FileNotFoundError(
@@ -89,7 +94,7 @@ class ImageFolder(DeclaresDraws):
     def __getitem__(self, index: int) -> tuple[Any, int]:
         path = self.path(index)
         try:
-            picture = decode_picture(path.read_bytes())
+            picture = decode_picture(path.read_bytes(), max_pixels=self.max_pixels)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
         return picture if self.transform is None else self.transform(picture), int(self.targets[index])

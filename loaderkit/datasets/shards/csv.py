@@ -12,7 +12,7 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls
 from loaderkit.datasets.shards.index import ShardIndex
-from loaderkit.datasets.shards.lines import LineFile, scan_lines, skip_bom
+from loaderkit.datasets.shards.lines import LineFile, are_spans, scan_lines, skip_bom
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.seeding.draws import Draws, draws
 from loaderkit.system.arrays import Int64Array
@@ -98,6 +98,10 @@ class CsvDataset(ShardedDataset):
             self._names(shard)
             spans = spans[1:]
         return len(spans), spans
+
+    @staticmethod
+    def has_offsets(index: ShardIndex) -> bool:
+        return are_spans(index)
 
     def open(self, shard: str, index: ShardIndex) -> "_Records":
         names = self._names(shard)

@@ -2,9 +2,12 @@
 
 import hashlib
 import json
+import stat
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +19,7 @@ from loaderkit.system.arrays import Int64Array
 
 VERSION = 1
 _MAGIC = b"LKINDEX\n"
+_FIELDS = {"kind": str, "count": int, "size_bytes": int, "changed_ns": int, "content": str, "etag": str}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,21 +66,36 @@ class ShardIndex:
 
     @classmethod
     def from_bytes(cls, content: bytes, path: Path) -> "ShardIndex":
-        """Return the index in an index file; raise a ShardError if it is cut, damaged, or of another version."""
+        """Return the index in an index file; raise a ShardError if it is cut, damaged, of another version, or has wrong fields."""
         checksum = int.from_bytes(content[-4:], "little")
         if not content.startswith(_MAGIC) or zlib.crc32(memoryview(content)[:-4]) != checksum:
-            raise ShardError(f"{path}: not a whole index file. Delete it, or run `loaderkit index`.")
-        end = content.index(b"\n", len(_MAGIC))
-        header, body = json.loads(content[len(_MAGIC) : end]), memoryview(content)[end + 1 : -4]
-        if header["version"] != VERSION:
-            raise ShardError(
-                f"{path}: an index of version {header['version']}, this loaderkit reads {VERSION}. "
-                "Run `loaderkit index` again."
-            )
+            raise index_error(path, "its checksum differs")
+        end = content.find(b"\n", len(_MAGIC), -4)
+        try:
+            header = json.loads(content[len(_MAGIC) : end])
+            version = header["version"]
+            if version == VERSION:
+                return cls._from_fields(header, memoryview(content)[end + 1 : -4])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise index_error(path, f"{type(error).__name__}: {error}") from error
+        raise ShardError(
+            f"{path}: an index of version {version}, this loaderkit reads {VERSION}. Run `loaderkit index` again."
+        )
+
+    @classmethod
+    def _from_fields(cls, header: Mapping[str, Any], body: memoryview) -> "ShardIndex":
+        fields: dict[str, Any] = {name: header[name] for name in _FIELDS if name in header}
+        for name, value in fields.items():
+            if type(value) is not _FIELDS[name] or (name == "count" and int(value) < 0):
+                raise ValueError(f"{name} is {value!r}")
         shape = header["shape"]
         offsets = None if shape is None else np.frombuffer(body, dtype="<i8").reshape(shape).astype(np.int64)
-        fields = {name: header[name] for name in ("kind", "count", "size_bytes", "changed_ns")}
-        return cls(**fields, offsets=offsets, content=header.get("content", ""), etag=header.get("etag", ""))
+        return cls(**fields, offsets=offsets)
+
+
+def index_error(path: Path, what: str) -> ShardError:
+    """Return an error about an index file."""
+    return ShardError(f"{path}: not a whole index file ({what}). Delete it, or run `loaderkit index`.")
 
 
 def content_checksum(shard: str, storage: Storage | None = None) -> str:
@@ -99,13 +118,23 @@ def index_path(shard: str, folder: str | None) -> Path:
 
 def load_index(shard: str, kind: str, folder: str | None) -> ShardIndex | None:
     """Return a shard's index if it is of this kind; the shard may have changed since then (see `fits`)."""
-    path = index_path(shard, folder)
     try:
-        content = path.read_bytes()
+        index = read_index(index_path(shard, folder))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    index = ShardIndex.from_bytes(content, path)
     return index if index.kind == kind else None
+
+
+def read_index(path: Path) -> ShardIndex:
+    """Return the index in a file.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ShardError: If it is damaged or of another version.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise index_error(path, "not a regular file")  # reading a named pipe would wait for a writer
+    return ShardIndex.from_bytes(path.read_bytes(), path)
 
 
 def save_index(shard: str, index: ShardIndex, folder: str | None) -> None:

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.shards.index import ShardIndex
-from loaderkit.datasets.shards.lines import LineFile, scan_lines
+from loaderkit.datasets.shards.lines import LineFile, are_spans, scan_lines
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.system.arrays import Int64Array
 
@@ -45,6 +45,10 @@ class JsonlDataset(ShardedDataset):
         with self.open_file(shard) as file:
             spans = scan_lines(shard, file)
         return len(spans), spans
+
+    @staticmethod
+    def has_offsets(index: ShardIndex) -> bool:
+        return are_spans(index)
 
     def open(self, shard: str, index: ShardIndex) -> LineFile:
         return LineFile(shard, self.open_file(shard))

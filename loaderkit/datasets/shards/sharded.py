@@ -12,7 +12,7 @@ from loaderkit.datasets.base import check_index, check_indices
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.remote.storage import Stat, Storage
 from loaderkit.datasets.remote.urls import Urls, expand, is_remote, open_file, shard_name, stat
-from loaderkit.datasets.shards.index import ShardIndex, load_index, save_index
+from loaderkit.datasets.shards.index import ShardIndex, index_error, index_path, load_index, save_index
 from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array
@@ -86,6 +86,11 @@ class ShardedDataset(DeclaresDraws, ABC):
     def read(self, handle: Any, rows: Int64Array, index: ShardIndex) -> list[Any]:
         """Return raw samples (B,) of an open shard, in the order of `rows`, without drawing random numbers."""
 
+    @staticmethod
+    def has_offsets(index: ShardIndex) -> bool:
+        """Return whether an index has offsets that this format could have made: none that lead out of the shard."""
+        return True
+
     @property
     def shard_sizes(self) -> Int64Array:
         """Number of samples in each shard, (S,) int64; a Loader with shuffle=True makes a ShardOrder from it."""
@@ -98,6 +103,8 @@ class ShardedDataset(DeclaresDraws, ABC):
         if index is not None and not index.fits(found):
             self._changed.append(shard)
             index = None
+        if index is not None and not self.has_offsets(index):
+            raise index_error(index_path(shard, self._index_dir), "its offsets are not those of a shard")
         if index is None:
             count, offsets = self.scan(shard)
             index = ShardIndex(kind=self.kind, count=count, offsets=offsets, **found._asdict())

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, ClassVar, Self
 
+from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
+from loaderkit.datasets.images.decode import decode_picture
 from loaderkit.datasets.remote.urls import open_file
 from loaderkit.datasets.streams.dataset import check_skipped
 from loaderkit.datasets.tar.dataset import DECODERS, Decoder
@@ -58,6 +60,7 @@ class TarReader:
 
     Args:
         decode: Maps an extension to a function that decodes a file's bytes, as for `TarDataset`.
+        max_pixels: The largest picture that `DECODERS` decode, width times height; None for any.
 
     Raises:
         ValueError: While reading, if a file is neither regular nor a directory, or its name leads out of the archive. Also if
@@ -81,6 +84,10 @@ class TarReader:
     skips: ClassVar[bool] = False
 
     decode: Mapping[str, Decoder] | None = field(default_factory=lambda: DECODERS)
+    max_pixels: int | None = MAX_PIXELS
+
+    def __post_init__(self) -> None:
+        check_max_pixels("TarReader", self.max_pixels)
 
     def __call__(self, shard: str, start: int) -> Iterator[dict[str, Any]]:
         decode, found = self.decode or {}, 0
@@ -90,7 +97,11 @@ class TarReader:
             sample: dict[str, Any] = {"__key__": key}
             for extension, content in files.items():
                 decoder = decode.get(extension) or decode.get(extension.rpartition(".")[2])
-                sample[extension] = content if decoder is None else decoder(content)
+                is_picture = decoder is decode_picture
+                if is_picture:
+                    sample[extension] = decode_picture(content, max_pixels=self.max_pixels)
+                else:
+                    sample[extension] = content if decoder is None else decoder(content)
             yield sample
         check_skipped(shard, found, start)
 

@@ -4,10 +4,12 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
 
 from loaderkit.datasets.errors import ShardError
+from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
 from loaderkit.datasets.images.decode import decode_picture, decode_pictures
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls
@@ -42,6 +44,7 @@ class TarDataset(ShardedDataset):
         urls: A path, folder, glob or URL, or a list of them.
         decode: Decoders by extension (`seg.png`) or by its last part (`png`); each takes the file's bytes. A file without
             a decoder stays bytes. None decodes nothing. `DECODERS | {"jpg": mine}` changes one decoder.
+        max_pixels: The largest picture that `DECODERS` decode, width times height; None for any.
         transform: Called with each decoded sample; its result replaces the sample.
         index_dir: Folder of the index files. By default they are next to local shards, and in
             `~/.cache/loaderkit/index` for remote shards.
@@ -74,13 +77,15 @@ class TarDataset(ShardedDataset):
         urls: Urls,
         *,
         decode: Mapping[str, Decoder] | None = DECODERS,
+        max_pixels: int | None = MAX_PIXELS,
         transform: Callable[[Any], Any] | None = None,
         index_dir: str | os.PathLike[str] | None = None,
         max_open: int = 128,
         storage: Storage | None = None,
     ) -> None:
+        check_max_pixels("TarDataset", max_pixels)
         super().__init__(urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage)
-        self._decode = dict(decode or {})
+        self._decode, self._max_pixels = dict(decode or {}), max_pixels
         known = set(map(id, DECODERS.values()))
         custom = [decode for decode in self._decode.values() if id(decode) not in known]
         self._decoders_draw = max(map(draws, custom), default=Draws.NOTHING)
@@ -93,6 +98,15 @@ class TarDataset(ShardedDataset):
         with self.open_file(shard) as file:
             table = index_tar(file, self.stat(shard).size_bytes, shard)
         return len(table.ends), table.pack()
+
+    @staticmethod
+    def has_offsets(index: ShardIndex) -> bool:
+        if index.offsets is None or index.offsets.ndim != 1:
+            return False
+        try:
+            return TarTable.unpack(index.offsets).fits(index.count, index.size_bytes)
+        except (ValueError, RecursionError):
+            return False
 
     def open(self, shard: str, index: ShardIndex) -> OpenTar:
         table = TarTable.unpack(index.spans(shard))
@@ -137,10 +151,12 @@ class TarDataset(ShardedDataset):
     def _decode_field(self, name: str, contents: Sequence[memoryview], values: list[Any]) -> None:
         """Decode files with one extension and append the results to `values`."""
         decode = self._decode.get(name) or self._decode.get(name.rpartition(".")[2])
-        if decode is decode_picture:
+        are_pictures = decode is decode_picture
+        if are_pictures:
             with contextlib.suppress(ValueError):  # the loop below finds out which file it is
-                values += decode_pictures(contents)
+                values += decode_pictures(contents, max_pixels=self._max_pixels)
                 return
+            decode = partial(decode_picture, max_pixels=self._max_pixels)
         for content in map(bytes, contents):
             values.append(content if decode is None else decode(content))
 

@@ -31,6 +31,24 @@ class TarTable:
     keys: Any  # bytes-like
     extensions: list[str]
 
+    def fits(self, count: int, size_bytes: int) -> bool:
+        """Return whether the table has `count` samples of a shard of this size, and no number leads out of it."""
+        names, parts = self.extensions, (self.members, self.ends)
+        if not (isinstance(names, list) and all(isinstance(name, str) for name in names) and len(self.ends) == count):
+            return False
+        if not count:
+            return not len(self.members)
+        offsets, sizes, numbers = self.members.T
+        in_order = all(bool((np.diff(ends, prepend=0) >= 0).all()) for ends in self.ends.T)
+        return bool(
+            in_order
+            and self.ends[-1, 0] == len(self.members)
+            and self.ends[-1, 1] <= len(self.keys)
+            and all(part.min() >= 0 for part in parts)
+            and numbers.max() < len(names)
+            and (sizes <= size_bytes - offsets).all()
+        )
+
     def samples(self, rows: list[int]) -> tuple[list[str], list[int], tuple[list[int], list[int], list[int]]]:
         """Return the samples' keys (B,), their numbers of files (B,), and the offsets, sizes and extensions of those files."""
         # Lists are faster than numpy here: decoding pictures empties the caches before each call.
@@ -55,8 +73,14 @@ class TarTable:
 
     @classmethod
     def unpack(cls, words: Int64Array) -> "TarTable":
-        """Return the table that `pack` packed, as views."""
+        """Return the table that `pack` packed, as views.
+
+        Raises:
+            ValueError: If its parts have other sizes than it says.
+        """
         members, samples, names = words[:3].tolist()
+        if min(members, samples, names) < 0:
+            raise ValueError(f"{members} files, {samples} samples, {names} bytes of names")
         text = 3 + 3 * members + 2 * samples
         content = words[text:].astype("<i8", copy=False).view(np.uint8).data
         return cls(
