@@ -75,3 +75,15 @@ def png(
     middle = len(packed) // 2
     content = chunk(b"IDAT", packed[:middle]) + chunk(b"IDAT", packed[middle:])
     return header(*size, colour, depth, interlaced) + extra + content + chunk(b"IEND")
+
+
+def with_checksums(content: bytes) -> bytes:
+    """Make each chunk's checksum fit its content, as far as the chunks can be found."""
+    repaired, at = bytearray(content), 8
+    while at + 12 <= len(repaired):
+        end = at + 8 + int.from_bytes(repaired[at : at + 4], "big")
+        if end + 4 > len(repaired):
+            break
+        repaired[end : end + 4] = struct.pack(">I", zlib.crc32(repaired[at + 4 : end]))
+        at = end + 4
+    return bytes(repaired)

@@ -19,7 +19,7 @@ from loaderkit.system.arrays import Int64Array
 
 VERSION = 1
 _MAGIC = b"LKINDEX\n"
-_FIELDS = {"kind": str, "count": int, "size_bytes": int, "changed_ns": int, "content": str, "etag": str}
+_FIELDS: dict[str, type] = {"kind": str, "count": int, "size_bytes": int, "changed_ns": int, "content": str, "etag": str}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class ShardIndex:
     def _from_fields(cls, header: Mapping[str, Any], body: memoryview) -> "ShardIndex":
         fields: dict[str, Any] = {name: header[name] for name in _FIELDS if name in header}
         for name, value in fields.items():
-            if type(value) is not _FIELDS[name] or (name == "count" and int(value) < 0):
+            if type(value) is not _FIELDS[name] or (name == "count" and value < 0):
                 raise ValueError(f"{name} is {value!r}")
         shape = header["shape"]
         offsets = None if shape is None else np.frombuffer(body, dtype="<i8").reshape(shape).astype(np.int64)

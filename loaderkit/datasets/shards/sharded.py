@@ -87,7 +87,7 @@ class ShardedDataset(DeclaresDraws, ABC):
         """Return raw samples (B,) of an open shard, in the order of `rows`, without drawing random numbers."""
 
     @staticmethod
-    def has_offsets(index: ShardIndex) -> bool:
+    def has_offsets(index: ShardIndex) -> bool:  # noqa: ARG004 - for formats to use
         """Return whether an index has offsets that this format could have made: none that lead out of the shard."""
         return True
 
