@@ -13,6 +13,10 @@ settings.register_profile("loaderkit", deadline=None, suppress_health_check=[Hea
 settings.load_profile("loaderkit")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--flips", type=int, default=100, help="damaged copies of each file with random bits flipped")
+
+
 def pytest_configure() -> None:
     """Let Ctrl-C end what tests start, also where a shell started all of this in the background, to ignore it."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

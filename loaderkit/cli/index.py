@@ -154,10 +154,10 @@ def _check(shard: str, kind: type[ShardedDataset], job: _Job) -> _Outcome:
         return _Outcome("stale", detail=f"its index is of kind {index.kind}, wanted {name}")
     if index.size_bytes != found.size_bytes:
         return _Outcome("stale", detail=f"has {found.size_bytes:,} bytes, had {index.size_bytes:,} when it was indexed")
-    if not kind.has_offsets(index):
-        return _Outcome("damaged", detail=f"{path}: its offsets are not those of a shard")
     if not index.fits(found):
         return _Outcome("stale", detail="was changed after it was indexed")
+    if not kind.has_offsets(index):
+        return _Outcome("damaged", detail=f"{path}: its offsets are not those of a shard")
     if job.checksum and index.content != content_checksum(shard, job.storage):
         what = "its content changed after it was indexed, but not its size and time"
         return _Outcome("stale", detail=what if index.content else "its index has no checksum")

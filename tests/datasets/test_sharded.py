@@ -288,7 +288,9 @@ def test_a_damaged_index_is_named(tmp_path: Path) -> None:
     Bytes(tmp_path)
     file = index_path(str(tmp_path / "000.bin"), None)
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(lk.ShardError, match=r"000\.bin\.lkindex: not a whole index file. Delete it"):
+    with pytest.raises(
+        lk.ShardError, match=r"000\.bin\.lkindex: not a whole index file \(its checksum differs\)\. Delete it"
+    ):
         Bytes(tmp_path)
 
 

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 
 Case = tuple[str, bytes]  # what was done, and the content
-_WAIT_S = 60.0  # for one case; a hang takes longer
+_WAIT_S = 30.0  # for one case; a hang takes longer
 _CPU_S = 1.0
-_MORE_MEMORY = 3 << 30  # bytes of address space; a picture of max_pixels takes a third
+_MORE_MEMORY = 2 << 30  # bytes of address space
 
 
-def cuts(content: bytes, most: int = 300) -> Iterator[Case]:
-    """Cut at each byte, or at `most` places if there are more bytes: the first and last hundred, and some between."""
-    places = set(range(len(content)))
+def cuts(content: bytes, most: int = 150) -> Iterator[Case]:
+    """Cut at each byte, or at `most` places if there are more bytes: at the beginning, at the end, and some between."""
+    places, third = set(range(len(content))), most // 3
     if len(content) > most:
-        between = np.linspace(0, len(content) - 1, most - 200).astype(int).tolist()
-        places = {*range(100), *range(len(content) - 100, len(content)), *between}
+        between = np.linspace(0, len(content) - 1, third).astype(int).tolist()
+        places = {*range(third), *range(len(content) - third, len(content)), *between}
     for place in sorted(places):
         yield f"cut at {place}", content[:place]
 

@@ -16,7 +16,8 @@ from loaderkit.datasets.images.checks import MAX_PIXELS, PNG, check_png, check_p
 from loaderkit.system.threads import threads_of_a_read
 
 _JPEG = b"\xff\xd8\xff"
-_NOT_EXIF = ("XML:com.adobe.xmp", "xmp", "Raw profile type exif")  # texts of PNG that Pillow takes an orientation from
+_IGNORED = ("transparency",)  # Pillow warns when it is dropped
+_IGNORED_IN_PNG = (*_IGNORED, "XML:com.adobe.xmp", "xmp", "Raw profile type exif")  # orientations that are not EXIF's
 _NO_PICTURE = "not a picture that can be decoded"
 _RGB = 3  # torchvision.io.ImageReadMode.RGB
 _FOR_A_THREAD = 8  # pictures; waking a thread takes longer than decoding fewer
@@ -108,11 +109,10 @@ def _decode_with_pillow(data: bytes, max_pixels: int | None) -> Tensor:
             if picture.format == "EPS":
                 raise ValueError("it is PostScript, a program that may never end")
             picture.load()
-            if is_png:
-                if _may_lack_rows(picture):
-                    check_png_rows(data)
-                for name in _NOT_EXIF:
-                    picture.info.pop(name, None)
+            if is_png and _may_lack_rows(picture):
+                check_png_rows(data)
+            for name in _IGNORED_IN_PNG if is_png else _IGNORED:
+                picture.info.pop(name, None)
             ImageOps.exif_transpose(picture, in_place=True)
             if picture.mode == "F":
                 raise ValueError("its pixels are floats, wanted 8 or 16 bits a channel")

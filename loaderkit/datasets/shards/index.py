@@ -19,7 +19,14 @@ from loaderkit.system.arrays import Int64Array
 
 VERSION = 1
 _MAGIC = b"LKINDEX\n"
-_FIELDS: dict[str, type] = {"kind": str, "count": int, "size_bytes": int, "changed_ns": int, "content": str, "etag": str}
+_FIELDS: dict[str, type] = {
+    "kind": str,
+    "count": int,
+    "size_bytes": int,
+    "changed_ns": int,
+    "content": str,
+    "etag": str,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +92,9 @@ class ShardIndex:
     @classmethod
     def _from_fields(cls, header: Mapping[str, Any], body: memoryview) -> "ShardIndex":
         fields: dict[str, Any] = {name: header[name] for name in _FIELDS if name in header}
-        for name, value in fields.items():
-            if type(value) is not _FIELDS[name] or (name == "count" and value < 0):
-                raise ValueError(f"{name} is {value!r}")
+        wrong = [name for name, value in fields.items() if type(value) is not _FIELDS[name]]
+        if wrong or fields["count"] < 0:
+            raise ValueError(f"{wrong or 'count'} of {fields}")
         shape = header["shape"]
         offsets = None if shape is None else np.frombuffer(body, dtype="<i8").reshape(shape).astype(np.int64)
         return cls(**fields, offsets=offsets)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, ClassVar, Self
 
+from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
 from loaderkit.datasets.images.decode import decode_picture
 from loaderkit.datasets.remote.urls import open_file
@@ -66,6 +67,7 @@ class TarReader:
         ValueError: While reading, if a file is neither regular nor a directory, or its name leads out of the archive. Also if
             a sample has an extension twice, or its files do not follow each other; the first of them have then been
             read as a sample.
+        ShardError: While reading, if a file cannot be decoded.
         tarfile.ReadError: While reading, if the archive is damaged, or is cut before its end mark.
 
     Example:
@@ -97,13 +99,19 @@ class TarReader:
             sample: dict[str, Any] = {"__key__": key}
             for extension, content in files.items():
                 decoder = decode.get(extension) or decode.get(extension.rpartition(".")[2])
-                is_picture = decoder is decode_picture
-                if is_picture:
-                    sample[extension] = decode_picture(content, max_pixels=self.max_pixels)
-                else:
-                    sample[extension] = content if decoder is None else decoder(content)
+                try:
+                    sample[extension] = content if decoder is None else self._decode(decoder, content)
+                except (ImportError, MemoryError):  # not a fault of the file
+                    raise
+                except Exception as error:
+                    what = f"{key}.{extension} can't be decoded, {type(error).__name__}: {error}"
+                    raise ShardError(f"{shard}: {what}") from error
             yield sample
         check_skipped(shard, found, start)
+
+    def _decode(self, decoder: Decoder, content: bytes) -> Any:
+        is_picture = decoder is decode_picture
+        return decode_picture(content, max_pixels=self.max_pixels) if is_picture else decoder(content)
 
 
 class _Member(tarfile.TarInfo):
