@@ -17,10 +17,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from command_line import loaderkit
 from damage import Case, changed_bytes, cuts, flips, outcomes
 from images_made import encode, picture
 from PIL import Image
-from png_made import KINDS, png, with_checksums
+from png_made import KINDS, chunk, header, png, with_checksums
 from tars_made import make
 
 import loaderkit as lk
@@ -78,6 +79,115 @@ def test_a_damaged_picture_is_decoded_or_an_error(kind: str, count: int) -> None
     assert sum(isinstance(result, str) for result in found.values()) > 50
     for name in checked:
         assert isinstance(found[name], str) or found[name] == whole, name
+
+
+def short_png(width: int, height: int, rows: int) -> bytes:
+    """A PNG with fewer rows than its header says."""
+    pixels = chunk(b"IDAT", zlib.compress(bytes(1 + width) * rows))
+    return header(width, height) + pixels + chunk(b"IEND")
+
+
+@pytest.mark.parametrize("size", [(1, 2), (8, 8), (40, 3), (4000, 4000)])
+def test_a_png_that_lacks_rows_is_an_error(size: tuple[int, int]) -> None:
+    assert len(short_png(1, 2, 1)) <= 69  # bytes: libpng's reader in torchvision 0.29 crashes
+    cases = [(f"{rows} rows", short_png(*size, rows)) for rows in (0, 1, size[1] - 1, size[1])]
+    found = outcomes(decode_picture, cases[:-1], (ValueError,))
+    assert all("not a picture that can be decoded: " in message for message in found.values())
+    assert decode_picture(cases[-1][1]).shape == (3, size[1], size[0])
+
+
+def huge(kind: str, width: int, height: int) -> bytes:
+    """A small picture whose header claims another size."""
+    if kind == "PNG":
+        return short_png(width, height, 1) if width * height > 100 else encode(Image.new("L", (width, height)), "PNG")
+    content = bytearray(encode(Image.new("RGB", (9, 7)), kind))
+    if kind == "JPEG":
+        place = content.index(b"\xff\xc0") + 5
+        content[place : place + 4] = height.to_bytes(2, "big") + width.to_bytes(2, "big")
+    elif kind == "GIF":
+        content[6:10] = width.to_bytes(2, "little") + height.to_bytes(2, "little")
+    else:
+        content[18:26] = width.to_bytes(4, "little") + height.to_bytes(4, "little")
+    return bytes(content)
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP"])
+def test_a_picture_that_claims_to_be_huge_is_an_error(kind: str) -> None:
+    small = huge(kind, 9, 7)
+    assert decode_picture(small, max_pixels=63).shape == (3, 7, 9)
+    cases = [(f"{side} pixels", huge(kind, side, side)) for side in (12_000, 20_000, 60_000)]
+    found = outcomes(decode_picture, cases, (ValueError,))
+    message = "its header claims 12,000 x 12,000 pixels, wanted at most max_pixels=89,478,485"
+    assert message in found["12000 pixels"]
+    assert all("max_pixels=" in text or "PIL.Image.MAX_IMAGE_PIXELS" in text for text in found.values())
+    assert decode_picture(small, max_pixels=None).shape == (3, 7, 9)
+    with pytest.raises(ValueError, match="claims 9 x 7 pixels, wanted at most max_pixels=62"):
+        decode_picture(small, max_pixels=62)
+
+
+def test_a_progressive_jpeg_of_very_many_scans_is_an_error() -> None:
+    content = encode(picture(size=(60, 45)), "JPEG", progressive=True)
+    assert decode_picture(content).shape == (3, 45, 60)
+    first = content.index(b"\xff\xda")
+    second = content.index(b"\xff\xda", first + 2)
+    bomb = content[:second] + content[first:second] * 200 + content[second:]
+    with pytest.raises(ValueError, match="it has more than 100 scans"):
+        decode_picture(bomb)
+
+
+def test_postscript_is_not_run() -> None:
+    with pytest.raises(ValueError, match="it is PostScript"):
+        decode_picture(encode(picture(), "EPS"))
+
+
+def write_pictures(root: Path) -> None:
+    """Four classes of one picture; that of class c is too large for 200 pixels."""
+    for name in "abcd":
+        (root / name).mkdir(parents=True)
+        picture(size=(40, 9) if name == "c" else (12, 9)).save(root / name / "1.png")
+
+
+def test_max_pixels_is_a_setting_whose_errors_are_skipped(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "train")
+    folder = lk.ImageFolder(tmp_path / "train", max_pixels=200)
+    with pytest.raises(ValueError, match=r"c/1\.png: .*claims 40 x 9 pixels, wanted at most max_pixels=200"):
+        folder[2]
+    loader = lk.Loader(folder, 2, bad_samples=lk.BadSamples("skip", max_rate=0.5))
+    assert [label for _, labels in loader for label in labels.tolist()] == [0, 1, 3]
+    assert "claims 40 x 9 pixels" in loader.bad_samples[0].error
+
+    files = [(f"{name}.png", (tmp_path / "train" / name / "1.png").read_bytes()) for name in "abcd"]
+    shard = make(tmp_path / "a.tar", files)
+    tar = lk.TarDataset(shard, max_pixels=200)
+    with pytest.raises(lk.ShardError, match=r"a\.tar, offset .*: c\.png .*max_pixels=200"):
+        tar.read_columns([0, 1, 2, 3])
+    assert tar[3]["png"].shape == (3, 9, 12)
+    with pytest.raises(lk.ShardError, match=r"a\.tar: c\.png .*max_pixels=200"):
+        list(lk.TarReader(max_pixels=200)(str(shard), 0))
+    assert len(list(lk.TarReader()(str(shard), 0))) == 4
+
+    for data in (
+        lk.ImageDataModule(tmp_path, max_pixels=200),
+        lk.ImageDataModule(train=shard, classes=["a"], max_pixels=200, label="png"),
+    ):
+        data.setup("fit")
+        with pytest.raises(ValueError, match="max_pixels=200"):
+            list(data.train_dataloader())
+    sample = {"image": tmp_path / "train" / "c" / "1.png", "boxes": [[0, 0, 4, 4]], "labels": ["x"]}
+    boxes = lk.DetectionDataModule(train=[sample], max_pixels=200)
+    boxes.setup("fit")
+    with pytest.raises(ValueError, match="max_pixels=200"):
+        list(boxes.train_dataloader())
+    for make_it in (
+        lambda wrong: lk.ImageFolder(tmp_path / "train", max_pixels=wrong),
+        lambda wrong: lk.TarDataset(shard, max_pixels=wrong),
+        lambda wrong: lk.TarReader(max_pixels=wrong),
+        lambda wrong: lk.ImageDataModule(tmp_path, max_pixels=wrong),
+        lambda wrong: lk.DetectionDataModule(train=[sample], max_pixels=wrong),
+    ):
+        with pytest.raises(ValueError, match="max_pixels is 0, wanted a number of at least 1, or None"):
+            make_it(0)
 
 
 def documents(number: int) -> dict[str, Any]:
@@ -272,6 +382,20 @@ def test_an_index_with_wrong_fields_is_refused_or_made_again(name: str, tmp_path
     assert sum(map(is_error, found.values())) > 100
     for place, _ in fields:
         assert is_error(found[place]) or found[place] == whole, place
+
+
+def test_the_index_command_mends_wrong_offsets(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    write_jsonl(path)
+    whole = read_all(path, lk.JsonlDataset)
+    index = Path(f"{path}.lkindex")
+    index.write_bytes(rewritten(index.read_bytes(), lambda header: header | {"count": 99}))
+    with pytest.raises(
+        lk.ShardError, match=r"not a whole index file \(its offsets .*\)\. Delete it, or run `loaderkit"
+    ):
+        lk.JsonlDataset(path)
+    assert loaderkit("index", path).returncode == 0
+    assert read_all(path, lk.JsonlDataset) == whole
 
 
 @pytest.mark.parametrize("what", ["a named pipe", "a folder"])
