@@ -146,19 +146,17 @@ def difference(what: str, found: Sequence[Any], field: str, collate: str, way_ou
 
 
 def _stack_unusual(values: Sequence[Tensor], field: str) -> Tensor:
-    """Stack sparse COO tensors; torch stacks no other layouts, and no nested tensors."""
-    first = values[0]
-    if first.layout is torch.sparse_coo and len({value.shape for value in values}) == 1:
+    """Stack sparse or nested tensors if torch can: it stacks COO tensors of one shape, and few others."""
+    try:
         return torch.stack(list(values))
-    if first.is_nested:
-        what = "nested tensors"
-        way_out = "Return the parts as plain tensors and use loaderkit.RaggedCollate, or pass collate_fn"
-    else:
-        what = f"tensors of layout {first.layout} and shapes {', '.join(sorted({str(tuple(value.shape)) for value in values}))}"
-        way_out = "Make them COO in the dataset (tensor.to_sparse_coo()), or pass collate_fn"
-    raise CollateError(
-        f"collate: {named(field)} has {what}, wanted strided or COO tensors of one shape. {way_out}", [0]
-    )
+    except RuntimeError as error:
+        what = "nested tensors" if values[0].is_nested else f"tensors of layout {values[0].layout}"
+        raise CollateError(
+            f"collate: {named(field)} has {what} that torch cannot stack. From parts of different lengths "
+            "loaderkit.RaggedCollate makes a batch. Of sparse tensors, those of one shape in COO stack "
+            "(tensor.to_sparse_coo()). Or pass collate_fn",
+            [0],
+        ) from error
 
 
 def _stack_numbers(values: Sequence[Any]) -> Tensor:

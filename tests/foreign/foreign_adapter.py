@@ -6,10 +6,11 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pytest
 import torch
+from torch.utils.data import IterDataPipe
 
 import loaderkit as lk
 
@@ -17,7 +18,10 @@ _IGNORED = ("snapshot_every_n_steps", "generator", "pin_memory_device", "in_orde
 _RENAMED = {"sampler": "order"}
 
 
-class ForeignLoader(lk.Loader):
+Batch = TypeVar("Batch")
+
+
+class ForeignLoader(lk.Loader[Batch], Generic[Batch]):
     """A Loader that takes the arguments of DataLoader and StatefulDataLoader.
 
     `generator` and `snapshot_every_n_steps` are dropped: a Loader has a seed, and its state is exact at each batch.
@@ -29,7 +33,8 @@ class ForeignLoader(lk.Loader):
         settings = {_RENAMED.get(name, name): value for name, value in options.items()}
         if settings.get("batch_sampler") is not None:
             batch_size = 1
-        super().__init__(dataset, batch_size, shuffle=bool(shuffle), **settings)
+        shuffle = bool(shuffle) and not isinstance(dataset, IterDataPipe)  # a pipe shuffles itself
+        super().__init__(dataset, batch_size, shuffle=shuffle, **settings)
 
 
 @pytest.hookimpl(trylast=True)

@@ -65,7 +65,9 @@ def _outcomes_of(path: Path, tmp_path: Path) -> dict[str, tuple[str, str]]:
     }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "foreign_adapter", "-p", "no:cacheprovider"]
     command += ["--timeout", "120", "-c", os.devnull, "--rootdir", str(path.parents[1]), str(path)]
-    done = subprocess.run(command, cwd=path.parents[2], env=found, capture_output=True, text=True, timeout=840, check=False)
+    done = subprocess.run(
+        command, cwd=path.parents[2], env=found, capture_output=True, text=True, timeout=840, check=False
+    )
     assert report.exists(), done.stdout[-3000:] + done.stderr[-3000:]
     outcomes: dict[str, tuple[str, str]] = {}
     for line in report.read_text().splitlines():

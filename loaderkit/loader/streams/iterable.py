@@ -7,7 +7,6 @@ resumes from that state instead. The loader's state holds it as JSON: the checks
 """
 
 import itertools
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from loaderkit.datasets.hf import restores_its_place, state_of_start
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.position import Crew
 from loaderkit.loader.streams.lanes import Item, LaneTask, check_no_index, run_task
+from loaderkit.loader.streams.own_state import decode, encode
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.state import COUNT, EPOCH
@@ -73,8 +73,8 @@ class WorkerLanes:
             return None if state is None else "no state, because the dataset has none"
         try:
             if state is not None:
-                json.loads(state)
-        except (TypeError, ValueError):
+                decode(state)
+        except Exception:
             return "the dataset's own state as JSON"
         return None
 
@@ -232,10 +232,20 @@ class _WorkerReader:
         return self._iterator
 
     def _iter_from(self, state: str | None) -> Iterator[Any]:
-        dataset, first = self._task.dataset, self._task.first
-        if self._stateful:
-            _load(dataset, first if state is None else state)
-        return iter(dataset)
+        dataset = self._task.dataset
+        if not self._stateful:
+            return iter(dataset)
+        state = self._task.first if state is None else state
+        try:
+            _load(dataset, state)
+        except Exception:  # it may have a place to restore only after iter()
+            iterator: Iterator[Any] = iter(dataset)
+            _load(dataset, state)
+            return iterator
+        iterator = iter(dataset)
+        if iterator is dataset:  # iter() may have gone back to the start
+            _load(dataset, state)
+        return iterator
 
     def _replay(self, samples: int) -> None:
         """Read again what was read before the place."""
@@ -270,19 +280,11 @@ def _state_of(dataset: Any) -> str | None:
 
 def _load(dataset: Any, state: str | None) -> None:
     if state is not None:
-        dataset.load_state_dict(json.loads(state))
+        dataset.load_state_dict(decode(state))
 
 
 def _to_json(dataset: Any, state: Any) -> str:
-    """Return a state as JSON. Checkpoints and other processes need plain values; raise a TypeError for others."""
     try:
-        text = json.dumps(state)
-        copy = json.loads(text)
-    except (TypeError, ValueError):
-        text, copy = "", None
-    if copy != state or not text:
-        raise TypeError(
-            f"loader: {type(dataset).__name__}.state_dict() returned {state!r}, wanted what JSON gives back unchanged: "
-            "numbers, strings, lists, and dicts with strings for keys."
-        )
-    return text
+        return encode(state)
+    except TypeError as error:
+        raise TypeError(f"loader: {type(dataset).__name__}.state_dict() returned {state!r}: it has {error}.") from None
