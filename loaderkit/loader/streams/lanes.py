@@ -97,7 +97,11 @@ class LaneTask(torch_data.IterableDataset[Any]):
         collate = self.config.collate_fn
         with lends(self.buffers):
             if self.config.batch_size is None:
-                return samples[0] if collate is None else collate(samples[0])
+                if collate is None:
+                    return samples[0]
+                if seeds.row is None:  # no step has drawn for the sample: it has none, or drew when the sample was read
+                    seeds.enter_batch()
+                return collate(samples[0])
             if collate is None:
                 return stack(samples)
             seeds.enter_batch()  # stacking draws nothing

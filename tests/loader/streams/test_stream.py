@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from drawing import drawing_collate, draws, equal
+from drawing import add_draws, drawing_collate, draws, equal
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stream_data import SIZES, Counted, expected, ids, make_loader, make_stream, names
+from stream_data import SIZES, Counted, expected, ids, make_loader, make_stream, names, with_draws
 
 import loaderkit as lk
 from loaderkit.testing import (
@@ -161,6 +161,16 @@ def test_a_run_resumes_on_other_ranks(ranks: tuple[int, int], stop: int, shuffle
         batches += list(loader)
         assert loader.cursor.epoch == 1
     assert ids(batches) == expected(sizes)
+
+
+@pytest.mark.parametrize("is_filtered", [False, True])
+def test_a_collate_of_single_samples_draws_for_each(is_filtered: bool) -> None:
+    stream = make_stream([5], transform=with_draws if is_filtered else None)
+    stream = stream.filter(lambda sample: True) if is_filtered else stream
+    one, two = (list(lk.Loader(stream, None, collate_fn=add_draws, num_workers=workers)) for workers in (0, 1))
+    assert equal(one, two)
+    drawn = torch.stack([sample[1] for sample in one])
+    assert all(len(column.unique()) == 5 for column in drawn.T)
 
 
 def test_draws_in_the_reader_resume_exactly() -> None:
