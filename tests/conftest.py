@@ -2,6 +2,8 @@
 
 import gc
 import signal
+import traceback
+from collections.abc import Generator
 
 import huge_pages
 import pytest
@@ -15,6 +17,8 @@ settings.load_profile("loaderkit")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--flips", type=int, default=100, help="damaged copies of each file with random bits flipped")
+    parser.addoption("--fuzz-seconds", type=float, default=30, help="how long kills and resumes of random runs are fuzzed")
+    parser.addoption("--fuzz-seed", default="0", help="the fuzzer's seed, or seed:number for one of its cases")
 
 
 def pytest_configure() -> None:
@@ -35,6 +39,34 @@ def pytest_collection_finish() -> None:
     """Let garbage collection look at what tests make alone: all that was imported takes it 0.3 s each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Let go of what a failed test made: its traceback would keep loaders, and their workers, for the tests after it."""
+    report = yield
+    error = call.excinfo.value if call.excinfo else None
+    if report.failed and error is not None and not item.config.getoption("usepdb"):
+        _release(error)
+        gc.collect()
+    return report
+
+
+def _release(error: BaseException) -> None:
+    """Drop the local variables of an error's frames, and of the errors that led to it."""
+    seen: list[BaseException] = []
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is None or each in seen:
+            continue
+        seen.append(each)
+        traceback.clear_frames(each.__traceback__)
+        for frame, _ in traceback.walk_tb(each.__traceback__):
+            frame.f_locals  # noqa: B018 - makes a frame forget the copy of its variables that pytest has asked for
+        waiting += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
 
 
 @pytest.fixture(scope="module", autouse=True)

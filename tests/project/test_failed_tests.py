@@ -1,0 +1,58 @@
+"""A failed test leaves nothing running for the tests after it."""
+
+from pathlib import Path
+
+from scripts import run
+
+TESTS_FOLDER = Path(__file__).parents[1]
+TESTS = """
+import threading
+
+import psutil
+import pytest
+import torch
+
+import loaderkit as lk
+
+ENGINES = ["threads", "ring", "torch"]
+
+
+def running():
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("loaderkit worker")]
+    return [*threads, *psutil.Process().children(recursive=True)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_fails(engine):
+    loader = lk.Loader(lk.RecordDataset(range(1000)), 2, num_workers=2, engine=engine)
+    batches = iter(loader)
+    next(batches)
+    assert running()
+    try:
+        raise KeyError
+    except KeyError:
+        assert batches is None
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_comes_after(engine):
+    assert not running()
+"""
+MAIN = """
+import sys
+
+import pytest
+
+sys.path.append(sys.argv[1])
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[2:]]))
+"""
+
+
+def test_a_failed_test_that_keeps_its_loader_ends_it(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text((TESTS_FOLDER / "conftest.py").read_text())
+    (tmp_path / "test_both.py").write_text(TESTS)
+    (tmp_path / "main.py").write_text(MAIN)
+    engines, tests = ("threads", "ring", "torch"), ("test_fails", "test_comes_after")
+    names = [f"test_both.py::{test}[{engine}]" for engine in engines for test in tests]
+    output = run(tmp_path, "main.py", TESTS_FOLDER / "support", *names, code=1)
+    assert "3 failed, 3 passed" in output, output
