@@ -1,0 +1,283 @@
+"""Data for the fuzzer of kill and resume: samples (id, draws) of every kind of dataset and stream."""
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+import torch.utils.data as torch_data
+from drawing import draws
+from fuzz_cases import STREAMS, Case, Leg
+from tars_made import make as make_tar
+
+import loaderkit as lk
+
+SHARDS = ([9, 1, 14], [5, 2, 11, 3, 8], [23], [2, 1, 1, 6, 4, 2])  # samples of each, for each variant
+TOKENS = 3  # in a sample
+EXTENSIONS = {"jsonl": "jsonl", "csv": "csv", "tar": "tar", "parquet": "parquet", "tokens": "bin"}
+
+
+class Drawn:
+    """A transform from a raw sample to its id and what it draws."""
+
+    def __init__(self, case: Case) -> None:
+        self.from_everywhere = case.from_everywhere
+        self.draws_only_sample_rng = not case.from_everywhere
+
+    def __call__(self, raw: Any) -> tuple[int, torch.Tensor]:
+        return id_of(raw), self.draw()
+
+    def draw(self) -> torch.Tensor:
+        return draws() if self.from_everywhere else torch.from_numpy(lk.sample_rng().random(2))
+
+
+def id_of(raw: Any) -> int:
+    if isinstance(raw, dict):
+        raw = raw["n"]
+    if isinstance(raw, str):
+        raw = json.loads(raw)["n"]
+    return int(raw) if np.ndim(raw) == 0 else int(raw[0]) // TOKENS
+
+
+class Collate:
+    """Stacks samples, also those of packed rows, and draws for the batch."""
+
+    def __init__(self, drawn: Drawn) -> None:
+        self._drawn = drawn
+        self.draws_only_sample_rng = drawn.draws_only_sample_rng
+
+    def __call__(self, samples: Any) -> Any:
+        if isinstance(samples, tuple):  # a single sample: batch_size=None
+            samples = [samples]
+        rows = samples if isinstance(samples[0], list) else [samples]
+        numbers, drawn = zip(*(sample for row in rows for sample in row), strict=True)
+        return torch.tensor(numbers), torch.stack(drawn), self._drawn.draw()
+
+
+def samples_of(batch: Any) -> list[tuple[int, bytes]]:
+    """Return the samples of a batch: their ids, and what they drew."""
+    if isinstance(batch, dict):  # rows in memory draw nothing
+        return [(number, b"") for number in batch["n"].reshape(-1).tolist()]
+    ids, drawn = batch[0], batch[1]
+    if isinstance(ids, int):
+        return [(ids, drawn.numpy().tobytes())]
+    return [(number, row.numpy().tobytes()) for number, row in zip(ids.tolist(), drawn, strict=True)]
+
+
+def sizes_of(case: Case) -> list[int]:
+    more = 3 if case.data in STREAMS else 1  # otherwise most lanes have but one batch
+    return [more * size for size in SHARDS[case.variant]]
+
+
+# Data with an index
+
+
+class _List:
+    def __init__(self, size: int, drawn: Drawn) -> None:
+        self.size, self.drawn = size, drawn
+        self.draws_only_sample_rng = drawn.draws_only_sample_rng
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return self.drawn(index)
+
+
+def make_indexed(case: Case, folder: Path) -> Any:
+    """Make the dataset of a case, whose sample `i` has the id `i`."""
+    drawn, size = Drawn(case), sum(sizes_of(case))
+    if case.data == "list":
+        return _List(size, drawn)
+    if case.data == "rows":
+        return lk.ArrayDataset({"n": torch.arange(size)})
+    if case.data == "array":
+        return lk.ArrayDataset({"n": torch.arange(size)}, transform=drawn)
+    if case.data == "records":
+        return lk.RecordDataset([{"n": number} for number in range(size)], transform=drawn)
+    if case.data == "concat":
+        halves = [[{"n": number} for number in part] for part in np.array_split(range(size), 2)]
+        return lk.ConcatDataset([lk.RecordDataset(half, transform=drawn) for half in halves])
+    if case.data == "subset":
+        numbers = [{"n": number // 2} for number in range(2 * size)]
+        return lk.SubsetDataset(lk.RecordDataset(numbers, transform=drawn), range(0, 2 * size, 2))
+    if case.data == "map":
+        return lk.MapDataset(lk.RecordDataset([{"n": number} for number in range(size)]), drawn)
+    shards = _write(case, case.data, folder)
+    if case.data == "jsonl":
+        return lk.JsonlDataset(shards, transform=drawn)
+    if case.data == "csv":
+        return lk.CsvDataset(shards, types={"n": int}, transform=drawn)
+    if case.data == "tar":
+        return lk.TarDataset(shards, transform=_FromTar(drawn))
+    if case.data == "parquet":
+        return lk.ParquetDataset(shards, transform=drawn)
+    return lk.TokenDataset(shards, length=TOKENS, dtype="uint16", transform=drawn)
+
+
+class _FromTar:
+    def __init__(self, drawn: Drawn) -> None:
+        self._drawn = drawn
+        self.draws_only_sample_rng = drawn.draws_only_sample_rng
+
+    def __call__(self, raw: Any) -> Any:
+        return self._drawn(raw["cls"])
+
+
+def _write(case: Case, kind: str, folder: Path) -> list[str]:
+    """Write the shards of a variant once, and return their paths."""
+    folder = folder / f"{case.data}{case.variant}"
+    starts = np.cumsum([0, *sizes_of(case)]).tolist()
+    parts = [range(start, start + size) for start, size in zip(starts, sizes_of(case), strict=False)]
+    paths = [folder / f"{number}.{EXTENSIONS[kind]}" for number in range(len(parts))]
+    if not folder.exists():
+        folder.mkdir()
+        for path, numbers in zip(paths, parts, strict=True):
+            _write_shard(kind, path, numbers)
+    return [str(path) for path in paths]
+
+
+def _write_shard(kind: str, path: Path, numbers: range) -> None:
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps({"n": number}) + "\n" for number in numbers))
+    elif kind == "csv":
+        path.write_text("n,text\n" + "".join(f'{number},"a\nb"\n' for number in numbers))
+    elif kind == "tar":
+        make_tar(path, [(f"{number:03}.cls", b"%d" % number) for number in numbers])
+    elif kind == "parquet":
+        pq.write_table(pa.table({"n": list(numbers)}), path, row_group_size=4)
+    else:
+        np.arange(numbers.start * TOKENS, numbers.stop * TOKENS, dtype=np.uint16).tofile(path)
+
+
+def make_order(case: Case, dataset: Any) -> Any:
+    """Make the order of a case; None if the Loader makes it."""
+    size, seed = len(dataset), case.seed
+    numbers = np.random.default_rng(case.variant)
+    orders: dict[str, Any] = {
+        "shards": lambda: lk.ShardOrder(dataset.shard_sizes, seed=seed, lanes=3, window=case.window, block=2),
+        "mixture": lambda: lk.Mixture([size // 3, size - size // 3], [3, 1], seed=seed, window=8),
+        "weighted": lambda: lk.Weighted(numbers.random(size), seed=seed),
+        "without replacement": lambda: lk.Weighted(numbers.random(size) + 0.1, seed=seed, replacement=False),
+        "part": lambda: lk.Subset(range(0, size, 2)),
+        "sampler": lambda: _EpochSampler(size),
+        "torch sampler": lambda: torch_data.RandomSampler(range(size)),
+    }
+    return orders[case.order]() if case.order in orders else None
+
+
+class _EpochSampler:
+    def __init__(self, size: int) -> None:
+        self.size, self.epoch = size, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        numbers = list(range(self.size))
+        random.Random(self.epoch).shuffle(numbers)
+        return iter(numbers)
+
+
+def make_plan(case: Case, leg: Leg, size: int, tail: Any) -> Any:
+    """Make the plan of a leg; None if the Loader makes it."""
+    lengths = np.random.default_rng(case.variant).integers(1, 12, size=size)
+    batch = leg.batch_size or 1
+    common = {"window": case.window, "shuffle": case.order != "in order", "seed": case.seed, "tail": tail}
+    plans: dict[str, Any] = {
+        "buckets": lambda: lk.LengthBuckets(lengths, batch, **common),
+        "budget": lambda: lk.TokenBudget(lengths, 12 + 6 * batch, **common),
+        "pack": lambda: lk.PackPlan(lengths, 16, batch, **common),
+    }
+    return plans[case.plan]() if case.plan in plans else None
+
+
+# Streams
+
+
+class _Shards:
+    """Reads shards "first:last" of numbers."""
+
+    def __call__(self, shard: str, start: int) -> Iterator[int]:
+        first, last = map(int, shard.split(":"))
+        yield from range(first + start, last)
+
+
+def _keeps(sample: Any) -> bool:
+    return bool(sample[0] % 3)
+
+
+def make_stream(case: Case, folder: Path, world: lk.World) -> Any:
+    """Make the stream of a case."""
+    drawn, sizes = Drawn(case), sizes_of(case)
+    if case.data in ("iterable", "stateful"):
+        return (_Iterable if case.data == "iterable" else _Stateful)(sum(sizes), drawn, world)
+    settings: dict[str, Any] = {
+        "transform": drawn,
+        "lanes": case.lanes,
+        "window": case.window,
+        "shuffle": case.order != "in order",
+        "seed": case.seed,
+    }
+    if case.data == "lines":
+        return lk.StreamDataset(_write(case, "jsonl", folder), lk.LineReader(), **settings)
+    starts = np.cumsum([0, *sizes]).tolist()
+    names = [f"{start}:{start + size}" for start, size in zip(starts, sizes, strict=False)]
+    if case.data == "shared":
+        return lk.StreamDataset(names, _Shards(), share=2, block=3, **settings)
+    stream = lk.StreamDataset(names, _Shards(), **settings)
+    if case.data == "filtered":
+        return stream.filter(_keeps)
+    if case.data == "stream":
+        return stream
+    others = [f"{1000 + start}:{1000 + start + size}" for start, size in zip(starts, sizes[::-1], strict=False)]
+    other = lk.StreamDataset(others, _Shards(), **settings)
+    return lk.chain(stream, other) if case.data == "chain" else lk.interleave({stream: 2, other: 1})
+
+
+class _Iterable(torch_data.IterableDataset[Any]):
+    """Splits itself over ranks and workers: lane l of n has the numbers l, l + n, ..."""
+
+    def __init__(self, size: int, drawn: Drawn, world: lk.World) -> None:
+        self.size, self.drawn, self.world, self.epoch = size, drawn, world, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def numbers(self) -> list[int]:
+        info = torch_data.get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        numbers = list(range(self.size))[self.world.rank * workers + worker :: self.world.size * workers]
+        random.Random(self.epoch).shuffle(numbers)
+        return numbers
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.drawn, self.numbers())
+
+
+class _Stateful(_Iterable):
+    """Has a state of its own, which does not tell its epoch."""
+
+    at = 0
+    set_epoch = None  # type: ignore[assignment]
+
+    def __iter__(self) -> Iterator[Any]:
+        numbers = self.numbers()
+        while self.at < len(numbers):
+            self.at += 1
+            yield self.drawn(numbers[self.at - 1])
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
