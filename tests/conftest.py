@@ -17,7 +17,9 @@ settings.load_profile("loaderkit")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--flips", type=int, default=100, help="damaged copies of each file with random bits flipped")
-    parser.addoption("--fuzz-seconds", type=float, default=30, help="how long kills and resumes of random runs are fuzzed")
+    parser.addoption(
+        "--fuzz-seconds", type=float, default=30, help="how long kills and resumes of random runs are fuzzed"
+    )
     parser.addoption("--fuzz-seed", default="0", help="the fuzzer's seed, or seed:number for one of its cases")
 
 
