@@ -1,7 +1,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: demo test bench format
+.PHONY: demo test bench docs format
 
 demo: .venv/demo
 	$(BIN)/python examples/demo.py
@@ -14,6 +14,9 @@ test: .venv/test
 
 bench: .venv/bench
 	$(BIN)/python benchmarks/suite.py $(if $(QUICK),--quick)
+
+docs: .venv/docs
+	$(BIN)/mkdocs build --quiet
 
 format: .venv/test
 	$(BIN)/ruff format .
@@ -30,6 +33,10 @@ format: .venv/test
 
 .venv/bench: .venv/pip
 	$(BIN)/pip install --quiet -e '.[bench]'
+	touch $@
+
+.venv/docs: .venv/pip
+	$(BIN)/pip install --quiet -e '.[docs]'
 	touch $@
 
 .venv/test: .venv/pip

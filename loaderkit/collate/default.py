@@ -27,7 +27,7 @@ class CollateError(ValueError):
     Attributes:
         rows: The positions in the batch of the samples that the message is about.
 
-    Example:
+    Examples:
         >>> try:
         ...     batch = next(iter(lk.Loader([torch.ones(2), torch.ones(3)], 2)))
         ... except lk.CollateError as error:

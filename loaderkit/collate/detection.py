@@ -40,7 +40,7 @@ class DetectionCollate:
     Raises:
         CollateError: If a target does not fit its image, or images do not fit together. Names the samples.
 
-    Example:
+    Examples:
         >>> target = {"boxes": [[0, 0, 2, 1]], "labels": [3]}
         >>> images, targets = lk.DetectionCollate(images="stack", box_format="XYWH")([(torch.zeros(3, 4, 5), target)] * 2)
         >>> images.shape, targets[0]["boxes"].tolist(), targets[0]["labels"].dtype

@@ -49,7 +49,7 @@ class PackCollate:
     Raises:
         CollateError: If sequences do not fit together, or a row is longer than `row_length`. Names the samples.
 
-    Example:
+    Examples:
         >>> batch = lk.PackCollate(row_length=4)([[[5, 6], [7]]])
         >>> batch["tokens"].tolist(), batch["labels"].tolist()
         ([[5, 6, 7, 0]], [[6, -100, -100, -100]])
@@ -224,7 +224,7 @@ def unpack(batch: Mapping[str, Any], name: str = "tokens") -> list[Tensor]:
         batch: A batch of `PackCollate`.
         name: The field to unpack, (R, T, *). Add a model's output to the batch to unpack that.
 
-    Example:
+    Examples:
         >>> batch = lk.PackCollate(row_length=4)([[[5, 6], [7]]])
         >>> [tokens.tolist() for tokens in lk.unpack(batch)]
         [[5, 6], [7]]
@@ -243,7 +243,7 @@ def document_mask(document_ids: Tensor, *, causal: bool = True) -> Tensor:
         document_ids: (R, T), from `PackCollate`.
         causal: Whether to hide later steps too.
 
-    Example:
+    Examples:
         >>> lk.document_mask(torch.tensor([[0, 0, 1]]))[0, 0].int().tolist()
         [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
     """

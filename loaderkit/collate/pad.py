@@ -34,7 +34,7 @@ class PadCollate:
         CollateError: If samples do not fit together. Names the field and the samples.
         KeyError: If the samples lack a named field.
 
-    Example:
+    Examples:
         >>> collate = lk.PadCollate({"tokens": lk.Pad(mask=True)})
         >>> batch = collate([{"tokens": [1, 2], "label": 0}, {"tokens": [3], "label": 1}])
         >>> batch["tokens"].tolist()
@@ -89,7 +89,7 @@ class RaggedCollate:
         fields: The fields to join, named as for `PadCollate`. None: samples are sequences.
         nested: True makes nested tensors (layout `torch.jagged`), False a `Ragged`.
 
-    Example:
+    Examples:
         >>> values, offsets = lk.RaggedCollate(nested=False)([[1, 2], [3]])
         >>> values.tolist(), offsets.tolist()
         ([1, 2, 3], [0, 2, 3])
@@ -127,7 +127,7 @@ class MultimodalCollate:
             fields, or a function from the list of B values to what the batch holds. The function may be another
             collate, or `list` to keep the values.
 
-    Example:
+    Examples:
         >>> collate = lk.MultimodalCollate({"text": lk.Pad(lengths=True), "meta": list})
         >>> batch = collate([{"text": [1, 2], "meta": "a"}, {"text": [3], "meta": "b"}])
         >>> batch["text"].tolist(), batch["text_lengths"].tolist(), batch["meta"]

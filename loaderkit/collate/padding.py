@@ -166,7 +166,7 @@ def pad_sequences(
     Raises:
         ValueError: If there are no sequences, or dtypes or F differ.
 
-    Example:
+    Examples:
         >>> padded, lengths = lk.pad_sequences([torch.tensor([1, 2, 3]), torch.tensor([4])], value=-1)
         >>> padded.tolist(), lengths.tolist()
         ([[1, 2, 3], [4, -1, -1]], [3, 1])
@@ -190,7 +190,7 @@ def unpad(padded: Tensor, lengths: Tensor, *, side: Side = "right", dims: int | 
     Raises:
         ValueError: If a row or dim has no length.
 
-    Example:
+    Examples:
         >>> rows = lk.unpad(torch.tensor([[1, 2, 3], [4, 0, 0]]), torch.tensor([3, 1]))
         >>> [row.tolist() for row in rows]
         [[1, 2, 3], [4]]

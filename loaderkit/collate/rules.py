@@ -32,7 +32,7 @@ class Pad:
         TypeError: If a setting is no number, or no integer.
         ValueError: If a setting is out of range.
 
-    Example:
+    Examples:
         >>> collate = lk.PadCollate({"tokens": lk.Pad(value=-1, side="left", multiple_of=4)})
         >>> collate([{"tokens": [1, 2]}, {"tokens": [3]}])["tokens"].tolist()
         [[-1, -1, 1, 2], [-1, -1, -1, 3]]
@@ -97,7 +97,7 @@ class Jagged:
     Args:
         nested: True makes a nested tensor (layout `torch.jagged`), False a `Ragged` of values and offsets.
 
-    Example:
+    Examples:
         >>> collate = lk.MultimodalCollate({"sound": lk.Jagged(nested=False)})
         >>> values, offsets = collate([{"sound": [1, 2]}, {"sound": [3]}])["sound"]
         >>> values.tolist(), offsets.tolist()

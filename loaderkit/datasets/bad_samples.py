@@ -60,7 +60,7 @@ class BadSamples:
     Raises:
         ValueError: If a value is out of range.
 
-    Example:
+    Examples:
         >>> def parse(text):
         ...     return int(text)
         >>> data = lk.RecordDataset(["1", "oops", "3"], transform=parse)
@@ -119,7 +119,7 @@ class BadSample:
         replacement: Index of the sample that took its place; None if it was skipped.
         shard: The stream's shard; None for indexed data.
 
-    Example:
+    Examples:
         >>> lk.BadSample(epoch=0, position=5, index=17, error="KeyError: 'x'").name
         'sample 17'
     """
@@ -140,7 +140,7 @@ class BadSample:
 class BadSamplesError(RuntimeError):
     """More bad samples than the policy allows, or no readable replacement.
 
-    Example:
+    Examples:
         >>> data = lk.RecordDataset("1a", transform=int)
         >>> try:
         ...     list(lk.Loader(data, bad_samples=lk.BadSamples("skip")))

@@ -63,7 +63,7 @@ class CachedDataset(DeclaresDraws):
         TypeError: If the dataset has no length or no samples by index. On reading: if a sample does not pickle.
         ValueError: If max_bytes is too small. On reading: if the folder has samples that differ from what the dataset makes.
 
-    Example:
+    Examples:
         >>> def decode(text):
         ...     print("decoding", text)
         ...     return int(text)

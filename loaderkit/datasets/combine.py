@@ -31,7 +31,7 @@ class ConcatDataset(DeclaresDraws):
         ValueError: If there are none.
         TypeError: If one is not a dataset.
 
-    Example:
+    Examples:
         >>> data = lk.ConcatDataset([lk.RecordDataset("ab"), lk.RecordDataset("c")])
         >>> list(lk.Loader(data, batch_size=2))
         [['a', 'b'], ['c']]
@@ -100,7 +100,7 @@ class ZipDataset(DeclaresDraws):
     Raises:
         ValueError: If the lengths differ.
 
-    Example:
+    Examples:
         >>> data = lk.ZipDataset({"text": lk.RecordDataset("ab"), "label": lk.ArrayDataset(torch.arange(2))})
         >>> next(iter(lk.Loader(data, batch_size=2)))
         {'text': ['a', 'b'], 'label': tensor([0, 1])}
@@ -157,7 +157,7 @@ class SubsetDataset(DeclaresDraws):
     Raises:
         IndexError: If an index is not in the dataset.
 
-    Example:
+    Examples:
         >>> data = lk.SubsetDataset(lk.RecordDataset("abcd"), [3, 1])
         >>> data[0], len(data)
         ('d', 2)
@@ -204,7 +204,7 @@ class MapDataset(DeclaresDraws):
         dataset: The raw samples.
         transform: Called with each sample, such as a torchvision v2 transform.
 
-    Example:
+    Examples:
         >>> data = lk.MapDataset(lk.ArrayDataset(torch.arange(3)), lambda x: x + torch.rand(()))
         >>> first, second = (torch.cat(list(lk.Loader(data, batch_size=2))) for _ in range(2))
         >>> torch.equal(first, second)

@@ -6,7 +6,7 @@ class ShardError(ValueError):
 
     The message names the shard and, if it is known, the line or byte.
 
-    Example:
+    Examples:
         >>> _ = Path("a.jsonl").write_text("not JSON")
         >>> try:
         ...     lk.JsonlDataset("a.jsonl")[0]

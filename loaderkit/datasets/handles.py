@@ -28,7 +28,7 @@ class Handle(Generic[T]):
         args: Positional arguments for `open`.
         kwargs: Keyword arguments for `open`.
 
-    Example:
+    Examples:
         >>> class Lines:
         ...     def __init__(self, path):
         ...         self.file = lk.Handle(open, path)

@@ -21,7 +21,7 @@ class HFDataset(DeclaresDraws):
     Raises:
         TypeError: If `dataset` is a dict of splits, or iterable-style.
 
-    Example:
+    Examples:
         >>> import datasets
         >>> rows = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]})
         >>> dataset = lk.HFDataset(rows)

@@ -20,11 +20,11 @@ class Ragged(NamedTuple):
     `torch.nested.nested_tensor_from_jagged(*ragged)` turns it into a nested tensor,
     and `values.split(offsets.diff().tolist())` into a list of sequences.
 
-    Args:
+    Attributes:
         values: (T_1 + ... + T_B, *).
         offsets: (B + 1,) int64; sequence i is `values[offsets[i]:offsets[i + 1]]`.
 
-    Example:
+    Examples:
         >>> batch = lk.Ragged(torch.tensor([1, 2, 3]), torch.tensor([0, 1, 3]))
         >>> batch.values.split(batch.offsets.diff().tolist())
         (tensor([1]), tensor([2, 3]))

@@ -38,7 +38,7 @@ class Split(Mapping[str, Any]):
         settings: The settings of the split.
         dataset: The dataset, if one was split.
 
-    Example:
+    Examples:
         >>> parts = lk.split(range(1000), {"train": 0.9, "val": 0.1})
         >>> list(parts), len(parts["train"]) + len(parts["val"])
         (['train', 'val'], 1000)
@@ -146,7 +146,7 @@ def split(
         TypeError: If the fractions have no names, or the data is a data frame.
         ValueError: If settings contradict each other, keys are not unique, or there are no samples.
 
-    Example:
+    Examples:
         >>> data = lk.RecordDataset({"patient": i // 10} for i in range(1000))
         >>> parts = lk.split(data, {"train": 0.8, "val": 0.2}, group_by=lambda sample: sample["patient"])
         >>> len(parts["train"]) + len(parts["val"])

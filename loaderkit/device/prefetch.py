@@ -52,7 +52,7 @@ def prefetch(
     Yields:
         The batches in the same structure, on the device.
 
-    Example:
+    Examples:
         >>> batches = [{"x": torch.zeros(2)}, {"x": torch.ones(2)}]
         >>> for batch in lk.prefetch(batches, "cpu", transform=lambda batch: {"x": batch["x"] + 1}):
         ...     print(batch["x"].tolist())

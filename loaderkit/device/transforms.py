@@ -29,7 +29,7 @@ class Normalize:
     Raises:
         ValueError: If the numbers of means and deviations differ, a deviation is 0, or a batch has no images.
 
-    Example:
+    Examples:
         >>> images = lk.ArrayDataset({"image": torch.full((4, 3, 2, 2), 255, dtype=torch.uint8)})
         >>> normalize = lk.Normalize(mean=[0.5, 0.5, 0.5], std=[0.25, 0.25, 0.25])
         >>> batch = next(iter(lk.DeviceLoader(lk.Loader(images, 2), "cpu", transform=normalize)))
@@ -96,7 +96,7 @@ class PadRagged:
     Raises:
         ValueError: If `multiple_of` is below 1, or a batch has no `Ragged`.
 
-    Example:
+    Examples:
         >>> texts = lk.RecordDataset([{"tokens": np.arange(n)} for n in (3, 1)])
         >>> loader = lk.Loader(texts, 2, collate_fn=lk.RaggedCollate(["tokens"], nested=False))
         >>> batch = next(iter(lk.DeviceLoader(loader, "cpu", transform=lk.PadRagged(value=-1))))

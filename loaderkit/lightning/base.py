@@ -62,7 +62,7 @@ class DataModule(pl.LightningDataModule):
         eval_loader: Settings of the loaders for val, test and predict. Default: `loader` without
             shuffling and dropping, and whole passes of streams.
 
-    Example:
+    Examples:
         >>> data = lk.DataModule(
         ...     train=lk.ArrayDataset({"x": torch.rand(10, 3), "y": torch.arange(10)}),
         ...     val=lk.ArrayDataset({"x": torch.rand(4, 3), "y": torch.arange(4)}),

@@ -21,7 +21,7 @@ class SeedSteps(pl.Callback):
     Args:
         seed: Seed of the steps, independent of the loader's.
 
-    Example:
+    Examples:
         >>> import lightning.pytorch as pl
         >>> trainer = pl.Trainer(callbacks=[lk.SeedSteps(seed=3)], accelerator="cpu", logger=False)
         >>> trainer.callbacks[0].seed
@@ -90,7 +90,7 @@ class DataWaitCallback(pl.Callback):
         log_every: Batches between updates of the progress bar. Loggers get a value every
             `log_every_n_steps` of the Trainer.
 
-    Example:
+    Examples:
         >>> import lightning.pytorch as pl
         >>> callback = lk.DataWaitCallback(warn_above=0.2)
         >>> trainer = pl.Trainer(callbacks=[callback], accelerator="cpu", logger=False)

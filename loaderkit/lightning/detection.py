@@ -62,7 +62,7 @@ class DetectionDataModule(DataModule):
         FileNotFoundError: If a file is missing when the data is read.
         ValueError: If settings contradict each other, or the data is invalid.
 
-    Example:
+    Examples:
         >>> samples = [{"image": torch.zeros(3, 8, 8, dtype=torch.uint8), "boxes": [[0, 0, 4, 4]], "labels": ["cat"]}]
         >>> data = lk.DetectionDataModule(train=samples, loader=lk.LoaderConfig(batch_size=1))
         >>> data.setup("fit")

@@ -72,7 +72,7 @@ class ImageDataModule(DataModule):
         FileNotFoundError: If there is no such folder, class, shard or dataset.
         ValueError: If settings contradict each other, or classes differ between folders.
 
-    Example:
+    Examples:
         >>> from PIL import Image
         >>> for name in ("cat", "dog"):
         ...     Path("train", name).mkdir(parents=True)

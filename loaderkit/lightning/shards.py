@@ -50,7 +50,7 @@ class ShardDataModule(DataModule):
         ValueError: If the format is unknown, or the suffix fits several formats.
         ShardError: If a shard can't be read.
 
-    Example:
+    Examples:
         >>> _ = Path("a.jsonl").write_text('{"x": 1, "y": 0}' + chr(10) + '{"x": 2, "y": 1}')
         >>> data = lk.ShardDataModule(train="*.jsonl", loader=lk.LoaderConfig(batch_size=2))
         >>> data.prepare_data()

@@ -53,7 +53,7 @@ class TableDataModule(DataModule):
         FileNotFoundError: If there are no files when the data is read.
         ValueError: If the data does not fit the columns' roles when it is read.
 
-    Example:
+    Examples:
         >>> table = {"age": [20.0, 30.0, 40.0], "city": ["Bonn", "Rome", "Bonn"], "price": [1.0, 2.0, 4.0]}
         >>> columns = lk.TableColumns(target="price")
         >>> data = lk.TableDataModule(table, columns=columns, loader=lk.LoaderConfig(batch_size=3))

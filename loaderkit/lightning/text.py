@@ -50,7 +50,7 @@ class TextBatching:
     Raises:
         ValueError: If a setting is out of range, missing, or does not apply to `how`.
 
-    Example:
+    Examples:
         >>> lk.TextBatching(how="budget", max_tokens=4096).max_tokens
         4096
         >>> lk.TextBatching(how="packed")
@@ -117,7 +117,7 @@ class TextDataModule(DataModule):
     Raises:
         ValueError: If settings contradict each other, or the data does not fit them when it is read.
 
-    Example:
+    Examples:
         >>> texts = {"text": ["good", "bad", "fine", "poor"], "label": [1, 0, 1, 0]}
         >>> data = lk.TextDataModule(texts, label="label", splits={"train": 1}, loader=lk.LoaderConfig(batch_size=4))
         >>> data.setup("fit")

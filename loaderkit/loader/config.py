@@ -64,7 +64,7 @@ class LoaderConfig:
     Raises:
         ValueError: If a setting is out of range, or two contradict each other.
 
-    Example:
+    Examples:
         >>> config = lk.LoaderConfig(batch_size=32, num_workers=2)
         >>> print(config)
         batch_size=32, num_workers=2, engine='auto'

@@ -37,7 +37,7 @@ class DeviceLoader(Loader):
         TypeError: If `loader` is not a Loader, or is a DeviceLoader.
         ValueError: If the depth is below 1, or the loader has `device=`.
 
-    Example:
+    Examples:
         >>> loader = lk.Loader(lk.ArrayDataset({"x": torch.ones(5, 2)}), batch_size=2)
         >>> ahead = lk.DeviceLoader(loader, "cpu", transform=lambda batch: {"x": batch["x"] / 2})
         >>> [tuple(batch["x"].shape) for batch in ahead]

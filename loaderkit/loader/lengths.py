@@ -57,7 +57,7 @@ def measure_lengths(
         ValueError: If a setting is out of range, a sample has no length, or the cache is another kind of file.
         RuntimeError: If a sample cannot be read; the message names it.
 
-    Example:
+    Examples:
         >>> texts = [{"tokens": [1, 2, 3]}, {"tokens": [4]}, {"tokens": [5, 6]}]
         >>> lk.measure_lengths(texts, "tokens")
         array([3, 1, 2])

@@ -39,7 +39,7 @@ class Loader(Generic[Batch]):
     or between a state and its resume, is an error. Settings do not change; make another Loader with `from_config`. A copy of
     a Loader (`pickle`, `copy.deepcopy`) continues after the last batch that the original yielded.
 
-    The settings that most programs need (`LoaderConfig` documents all of them, with their defaults):
+    The settings that most programs need (`LoaderConfig` documents all of the keyword arguments, with their defaults):
 
     | setting | meaning |
     |---|---|
@@ -69,13 +69,12 @@ class Loader(Generic[Batch]):
             `draws_only_sample_rng` is true, it seeds `lk.sample_rng()` alone. The transform of an adapter may have these
             attributes too.
         batch_size: Samples in a batch of one rank; None yields single samples.
-        **settings: See `LoaderConfig`.
 
     Raises:
         TypeError: If the data is neither indexed nor a stream, or there is no setting of a name.
         ValueError: If a setting is out of range, is not for this kind of data, or contradicts another.
 
-    Example:
+    Examples:
         A batch has what the collate function makes of a list of samples. By default it stacks them.
 
         >>> data = lk.ArrayDataset({"x": torch.arange(10.0).reshape(10, 1), "y": np.arange(10)})

@@ -37,7 +37,7 @@ class DataWaitMonitor:
     Raises:
         ValueError: If a setting is out of range.
 
-    Example:
+    Examples:
         >>> loader = lk.Loader(lk.ArrayDataset(torch.arange(64.0)), 4)
         >>> with lk.DataWaitMonitor(warmup=2, warn_above=None) as monitor:
         ...     for batch in monitor.watch(loader):

@@ -44,7 +44,7 @@ class Cursor:
         batches: Batches yielded this epoch, by each rank.
         plan: Integers that a plan adds, such as how an open window was arranged.
 
-    Example:
+    Examples:
         >>> loader = lk.Loader(range(10), batch_size=4)
         >>> batch = next(iter(loader))
         >>> loader.cursor

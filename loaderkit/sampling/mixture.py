@@ -29,7 +29,7 @@ class Mixture(Order):
     Raises:
         ValueError: If a weight is missing or not above 0, a source is empty, or a share of a window is below one sample.
 
-    Example:
+    Examples:
         >>> web, books = list(range(60)), list(range(100, 140))
         >>> order = lk.Mixture([web, books], [3, 1], size=8, window=8)
         >>> [sum(sample >= 100 for sample in batch) for batch in lk.Loader(web + books, 4, order=order)]

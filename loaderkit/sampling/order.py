@@ -19,7 +19,7 @@ class Order(ABC):
     A subclass defines `size`, `at`, `key` and `reach`. All must be pure: the same in every process, independent of
     earlier calls.
 
-    Example:
+    Examples:
         >>> class Backwards(lk.Order):
         ...     reach = 5
         ...     def size(self, epoch): return 5
@@ -96,7 +96,7 @@ class Sequential(Order):
     Args:
         length: Samples of the dataset.
 
-    Example:
+    Examples:
         >>> lk.Sequential(5).indices(0, 0, 5)
         array([0, 1, 2, 3, 4])
     """
@@ -131,7 +131,7 @@ class Shuffled(Order):
         length: Samples of the dataset.
         seed: Of the shuffle.
 
-    Example:
+    Examples:
         >>> order = lk.Shuffled(10, seed=0)
         >>> order.indices(epoch := 0, 0, 10)
         array([0, 7, 6, 1, 9, 3, 8, 2, 4, 5])
@@ -169,7 +169,7 @@ class Subset(Order):
         shuffle: Whether they come in a new order each epoch.
         seed: Of the shuffle.
 
-    Example:
+    Examples:
         >>> order = lk.Subset([7, 2, 5])
         >>> [batch.tolist() for batch in lk.Loader(range(10), 2, order=order)]
         [[7, 2], [5]]

@@ -41,7 +41,7 @@ class Plan(ABC):
     A step is one batch for each rank. `lk.LengthBuckets`, `lk.TokenBudget` and `lk.PackPlan` are plans; a Loader without
     `plan=` makes batches of a fixed size. Subclass it for a plan of your own.
 
-    Example:
+    Examples:
         >>> plan = lk.LengthBuckets([5, 2, 5, 2], batch_size=2, shuffle=False)
         >>> plan.batches(epoch=0)
         2

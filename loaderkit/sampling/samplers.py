@@ -29,7 +29,7 @@ class Weighted(Order):
     Raises:
         ValueError: If the weights can't be drawn by, or `size` is out of range.
 
-    Example:
+    Examples:
         >>> order = lk.Weighted([0, 1, 3], size=1000)
         >>> np.bincount(order.indices(0, 0, 1000))
         array([  0, 236, 764])

@@ -52,7 +52,7 @@ class ShardOrder(Order):
     Raises:
         ValueError: If a parameter is out of range.
 
-    Example:
+    Examples:
         >>> order = lk.ShardOrder([4, 4, 4], lanes=1, window=2, block=2)
         >>> order.indices(0, 0, order.size(0)) // 4  # the shard of each sample
         array([2, 2, 1, 1, 1, 1, 0, 0, 0, 0, 2, 2])

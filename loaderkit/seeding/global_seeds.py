@@ -32,7 +32,7 @@ def seed_worker(worker_id: int, *, rank: int | None = None) -> None:
         rank: This process's rank. By default it comes from torch.distributed or from the RANK variable. If a spawned
             worker knows neither, pass `functools.partial(seed_worker, rank=rank)`.
 
-    Example:
+    Examples:
         >>> loader = torch.utils.data.DataLoader(range(4), num_workers=2, worker_init_fn=lk.seed_worker)
         >>> lk.seed_worker(0, rank=1)  # what each worker runs
     """
@@ -53,7 +53,7 @@ def torch_seed() -> int:
     Raises:
         RuntimeError: If there are several ranks, and no process group over which they could agree.
 
-    Example:
+    Examples:
         >>> _ = torch.manual_seed(7)
         >>> loader = lk.Loader(range(10), shuffle=True, seed=lk.torch_seed())
         >>> loader.config.seed

@@ -21,7 +21,7 @@ def derive_seed(*keys: int | str) -> int:
     Returns:
         The first 63 bits of a BLAKE2b hash.
 
-    Example:
+    Examples:
         >>> lk.derive_seed(0, "split")
         3563509868661246128
         >>> lk.derive_seed(1, "a") == lk.derive_seed("a", 1)

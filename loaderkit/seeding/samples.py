@@ -149,7 +149,7 @@ def sample_rng() -> np.random.Generator:
     Its draws depend on the loader's seed, the epoch and the sample's position alone. Outside a loader, as in
     `dataset[0]`, it is a new Generator that is seeded from numpy's global one.
 
-    Example:
+    Examples:
         >>> class Noise:
         ...     draws_only_sample_rng = True
         ...     def __len__(self):

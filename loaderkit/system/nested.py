@@ -58,7 +58,7 @@ def to_device(batch: Any, device: torch.device | str, *, non_blocking: bool | No
     Returns:
         The same structure, with the same types.
 
-    Example:
+    Examples:
         >>> batch = {"image": torch.zeros(2, 3, 8, 8), "name": ["a", "b"]}
         >>> moved = lk.to_device(batch, "meta")
         >>> moved["image"].device.type, moved["name"]

@@ -27,7 +27,7 @@ def find_unpicklable(value: Any, *, name: str = "dataset") -> dict[str, str]:
     Returns:
         A dict from paths to errors; empty if the value pickles.
 
-    Example:
+    Examples:
         >>> list(lk.testing.find_unpicklable({"size": 3, "open": lambda path: path}))
         ["dataset['open']"]
     """

@@ -19,7 +19,7 @@ class StateError(ValueError):
 
     The message names the field with the value found and the value wanted, and says how to continue.
 
-    Example:
+    Examples:
         >>> state = lk.Loader(range(10), batch_size=4).state_dict()
         >>> state["cursor"]["samples"] = 5
         >>> try:

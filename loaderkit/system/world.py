@@ -19,7 +19,7 @@ class World:
     Raises:
         ValueError: If the rank is not in [0, size).
 
-    Example:
+    Examples:
         >>> data = torch.arange(8)
         >>> [torch.cat(list(lk.Loader(data, 2, world=lk.World(rank, 2)))).tolist() for rank in (0, 1)]
         [[0, 1, 4, 5], [2, 3, 6, 7]]

@@ -17,7 +17,7 @@ _SHOWN = 8
 class LawError(AssertionError):
     """Raised if a loader breaks a guarantee; the message names the sample or batch that shows it.
 
-    Example:
+    Examples:
         >>> lk.testing.assert_exactly_once(lambda: [[0, 1], [1]], samples=2)
         Traceback (most recent call last):
         loaderkit.testing.compare.LawError: epoch 0: sample 1 comes twice. For instance sample 1 in batch 0 and batch 1.
@@ -34,7 +34,7 @@ def sample_ids(batch: Any) -> list[Hashable]:
     Raises:
         TypeError: If the batch has no ids. Pass your own function as `ids=`.
 
-    Example:
+    Examples:
         >>> lk.testing.sample_ids({"x": torch.zeros(2, 3), "index": torch.tensor([4, 7])})
         [4, 7]
     """
@@ -67,7 +67,7 @@ def find_difference(wanted: Any, got: Any, path: str = "batch") -> str | None:
         got: The value to compare with it.
         path: The values' name in the message.
 
-    Example:
+    Examples:
         >>> lk.testing.find_difference({"x": torch.zeros(2)}, {"x": torch.tensor([0.0, 1.0])})
         "batch['x'][1] is 1.0, wanted 0.0"
     """

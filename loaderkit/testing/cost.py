@@ -31,7 +31,7 @@ def assert_cost_independent_of_size(
     Raises:
         LawError: If time or memory grow.
 
-    Example:
+    Examples:
         >>> def make_loader_of_size(size):
         ...     return lk.Loader(range(size), 32, shuffle=True)
         >>> lk.testing.assert_cost_independent_of_size(make_loader_of_size, sizes=(1_000, 10**12))

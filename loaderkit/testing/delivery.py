@@ -47,7 +47,7 @@ def assert_exactly_once(
             or from `len()`.
         ValueError: If `samples` is needed and not given.
 
-    Example:
+    Examples:
         >>> def make_loader(world):
         ...     return lk.Loader(range(10), 3, shuffle=True, world=world)
         >>> lk.testing.assert_exactly_once(make_loader, worlds=(1, 2, 3))
@@ -98,7 +98,7 @@ def assert_elastic(
             differs between ranks.
         ValueError: If there are fewer than two settings.
 
-    Example:
+    Examples:
         >>> def make_loader(**settings):
         ...     return lk.Loader(range(12), **{"batch_size": 2, "shuffle": True} | settings)
         >>> lk.testing.assert_elastic(make_loader, [{"world_size": 1}, {"world_size": 2}, {"batch_size": 3}])

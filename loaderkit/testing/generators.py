@@ -28,7 +28,7 @@ def assert_generators_untouched(make_loader: MakeLoader) -> None:
     Raises:
         LawError: If a generator moved; the message says at which step.
 
-    Example:
+    Examples:
         >>> lk.testing.assert_generators_untouched(lambda: lk.Loader(range(10), 3, shuffle=True))
     """
     with process(seed=0):
@@ -60,7 +60,7 @@ def find_private_generators(dataset: Any, *, name: str = "dataset") -> list[str]
         dataset: Any object.
         name: The object's name in the paths.
 
-    Example:
+    Examples:
         >>> lk.testing.find_private_generators({"noise": np.random.default_rng(0)})
         ["dataset['noise']"]
     """
@@ -80,7 +80,7 @@ def assert_no_private_generators(dataset: Any) -> None:
     Raises:
         LawError: If the dataset keeps a generator; the message names its path.
 
-    Example:
+    Examples:
         >>> lk.testing.assert_no_private_generators(lk.ArrayDataset({"x": torch.zeros(10, 2)}))
     """
     paths = find_private_generators(dataset)

@@ -35,7 +35,7 @@ def assert_workers_dont_matter(
     Raises:
         LawError: If a batch or the number of batches differs.
 
-    Example:
+    Examples:
         >>> def make_loader(**settings):
         ...     return lk.Loader(range(10), 3, shuffle=True, engine="threads" if settings["num_workers"] else "inline",
         ...                      num_workers=settings["num_workers"])
@@ -62,7 +62,7 @@ def assert_epochs_differ(make_loader: MakeLoader, *, epochs: int = 3, on_epoch: 
     Raises:
         LawError: If two epochs are equal bit for bit.
 
-    Example:
+    Examples:
         >>> lk.testing.assert_epochs_differ(lambda: lk.Loader(range(10), 3, shuffle=True))
     """
     with process(seed=0), failing_as(f"a run of {epochs} epochs"):

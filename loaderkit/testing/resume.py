@@ -63,7 +63,7 @@ def assert_resumable(
     Raises:
         LawError: If a resume raises, or a batch differs.
 
-    Example:
+    Examples:
         >>> lk.testing.assert_resumable(lambda: lk.Loader(range(10), 3, shuffle=True))
     """
     for consumer in consumers:

@@ -23,7 +23,7 @@ def assert_small_state(make_loader: MakeLoader, *, size_bytes: int = 1024, world
         LawError: If there is no state, it holds anything but plain ints, strings, bools and None, it is
             too large, JSON or `torch.load(weights_only=True)` does not restore it, or ranks differ.
 
-    Example:
+    Examples:
         >>> def make_loader(world):
         ...     return lk.Loader(range(10), 3, shuffle=True, world=world)
         >>> lk.testing.assert_small_state(make_loader, worlds=(1, 2))

@@ -15,7 +15,7 @@ Sample = tuple[int, Any]  # its index in the source, and the sample
 class WriteError(ValueError):
     """Shards cannot be written, or differ from their manifest. Names the sample or the file.
 
-    Example:
+    Examples:
         >>> try:
         ...     lk.write_shards([[1, 2], [70_000]], "shards", format="tokens")
         ... except lk.WriteError as error:

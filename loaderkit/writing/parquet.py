@@ -31,7 +31,7 @@ class ParquetFormat:
         compression: A codec, as pyarrow names it.
         schema: A pyarrow schema. With one, fields may be missing and become null.
 
-    Example:
+    Examples:
         >>> samples = [{"text": "a", "ids": [1, 2]}, {"text": "b", "ids": [3]}]
         >>> manifest = lk.write_shards(samples, "shards", format=lk.ParquetFormat(row_group_size=100))
         >>> lk.ParquetDataset("shards")[1]

@@ -37,7 +37,7 @@ class TarFormat:
         same_fields: Whether all samples must have the fields of the first.
         jpeg_quality: The quality of JPEG images, 1 to 100.
 
-    Example:
+    Examples:
         >>> manifest = lk.write_shards([("a", 1), ("b", 2)], "shards", format=lk.TarFormat(fields=["txt", "label"]))
         >>> lk.TarDataset("shards")[1]
         {'__key__': '000000001', 'txt': 'b', 'label.cls': 2}

@@ -31,7 +31,7 @@ class TokenFormat:
         tokenizer: From text to tokens. Default: the UTF-8 bytes.
         field: The field to write, for dict samples with several fields.
 
-    Example:
+    Examples:
         >>> manifest = lk.write_shards(["ab", "c"], "shards", format=lk.TokenFormat(end_token=256))
         >>> lk.DocumentDataset("shards/*.bin")[1].tolist()
         [99, 256]

@@ -73,7 +73,7 @@ def write_shards(
         WriteError: If the dataset is empty, a sample cannot be read or written, or dest holds other shards or cannot be
             written to.
 
-    Example:
+    Examples:
         >>> samples = [{"cls": label, "txt": f"text {label}"} for label in range(5)]
         >>> manifest = lk.write_shards(samples, "shards", samples_per_shard=2)
         >>> sorted(path.name for path in manifest.parent.glob("*.tar"))

@@ -44,7 +44,7 @@ class ParquetDataset(ShardedDataset):
         FileNotFoundError: If there are no shards.
         ShardError: If a file is truncated or damaged, or lacks a column.
 
-    Example:
+    Examples:
         >>> import pyarrow as pa, pyarrow.parquet as pq
         >>> pq.write_table(pa.table({"x": [[0.5, 1.5], [2.5, 3.5]], "label": [0, 1]}), "a.parquet")
         >>> dataset = lk.ParquetDataset("a.parquet")

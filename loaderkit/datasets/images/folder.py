@@ -42,7 +42,7 @@ class ImageFolder(DeclaresDraws):
         ValueError: If a class has no pictures, or links between folders form a circle. On reading: if a picture cannot be
             decoded, or is too large.
 
-    Example:
+    Examples:
         >>> from PIL import Image
         >>> for name in ("pictures/cat/1.png", "pictures/dog/1.png"):
         ...     os.makedirs(os.path.dirname(name))

@@ -40,7 +40,7 @@ class ArrayDataset(DeclaresDraws):
         ValueError: If there is no column, or the lengths differ.
         TypeError: If a column is not one of these types.
 
-    Example:
+    Examples:
         >>> data = lk.ArrayDataset({"x": torch.arange(12).reshape(6, 2), "y": np.arange(6)})
         >>> data[1]
         {'x': tensor([2, 3]), 'y': np.int64(1)}

@@ -26,7 +26,7 @@ class RecordDataset(DeclaresDraws):
     Raises:
         TypeError: If a record cannot be pickled.
 
-    Example:
+    Examples:
         >>> data = lk.RecordDataset({"text": text, "label": len(text)} for text in ["a", "bc"])
         >>> data[1]
         {'text': 'bc', 'label': 2}

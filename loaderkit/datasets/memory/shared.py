@@ -30,7 +30,7 @@ def share(records: Any) -> Any:
     Raises:
         TypeError: If it is neither, a record cannot be pickled, or a key is of another type.
 
-    Example:
+    Examples:
         >>> captions = lk.share({"a.jpg": "a cat", "b.jpg": "a dog"})
         >>> captions["b.jpg"], len(captions), list(captions)
         ('a dog', 2, ['a.jpg', 'b.jpg'])

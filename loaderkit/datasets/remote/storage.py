@@ -64,7 +64,7 @@ class Storage:
     Raises:
         ValueError: If cache_bytes is less than 1, or timeout_s is not positive.
 
-    Example:
+    Examples:
         >>> import fsspec
         >>> fsspec.filesystem("memory").pipe("/texts/a.jsonl", b'{"id": 1}')
         >>> storage = lk.Storage(cache_dir="copies", cache_bytes=1 << 30)

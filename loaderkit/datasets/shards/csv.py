@@ -44,7 +44,7 @@ class CsvDataset(ShardedDataset):
         ValueError: If `types` names a column that is not returned.
         ShardError: If a file has no header, lacks a column, or ends within quotes.
 
-    Example:
+    Examples:
         >>> _ = Path("a.csv").write_text("name,age\nAda,36\nAlan,41\n")
         >>> data = lk.CsvDataset("a.csv", types={"age": int})
         >>> data[1]

@@ -39,7 +39,7 @@ class DocumentDataset(ShardedDataset):
         ValueError: If the dtype is not an integer.
         ShardError: If a file is cut, or has no file of ends that fits.
 
-    Example:
+    Examples:
         >>> np.arange(6, dtype="uint16").tofile("a.ds")
         >>> np.array([2, 6], dtype="uint64").tofile("a.ds.index")
         >>> data = lk.DocumentDataset("a.ds", dtype="uint16")

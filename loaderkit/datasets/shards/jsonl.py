@@ -28,7 +28,7 @@ class JsonlDataset(ShardedDataset):
         FileNotFoundError: If there are no shards.
         ShardError: If a file is compressed, or an index is damaged.
 
-    Example:
+    Examples:
         >>> _ = Path("a.jsonl").write_text('{"text": "one", "id": 1}\n{"text": "two", "id": 2}\n')
         >>> data = lk.JsonlDataset("a.jsonl")
         >>> data[1]

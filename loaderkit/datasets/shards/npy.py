@@ -26,7 +26,7 @@ class NpyDataset(MappedDataset):
         FileNotFoundError: If there are no shards.
         ShardError: If a file is not a whole `.npy` file of numbers.
 
-    Example:
+    Examples:
         >>> np.save("a.npy", np.arange(12, dtype=np.float32).reshape(6, 2))
         >>> data = lk.NpyDataset("a.npy")
         >>> data[1]

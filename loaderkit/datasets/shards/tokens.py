@@ -48,7 +48,7 @@ class TokenDataset(MappedDataset):
         ValueError: If length or stride is less than 1, or a dtype is missing.
         ShardError: If a file is cut, or has another dtype.
 
-    Example:
+    Examples:
         >>> np.save("a.npy", np.arange(9, dtype=np.uint16))
         >>> data = lk.TokenDataset("a.npy", length=4)
         >>> next(iter(lk.Loader(data, batch_size=2))).long()

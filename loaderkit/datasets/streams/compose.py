@@ -29,7 +29,7 @@ def chain(*streams: StreamDataset) -> StreamDataset:
     Raises:
         ValueError: If there are no streams, one comes twice, or their lanes or seeds differ.
 
-    Example:
+    Examples:
         >>> one = lk.StreamDataset(["a"], lambda shard, start: range(start, 3), lanes=1)
         >>> two = lk.StreamDataset(["b"], lambda shard, start: range(10 + start, 12), lanes=1)
         >>> [int(x) for batch in lk.Loader(lk.chain(one, two), batch_size=2) for x in batch]
@@ -58,7 +58,7 @@ def interleave(weights: Mapping[StreamDataset, float], *, ends: Ends = "all") ->
         ValueError: If a weight is not above 0, or lanes or seeds differ. Also if a stream has nothing to read in some lanes,
             and ends is "first" or "again": the shares would be wrong there.
 
-    Example:
+    Examples:
         >>> web = lk.StreamDataset(["web"], lambda shard, start: ["w"] * (6 - start), lanes=1)
         >>> books = lk.StreamDataset(["books"], lambda shard, start: ["b"] * (3 - start), lanes=1)
         >>> mixed = lk.interleave({web: 2, books: 1})

@@ -52,7 +52,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         ValueError: If there are no shards, two have the same name, or a number is out of range. Also if shards are to be
             shared and the reader cannot skip, or samples are to be shuffled and the reader reads files that grow.
 
-    Example:
+    Examples:
         A batch has samples of one lane; the lanes take turns.
 
         >>> def read(day, start):
@@ -239,7 +239,7 @@ def from_start(read: Callable[[str], Iterable[Any]]) -> Read:
     Args:
         read: Called with a shard's name; returns an iterable of all its samples.
 
-    Example:
+    Examples:
         >>> read = lk.from_start(lambda shard: iter(shard))
         >>> list(read("abcd", 2))
         ['c', 'd']

@@ -31,7 +31,7 @@ class LineReader:
     Args:
         parse: Makes a sample of a line's bytes, without the line end.
 
-    Example:
+    Examples:
         >>> import pathlib
         >>> _ = pathlib.Path("a.jsonl").write_text('{"x": 1}\n{"x": 2}\n{"x": 3}\n')
         >>> stream = lk.StreamDataset(["a.jsonl"], lk.LineReader())
@@ -70,7 +70,7 @@ class TarReader:
         ShardError: While reading, if a file cannot be decoded.
         tarfile.ReadError: While reading, if the archive is damaged, or is cut before its end mark.
 
-    Example:
+    Examples:
         >>> import io, tarfile
         >>> with tarfile.open("a.tar.gz", "w:gz") as archive:
         ...     for name, content in [("1.txt", b"cat"), ("1.cls", b"7"), ("2.txt", b"dog"), ("2.cls", b"9")]:
@@ -188,7 +188,7 @@ class PageReader:
     Raises:
         ValueError: While reading, if a page has more samples.
 
-    Example:
+    Examples:
         >>> def fetch(user, page):
         ...     return [f"{user}{number}" for number in range(5)][2 * page : 2 * page + 2]
         >>> stream = lk.StreamDataset(["ann"], lk.PageReader(fetch, size=2))
@@ -224,7 +224,7 @@ class LogReader:
         parse: Makes a sample of a line's bytes, without the line end.
         idle_s: End when no whole line has come for this many seconds. None ends where the file ends when it is opened.
 
-    Example:
+    Examples:
         >>> import pathlib
         >>> log = pathlib.Path("events.log")
         >>> _ = log.write_bytes(b'1\n2\n')

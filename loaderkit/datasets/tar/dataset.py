@@ -56,7 +56,7 @@ class TarDataset(ShardedDataset):
         ShardError: If a shard is not a complete, uncompressed tar archive in this layout. On reading: if a file cannot be
             decoded, or the shard has changed.
 
-    Example:
+    Examples:
         Pictures decode to uint8 (3, H, W). The default batch stacks numbers and pictures, and keeps keys and texts in lists.
 
         >>> samples = [{"cls": label, "png": np.zeros((3, 8, 6), dtype=np.uint8)} for label in (3, 1)]

@@ -80,7 +80,7 @@ class TableColumns:
     Raises:
         ValueError: If a column is named twice, or a setting is out of range.
 
-    Example:
+    Examples:
         >>> lk.TableColumns(target="price", categorical=["postcode"], ignore=["id"], missing="median").target
         'price'
     """

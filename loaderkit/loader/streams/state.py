@@ -151,7 +151,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Raises:
         ValueError: If there are no states, or they are not of one run at one batch.
 
-    Example:
+    Examples:
         >>> stream = lk.StreamDataset(["a", "b"], lambda shard, start: range(start, 6), lanes=2)
         >>> ranks = [lk.Loader(stream, batch_size=2, world=lk.World(rank, 2), steps=4) for rank in (0, 1)]
         >>> _ = [next(iter(loader)) for loader in ranks]

@@ -46,7 +46,7 @@ class PackPlan(WindowPlan):
     Raises:
         ValueError: If a number is out of range, a sample is too long, or the order does not fit the lengths.
 
-    Example:
+    Examples:
         >>> samples = [[1] * 3, [2] * 5, [3] * 2, [4] * 6]
         >>> plan = lk.PackPlan([3, 5, 2, 6], row_length=8, batch_size=2)
         >>> for batch in lk.Loader(samples, plan=plan, collate_fn=list):

@@ -46,7 +46,7 @@ class LengthBuckets(WindowPlan):
     Raises:
         ValueError: If a number is out of range, or the order does not fit the lengths.
 
-    Example:
+    Examples:
         >>> samples = [torch.ones(n) for n in (3, 9, 4, 8)]
         >>> plan = lk.LengthBuckets([3, 9, 4, 8], batch_size=2)
         >>> loader = lk.Loader(samples, plan=plan, collate_fn=lk.PadCollate())
@@ -126,7 +126,7 @@ class TokenBudget(WindowPlan):
     Raises:
         ValueError: If a number is out of range, a sample is too long, or the order does not fit the lengths.
 
-    Example:
+    Examples:
         >>> samples = [torch.ones(n) for n in (2, 2, 2, 6)]
         >>> plan = lk.TokenBudget([2, 2, 2, 6], max_tokens=6)
         >>> loader = lk.Loader(samples, plan=plan, collate_fn=lk.PadCollate())

@@ -1,0 +1,41 @@
+"""The pages of the documentation: their code runs, and they name every public name."""
+
+import re
+from pathlib import Path
+
+import pytest
+import scripts
+
+import loaderkit as lk
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "decisions" not in page.parts]
+# Blocks marked `python` run. Code of other libraries is marked `py`, and does not.
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(DOCS))
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
+def test_a_pages_code_runs(page: Path, tmp_path: Path) -> None:
+    """The blocks of a page run one after another, in an empty folder and a process of their own."""
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(BLOCK.findall(page.read_text())))
+    scripts.run(tmp_path, script)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_page_is_short(page: Path) -> None:
+    assert len(page.read_bytes()) <= 15_000
+    assert page.read_text().startswith(("# ", "--8<--"))
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    text = "\n".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
+    missing = [name for name in lk.__all__ if f"::: loaderkit.{name}\n" not in text + "\n"]
+    assert len(lk.__all__) > 90
+    assert missing == []
