@@ -21,6 +21,7 @@ from loaderkit.cli.bench.subject import INLINE, Subject, add_subject, subject_fr
 from loaderkit.cli.report import complain_of, say
 from loaderkit.engine.description import batches_ahead
 from loaderkit.system.cpus import Cpus, ranks_on_host
+from loaderkit.system.nested import tensor_bytes
 from loaderkit.testing import find_private_generators, find_unpicklable
 from loaderkit.testing.generators import reachable
 
@@ -244,7 +245,9 @@ def _check_transport(
 
 def measure(batch: Any) -> tuple[int, int]:
     """Return the size in bytes of a batch's tensors and arrays, and their number."""
-    if isinstance(batch, torch.Tensor | np.ndarray):
+    if isinstance(batch, torch.Tensor):
+        return tensor_bytes(batch), 1
+    if isinstance(batch, np.ndarray):
         return int(batch.nbytes), 1
     if isinstance(batch, Mapping):
         batch = list(batch.values())

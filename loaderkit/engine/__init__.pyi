@@ -20,6 +20,7 @@ __all__ = [
     "cuda_runtime",
     "pack_key",
     "read_batch",
+    "seal",
     "takes_batches",
     "unpack_key",
     "write_batch",
@@ -47,3 +48,4 @@ from .torch import Batches as Batches
 from .torch import Hidden as Hidden
 from .torch import StartWorker as StartWorker
 from .torch import TorchEngine as TorchEngine
+from .torch import seal as seal

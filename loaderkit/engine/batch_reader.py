@@ -18,6 +18,7 @@ from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.batch_memory import BufferPool, lends
+from loaderkit.system.pickling import sendable_errors
 from loaderkit.system.overrides import overridden_below
 from loaderkit.system.threads import until_cancelled
 
@@ -65,7 +66,8 @@ class BatchReader:
         )
 
     def __getitems__(self, key: BatchKey) -> Any:  # torch calls it with an item of the batch sampler
-        return self.read(key)
+        with sendable_errors():
+            return self.read(key)
 
     def read(self, key: BatchKey) -> Any:
         """Return the batch of a key; as a `Reported` batch if samples were bad.

@@ -17,7 +17,7 @@ from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.description import AHEAD, batches_ahead
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.draws import Draws, draws
-from loaderkit.system.nested import map_leaves, pin
+from loaderkit.system.nested import map_leaves, pin, tensor_bytes
 from loaderkit.system.process import refuse_in_fork
 from loaderkit.system.threads import Cancelled, mark_reader
 
@@ -264,7 +264,7 @@ def _size_of(batch: Any) -> int:
     sizes = []
 
     def add(leaf: Any) -> Any:
-        sizes.append(leaf.nbytes if isinstance(leaf, Tensor) else 0)
+        sizes.append(tensor_bytes(leaf) if isinstance(leaf, Tensor) else 0)
         return leaf
 
     map_leaves(batch, add)

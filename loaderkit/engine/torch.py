@@ -1,13 +1,18 @@
 """The engine on the workers of `torch.utils.data.DataLoader`."""
 
+import contextlib
+import copy
 import io
 import multiprocessing
 import os
 import pickle
+import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from multiprocessing import util
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -19,12 +24,13 @@ from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.system.nested import pin
-from loaderkit.system.pickling import explained
-from loaderkit.system.process import check_children, refuse_in_fork
+from loaderkit.system.pickling import explained, sendable_errors
+from loaderkit.system.process import check_children, described, refuse_in_fork
 from loaderkit.system.threads import limit_threads
 
 # Copying this much through a pipe is faster than a file descriptor and fresh pages for each tensor.
 _SMALL = 1 << 17  # bytes
+_LATE_S = 1.0  # after torch's own timeout
 
 
 class _Keys:
@@ -38,24 +44,46 @@ class _Keys:
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """A batch that torch passes on as it is: torch's own pinning skips dataclasses.
-
-    Small tensors travel in the message, large ones in shared memory. The message can be read once.
-    """
+    """A batch that torch passes on as it is: torch's own pinning skips dataclasses."""
 
     content: Any
 
     def pin_memory(self) -> "Hidden":
         return Hidden(pin(self.content))
 
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A pickled batch, which arrives as a `Hidden`.
+
+    The thread that sends what a worker makes loses it if pickling fails, and the trainer would wait forever. So a worker
+    pickles each batch itself. Small tensors travel in the message, large ones in shared memory. The message can be read
+    once.
+    """
+
+    message: bytes
+
     def __reduce__(self) -> Any:
-        buffer = io.BytesIO()
-        _Pickler(buffer, -1).dump(self.content)
-        return _load_batch, (buffer.getvalue(),)
+        return _open, (self.message,)
 
 
-def _load_batch(content: bytes) -> Hidden:
-    return Hidden(pickle.loads(content))
+def seal(batch: Any) -> Sealed:
+    """Pickle a batch."""
+    buffer = io.BytesIO()
+    with sendable_errors():
+        try:
+            _Pickler(buffer, -1).dump(batch)
+        except Exception as error:
+            error.add_note(
+                "loaderkit: a worker cannot send this batch to the trainer. Let collate_fn return what can be pickled, or use "
+                "num_workers=0 or engine='threads'."
+            )
+            raise
+    return Sealed(buffer.getvalue())
+
+
+def _open(message: bytes) -> Hidden:
+    return Hidden(pickle.loads(message))
 
 
 class _Pickler(ForkingPickler):
@@ -92,10 +120,16 @@ class Batches:
     5 s for each of them. So the traceback is dropped; the error's message has the worker's traceback.
 
     A forked process cannot read them: it would take batches from its parent.
+
+    Args:
+        batches: Iterator of torch's DataLoader.
+        crew: Its workers.
+        timeout_s: Its timeout; 0 without one.
     """
 
-    def __init__(self, batches: Iterator[Hidden]) -> None:
-        self._batches, self._owner = batches, os.getpid()
+    def __init__(self, batches: Iterator[Hidden], crew: "Crew", timeout_s: float) -> None:
+        self._batches, self._crew, self._timeout_s, self._owner = batches, crew, timeout_s, os.getpid()
+        self._given = 0
         _running.add(batches)
 
     def __iter__(self) -> Iterator[Any]:
@@ -104,11 +138,88 @@ class Batches:
     def __next__(self) -> Any:
         if os.getpid() != self._owner:
             refuse_in_fork(self._owner)
+        start = time.monotonic()
         try:
-            return next(self._batches).content
-        except BaseException as error:
+            content = self._next().content
+        except StopIteration:
             self._batches = iter(())
-            raise error.with_traceback(None)  # noqa: B904 - it is the error itself
+            raise StopIteration from None
+        except BaseException as error:
+            worker = self._crew.name(self._given)
+            late = 0 < self._timeout_s <= time.monotonic() - start and isinstance(error, RuntimeError)
+            self._crew.wake()
+            self._batches = iter(())
+            error.__traceback__ = None
+            if not late:
+                raise
+            self._crew.kill()
+            raise RuntimeError(
+                f"loader: no batch in {self._timeout_s:g} s (timeout): {worker} hangs, or its samples take longer. Check "
+                "what it waits for, or raise the timeout."
+            ) from None
+        self._given += 1
+        return content
+
+    def _next(self) -> Hidden:
+        if not self._timeout_s:
+            return next(self._batches)
+        # torch waits for the start of a message, and then without a limit for the rest of it, which a stopped worker owes.
+        timer = threading.Timer(self._timeout_s + _LATE_S, self._crew.wake)
+        timer.daemon = True
+        timer.start()
+        try:
+            return next(self._batches)
+        finally:
+            timer.cancel()
+
+
+class Crew:
+    """The worker processes that torch's DataLoader starts.
+
+    Args:
+        context: A start method or a context of multiprocessing; None is the platform's default.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self.context: Any = copy.copy(context if hasattr(context, "Process") else multiprocessing.get_context(context))
+        self.processes: list[Any] = []
+        self._owner, self._start = os.getpid(), self.context.Process
+        self.context.Process = self._new
+        # At exit, before multiprocessing waits for its processes: a stopped one would not end.
+        util.Finalize(self, _wake, args=(self.processes, self._owner), exitpriority=100)
+
+    def _new(self, *args: Any, **kwargs: Any) -> Any:
+        process = self._start(*args, **kwargs)
+        self.processes.append(process)
+        return process
+
+    def name(self, batch: int) -> str:
+        """Name the worker that makes a batch of the run, and say whether it is stopped."""
+        if not self.processes:
+            return "a worker"
+        number = batch % len(self.processes)
+        return f"worker {number} ({described(self.processes[number].pid)})"
+
+    def wake(self) -> None:
+        """Continue workers that a signal has stopped: else they would not end."""
+        _wake(self.processes, self._owner)
+
+    def kill(self) -> None:
+        """Kill the workers that have not ended."""
+        if self._owner == os.getpid():
+            while self.processes:
+                process = self.processes.pop()
+                if process.pid is not None and process.is_alive():
+                    process.kill()
+                    process.join(1)
+
+
+def _wake(processes: list[Any], owner: int) -> None:
+    if owner == os.getpid():
+        for process in processes:
+            if process.pid is not None and process.is_alive():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGCONT)
 
 
 _running: weakref.WeakSet[Iterator[Hidden]] = weakref.WeakSet()
@@ -139,7 +250,8 @@ class StartWorker:
         # the same time, the import fails, the batch is lost, and the trainer waits for ever.
         ForkingPickler.dumps(torch.empty(0))
         if self.init is not None:
-            self.init(worker_id)
+            with sendable_errors():
+                self.init(worker_id)
 
 
 def _end_with(parent: Any) -> None:
@@ -176,11 +288,11 @@ class TorchEngine:
             "pin_memory": pin_memory,
             "prefetch_factor": prefetch_factor,
             "persistent_workers": persistent_workers,
-            "multiprocessing_context": multiprocessing_context,
             "worker_init_fn": StartWorker(worker_init_fn),
             "timeout": timeout,
         }
-        self._reader, self._init = reader, worker_init_fn
+        self._reader, self._init, self._timeout_s = reader, worker_init_fn, timeout
+        self._context, self._crew = multiprocessing_context, Crew(multiprocessing_context)
         self._keys: Any = _Keys()
         self._loader: torch_data.DataLoader[Any] | None = None
         self._owner = os.getpid()
@@ -193,13 +305,20 @@ class TorchEngine:
             # With its own generator the DataLoader does not draw from the global one.
             generator = torch.Generator().manual_seed(derive_seed("torch", self._reader.seed))
             dataset: Any = self._reader
+            self._crew = Crew(self._context)
             self._loader = torch_data.DataLoader(
-                dataset, batch_sampler=self._keys, collate_fn=Hidden, generator=generator, **self._settings
+                dataset,
+                batch_sampler=self._keys,
+                collate_fn=seal,
+                generator=generator,
+                multiprocessing_context=self._crew.context,
+                **self._settings,
             )
         self._keys.now = keys
-        with explained(self._settings["multiprocessing_context"], self._reader, worker_init_fn=self._init):
+        with explained(self._context, self._reader, worker_init_fn=self._init):
             batches: Iterator[Hidden] = iter(self._loader)
-        return Batches(batches)
+        return Batches(batches, self._crew, self._timeout_s)
 
     def close(self) -> None:
+        self._crew.wake()
         self._loader = None  # its workers end with it

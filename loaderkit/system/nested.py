@@ -47,6 +47,21 @@ def pin_tensor(tensor: Tensor) -> Tensor:
     return tensor.pin_memory()
 
 
+def tensor_bytes(tensor: Tensor) -> int:
+    """Return the bytes of a tensor of any layout. A sparse one has no `nbytes`."""
+    parts: list[Tensor] = [tensor]
+    if tensor.is_nested and tensor.layout == torch.jagged:
+        parts = [tensor.values()]
+    elif tensor.layout == torch.sparse_coo:
+        tensor = tensor.coalesce()
+        parts = [tensor.indices(), tensor.values()]
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return sum(part.nbytes for part in parts)
+
+
 def to_device(batch: Any, device: torch.device | str, *, non_blocking: bool | None = None) -> Any:
     """Copy a batch's tensors to a device, and custom types by their own `to(device)`.
 

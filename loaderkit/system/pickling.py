@@ -132,3 +132,16 @@ def _error(value: Any) -> str | None:
     except Exception as error:  # whatever a __reduce__ raises
         return f"{type(error).__name__}: {error}"
     return None
+
+
+@contextmanager
+def sendable_errors() -> Iterator[None]:
+    """Raise a RuntimeError in place of an error whose type cannot be pickled: torch sends the type."""
+    try:
+        yield
+    except Exception as error:
+        try:
+            ForkingPickler.dumps(type(error))
+        except Exception:
+            raise RuntimeError(f"{type(error).__qualname__}: {error}") from error
+        raise

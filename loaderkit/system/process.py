@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+from pathlib import Path
 from typing import NoReturn
 
 
@@ -25,3 +26,12 @@ def refuse_in_fork(owner: int) -> NoReturn:
         f"loader: this iterator belongs to process {owner}, from which process {os.getpid()} was forked. "
         "Call iter(loader) in this process."
     )
+
+
+def described(pid: int) -> str:
+    """Return "process PID", and whether a signal has stopped it, where the system tells."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except (OSError, IndexError):
+        state = b""
+    return f"process {pid}" + (f", stopped by a signal: `kill -CONT {pid}` continues it" if state in (b"T", b"t") else "")

@@ -12,7 +12,7 @@ import torch
 from drawing import equal
 
 import loaderkit as lk
-from loaderkit.engine import Hidden
+from loaderkit.engine import seal
 
 SMALL = 1 << 17  # bytes: larger tensors travel in shared memory
 
@@ -78,13 +78,13 @@ def test_small_tensors_need_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Any] = []
     monkeypatch.setattr(multiprocessing.reduction, "DupFd", opened.append)
     one = torch.ones(5)
-    again = pickle.loads(ForkingPickler.dumps(Hidden([one, one, torch.zeros(SMALL // 4)]))).content
+    again = pickle.loads(ForkingPickler.dumps(seal([one, one, torch.zeros(SMALL // 4)]))).content
     assert again[0] is again[1]
     assert not opened
-    ForkingPickler.dumps(Hidden(torch.zeros(SMALL // 4 + 1)))
+    ForkingPickler.dumps(seal(torch.zeros(SMALL // 4 + 1)))
     assert len(opened) == 1
 
 
 def test_what_is_more_than_a_tensor_goes_its_own_way() -> None:
     parameter = torch.nn.Parameter(torch.ones(2))
-    assert isinstance(pickle.loads(ForkingPickler.dumps(Hidden(parameter))).content, torch.nn.Parameter)
+    assert isinstance(pickle.loads(ForkingPickler.dumps(seal(parameter))).content, torch.nn.Parameter)

@@ -14,13 +14,13 @@ import torch
 import torch.utils.data as torch_data
 
 from loaderkit.collate import stack
-from loaderkit.engine.torch import Batches, Hidden, StartWorker
+from loaderkit.engine.torch import Batches, Crew, Sealed, StartWorker, seal
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.batch_memory import BufferPool, lends
 from loaderkit.system.nested import pin, should_pin
-from loaderkit.system.pickling import explained
+from loaderkit.system.pickling import explained, sendable_errors
 from loaderkit.system.process import check_children
 
 
@@ -84,9 +84,10 @@ class LaneTask(torch_data.IterableDataset[Any]):
     turn: int  # the row of the lane that comes next
     buffers: BufferPool = field(default_factory=BufferPool)
 
-    def __iter__(self) -> Iterator[Hidden]:
+    def __iter__(self) -> Iterator[Sealed]:
         info = torch_data.get_worker_info()
-        return map(Hidden, self.items(info.id, info.num_workers) if info else self.items(0, 1))
+        with sendable_errors():
+            yield from map(seal, self.items(info.id, info.num_workers) if info else self.items(0, 1))
 
     def items(self, worker: int, workers: int) -> Iterator[Item | None]:
         """Yield what the worker's slots give; None from a slot without a lane, or whose lane has ended."""
@@ -145,6 +146,7 @@ def _from_workers(task: LaneTask, seed: int, num_workers: int, pinned: bool) -> 
     check_children(num_workers)
     # With its own generator the DataLoader does not draw from the global one.
     generator = torch.Generator().manual_seed(derive_seed("torch", seed))
+    crew = Crew(config.multiprocessing_context)
     loader = torch_data.DataLoader(
         task,
         batch_size=None,
@@ -153,12 +155,12 @@ def _from_workers(task: LaneTask, seed: int, num_workers: int, pinned: bool) -> 
         num_workers=num_workers,
         pin_memory=pinned,
         prefetch_factor=config.prefetch_factor,
-        multiprocessing_context=config.multiprocessing_context,
+        multiprocessing_context=crew.context,
         worker_init_fn=StartWorker(config.worker_init_fn),
         timeout=config.timeout,
     )
     with explained(config.multiprocessing_context, task):
-        return Batches(iter(loader))
+        return Batches(iter(loader), crew, config.timeout)
 
 
 def _as_it_is(item: Any) -> Any:
