@@ -142,16 +142,15 @@ class Batches:
         try:
             content = self._next().content
         except StopIteration:
-            self._batches = iter(())
-            raise StopIteration from None
+            raise
         except BaseException as error:
             worker = self._crew.name(self._given)
             late = 0 < self._timeout_s <= time.monotonic() - start and isinstance(error, RuntimeError)
             self._crew.wake()
             self._batches = iter(())
-            error.__traceback__ = None
             if not late:
-                raise
+                raise error.with_traceback(None)  # noqa: B904 - it is the error itself
+            error.__traceback__ = None
             self._crew.kill()
             raise RuntimeError(
                 f"loader: no batch in {self._timeout_s:g} s (timeout): {worker} hangs, or its samples take longer. Check "
@@ -164,13 +163,17 @@ class Batches:
         if not self._timeout_s:
             return next(self._batches)
         # torch waits for the start of a message, and then without a limit for the rest of it, which a stopped worker owes.
-        timer = threading.Timer(self._timeout_s + _LATE_S, self._crew.wake)
+        woken = threading.Event()
+        timer = threading.Timer(self._timeout_s + _LATE_S, lambda: (woken.set(), self._crew.wake()))
         timer.daemon = True
         timer.start()
         try:
-            return next(self._batches)
+            batch = next(self._batches)
         finally:
             timer.cancel()
+        if woken.is_set():
+            raise RuntimeError("late")
+        return batch
 
 
 class Crew:

@@ -17,7 +17,7 @@ from loaderkit.sampling.batch_sampler import BatchSamplerOrder, BatchSamplerPlan
 from loaderkit.sampling.cursor import Cursor, Identity, Saved, check_resume, fingerprint, pack_state, unpack_state
 from loaderkit.sampling.order import Order, Sequential
 from loaderkit.sampling.plan import BatchPlan, Plan
-from loaderkit.sampling.samplers import SamplerOrder, as_order
+from loaderkit.sampling.samplers import MOST_DRAWN, SamplerOrder, as_order
 from loaderkit.sampling.shard_order import ShardOrder, shuffled_order
 from loaderkit.system.arrays import Int64Array
 
@@ -213,9 +213,9 @@ class IndexedPosition(Position):
             check_plan(config, self._size)
             order = _order_of(config.plan)
         elif config.batch_sampler is not None:
-            order = BatchSamplerOrder(config.batch_sampler, seed=config.seed)
+            order = BatchSamplerOrder(config.batch_sampler, seed=config.seed, most=max(MOST_DRAWN >> 4, 4 * self._size))
         elif config.order is not None:
-            order = as_order(config.order, seed=config.seed)
+            order = as_order(config.order, seed=config.seed, size=self._size)
         elif config.shuffle:
             order = shuffled_order(self.dataset, self._size, seed=config.seed, batch_size=config.batch_size)
         else:

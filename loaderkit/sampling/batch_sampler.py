@@ -10,7 +10,7 @@ import numpy as np
 from loaderkit.sampling.cursor import Cursor, bad_cursor
 from loaderkit.sampling.order import cached, digest
 from loaderkit.sampling.plan import BatchKey, Plan, Tail
-from loaderkit.sampling.samplers import SamplerOrder, draw_from
+from loaderkit.sampling.samplers import MOST_DRAWN, SamplerOrder, draw_from, up_to
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.world import World
 
@@ -21,13 +21,14 @@ class BatchSamplerOrder(SamplerOrder):
     Args:
         sampler: Yields lists of indices.
         seed: Of the global generators while it draws.
+        most: Batches in an epoch of a sampler without a length.
 
     Raises:
         ValueError: If the sampler gives each rank its part; the Loader does that.
     """
 
-    def __init__(self, sampler: Iterable[Sequence[int]], *, seed: int = 0) -> None:
-        super().__init__(getattr(sampler, "sampler", ()), seed=seed)  # refuses a sampler of one rank's part
+    def __init__(self, sampler: Iterable[Sequence[int]], *, seed: int = 0, most: int = MOST_DRAWN >> 4) -> None:
+        super().__init__(getattr(sampler, "sampler", ()), seed=seed, most=most)  # refuses a sampler of one rank's part
         self._sampler = sampler
 
     def key(self, epoch: int) -> str:
@@ -46,7 +47,8 @@ class BatchSamplerOrder(SamplerOrder):
         return self._draw_all(epoch)[0]
 
     def _draw_all(self, epoch: int) -> tuple[Int64Array, Int64Array]:
-        batches = [_indices_of(batch) for batch in draw_from(self._sampler, self._seed, epoch)]
+        drawn = up_to(draw_from(self._sampler, self._seed, epoch), self._sampler, self._most, "batches")
+        batches = [_indices_of(batch) for batch in drawn]
         ends = np.cumsum([len(batch) for batch in batches], dtype=np.int64)
         return np.concatenate(batches) if batches else ends, ends
 

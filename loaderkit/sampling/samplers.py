@@ -14,6 +14,9 @@ from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.arrays import Int64Array
 
 
+MOST_DRAWN = 1 << 22  # indices of a sampler that has no length, unless the data is large
+
+
 class Weighted(Order):
     """Indices drawn in proportion to weights.
 
@@ -112,15 +115,19 @@ class SamplerOrder(Order):
     the global generators seeded from (seed, epoch). The state holds a digest of the epoch's indices. If the sampler draws
     from a generator of its own, a resume is therefore refused, not wrong.
 
+    A sampler without an end is an error: a plan needs the size of its epochs. If the sampler has a length, that is the most
+    it may give; it may give fewer. Without a length the limit is `most`.
+
     Args:
         sampler: Yields indices.
         seed: Of the global generators while it draws.
+        most: Indices in an epoch of a sampler without a length.
 
     Raises:
         ValueError: If the sampler gives each rank its part; the Loader does that.
     """
 
-    def __init__(self, sampler: Iterable[Any], *, seed: int = 0) -> None:
+    def __init__(self, sampler: Iterable[Any], *, seed: int = 0, most: int = MOST_DRAWN) -> None:
         if isinstance(sampler, torch_data.DistributedSampler) and sampler.num_replicas > 1:
             raise ValueError(
                 f"order: {type(sampler).__name__} divides the samples over {sampler.num_replicas} ranks, and so does the Loader. "
@@ -128,6 +135,7 @@ class SamplerOrder(Order):
             )
         self._sampler = sampler
         self._seed = seed
+        self._most = most
         self._epochs: dict[int, Any] = {}
 
     def size(self, epoch: int) -> int:
@@ -153,7 +161,7 @@ class SamplerOrder(Order):
         return drawn
 
     def _draw(self, epoch: int) -> Int64Array:
-        indices = draw_from(self._sampler, self._seed, epoch)
+        indices = up_to(draw_from(self._sampler, self._seed, epoch), self._sampler, self._most)
         first = next(indices, None)
         if first is not None and not isinstance(first, SupportsIndex):
             raise TypeError(
@@ -173,7 +181,30 @@ def draw_from(sampler: Iterable[Any], seed: int, epoch: int) -> Iterator[Any]:
         yield from sampler
 
 
-def as_order(order: Any, *, seed: int) -> Order:
+def up_to(drawn: Iterator[Any], sampler: Any, most: int, what: str = "indices") -> Iterator[Any]:
+    """Yield what a sampler gives, at most its length, or without one at most `most`.
+
+    Raises:
+        ValueError: If it gives more.
+    """
+    try:
+        length = len(sampler)
+    except (TypeError, NotImplementedError):  # torch's Sampler suggests both for one without a length
+        length = None
+    limit = most if length is None else length
+    for number, value in enumerate(drawn):
+        if number == limit:
+            name = type(sampler).__name__
+            found = f"has no length and gives more than {limit:,} {what}" if length is None else f"has the length {limit:,} and gives more"
+            raise ValueError(
+                f"loader: {name} {found}, wanted an end: an epoch has a size. For an epoch of n samples, yield n and give the "
+                "sampler a __len__ that says so. For endless data, write an IterableDataset and give steps=; for random "
+                "draws, use lk.Weighted(weights, size=n)."
+            )
+        yield value
+
+
+def as_order(order: Any, *, seed: int, size: int = 0) -> Order:
     """Return an Order as it is, or a user's sampler as an order.
 
     Raises:
@@ -182,5 +213,5 @@ def as_order(order: Any, *, seed: int) -> Order:
     if isinstance(order, Order):
         return order
     if hasattr(order, "__iter__"):
-        return SamplerOrder(order, seed=seed)
+        return SamplerOrder(order, seed=seed, most=max(MOST_DRAWN, 4 * size))
     raise TypeError(f"loader: order is {type(order).__name__}, wanted a loaderkit order or a sampler (an iterable).")

@@ -1,5 +1,7 @@
 """Orders that draw: frequencies and shares follow the weights, and a user's sampler resumes if it is repeatable."""
 
+import itertools
+import tracemalloc
 import warnings
 from typing import Any
 
@@ -239,3 +241,49 @@ def test_drawing_a_samplers_epoch_leaves_the_callers_generator_alone() -> None:
         warnings.simplefilter("error")
         assert len(list(Loader(DATA, 4, order=torch_data.RandomSampler(DATA)))) == 6
     assert torch.rand(2).tolist() == wanted
+
+
+class Endless(torch_data.Sampler[int]):
+    """Without a length."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Any:
+        while True:
+            yield from torch.randperm(self.size).tolist()
+
+
+class Mistaken(Endless):
+    def __len__(self) -> int:
+        return 7
+
+
+class Short(Mistaken):
+    def __iter__(self) -> Any:
+        return iter([4, 2, 0])
+
+
+def test_a_sampler_without_an_end_is_an_error_before_memory_is_full() -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"Endless has no length and gives more than 4,194,304 indices.*__len__"):
+            Loader(DATA, 4, order=Endless(23))
+        assert tracemalloc.get_traced_memory()[1] < 200e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_samplers_length_is_asked_first() -> None:
+    """It gives no more; fewer are what the epoch has."""
+    with pytest.raises(ValueError, match="Mistaken has the length 7 and gives more"):
+        Loader(DATA, 4, order=Mistaken(23))
+    loader = Loader(DATA, 2, order=Short(23))
+    assert len(loader) == 2
+    assert [batch.tolist() for batch in loader] == [[4, 2], [0]]
+
+
+def test_a_batch_sampler_without_an_end_is_an_error() -> None:
+    batches = ([index % 23] for index in itertools.count())
+    with pytest.raises(ValueError, match="generator has no length and gives more than 262,144 batches"):
+        Loader(DATA, batch_sampler=batches)

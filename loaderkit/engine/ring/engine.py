@@ -208,8 +208,8 @@ class _Run:
                 raise
             if not answers:
                 raise RuntimeError(
-                    f"loader: no batch in {timeout_s:g} s (timeout): a worker hangs, or {self._samples(self._next)} take "
-                    "longer. Check them, or raise the timeout."
+                    f"loader: no batch in {timeout_s:g} s (timeout): {self._team.worker_of(self._next)} hangs, or "
+                    f"{self._samples(self._next)} take longer. Check them, or raise the timeout."
                 )
             for answer in answers:
                 if answer.number < self._first:  # of an abandoned run

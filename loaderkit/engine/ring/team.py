@@ -15,7 +15,7 @@ from loaderkit.engine.ring.pins import Pins
 from loaderkit.engine.ring.processes import Processes, Workers
 from loaderkit.engine.ring.slots import LARGE, Slots
 from loaderkit.engine.ring.worker import raise_again
-from loaderkit.system.process import check_children
+from loaderkit.system.process import check_children, described
 
 _WINDOW = 64  # tasks after which a slot gives back memory that its batches did not need
 
@@ -148,6 +148,14 @@ class Team:
                 return answers
             if dead >= 0:
                 raise self._obituary(self._own.watched[dead])
+
+    def worker_of(self, number: int) -> str:
+        """Name the worker that has a task; if none has, one that is stopped."""
+        doing = list(self.slots.doing)
+        named = [f"worker {worker} ({described(process.pid)})" for worker, process in enumerate(self._own.processes)]
+        if number in doing:
+            return named[doing.index(number)]
+        return next((name for name in named if "stopped" in name), "a worker")
 
     def open(self, answer: Answer, *, copied: bool) -> tuple[Any, bool]:
         """Return the batch of an answer, and whether its tensors are page-locked.
