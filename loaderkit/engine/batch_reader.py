@@ -18,8 +18,8 @@ from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.batch_memory import BufferPool, lends
-from loaderkit.system.pickling import sendable_errors
 from loaderkit.system.overrides import overridden_below
+from loaderkit.system.pickling import sendable_errors
 from loaderkit.system.threads import until_cancelled
 
 if TYPE_CHECKING:

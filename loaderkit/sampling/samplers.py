@@ -13,7 +13,6 @@ from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.arrays import Int64Array
 
-
 MOST_DRAWN = 1 << 22  # indices of a sampler that has no length, unless the data is large
 
 
@@ -195,7 +194,11 @@ def up_to(drawn: Iterator[Any], sampler: Any, most: int, what: str = "indices") 
     for number, value in enumerate(drawn):
         if number == limit:
             name = type(sampler).__name__
-            found = f"has no length and gives more than {limit:,} {what}" if length is None else f"has the length {limit:,} and gives more"
+            found = (
+                f"has no length and gives more than {limit:,} {what}"
+                if length is None
+                else f"has the length {limit:,} and gives more"
+            )
             raise ValueError(
                 f"loader: {name} {found}, wanted an end: an epoch has a size. For an epoch of n samples, yield n and give the "
                 "sampler a __len__ that says so. For endless data, write an IterableDataset and give steps=; for random "

@@ -34,4 +34,6 @@ def described(pid: int) -> str:
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
     except (OSError, IndexError):
         state = b""
-    return f"process {pid}" + (f", stopped by a signal: `kill -CONT {pid}` continues it" if state in (b"T", b"t") else "")
+    return f"process {pid}" + (
+        f", stopped by a signal: `kill -CONT {pid}` continues it" if state in (b"T", b"t") else ""
+    )

@@ -622,3 +622,14 @@ def test_it_says_what_it_is_and_pickles() -> None:
     assert len(next(iter(loader))) == 2
     copy = pickle.loads(pickle.dumps(loader))
     assert equal(list(copy), list(loader))
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc"])
+def test_sparse_batches_arrive(layout: str) -> None:
+    def collate(samples: list[Any]) -> torch.Tensor:
+        dense = torch.eye(len(samples))
+        return dense.to_sparse() if layout == "coo" else dense.to_sparse(layout=getattr(torch, f"sparse_{layout}"))
+
+    collate.draws_nothing = True  # type: ignore[attr-defined]
+    batches = list(lk.Loader(range(12), 4, num_workers=2, engine="threads", collate_fn=collate))
+    assert [batch.to_dense().tolist() for batch in batches] == [torch.eye(4).tolist()] * 3

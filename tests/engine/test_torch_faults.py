@@ -74,14 +74,16 @@ FAULTS = {
 @pytest.mark.parametrize("what", FAULTS)
 def test_what_a_worker_cannot_send_is_an_error_in_the_trainer(what: str, kind: Any) -> None:
     error, message = FAULTS[what]
-    engine = {"engine": "torch"} if kind is Faulty else {}
+    engine: dict[str, Any] = {"engine": "torch"} if kind is Faulty else {}
     loader = lk.Loader(kind(what), 4, num_workers=1, timeout=30, collate_fn=as_it_is, **engine)
-    seen = []
+    seen: list[Any] = []
     start = time.monotonic()
     with pytest.raises(error, match=message):
         seen.extend(loader)
     assert time.monotonic() - start < 20  # before the timeout
-    assert seen == ([] if kind is FaultyStream and what == "error" else [[0, 1, 2, 3]])  # a stream reads one sample ahead
+    assert seen == (
+        [] if kind is FaultyStream and what == "error" else [[0, 1, 2, 3]]
+    )  # a stream reads one sample ahead
 
 
 def test_an_error_of_worker_init_fn_that_cannot_be_sent_is_raised() -> None:

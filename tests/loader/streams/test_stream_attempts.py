@@ -78,7 +78,6 @@ def stream_of(rank: int, ranks: int, store: Any, **settings: Any) -> Any:
 @pytest.mark.parametrize("dead", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)], ids=str)
 def test_ranks_meet_whatever_a_dead_attempt_left(dead: tuple[int, ...]) -> None:
     """Ranks of an earlier attempt got some way into their first meeting, and are never heard of again."""
-
     all_stuck = threading.Barrier(3)
 
     def attempt(rank: int, store: Any) -> list[Any]:
