@@ -164,7 +164,12 @@ class Batches:
             return next(self._batches)
         # torch waits for the start of a message, and then without a limit for the rest of it, which a stopped worker owes.
         woken = threading.Event()
-        timer = threading.Timer(self._timeout_s + _LATE_S, lambda: (woken.set(), self._crew.wake()))
+
+        def wake() -> None:
+            woken.set()
+            self._crew.wake()
+
+        timer = threading.Timer(self._timeout_s + _LATE_S, wake)
         timer.daemon = True
         timer.start()
         try:
