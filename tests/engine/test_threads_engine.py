@@ -624,6 +624,7 @@ def test_it_says_what_it_is_and_pickles() -> None:
     assert equal(list(copy), list(loader))
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CS")
 @pytest.mark.parametrize("layout", ["coo", "csr", "csc"])
 def test_sparse_batches_arrive(layout: str) -> None:
     def collate(samples: list[Any]) -> torch.Tensor:
