@@ -16,6 +16,7 @@ from loaderkit.datasets.combine import SubsetDataset
 from loaderkit.datasets.remote.urls import write_atomically
 from loaderkit.seeding.keys import derive_seed, hash_positions
 from loaderkit.system.arrays import Int64Array, UInt64Array
+from loaderkit.system.html import table
 
 VERSION = 1
 Keys = npt.NDArray[Any]
@@ -62,6 +63,14 @@ class Split(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self.sides)
+
+    def _repr_html_(self) -> str:
+        counts = [len(self.indices(side)) for side in self.sides]
+        rows = [
+            (side, f"{count:,} samples", f"{count / max(1, sum(counts)):.1%}")
+            for side, count in zip(self, counts, strict=True)
+        ]
+        return table("Split", rows)
 
     def indices(self, side: str) -> Int64Array:
         """Return the indices (N,) of a side's samples, in ascending order.

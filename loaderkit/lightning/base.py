@@ -21,6 +21,7 @@ from loaderkit.lightning.loaders import (
 from loaderkit.lightning.position import TrainPosition, TrainProgress
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.loader import Loader, describe_data
+from loaderkit.system.html import table
 from loaderkit.system.suggest import suggest_arguments
 from loaderkit.system.world import World
 
@@ -107,6 +108,11 @@ class DataModule(pl.LightningDataModule):
         shown = [f"{name}={_join(map_data(name, one, describe_data))}" for name, one in data.items()]
         shown += [str(self.loader_config), f"rank {world.rank} of {world.size}"]
         return f"{type(self).__name__}({', '.join(shown)})"
+
+    def _repr_html_(self) -> str:
+        data = {name: self._made.get(name, given) for name, given in self._given.items() if given is not None}
+        rows = [(name, _join(map_data(name, one, describe_data))) for name, one in data.items()]
+        return table(type(self).__name__, [*rows, ("loader", self.loader_config)])
 
     @override
     def __str__(self) -> str:

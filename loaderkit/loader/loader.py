@@ -21,6 +21,7 @@ from loaderkit.loader.trainer_epochs import RepeatingEpochs, TrainerEpochs
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.plan import Plan, Tail
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.html import table
 from loaderkit.system.world import World
 
 Batch = TypeVar("Batch", covariant=True, default=Any)
@@ -30,18 +31,10 @@ class Loader(Generic[Batch]):
     """Yields batches of a dataset or a stream, over ranks and workers, and resumes anywhere.
 
     It takes the arguments of `torch.utils.data.DataLoader`, and more. Each `iter()` is one epoch: the epoch that
-    `load_state_dict`, `seek` or `set_epoch` chose, from there on; otherwise the next one. `len()` counts the batches of a
-    whole epoch. The order of samples and their random numbers depend on the seed and the epoch alone, never on the workers.
-    In particular they do not depend on `torch.manual_seed` or Lightning's `seed_everything`; give `seed=lk.torch_seed()` to
-    follow these.
+    `load_state_dict`, `seek` or `set_epoch` chose, from there on; otherwise the next one. The order of samples and their
+    random numbers depend on the seed and the epoch alone, not on the workers or on `torch.manual_seed` (see `lk.torch_seed`).
 
-    The dataset may change its length between epochs: each epoch reads the length at its start. A change within an epoch,
-    or between a state and its resume, is an error. Settings do not change; make another Loader with `from_config`. A copy of
-    a Loader (`pickle`, `copy.deepcopy`) continues after the last batch that the original yielded.
-
-    The settings that most programs need (`LoaderConfig` documents all of the keyword arguments, with their defaults):
-
-    | setting | meaning |
+    | setting | meaning (`LoaderConfig` documents all of them) |
     |---|---|
     | `batch_size` | samples in a batch of one rank |
     | `shuffle`, `seed` | a new order in each epoch, the same on every rank |
@@ -52,16 +45,12 @@ class Loader(Generic[Batch]):
     | `plan` | batches by length, such as `LengthBuckets`, in place of `batch_size` |
     | `steps`, `stop` | when an epoch of a stream ends |
 
-    A `StreamDataset` has its own seed and says whether to shuffle. A batch has samples of one lane: a part of the stream that
-    one worker reads in sequence. The lanes of a rank take turns, and a lane's last batch may be smaller. An epoch
-    reads the stream once, and there is no `len()`. With `steps`, an epoch has that many batches and the next epoch goes on in
-    the data. A run resumes exactly on the same number of ranks. On another number, or with another batch size, each
-    sample still comes once.
+    A dataset may change its length between epochs only. Settings do not change: make another Loader with `from_config`. A
+    copy (`pickle`, `copy.deepcopy`) continues after the last batch that the original yielded.
 
-    Another IterableDataset must split itself over ranks and workers. Its `set_epoch` is called if it has one. A run resumes
-    exactly if the dataset gives the same samples again, and only on the same number of ranks and workers. It reads again what
-    was read, or loads the dataset's own `state_dict()` if there is one. If it has a length, that is the number of
-    samples of this rank, and `len()` assumes that the workers share them evenly.
+    A `StreamDataset` has its own seed and shuffling. Its batches hold samples of one lane, the part that one worker reads in
+    sequence, and there is no `len()` without `steps`. On another number of ranks each sample still comes once. Another
+    IterableDataset splits itself over ranks and workers, and resumes only on the same number of them.
 
     Args:
         dataset: A dataset with `__len__` and `__getitem__` (or `__getitems__`, which reads a batch at once), a StreamDataset,
@@ -210,6 +199,22 @@ class Loader(Generic[Batch]):
     def __repr__(self) -> str:
         world = self.world
         return f"{type(self).__name__}({describe_data(self.dataset)}, {self.config}, rank {world.rank} of {world.size})"
+
+    def _repr_html_(self) -> str:
+        world, config, cursor = self.world, self.config, self.cursor
+        rows = [
+            ("data", describe_data(self.dataset)),
+            ("batches", f"of {config.batch_size}" if config.plan is None else f"by {type(config.plan).__name__}"),
+            (
+                "order",
+                "shuffled" if config.shuffle else "as given" if config.order is None else type(config.order).__name__,
+            ),
+            ("seed", config.seed),
+            ("workers", f"{config.num_workers} ({config.engine})"),
+            ("rank", f"{world.rank} of {world.size}"),
+            ("position", f"epoch {cursor.epoch}, batch {cursor.batches}"),
+        ]
+        return table(type(self).__name__, rows)
 
     def indices(self, epoch: int, batch: int) -> Int64Array:
         """Return the indices (B,) of the samples in a batch of this rank, without reading data.

@@ -1,14 +1,15 @@
 """Which part of a dataset does not pickle."""
 
+import contextlib
 import dataclasses
 import functools
 import io
 import multiprocessing
 import pickle
+import sys
 import types
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -36,9 +37,13 @@ def find_unpicklable(value: Any, *, name: str = "dataset") -> dict[str, str]:
     return found
 
 
-@contextmanager
+@contextlib.contextmanager
 def explained(context: Any, work: Any, **more: Any) -> Iterator[None]:
     """Add a note to a pickling error inside: which parts of what a worker needs do not pickle.
+
+    In a notebook, refuse what only forked workers have.
+
+    In a notebook, raise an error for what a worker cannot import.
 
     Args:
         context: A multiprocessing context, or the name of a start method.
@@ -58,6 +63,20 @@ def explained(context: Any, work: Any, **more: Any) -> Iterator[None]:
                 f"{method!r}. Define it in a module, not in a function, and open files in the worker (loaderkit.Handle)."
             )
         raise
+
+
+def _check_notebook(method: str, work: Any) -> None:
+    if method == "fork" or hasattr(sys.modules["__main__"], "__file__"):
+        return
+    finder = _MainFinder(_Nowhere(), pickle.HIGHEST_PROTOCOL)
+    with contextlib.suppress(Exception):  # what does not pickle has its own error
+        finder.dump(work)
+    if finder.names:
+        raise RuntimeError(
+            f"loader: {', '.join(sorted(finder.names))} is defined in this notebook, and workers started by {method!r} cannot "
+            "import it. Move it to a module (a .py file) and import it from there, or give "
+            "multiprocessing_context='fork' where fork exists, or num_workers=0."
+        )
 
 
 def _start_method(context: Any) -> str:
@@ -126,6 +145,19 @@ class _Nowhere(io.RawIOBase):
         return len(content)
 
 
+class _MainFinder(ForkingPickler):
+    """Collects the names of pickled classes and functions that the main program defines."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.names: set[str] = set()
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, (type, types.FunctionType)) and value.__module__ == "__main__":
+            self.names.add(value.__qualname__)
+        return NotImplemented
+
+
 def _error(value: Any) -> str | None:
     try:
         ForkingPickler(_Nowhere(), pickle.HIGHEST_PROTOCOL).dump(value)
@@ -134,7 +166,7 @@ def _error(value: Any) -> str | None:
     return None
 
 
-@contextmanager
+@contextlib.contextmanager
 def sendable_errors() -> Iterator[None]:
     """Raise a RuntimeError in place of an error whose type cannot be pickled: torch sends the type."""
     try:

@@ -4,13 +4,14 @@ import hashlib
 import mmap
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.utils.data as torch_data
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from loaderkit.datasets.base import check_index, is_frame, spread_rows
 from loaderkit.datasets.combine import SubsetDataset
@@ -27,7 +28,10 @@ _SAME_BITS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64
 _SHORT_ROW = 512  # bytes; numpy copies such rows up to twice as fast as torch, which uses several cores for longer ones
 
 
-class ArrayDataset(DeclaresDraws):
+Sample = TypeVar("Sample", default=Any)
+
+
+class ArrayDataset(DeclaresDraws, Generic[Sample]):
     """A dataset over columns of equal length, such as tensors and numpy arrays.
 
     Args:
@@ -49,7 +53,7 @@ class ArrayDataset(DeclaresDraws):
         (torch.Size([4, 2]), torch.int64)
     """
 
-    def __init__(self, columns: Columns, *, transform: Callable[[Any], Any] | None = None) -> None:
+    def __init__(self, columns: Columns, *, transform: Callable[[Any], Sample] | None = None) -> None:
         self._columns = _prepare(columns)
         self.transform = transform
         lengths = [(name, len(leaf)) for name, leaf in _named_leaves(self._columns)]
@@ -63,12 +67,12 @@ class ArrayDataset(DeclaresDraws):
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> Sample:
         check_index(self, index)
-        sample = _map_columns(self._columns, lambda column: column[index])
+        sample: Any = _map_columns(self._columns, lambda column: column[index])
         return sample if self.transform is None else self.transform(sample)
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         rows = np.asarray(indices, dtype=np.int64)
         gathered = _map_columns(self._columns, lambda column: _gather(column, rows))
         samples = [_map_columns(gathered, itemgetter(row)) for row in range(len(rows))]

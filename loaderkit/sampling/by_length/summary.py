@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.html import table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +60,9 @@ class PlanSummary:
         if self.ranks > 1:
             lines.append(f"the largest batch of a step is {self.rank_spread:.2%} over the step's mean")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return table("An epoch under this plan", [(line,) for line in str(self).splitlines()])
 
 
 class BatchCounts(NamedTuple):

@@ -1,0 +1,14 @@
+"""Tables for notebooks."""
+
+from collections.abc import Iterable
+from html import escape
+from typing import Any
+
+
+def table(title: str, rows: Iterable[tuple[Any, ...]]) -> str:
+    """Return an HTML table with a title; the first cell of each row is its heading."""
+    lines = []
+    for heading, *cells in rows:
+        values = "".join(f'<td style="text-align:left">{escape(str(cell))}</td>' for cell in cells)
+        lines.append(f'<tr><th style="text-align:left">{escape(str(heading))}</th>{values}</tr>')
+    return f"<table><caption>{escape(title)}</caption>{''.join(lines)}</table>"

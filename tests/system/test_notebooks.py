@@ -1,0 +1,50 @@
+"""What people see and may define in a notebook."""
+
+import subprocess
+import sys
+
+import pytest
+
+import loaderkit as lk
+
+CELL = """
+import loaderkit as lk
+
+class Squares:
+    def __len__(self): return 8
+    def __getitem__(self, index): return index * index
+
+loader = lk.Loader(Squares(), 4, num_workers=1, multiprocessing_context={method!r}, engine={engine!r})
+print([batch.tolist() for batch in loader])
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("engine", ["ring", "torch"])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_read_what_a_notebook_defines_or_say_what_to_do(method: str, engine: str) -> None:
+    """A program read from standard input has no file to import, as a notebook."""
+    cell = CELL.format(method=method, engine=engine)
+    done = subprocess.run([sys.executable, "-"], input=cell, capture_output=True, text=True, timeout=100, check=False)
+    if method == "fork":
+        assert done.stdout == "[[0, 1, 4, 9], [16, 25, 36, 49]]\n"
+    else:
+        assert f"Squares is defined in this notebook, and workers started by '{method}' cannot import it" in done.stderr
+
+
+def test_objects_show_as_tables() -> None:
+    data = lk.ArrayDataset({"x": list(range(10))})
+    loader = lk.Loader(data, 4, shuffle=True)
+    next(iter(loader))
+    plan = lk.LengthBuckets([3, 1, 2], batch_size=2)
+    shown = {
+        "epoch 0, batch 1": loader,
+        "ArrayDataset of 10 samples": lk.DataModule(data),
+        "samples</td>": lk.split(data, {"train": 0.5, "val": 0.5}),
+        "padded/real tokens": plan.summary(),
+    }
+    for text, value in shown.items():
+        html = value._repr_html_()
+        assert text in html
+        assert html.startswith("<table>")
+        assert "<Loader" not in html
