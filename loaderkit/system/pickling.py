@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any
 
 _ENTRIES = 1_000  # entries of a container that are searched
@@ -43,13 +44,15 @@ def explained(context: Any, work: Any, **more: Any) -> Iterator[None]:
 
     In a notebook, refuse what only forked workers have.
 
-    In a notebook, raise an error for what a worker cannot import.
-
     Args:
         context: A multiprocessing context, or the name of a start method.
         work: What the worker runs: a dataclass, whose fields are searched.
         more: Further values that the worker needs, by name.
+
+    Raises:
+        RuntimeError: If workers are not forked, and need a class or function that a notebook defines.
     """
+    _check_notebook(_start_method(context), (work, more))
     try:
         yield
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -66,7 +69,8 @@ def explained(context: Any, work: Any, **more: Any) -> Iterator[None]:
 
 
 def _check_notebook(method: str, work: Any) -> None:
-    if method == "fork" or hasattr(sys.modules["__main__"], "__file__"):
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    if method == "fork" or (file is not None and Path(file).exists()):
         return
     finder = _MainFinder(_Nowhere(), pickle.HIGHEST_PROTOCOL)
     with contextlib.suppress(Exception):  # what does not pickle has its own error
