@@ -147,7 +147,7 @@ class Batches:
             worker = self._crew.name(self._given)
             late = 0 < self._timeout_s <= time.monotonic() - start and isinstance(error, RuntimeError)
             self._crew.wake()
-            self._batches = iter(())
+            self.end()
             if not late:
                 raise error.with_traceback(None)  # noqa: B904 - it is the error itself
             error.__traceback__ = None
@@ -179,6 +179,10 @@ class Batches:
         if woken.is_set():
             raise RuntimeError("late")
         return batch
+
+    def end(self) -> None:
+        """Stop the workers."""
+        self._batches = iter(())
 
 
 class Crew:
@@ -303,6 +307,7 @@ class TorchEngine:
         self._context, self._crew = multiprocessing_context, Crew(multiprocessing_context)
         self._keys: Any = _Keys()
         self._loader: torch_data.DataLoader[Any] | None = None
+        self._running: weakref.ref[Batches] | None = None
         self._owner = os.getpid()
 
     def run(self, keys: Iterable[BatchKey]) -> Iterator[Any]:
@@ -324,9 +329,12 @@ class TorchEngine:
             )
         self._keys.now = keys
         with explained(self._context, self._reader, worker_init_fn=self._init):
-            batches: Iterator[Hidden] = iter(self._loader)
-        return Batches(batches, self._crew, self._timeout_s)
+            batches = Batches(iter(self._loader), self._crew, self._timeout_s)
+        self._running = weakref.ref(batches)
+        return batches
 
     def close(self) -> None:
         self._crew.wake()
-        self._loader = None  # its workers end with it
+        self._loader = None  # its workers end with it, and with the batches
+        if self._running is not None and (running := self._running()) is not None:
+            running.end()

@@ -112,12 +112,24 @@ class AheadEpoch:
         self._batches, self._turn = iter(()), -1
         self._epoch.begin()
         self._point = position.point()
+        self._batches = self._prefetcher.run(_Fetch(self._epoch))
+
+
+class _Fetch:
+    """Takes the batches of a pass that has begun.
+
+    It does not refer to the `AheadEpoch`: a cycle would leave the workers of a pass that the user drops to the garbage
+    collector.
+    """
+
+    def __init__(self, epoch: Epoch) -> None:
+        position = epoch.position
         cursor = position.cursor_at(None)
+        self._epoch, self._position = epoch, position
         self._keys = position.config.seed, cursor.epoch, position.crew.world.rank
         self._number = cursor.batches
-        self._batches = self._prefetcher.run(self._fetch)
 
-    def _fetch(self) -> Fetched:
+    def __call__(self) -> Fetched:
         seed = derive_seed("device", *self._keys, self._number)
         self._number += 1
         batch = next(self._epoch)

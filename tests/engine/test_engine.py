@@ -1,12 +1,14 @@
 """Every engine makes the same batches, bit for bit, also over resumes."""
 
 import functools
+import gc
 import itertools
 import json
 import multiprocessing
 import os
 import pickle
 import signal
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -226,6 +228,29 @@ def test_a_forked_process_does_not_disturb_its_parent(kind: str) -> None:
     assert in_child(drop_and_use)
     assert equal(held + list(batches), whole)
     loader.close()
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_workers_end_with_a_pass_at_once(is_ahead: bool, is_closed: bool) -> None:
+    """They do not wait for the garbage collector: it would take 5 s for each of torch's workers."""
+    before = set(multiprocessing.active_children())
+    loader = make_loader(60, 3, 2)
+    passed = iter(lk.DeviceLoader(loader, "cpu") if is_ahead else loader)
+    next(passed)
+    assert len(set(multiprocessing.active_children()) - before) == 2
+    gc.disable()
+    try:
+        if is_closed:
+            loader.close()
+        else:
+            del loader, passed
+        ends = time.monotonic() + 3
+        while (left := set(multiprocessing.active_children()) - before) and time.monotonic() < ends:
+            time.sleep(0.01)
+    finally:
+        gc.enable()
+    assert not left
 
 
 def test_workers_end_with_the_epoch_or_with_its_breaking_off() -> None:
