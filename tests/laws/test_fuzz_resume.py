@@ -8,11 +8,19 @@ from typing import Any
 
 import pytest
 import torch.utils.data as torch_data
+from fake_cuda import FakeCuda
 from fuzz_resume import Fuzzer
 
 import loaderkit as lk
+from loaderkit.device import cuda
 
 PARTS = 3  # tests that share the time, so that processes of pytest can share the work
+
+
+@pytest.fixture(autouse=True)
+def _ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a DeviceLoader take batches ahead without a GPU."""
+    monkeypatch.setitem(cuda.BACKENDS, "cpu", lambda _: FakeCuda("all"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

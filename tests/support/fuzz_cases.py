@@ -9,7 +9,7 @@ INDEXED = ("list", "array", "rows", "records", "jsonl", "csv", "tar", "parquet",
 SHARDED = ("jsonl", "csv", "tar", "parquet", "tokens")
 STREAMS = ("stream", "lines", "shared", "filtered", "chain", "interleave")
 ITERABLES = ("iterable", "stateful")
-PLANS = ("buckets", "budget", "pack")
+PLANS = ("buckets", "budget", "pack", "batch sampler")
 ORDERS = (
     "in order",
     "shuffle",

@@ -1,5 +1,6 @@
 """Data for the fuzzer of kill and resume: samples (id, draws) of every kind of dataset and stream."""
 
+import itertools
 import json
 import random
 from collections.abc import Iterator
@@ -185,6 +186,18 @@ class _EpochSampler:
         numbers = list(range(self.size))
         random.Random(self.epoch).shuffle(numbers)
         return iter(numbers)
+
+
+class BatchSampler(_EpochSampler):
+    """Gives an epoch in 12 batches of unlike sizes, so that each number of ranks up to 4 divides them."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __iter__(self) -> Iterator[Any]:
+        numbers = list(super().__iter__())
+        ends = [max(row, row * row * self.size // 144) for row in range(13)]
+        return (numbers[start:end] for start, end in itertools.pairwise(ends))
 
 
 def make_plan(case: Case, leg: Leg, size: int, tail: Any) -> Any:

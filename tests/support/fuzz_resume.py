@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 from drawing import equal
 from fuzz_cases import ITERABLES, Case, Leg, draw_case, simpler
-from fuzz_data import Collate, Drawn, make_indexed, make_order, make_plan, make_stream, samples_of
+from fuzz_data import BatchSampler, Collate, Drawn, make_indexed, make_order, make_plan, make_stream, samples_of
 
 import loaderkit as lk
 
@@ -253,12 +253,15 @@ class _Run:
             if whole and sizes is not None and case.order == "shuffle":  # the run goes on with the first leg's block
                 order = lk.ShardOrder(sizes, seed=case.seed, block=case.legs[0].batch_size or 1)
             shuffle = case.order == "shuffle" and order is None
-            settings |= {"plan": plan} if plan else {"order": order, "shuffle": shuffle, "tail": case.tail}
+            if case.plan == "batch sampler":
+                settings |= {"batch_sampler": BatchSampler(len(dataset)), "tail": case.tail}
+            else:
+                settings |= {"plan": plan} if plan else {"order": order, "shuffle": shuffle, "tail": case.tail}
         if case.data in ITERABLES or not case.is_stream:
             settings["seed"] = case.seed
         if case.collate == "drawing" and case.data != "rows":
             settings["collate_fn"] = Collate(Drawn(case))
-        return make(dataset, leg.batch_size if not settings.get("plan") else 1, **settings)
+        return make(dataset, leg.batch_size if case.plan == "batches" else 1, **settings)
 
     def _killed(self, leg: Leg, state: Any) -> Iterator[Step]:
         """Yield the steps of a leg that a forked process takes; kill the process once no more are wanted."""
