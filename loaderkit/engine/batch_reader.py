@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch.utils.data as torch_data
@@ -11,6 +11,10 @@ import torch.utils.data as torch_data
 from loaderkit.collate import CollateError, keep_rows, stack, stack_columns
 from loaderkit.datasets.bad_samples import RAISE, BadSamples
 from loaderkit.datasets.base import reads_batches, reads_columns, reads_many
+from loaderkit.engine.repair import (
+    ReadMany,
+    Repair,
+)  # not when it is needed: an error may leave no file to import it from
 from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.draws import Draws, NoSeeds, SampleRngSeeds, draws
@@ -21,9 +25,6 @@ from loaderkit.system.batch_memory import BufferPool, lends
 from loaderkit.system.overrides import overridden_below
 from loaderkit.system.pickling import sendable_errors
 from loaderkit.system.threads import until_cancelled
-
-if TYPE_CHECKING:
-    from loaderkit.engine.repair import ReadMany, Repair
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class BatchReader:
                 batch = self._collate_seeded(samples, indices, bounds, own)
         return batch if repair is None else repair.report(batch)
 
-    def _read_together(self, key: BatchKey, read: "ReadMany") -> "tuple[Any, Repair | None]":
+    def _read_together(self, key: BatchKey, read: ReadMany) -> tuple[Any, Repair | None]:
         """Read all samples by one call; if that fails, those that can be read."""
         try:
             return read(None, key.indices), None
@@ -146,7 +147,7 @@ class BatchReader:
             repair = self._repair(key)
             return repair.together(read, error), repair
 
-    def _read_each(self, key: BatchKey, seeds: SampleSeeds) -> "tuple[list[Any], Repair | None]":
+    def _read_each(self, key: BatchKey, seeds: SampleSeeds) -> tuple[list[Any], Repair | None]:
         """Read the samples one by one; after a failure, continue under the policy."""
         dataset, enter, indices = self.dataset, seeds.enter, key.indices.tolist()
         stacks = self.collate_fn is None and self.batched and key.rows is None
@@ -168,7 +169,7 @@ class BatchReader:
             return repair.each(read_one, samples, error), repair
         return samples, None
 
-    def _many_under(self, seeds: SampleSeeds) -> "ReadMany":
+    def _many_under(self, seeds: SampleSeeds) -> ReadMany:
         """Return what reads the samples of some rows by `__getitems__`, under their seeds."""
 
         def read(rows: list[int] | None, indices: Int64Array) -> list[Any]:
@@ -178,9 +179,7 @@ class BatchReader:
 
         return read
 
-    def _repair(self, key: BatchKey) -> "Repair":
-        from loaderkit.engine.repair import Repair  # rarely needed, and its import takes time
-
+    def _repair(self, key: BatchKey) -> Repair:
         return Repair(self.bad_samples, key, self.seed, self.order, self.lengths)
 
     def _collate_seeded(
@@ -221,7 +220,7 @@ def takes_batches(collate_fn: Any) -> bool:
     return not hidden and callable(getattr(collate_fn, "collate_batch", None))
 
 
-def _what_is_left(key: BatchKey, repair: "Repair | None") -> tuple[list[int], Int64Array | None]:
+def _what_is_left(key: BatchKey, repair: Repair | None) -> tuple[list[int], Int64Array | None]:
     """Return the indices that a batch holds, and the bounds of its rows if it has rows of several samples."""
     if repair is None:
         return key.indices.tolist(), key.rows

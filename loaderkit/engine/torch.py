@@ -14,16 +14,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing import util
 from multiprocessing.reduction import ForkingPickler
+from operator import attrgetter
 from typing import Any
 
 import torch
 import torch.utils.data as torch_data
 from torch import Tensor
+from torch.utils.data._utils import worker as torch_worker
 
 from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.system.nested import pin
+from loaderkit.system.open_before_fork import warn_of_open_files
 from loaderkit.system.pickling import explained, sendable_errors
 from loaderkit.system.process import check_children, described, refuse_in_fork
 from loaderkit.system.threads import limit_threads
@@ -247,9 +250,14 @@ os.register_at_fork(after_in_child=_keep_inherited)  # freeing one of torch's it
 
 @dataclass(frozen=True)
 class StartWorker:
-    """Prepares a worker: it ends with its parent and has one thread. Then the user's `worker_init_fn` is called."""
+    """Prepares a worker: it ends with its parent and has one thread. Then the user's `worker_init_fn` is called.
+
+    `get_worker_info().dataset` becomes the user's dataset, which that function may change. `find_dataset` returns it from
+    what torch takes for the dataset.
+    """
 
     init: Callable[[int], None] | None
+    find_dataset: Callable[[Any], Any]
 
     def __call__(self, worker_id: int) -> None:
         # torch's workers watch their parent's id. Under forkserver that is the server, which lives as long as they do,
@@ -261,6 +269,9 @@ class StartWorker:
         # The thread that sends batches imports parts of torch for its first large tensor. If this thread imports them at
         # the same time, the import fails, the batch is lost, and the trainer waits for ever.
         ForkingPickler.dumps(torch.empty(0))
+        info: Any = torch_data.get_worker_info()
+        about = {name: getattr(info, name) for name in ("id", "num_workers", "seed")}
+        torch_worker._worker_info = torch_worker.WorkerInfo(**about, dataset=self.find_dataset(info.dataset))
         if self.init is not None:
             with sendable_errors():
                 self.init(worker_id)
@@ -300,7 +311,7 @@ class TorchEngine:
             "pin_memory": pin_memory,
             "prefetch_factor": prefetch_factor,
             "persistent_workers": persistent_workers,
-            "worker_init_fn": StartWorker(worker_init_fn),
+            "worker_init_fn": StartWorker(worker_init_fn, attrgetter("dataset")),
             "timeout": timeout,
         }
         self._reader, self._init, self._timeout_s = reader, worker_init_fn, timeout
@@ -328,6 +339,7 @@ class TorchEngine:
                 **self._settings,
             )
         self._keys.now = keys
+        warn_of_open_files(self._reader.dataset, self._context)
         with explained(self._context, self._reader, worker_init_fn=self._init):
             batches = Batches(iter(self._loader), self._crew, self._timeout_s)
         self._running = weakref.ref(batches)

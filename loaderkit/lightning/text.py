@@ -154,7 +154,7 @@ class TextDataModule(DataModule):
         if tokenizer is not None and not callable(tokenizer):
             raise TypeError(
                 f"TextDataModule: tokenizer is {tokenizer!r}, wanted a function from a text to its tokens. "
-                "For a tokenizers.Tokenizer: lambda text: tokenizer.encode(text).ids."
+                "For a Tokenizer of the package tokenizers: tokenizer=tokenizer.encode."
             )
         for name, number in (("vocab_size", vocab_size), ("end_token", end_token), ("pad_token", pad_token)):
             missing = number is None and name != "pad_token"

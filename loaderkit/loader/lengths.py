@@ -20,6 +20,7 @@ from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.sampling.cursor import fingerprint
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.open_before_fork import warn_of_open_files
 from loaderkit.system.process_pool import map_in_processes
 from loaderkit.system.progress import with_progress
 
@@ -73,6 +74,8 @@ def measure_lengths(
         return np.asarray(dataset.lengths(), dtype=np.int64)  # type: ignore[attr-defined]
     size, reader = len(dataset), BatchReader(dataset, LengthOf(length), seed=0)
     fork = multiprocessing_context == "fork"
+    if num_workers > 1:
+        warn_of_open_files(dataset, multiprocessing_context)
     if cache is None:
         return _read_all(reader, size, num_workers, fork=fork)
     path = Path(cache)
@@ -207,4 +210,8 @@ def _load(path: Path) -> tuple[dict[str, str], Int64Array] | None:
 def _save(path: Path, made_of: dict[str, str], lengths: Int64Array) -> None:
     content = io.BytesIO()
     np.savez_compressed(content, about=np.array(json.dumps({"version": VERSION, **made_of})), lengths=lengths)
-    write_atomically(path, content.getvalue())
+    try:
+        write_atomically(path, content.getvalue())
+    except OSError as error:
+        error.add_note(f"loaderkit: raised while writing measured lengths to {path}. Choose another path: cache=...")
+        raise

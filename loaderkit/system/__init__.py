@@ -4,6 +4,8 @@ from loaderkit.system.arrays import Int64Array, UInt64Array
 from loaderkit.system.batch_memory import BufferPool, empty_array, lends, new_empty
 from loaderkit.system.cpus import MOST_WORKERS, Cpus, ranks_on_host
 from loaderkit.system.nested import map_leaves, pin, pin_tensor, should_pin, to_device
+from loaderkit.system.open_before_fork import find_open_files, warn_of_open_files
+from loaderkit.system.open_files import FileLimit, OpenFiles
 from loaderkit.system.overrides import overridden_below
 from loaderkit.system.per_thread import Opened, PerThread
 from loaderkit.system.pickling import explained, find_unpicklable
@@ -20,7 +22,9 @@ __all__ = [
     "STATE_VERSION",
     "BufferPool",
     "Cpus",
+    "FileLimit",
     "Int64Array",
+    "OpenFiles",
     "Opened",
     "PerThread",
     "Retry",
@@ -31,6 +35,7 @@ __all__ = [
     "check_children",
     "empty_array",
     "explained",
+    "find_open_files",
     "find_unpicklable",
     "is_transient",
     "lends",
@@ -47,5 +52,6 @@ __all__ = [
     "should_pin",
     "threads_of_a_read",
     "to_device",
+    "warn_of_open_files",
     "with_progress",
 ]

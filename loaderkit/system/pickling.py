@@ -52,11 +52,11 @@ def explained(context: Any, work: Any, **more: Any) -> Iterator[None]:
     Raises:
         RuntimeError: If workers are not forked, and need a class or function that a notebook defines.
     """
-    _check_notebook(_start_method(context), (work, more))
+    _check_notebook(start_method(context), (work, more))
     try:
         yield
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        method = _start_method(context)
+        method = start_method(context)
         sent = {each.name: getattr(work, each.name) for each in dataclasses.fields(work) if each.init} | more
         found = [path for name, part in sent.items() for path in find_unpicklable(part, name=name)]
         if found and method != "fork":
@@ -83,7 +83,8 @@ def _check_notebook(method: str, work: Any) -> None:
         )
 
 
-def _start_method(context: Any) -> str:
+def start_method(context: Any) -> str:
+    """Return the name of the method that starts processes in a context, which may be that name or None."""
     chosen = context if hasattr(context, "get_start_method") else multiprocessing.get_context(context)
     return str(chosen.get_start_method())
 

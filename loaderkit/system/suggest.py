@@ -16,7 +16,14 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return " Did you mean 'x'?", or an empty string if no known name is close."""
+    """Return " Did you mean 'x'?", or an empty string if no known name is close.
+
+    If the name ends several known names, as "transform" ends "train_transform" and "eval_transform", all of them are named.
+    """
+    known = list(known)
+    longer = [repr(one) for one in known if one.endswith(f"_{name}")]
+    if len(longer) > 1:
+        return f" Did you mean {' or '.join(longer)}?"
     close = closest(name, known)
     return f" Did you mean {close!r}?" if close else ""
 

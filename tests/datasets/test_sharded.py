@@ -129,9 +129,10 @@ def test_workers_open_their_own(method: str, tmp_path: Path) -> None:
 
 def test_each_thread_opens_its_own_and_they_are_closed_when_it_ends(tmp_path: Path) -> None:
     wanted = write(tmp_path, [3, 2, 2])
-    data = Bytes(tmp_path, max_open=2)
+    data = Bytes(tmp_path, max_open=8)
     check_reads(data, wanted)
     mine = set(ByteFile.alive)
+    assert len(mine) == 3
     with ThreadPoolExecutor(3) as pool:
         barrier = threading.Barrier(3)
 
@@ -142,7 +143,9 @@ def test_each_thread_opens_its_own_and_they_are_closed_when_it_ends(tmp_path: Pa
             barrier.wait(10)
             return found, alive
 
-        assert list(pool.map(read_all, range(3))) == [(wanted, 2 + 3 * 2)] * 3
+        for found, alive in pool.map(read_all, range(3)):
+            assert found == wanted
+            assert 3 + 3 <= alive <= 8 + 3  # all threads share max_open, and each may have one
     assert ByteFile.alive == mine
     data.close()
     assert not ByteFile.alive

@@ -246,3 +246,30 @@ def test_settings_out_of_range_are_refused() -> None:
     for settings in ({"num_workers": -1}, {"num_workers": 2.5}, {"multiprocessing_context": "forkserver"}):
         with pytest.raises(ValueError, match="wanted an integer of at least 0, and 'fork' or 'spawn'"):
             lk.measure_lengths(["a"], **settings)  # type: ignore[arg-type]
+
+
+def test_a_function_in_place_of_lengths_is_to_be_called() -> None:
+    data = lk.ArrayDataset({"x": torch.arange(4)})
+    with pytest.raises(TypeError, match=r"lengths are the function .*Call it: data.lengths\(\)"):
+        lk.LengthBuckets(data.__len__, 2)
+
+
+FULL = """
+import resource
+import loaderkit as lk
+
+data = [[0] * (n * n % 1000) for n in range(5000)]
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+try:
+    lk.measure_lengths(data, cache="lengths.npz")
+except OSError as error:
+    text = f"{error} {error.__notes__}"
+raise SystemExit(0 if "lengths.npz" in text and "cache=..." in text else 1)
+"""
+
+
+def test_a_full_disk_names_the_cache(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(FULL)
+    run(tmp_path, tmp_path / "script.py")
+    assert not list(tmp_path.glob("*.npz"))
+    assert not list(tmp_path.glob(".*.part"))

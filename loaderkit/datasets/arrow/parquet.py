@@ -35,7 +35,7 @@ class ParquetDataset(ShardedDataset):
             lengths, and are stacked.
         index_dir: Folder of the index files. By default they are next to local shards, and in
             `~/.cache/loaderkit/index` for remote shards.
-        max_open: Number of files that each reading thread keeps open.
+        max_open: Files that a process keeps open, with all its threads.
         storage: How to reach remote files, and where to keep copies.
         cached_groups: Number of decoded row groups that each reading thread keeps, for all files together. A ShardOrder
             reads from lanes x (1 + window / rows in a group) of them.

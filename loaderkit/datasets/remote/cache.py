@@ -39,12 +39,21 @@ class Cache:
 
         `key` has 32 hexadecimal digits, which name the shard and its content. `download` writes the shard to a file.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        found = self._whole(key, size_bytes)
-        if found is not None:
-            return found
         part = self.folder / (key + PART)
-        descriptor = _lock(part)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            found = self._whole(key, size_bytes)
+            if found is not None:
+                return found
+            descriptor = _lock(part)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
+            raise type(error)(
+                error.errno,
+                f"cannot write to the cache {self.folder} ({os.strerror(error.errno or 0)}). Give a folder that you can write "
+                "to, lk.Storage(cache_dir=...), or read without a cache: cache_dir=None.",
+            ) from error
         try:
             found = self._whole(key, size_bytes)  # another process may have downloaded it
             if found is None:

@@ -1,5 +1,6 @@
 """Paths, globs and URLs of shards: listed in the same order on every machine, and opened in the same way."""
 
+import contextlib
 import glob
 import os
 import uuid
@@ -88,8 +89,11 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        if isinstance(error, OSError):  # an error of `write` names no file
+            error.filename, error.filename2 = os.fspath(path), None
         raise
 
 

@@ -36,7 +36,7 @@ class CsvDataset(ShardedDataset):
         transform: Called with each record.
         index_dir: Folder for index files. None: next to local shards, and
             ~/.cache/loaderkit/index for remote shards.
-        max_open: Files that each reading thread keeps open.
+        max_open: Files that a process keeps open, with all its threads.
         storage: How to reach remote files, and where to cache them.
 
     Raises:

@@ -31,7 +31,7 @@ class DocumentDataset(ShardedDataset):
         urls: A path, folder (its `.ds` files), glob or URL, or a list of them. Remote files need a cache.
         dtype: The tokens' dtype, such as "uint16".
         transform: Called with each document.
-        max_open: Files that each reading thread keeps mapped.
+        max_open: Files that a process keeps mapped, with all its threads.
         storage: How to reach remote files, and where to cache them.
 
     Raises:
@@ -52,6 +52,7 @@ class DocumentDataset(ShardedDataset):
     kind = "documents-1"
     suffixes: ClassVar[tuple[str, ...]] = (".ds",)
     keeps_index: ClassVar[bool] = False
+    files_each: ClassVar[int] = 2
 
     def __init__(
         self,
@@ -66,7 +67,14 @@ class DocumentDataset(ShardedDataset):
         if self.dtype.kind not in "iu":
             raise ValueError(f"DocumentDataset: dtype is {self.dtype}, wanted integers such as uint16.")
         self._tokens: dict[str, int] = {}
-        super().__init__(urls, transform=transform, max_open=max_open, storage=storage)
+        try:
+            super().__init__(urls, transform=transform, max_open=max_open, storage=storage)
+        except FileNotFoundError as error:
+            error.add_note(
+                "loaderkit: DocumentDataset reads NAME.ds and NAME.ds.index. Give files of another name as a glob, such as "
+                "'folder/*.bin', if each has a NAME.bin.index. For tokens without documents use lk.TokenDataset."
+            )
+            raise
 
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
         ends = self._map_ends(shard)

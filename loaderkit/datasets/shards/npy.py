@@ -19,7 +19,7 @@ class NpyDataset(MappedDataset):
     Args:
         urls: A path, folder, glob or URL, or a list of them. Remote files need a cache.
         transform: Called with each row.
-        max_open: Files that each reading thread keeps mapped.
+        max_open: Files that a process keeps mapped, with all its threads.
         storage: How to reach remote files, and where to cache them.
 
     Raises:

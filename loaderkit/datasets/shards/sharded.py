@@ -1,5 +1,6 @@
 """Datasets over indexed shards: each sample is a row of a shard, read by random access."""
 
+import errno
 import os
 import warnings
 from abc import ABC, abstractmethod
@@ -16,14 +17,15 @@ from loaderkit.datasets.shards.index import ShardIndex, index_error, index_path,
 from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.per_thread import Opened, PerThread
+from loaderkit.system.open_files import FileLimit, OpenFiles, files_allowed
+from loaderkit.system.per_thread import PerThread
 
 
 class ShardedDataset(DeclaresDraws, ABC):
     """Base of datasets over files, or other shards, that are indexed once.
 
     A format gives `kind`, `suffixes`, `scan`, `open` and `read`. Each thread opens
-    the shards that it reads and keeps the last `max_open` of them. Open shards are
+    the shards that it reads and keeps some of them open. Open shards are
     neither pickled nor shared with a forked worker; they are closed when their
     thread ends. A shard that changed after it was indexed is indexed again, with a warning.
 
@@ -32,8 +34,8 @@ class ShardedDataset(DeclaresDraws, ABC):
         transform: Called with each raw sample.
         index_dir: Folder for index files. None: next to local shards, and
             ~/.cache/loaderkit/index for remote shards.
-        max_open: Shards that each reading thread keeps open. All workers together use
-            about lanes * (1 + window / samples in a shard) shards of a ShardOrder at a time.
+        max_open: Shards that a process keeps open; its threads share them. They are fewer if `ulimit -n` allows
+            less than twice as many files. All workers together use about lanes * (1 + window / samples in a shard) shards of a ShardOrder at a time.
         storage: How to reach remote shards, and where to cache them.
 
     Raises:
@@ -44,6 +46,7 @@ class ShardedDataset(DeclaresDraws, ABC):
     kind: str  # of the index, with a version: "tar-1"
     suffixes: ClassVar[tuple[str, ...]]
     keeps_index: ClassVar[bool] = True  # in a file; False if a scan is as fast as reading that file
+    files_each: ClassVar[int] = 1  # files that an open shard has open
 
     def __init__(
         self,
@@ -62,7 +65,7 @@ class ShardedDataset(DeclaresDraws, ABC):
         self._remote = dict(zip(remote, self._storage.stat_many(remote), strict=True))
         self.transform = transform
         self._index_dir = None if index_dir is None else os.fspath(index_dir)
-        self._max_open = max_open
+        self._limit = FileLimit(max_open, self.files_each)
         self._changed: list[str] = []
         self._indexes = [self.index_shard(shard) for shard in self.shards]
         if self._changed:
@@ -72,7 +75,7 @@ class ShardedDataset(DeclaresDraws, ABC):
                 stacklevel=2,
             )
         self._ends = np.cumsum([index.count for index in self._indexes], dtype=np.int64)
-        self._opened = PerThread(Opened)
+        self._opened = PerThread(OpenFiles, self._limit)
 
     @abstractmethod
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
@@ -155,14 +158,13 @@ class ShardedDataset(DeclaresDraws, ABC):
         if part in handles:
             handles.move_to_end(part)
         else:
-            while len(handles) >= self._max_open:
-                _close(handles.popitem(last=False)[1])
+            opened.make_room()
             shard, index = self.shards[part], self._indexes[part]
             if not index.fits(self.stat(shard)):
                 raise ShardError(
                     f"{shard}: changed since it was indexed. Make the dataset again, which indexes it again."
                 )
-            handles[part] = self.open(shard, index)
+            handles[part] = self._open(opened, shard, index)
         return handles[part]
 
     def fingerprint(self) -> str:
@@ -182,8 +184,28 @@ class ShardedDataset(DeclaresDraws, ABC):
                 samples[place] = sample
         return samples
 
+    def _open(self, opened: OpenFiles, shard: str, index: ShardIndex) -> Any:
+        """Open a shard; if too many files are open, first close all others of this thread."""
+        try:
+            return self.open(shard, index)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+        opened.close()
+        try:
+            return self.open(shard, index)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise OSError(
+                    error.errno,
+                    f"{type(self).__name__}: too many files are open in this process, which may open {files_allowed()}, to "
+                    f"open {shard}. Allow more (ulimit -n), or keep fewer shards open: max_open={self._limit.handles} now.",
+                ) from error
+            raise
+
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_opened": PerThread(Opened)}
+        limit = FileLimit(self._limit.handles, self._limit.files_each)  # a copy has its own
+        return self.__dict__ | {"_limit": limit, "_opened": PerThread(OpenFiles, limit)}
 
 
 def group_places(numbers: Int64Array) -> Iterator[tuple[int, Int64Array]]:
@@ -191,9 +213,3 @@ def group_places(numbers: Int64Array) -> Iterator[tuple[int, Int64Array]]:
     order = np.argsort(numbers, kind="stable")
     found, starts = np.unique(numbers[order], return_index=True)
     yield from zip(found.tolist(), np.split(order, starts[1:]), strict=False)
-
-
-def _close(handle: Any) -> None:
-    close = getattr(handle, "close", None)
-    if callable(close):
-        close()

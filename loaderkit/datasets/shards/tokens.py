@@ -40,7 +40,7 @@ class TokenDataset(MappedDataset):
             them out (`left_out` counts them), "keep" makes a shorter window, so that
             batches need a collate that pads.
         transform: Called with each window.
-        max_open: Files that each reading thread keeps mapped.
+        max_open: Files that a process keeps mapped, with all its threads.
         storage: How to reach remote files, and where to cache them.
 
     Raises:

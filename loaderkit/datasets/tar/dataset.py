@@ -48,7 +48,7 @@ class TarDataset(ShardedDataset):
         transform: Called with each decoded sample; its result replaces the sample.
         index_dir: Folder of the index files. By default they are next to local shards, and in
             `~/.cache/loaderkit/index` for remote shards.
-        max_open: Number of shards that each reading thread keeps open.
+        max_open: Shards that a process keeps open, with all its threads.
         storage: How to reach remote files, and where to keep copies.
 
     Raises:

@@ -19,6 +19,7 @@ from loaderkit.engine.ring.messages import TASK
 from loaderkit.engine.ring.pins import Pins
 from loaderkit.engine.ring.slots import STOP, Slots
 from loaderkit.engine.ring.worker import PipeEnd, Worker
+from loaderkit.system.open_before_fork import warn_of_open_files
 from loaderkit.system.pickling import explained
 from loaderkit.system.threads import thread_pools
 
@@ -148,6 +149,7 @@ class Workers:
             _preload()
         forks = method == "fork"
         pools = thread_pools() if forks else None
+        warn_of_open_files(self.reader.dataset, context)
         for number in range(self.count):
             mine = queues[number % len(queues)]
             answers, theirs = own.pipe()

@@ -9,6 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderkit.lightning.tables.values import (
+    FILL_CATEGORIES,
+    FILL_NUMBERS,
+    FILL_TARGET,
     Column,
     Table,
     Value,
@@ -174,7 +177,7 @@ class TableStatistics:
             for row, (name, (mean, std, fill)) in enumerate(self.numeric.items()):
                 column = as_numbers(table[name], f"{where}, column {name!r}")
                 if self.missing == "raise":
-                    refuse_missing(np.isnan(column), f"{where}, column {name!r}")
+                    refuse_missing(np.isnan(column), f"{where}, column {name!r}", FILL_NUMBERS)
                 arrays["numeric"][:, row] = (np.where(np.isnan(column), fill, column) - mean) / std
         if self.categorical:
             arrays["categorical"] = np.empty((size, len(self.categorical)), dtype=np.int64)
@@ -187,7 +190,7 @@ class TableStatistics:
     def _codes(self, column: Column, values: list[Value], where: str) -> Int64Array:
         found = as_categories(column)
         if self.missing == "raise":
-            refuse_missing(found.codes < 0, where)
+            refuse_missing(found.codes < 0, where, FILL_CATEGORIES)
         codes = recode(found, values, where) + 1
         if self.unknown == "raise":
             refuse_unknown(found, (codes == 0) & (found.codes >= 0), values, where)
@@ -196,10 +199,10 @@ class TableStatistics:
     def _encode_target(self, column: Column, where: str) -> npt.NDArray[Any]:
         if self.classes is None:
             numbers = as_numbers(column, where)
-            refuse_missing(np.isnan(numbers), where)
+            refuse_missing(np.isnan(numbers), where, FILL_TARGET)
             return numbers.astype(np.float32)
         found = as_categories(column)
-        refuse_missing(found.codes < 0, where)
+        refuse_missing(found.codes < 0, where, FILL_TARGET)
         codes = recode(found, self.classes, where)
         refuse_unknown(found, codes < 0, self.classes, where)
         return codes

@@ -8,6 +8,8 @@ import numpy.typing as npt
 
 from loaderkit.lightning.tables.columns import Missing, TableColumns, TableStatistics
 from loaderkit.lightning.tables.values import (
+    FILL_CATEGORIES,
+    FILL_NUMBERS,
     Categories,
     Column,
     Table,
@@ -67,7 +69,7 @@ def _is_numeric(column: Column, where: str) -> bool:
 def _fit_numbers(numbers: npt.NDArray[np.float64], missing: Missing, where: str) -> tuple[float, float, float]:
     present = numbers[~np.isnan(numbers)]
     if missing == "raise":
-        refuse_missing(np.isnan(numbers), where)
+        refuse_missing(np.isnan(numbers), where, FILL_NUMBERS)
     if not len(present):
         raise ValueError(f"{where}: all {len(numbers):,} values are missing. Leave it out: ignore=.")
     with np.errstate(over="ignore", invalid="ignore"):
@@ -81,7 +83,7 @@ def _fit_numbers(numbers: npt.NDArray[np.float64], missing: Missing, where: str)
 
 def _fit_categories(column: Categories, columns: TableColumns, where: str) -> list[Value]:
     if columns.missing == "raise":
-        refuse_missing(column.codes < 0, where)
+        refuse_missing(column.codes < 0, where, FILL_CATEGORIES)
     kind_of(column.values, where)
     counts = np.bincount(column.codes[column.codes >= 0], minlength=len(column.values))
     seen = sorted((-int(count), value) for value, count in zip(column.values, counts, strict=True) if count)

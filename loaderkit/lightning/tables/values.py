@@ -121,12 +121,20 @@ def is_number(text: Value) -> bool:
     return True
 
 
-def refuse_missing(missing: npt.NDArray[np.bool_], where: str) -> None:
+FILL_NUMBERS = "Fill them in, or let TableColumns(missing='mean') or 'median' do that."
+FILL_CATEGORIES = (
+    "Write a category of their own into the cells, such as 'none'. Or encode them as unknown, with code 0: "
+    "TableColumns(missing='median'), which also fills in missing numbers."
+)
+FILL_TARGET = "Fill them in, or leave out these rows."
+
+
+def refuse_missing(missing: npt.NDArray[np.bool_], where: str, way_out: str) -> None:
     """Raise ValueError if a value is missing."""
     if missing.any():
         raise ValueError(
             f"{where}: {int(missing.sum()):,} of {len(missing):,} values are missing, the first in row "
-            f"{int(missing.argmax()):,}. Fill them in; for features also by missing='mean' or 'median'."
+            f"{int(missing.argmax()):,}. {way_out}"
         )
 
 

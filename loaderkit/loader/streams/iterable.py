@@ -130,6 +130,11 @@ class WorkerTask(LaneTask):
     first: str | None  # the dataset's own state before it was read; None if it had none yet
     rank: int
 
+    @property
+    @override
+    def data(self) -> Any:
+        return self.dataset
+
     @override
     def items(self, worker: int, workers: int) -> Iterator[Item | None]:
         if worker < self.turn:

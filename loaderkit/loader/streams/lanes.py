@@ -7,7 +7,8 @@ any W.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -20,6 +21,7 @@ from loaderkit.seeding.keys import derive_seed
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.batch_memory import BufferPool, lends
 from loaderkit.system.nested import pin, should_pin
+from loaderkit.system.open_before_fork import warn_of_open_files
 from loaderkit.system.pickling import explained, sendable_errors
 from loaderkit.system.process import check_children
 
@@ -89,6 +91,11 @@ class LaneTask(torch_data.IterableDataset[Any]):
         with sendable_errors():
             yield from map(seal, self.items(info.id, info.num_workers) if info else self.items(0, 1))
 
+    @property
+    def data(self) -> Any:
+        """The user's dataset."""
+        raise NotImplementedError
+
     def items(self, worker: int, workers: int) -> Iterator[Item | None]:
         """Yield what the worker's slots give; None from a slot without a lane, or whose lane has ended."""
         raise NotImplementedError
@@ -144,6 +151,8 @@ def check_no_index(dataset: Any, config: LoaderConfig, order: str) -> None:
 def _from_workers(task: LaneTask, seed: int, num_workers: int, pinned: bool) -> Iterator[Item | None]:
     config = task.config
     check_children(num_workers)
+    task = replace(task, config=replace(config, store=None))  # workers ask no other rank, and a store may not pickle
+    warn_of_open_files(task.data, config.multiprocessing_context)
     # With its own generator the DataLoader does not draw from the global one.
     generator = torch.Generator().manual_seed(derive_seed("torch", seed))
     crew = Crew(config.multiprocessing_context)
@@ -156,7 +165,7 @@ def _from_workers(task: LaneTask, seed: int, num_workers: int, pinned: bool) -> 
         pin_memory=pinned,
         prefetch_factor=config.prefetch_factor,
         multiprocessing_context=crew.context,
-        worker_init_fn=StartWorker(config.worker_init_fn),
+        worker_init_fn=StartWorker(config.worker_init_fn, attrgetter("data")),
         timeout=config.timeout,
     )
     with explained(config.multiprocessing_context, task):

@@ -84,6 +84,11 @@ class ShardTask(LaneTask):
     stream: StreamDataset
     lanes: Sequence[int]  # the rank's, by number
 
+    @property
+    @override
+    def data(self) -> StreamDataset:
+        return self.stream
+
     @override
     def items(self, worker: int, workers: int) -> Iterator[Item | None]:
         count = len(self.lanes)

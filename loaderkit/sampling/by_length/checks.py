@@ -18,9 +18,15 @@ def as_lengths(lengths: npt.ArrayLike, name: str) -> Int64Array:
     """Return lengths as an array (N,) int64.
 
     Raises:
+        TypeError: If they are a function.
         ValueError: If they are not integers of at least 0 on one axis, or there are none.
     """
     try:
+        if callable(lengths):
+            raise TypeError(
+                f"{name}: lengths are the function {getattr(lengths, '__qualname__', lengths)}, wanted the length of each "
+                "sample. Call it: data.lengths()."
+            )
         found = np.asarray(lengths)
     except ValueError as error:  # such as samples
         raise ValueError(
