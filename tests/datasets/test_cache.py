@@ -251,3 +251,9 @@ def test_a_fork_amid_a_download_keeps_no_other_thread_waiting(tmp_path: Path) ->
         finally:
             child.kill()
             child.join(30)
+
+
+def test_a_folder_that_cannot_be_made_names_the_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OSError, match=r"cannot write to the cache .*file.*cache_dir=\.\.\..*cache_dir=None"):
+        Cache(tmp_path / "file" / "cache", 2000).open(key(1), 1000, writes(1))

@@ -129,3 +129,10 @@ def test_what_datatrove_wrote_is_read_in_place(tmp_path: Path) -> None:
     words = [257 * number for number in range(7)]
     found = [document.tolist() for document in lk.DocumentDataset(tmp_path)]
     assert found == [[*words[:count], 8] for count in (3, 1, 7, 0, 5)]
+
+
+def test_a_folder_of_other_files_says_what_to_give(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(4))
+    with pytest.raises(FileNotFoundError) as caught:
+        lk.DocumentDataset(tmp_path)
+    assert "lk.TokenDataset" in caught.value.__notes__[0]

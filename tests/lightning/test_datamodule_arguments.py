@@ -145,3 +145,13 @@ def test_a_repr_says_what_is_given_and_makes_nothing() -> None:
     assert len(list(batches)) == 2
     tables = lk.TableDataModule({"x": [1, 2], "y": [0, 1]}, columns=lk.TableColumns(target="y"))
     assert repr(tables).startswith("TableDataModule(train=what ")
+
+
+def test_a_transform_of_pictures_is_one_for_each_use() -> None:
+    with pytest.raises(TypeError, match="'transform'. Did you mean 'train_transform' or 'eval_transform'?"):
+        lk.ImageDataModule(".", transform=abs)  # type: ignore[call-arg]
+
+
+def test_an_object_that_encodes_is_no_function() -> None:
+    with pytest.raises(TypeError, match="tokenizer=tokenizer.encode"):
+        lk.TextDataModule({"text": ["a"]}, tokenizer=object())  # type: ignore[arg-type]

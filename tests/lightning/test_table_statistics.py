@@ -122,7 +122,7 @@ def test_integers_with_gaps_are_the_categories_they_are_without() -> None:
     ("columns", "spec", "message"),
     [
         ({"x": [1, None]}, {}, "column 'x': 1 of 2 values are missing, the first in row 1.*missing='mean'"),
-        ({"x": ["a", None]}, {}, "column 'x': 1 of 2 values are missing"),
+        ({"x": ["a", None]}, {}, "column 'x': 1 of 2 values are missing.*a category of their own"),
         ({"x": [1, 2]}, {"target": "y"}, r"has no columns \['y'\], its columns are \['x'\]"),
         ({"x": [1, 2]}, {"numeric": ["z"]}, r"has no columns \['z'\]"),
         ({"x": [1, math.inf]}, {}, "column 'x': has 1 infinite values, the first in row 1"),

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scripts import run
 
 import loaderkit as lk
 from loaderkit import ConcatDataset, MapDataset, SubsetDataset
