@@ -1,4 +1,4 @@
-"""Run every benchmark, then write the summary, the targets and the README's table: `make bench`.
+"""Run every benchmark, then write the summary, the targets and the documents' tables: `make bench`.
 
 The suite stops a script that takes three times its time, and reports scripts that fail and contenders that are left out. It looks
 for peers with their own environment in envs/NAME (see benchmarks/README.md).
@@ -113,7 +113,7 @@ def end_group(group: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sizes: a check that all scripts work")
-    parser.add_argument("--out", type=Path, help="where results go; without, benchmarks/results and the README")
+    parser.add_argument("--out", type=Path, help="where results go; without, benchmarks/results and the documents")
     parser.add_argument("--only", help="some scripts, with commas between")
     given = parser.parse_args()
     names = {script.name for script in SCRIPTS}
@@ -131,7 +131,7 @@ def main() -> None:
         where = ["--results", str(given.out)] if given.out else []
         failed += [name for name in ("summary", "targets") if call(name, *where)]
     if not given.quick and not given.out:
-        failed += ["table"] if call("table", "--write", "README.md") else []
+        failed += ["table"] if call("table", "--write") else []
     print("\n== done")
     for name, outcome in outcomes.items():
         print("\n    ".join([f"{name}: {outcome.said}", *outcome.left_out]))

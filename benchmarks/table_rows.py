@@ -253,7 +253,7 @@ def of_suite(folder: Path) -> Iterator[Line]:
     said = ", ".join(f"{name} at {workload} ({speed:.2f} x)" for workload, name, speed in ahead)
     yield (
         f"{len(rows)} workloads of throughput, geometric mean over `DataLoader`; of {len(speeds)} comparisons with any loader those in which "
-        "the other is more than 5 % ahead ([all of them](benchmarks/results/summary.png))",
+        "the other is more than 5 % ahead",
         f"**{statistics.geometric_mean(ours):.1f} x**",
         said or "none",
         "summary",

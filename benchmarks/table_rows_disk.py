@@ -34,7 +34,7 @@ def of_resumes(folder: Path) -> Iterator[Line]:
     ours_exact = exact.pop("loaderkit")
     yield (
         "Stopped in the middle of an epoch and resumed, also with other workers, ranks and batch size: cases of "
-        f"{len(elastic)} in which each sample comes exactly once ([the table](benchmarks/results/peers_resume.md))",
+        f"{len(elastic)} in which each sample comes exactly once",
         f"**{ours_exact}**",
         ", ".join(f"{name} {count}" for name, count in sorted(exact.items(), key=lambda item: -item[1])),
         "peers/peers_resume",

@@ -1,4 +1,4 @@
-"""The examples and the README's code run as they stand, and show what they promise."""
+"""The examples run as they stand, and show what they promise."""
 
 import re
 import signal
@@ -173,4 +173,4 @@ def test_each_example_says_what_it_shows_and_how_to_run_it(script: Path) -> None
     assert text.startswith('"""')
     if "__main__" in text:
         assert f"python {script.relative_to(ROOT)}" in text
-        assert script.relative_to(ROOT).as_posix() in (ROOT / "README.md").read_text()
+        assert f"]({script.relative_to(EXAMPLES).as_posix()})" in (EXAMPLES / "README.md").read_text()

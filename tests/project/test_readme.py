@@ -1,4 +1,4 @@
-"""The README's code runs, and what it names is there."""
+"""The README is short, its code runs, and what the documents name is there."""
 
 import re
 from pathlib import Path
@@ -8,34 +8,44 @@ import scripts
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+LIGHTNING, PLAIN = BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
-TESTS = re.findall(r"`(test_\w+\.py)::(test_\w+)`", README + ARCHITECTURE)
+GUARANTEES = (ROOT / "docs" / "concepts" / "guarantees.md").read_text()
+TESTS = re.findall(r"`(test_\w+\.py)::(test_\w+)`", GUARANTEES + ARCHITECTURE)
+PRINT_WEIGHTS = "\nimport hashlib\nprint(hashlib.md5(model.weight.detach().numpy().tobytes()).hexdigest())\n"
+KILL = "\n        if loader.cursor.epoch == 1 and loader.cursor.batches == 30:\n            os._exit(9)\n"
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.encode()) <= 9000
 
 
 def test_the_quickstart_trains_and_goes_on_when_it_is_run_again(tmp_path: Path) -> None:
-    quickstart = BLOCKS[0]
-    assert "fit(" in quickstart
-    assert len([line for line in quickstart.splitlines() if line]) <= 15
+    assert "fit(" in LIGHTNING
+    assert len([line for line in LIGHTNING.splitlines() if line]) <= 15
     check = "\nimport torch\nprint('step', torch.load('runs/digits/last.ckpt', weights_only=True)['global_step'])\n"
-    first = quickstart.replace("max_epochs=9", "max_epochs=2")
+    first = LIGHTNING.replace("max_epochs=9", "max_epochs=2")
     assert "step 100\n" in run(tmp_path, first + check)
-    again = run(tmp_path, quickstart.replace("max_epochs=9", "max_epochs=3") + check)
+    again = run(tmp_path, LIGHTNING.replace("max_epochs=9", "max_epochs=3") + check)
     assert "Restored all states from the checkpoint" in again
     assert "step 160\n" in again
 
 
-def test_the_other_code_blocks_run_one_after_another(tmp_path: Path) -> None:
-    assert len(BLOCKS) >= 9  # else there is nothing to see
-    said = run(tmp_path, "\n".join(BLOCKS[1:]))
-    assert "UserWarning: interleave" not in said
-    assert "UserWarning: Loader" not in said
+def test_the_plain_loop_ends_with_the_same_weights_after_a_kill(tmp_path: Path) -> None:
+    code = PLAIN.replace("epoch < 9", "epoch < 2")
+    assert code != PLAIN
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    killed.mkdir()
+    run(killed, code + KILL, code=9)
+    assert (killed / "run.pt").exists()
+    assert run(killed, code + PRINT_WEIGHTS) == run(whole, code + PRINT_WEIGHTS)
 
 
-def run(folder: Path, code: str) -> str:
+def run(folder: Path, text: str, code: int = 0) -> str:
     script = folder / "script.py"
-    script.write_text(code)
-    return scripts.run(folder, script)
+    script.write_text(text)
+    return scripts.run(folder, script, code=code)
 
 
 @pytest.mark.parametrize(("file", "name"), TESTS)
@@ -45,16 +55,18 @@ def test_each_test_that_the_documents_name_exists(file: str, name: str) -> None:
 
 
 def test_each_law_names_its_tests() -> None:
-    rows = re.findall(r"^\| (\d) [^|]+\|[^|]+\|([^|]+)\|$", README, re.MULTILINE)
+    rows = re.findall(r"^\| (\d) [^|]+\|([^|]+)\|$", GUARANTEES, re.MULTILINE)
     assert [number for number, _ in rows] == list("123456789")
     assert all("::test_" in tests for _, tests in rows)
 
 
-def test_each_file_that_the_readme_links_to_exists() -> None:
-    links = re.findall(r"\]\(([^)#]+)\)", README)
-    assert len(links) > 5
+@pytest.mark.parametrize("page", ["README.md", "examples/README.md", "benchmarks/README.md"])
+def test_each_file_that_a_readme_links_to_exists(page: str) -> None:
+    path = ROOT / page
+    links = re.findall(r"\]\(([^)#]+)\)", path.read_text())
+    assert links
     for link in links:
-        assert (ROOT / link).exists(), link
+        assert (path.parent / link).exists(), link
 
 
 def test_each_file_that_the_architecture_page_names_exists() -> None:
@@ -64,5 +76,13 @@ def test_each_file_that_the_architecture_page_names_exists() -> None:
         assert (ROOT / file).exists() or (ROOT / "loaderkit" / file).exists(), file
 
 
-def test_the_benchmarks_have_their_place() -> None:
-    assert README.count("<!-- benchmarks -->") == README.count("<!-- /benchmarks -->") == 1
+@pytest.mark.parametrize("page", ["README.md", "docs/benchmarks.md"])
+def test_the_benchmarks_have_their_place(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert text.count("<!-- benchmarks -->") == text.count("<!-- /benchmarks -->") == 1
+
+
+def test_the_readmes_benchmarks_are_the_measured_ones() -> None:
+    commands = re.findall(r"\| `python (benchmarks/\S+\.py)` \|$", README, re.MULTILINE)
+    assert len(commands) == 5
+    assert all((ROOT / command).exists() for command in commands)
