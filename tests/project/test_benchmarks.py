@@ -137,7 +137,7 @@ def test_every_target_and_every_row_is_told_from_the_results(tmp_path: Path) -> 
             [line for line in (tmp_path / name / file).read_text().splitlines() if mark in line]
             for name in ("all", "none")
         ]
-        for file, mark in (("targets.md", "| at "), ("table.md", ".py`]("))
+        for file, mark in (("targets.md", "| at "), ("table.md", ".py` |"))
     )
     assert len(targets[0]) == len(targets[1]) > 40
     for found, lacking in (targets, rows):
