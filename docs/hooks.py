@@ -1,9 +1,15 @@
 """Write a notebook next to each tutorial when the site is built. The page is the only source."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import jupytext
+
+# What a notebook away from the site cannot show: the link to itself, pictures (its code draws them) and links to pages.
+ONLY_ON_THE_SITE = re.compile(r"^(<a href=.*</a>|!\[.*\]\(.*\))\n\n", re.MULTILINE)
+LINK_TO_A_PAGE = re.compile(r"\[([^\]]+)\]\([^):]+\.md(#[^)]*)?\)")
+KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 
 
 def on_post_build(config: Any) -> None:
@@ -12,4 +18,12 @@ def on_post_build(config: Any) -> None:
         if page.stem != "index":
             target = Path(config["site_dir"], "tutorials", f"{page.stem}.ipynb")
             target.parent.mkdir(parents=True, exist_ok=True)
-            jupytext.write(jupytext.read(page), target)
+            jupytext.write(notebook(page.read_text()), target)
+
+
+def notebook(page: str) -> Any:
+    """Make cells of prose and code. Commands stay prose: a reader runs them in a terminal."""
+    text = LINK_TO_A_PAGE.sub(r"\1", ONLY_ON_THE_SITE.sub("", page)).replace("\n```sh\n", "\n```console\n")
+    made = jupytext.reads(text, fmt="md")
+    made.metadata["kernelspec"] = KERNEL
+    return made
