@@ -1,7 +1,7 @@
-"""Put every workload of the suite by every loader into one table and one picture: speed over loaderkit's.
+"""Put every workload of the suite by every loader into one table and one picture.
 
-Reads the CSV files of the other scripts and writes `summary.csv` and `summary.png`. A cell is a loader's speed over that of lk.Loader with
-default settings; below 1, loaderkit is ahead. If a workload says so, its dataset draws nothing or only from `lk.sample_rng()`. For data on disk, an
+Reads the CSV files of the other scripts. In `summary.csv`, a cell is a loader's speed over that of lk.Loader with default settings; below 1,
+loaderkit is ahead. `summary.md` and `summary.png` show lk.Loader's speed over the others'; above 1, loaderkit is ahead. If a workload says so, its dataset draws nothing or only from `lk.sample_rng()`. For data on disk, an
 epoch after the first counts. If a loader can run threads or processes, the faster one counts. A cell is empty if it was not
 measured. The geometric means are loaderkit's speed over DataLoader's.
 """
@@ -14,13 +14,20 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 from harness import RESULTS
-from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from summary_workloads import LOADERS, Workload, workloads
 
-LABELS = tuple(
-    name.replace(" ", "\n", 1).replace("DataLoader", "\nDataLoader").replace(".", "\n.").replace("-", "\n-").strip()
-    for name in LOADERS
-)
+SHOWN = {  # the picture's workloads, and their labels
+    "rows in memory, 0 workers": "Rows of an array in memory",
+    "windows of tokens, 2 workers": "Windows of tokens, 2 workers",
+    "documents on disk, shuffled, 2 workers": "Documents on disk, shuffled, 2 workers",
+    "38 MB of float32 pictures a batch, 2 workers": "Batches of 38 MB, 2 workers",
+    "stragglers, computing, batches of 1": "1 of 20 samples is slow, 2 workers",
+    "100 us a sample, 2 workers": "100 us a sample, seeded, 2 workers",
+    "JPEGs on disk, shuffled, 2 workers": "JPEGs in tar, shuffled, 2 workers",
+    "JPEGs in memory, augmented, 2 workers": "JPEGs decoded and augmented, 2 workers",
+    "JPEGs on disk, shuffled, 0 workers": "JPEGs in tar, shuffled, no workers",
+    "100 us a sample, 0 workers": "100 us a sample, seeded, no workers",
+}
 Found = dict[str, float]
 
 
@@ -84,41 +91,55 @@ def ahead(folder: Path) -> list[tuple[Workload, str, float]]:
 
 
 def draw(found: list[tuple[Workload, Found]], machines: list[str], path: Path) -> None:
-    figure = plt.figure(figsize=(11, 0.29 * len(found) + 2), layout="constrained")
+    """Draw our speed over DataLoader's for the workloads in SHOWN, the fastest first."""
+    speeds = {workload.name: 1 / cells["DataLoader"] for workload, cells in found if "DataLoader" in cells}
+    bars = sorted((speeds[name], label) for name, label in SHOWN.items() if name in speeds)
+    figure = plt.figure(figsize=(9, 4.6), layout="constrained")
     axes = figure.subplots()
-    grid = [[cells.get(loader, math.nan) for loader in LOADERS] for _, cells in found]
-    colours = LinearSegmentedColormap.from_list("ahead", ["#1f6feb", "#cfe3ff", "#ffffff", "#ffd9c7", "#d1603d"])
-    colours.set_bad("#eef0f2")
-    axes.imshow(grid, cmap=colours, norm=LogNorm(0.01, 100), aspect="auto")
-    for row, line in enumerate(grid):
-        for column, value in enumerate(line):
-            text = "not measured" if math.isnan(value) else f"{value:.0f}" if value > 9.95 else f"{value:.2f}"
-            text = "< 0.001" if value < 0.001 else f"{value:.3f}" if value < 0.095 else text
-            axes.text(
-                column,
-                row,
-                text,
-                ha="center",
-                va="center",
-                fontsize=6 if math.isnan(value) else 8,
-                color="#8c959f" if math.isnan(value) else "white" if value < 0.03 or value > 30 else "black",
-                weight="bold" if value > 1.05 else "normal",
-            )
-    axes.set_xticks(range(len(LOADERS)), LABELS, fontsize=8)
-    axes.xaxis.tick_top()
-    axes.set_yticks(range(len(found)), [workload.name for workload, _ in found], fontsize=8)
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    figure.suptitle(
-        "Speed over loaderkit's: blue, loaderkit is ahead; red and bold, the other is. loaderkit over DataLoader, "
-        f"geometric mean:\n{mean(found, True):.1f} x over the workloads of throughput, "
-        f"{mean(found, False):.1f} x over all",
-        fontsize=10,
-        x=0.01,
-        ha="left",
-    )
+    colours = ["#1f6feb" if speed >= 1 else "#d1603d" for speed, _ in bars]
+    axes.barh([label for _, label in bars], [speed - 1 for speed, _ in bars], left=1, color=colours, height=0.7)
+    for row, (speed, _) in enumerate(bars):
+        text = f" {speed:.0f} x" if speed > 9.95 else f" {speed:.1f} x" if speed >= 1 else f" {speed:.2f} x"
+        axes.text(max(speed, 1), row, text, va="center", fontsize=9)
+    axes.set_xscale("log")
+    axes.set_xlim(0.8, 1.6 * max((speed for speed, _ in bars), default=1))
+    axes.set_xticks([1, 2, 5, 10, 20, 50], ["1 x", "2 x", "5 x", "10 x", "20 x", "50 x"])
+    axes.minorticks_off()
+    axes.axvline(1, color="#24292f", linewidth=1)
+    axes.tick_params(axis="y", length=0, labelsize=9)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.set_title("Samples a second, compared with torch's DataLoader (1 x; log scale)", fontsize=11, loc="left")
     figure.supxlabel("; ".join(machines), fontsize=7, color="#6e7781")
     figure.savefig(path, dpi=130)
+
+
+def markdown(found: list[tuple[Workload, Found]]) -> str:
+    """Return our speed over every loader's as Markdown tables, without columns that have no value."""
+    groups = {
+        "In memory": [line for line in found if line[0].timed and " on disk" not in line[0].name],
+        "On disk": [line for line in found if line[0].timed and " on disk" in line[0].name],
+        "Start-up, resume and memory": [line for line in found if not line[0].timed],
+    }
+    timed = [workload for workload, cells in found if workload.timed and "DataLoader" in cells]
+    parts = [
+        "<!-- written by benchmarks/summary.py -->",
+        f"Over {len(timed)} workloads of throughput, the geometric mean is {mean(found, True):.1f} x the speed of `DataLoader`.",
+    ]
+    for title, lines in groups.items():
+        loaders = [loader for loader in LOADERS if any(loader in cells for _, cells in lines)]
+        rows = [[title, *loaders], ["---"] * (len(loaders) + 1)]
+        rows += [[workload.name, *(over(cells.get(loader)) for loader in loaders)] for workload, cells in lines]
+        parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
+    return "\n\n".join(parts) + "\n"
+
+
+def over(theirs: float | None) -> str:
+    """Return our speed over another loader's, given theirs over ours."""
+    if theirs is None:
+        return ""
+    ours = 1 / theirs
+    text = f"{ours:,.0f}" if ours > 99.5 else f"{ours:.2g}" if ours > 9.95 else f"{ours:.2f}"
+    return f"**{text}**" if theirs > 1.05 else text
 
 
 def main() -> None:
@@ -134,6 +155,7 @@ def main() -> None:
         for workload, cells in found:
             kind = "throughput" if workload.timed else "latency or memory"
             writer.writerow([workload.name, kind, *(short(cells.get(loader)) for loader in LOADERS)])
+    (folder / "summary.md").write_text(markdown(found))
     draw(found, machines, folder / "summary.png")
     for workload, cells in found:
         shown = [f"{loader} {short(value)}" for loader, value in cells.items()]

@@ -14,12 +14,12 @@ from table_rows import SECTIONS
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-SHORT = {  # the README's lines: a workload of summary.csv, and the script that measures it
-    "rows in memory, 0 workers": "rows",
-    "JPEGs in memory, augmented, 2 workers": "pictures",
-    "documents on disk, shuffled, 2 workers": "peers/peers_throughput",
-    "100 us a sample, 0 workers": "per_sample",
-    "resume at 90 % of 10M": "resume",
+SHORT = {  # the README's lines: a workload of summary.csv, its name there, and the script that measures it
+    "rows in memory, 0 workers": ("Rows of an array in memory", "rows"),
+    "JPEGs in memory, augmented, 2 workers": ("JPEGs decoded and augmented, 2 workers", "pictures"),
+    "documents on disk, shuffled, 2 workers": ("Documents on disk, shuffled, 2 workers", "peers/peers_throughput"),
+    "100 us a sample, 0 workers": ("100 us a sample, seeded, no workers", "per_sample"),
+    "resume at 90 % of 10M": ("Resume at 90 % of 10 million samples", "resume"),
 }
 
 
@@ -43,9 +43,9 @@ def table(folder: Path) -> str:
 
 def short_table(folder: Path) -> str:
     """Make the README's table: our speed over DataLoader's and over the best other loader's."""
-    lines = ["| workload | over `DataLoader` | over the best other loader | command |", "|---|---|---|---|"]
+    lines = ["| speed of loaderkit | over `DataLoader` | over the best other loader | command |", "|---|---|---|---|"]
     cells = {row["workload"]: row for row in read("summary", folder)}
-    for workload, script in SHORT.items():
+    for workload, (label, script) in SHORT.items():
         row = cells[workload]
         speeds = {
             name: float(value) for name, value in list(row.items())[2:] if re.fullmatch(r"[\d.e+-]+", value)
@@ -53,7 +53,7 @@ def short_table(folder: Path) -> str:
         over = 1 / speeds.pop("DataLoader")
         best = max(speeds, key=lambda name: speeds[name])
         lines += [
-            f"| {workload} | **{over:.3g} x** | {1 / speeds[best]:.3g} x ({best}) | `python benchmarks/{script}.py` |"
+            f"| {label} | **{over:.3g} x** | {1 / speeds[best]:.3g} x ({best}) | `python benchmarks/{script}.py` |"
         ]
     return "\n".join(lines)
 

@@ -1,10 +1,25 @@
-"""Write a notebook next to each tutorial when the site is built. The page is the only source."""
+"""Add to the site what is made elsewhere: a notebook for each tutorial, and the benchmarks' pictures."""
 
 import re
 from pathlib import Path
 from typing import Any
 
 import jupytext
+from mkdocs.structure.files import File, Files
+
+RESULTS = "benchmarks/results"
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the benchmarks' pictures as `pictures/NAME.png`."""
+    for picture in sorted(Path(config["docs_dir"]).parent.joinpath(RESULTS).glob("*.png")):
+        files.append(File.generated(config, f"pictures/{picture.name}", abs_src_path=str(picture)))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Point pictures in the benchmarks' folder to their place in the site. As written, they show on GitHub too."""
+    return markdown.replace(f"](../{RESULTS}/", "](pictures/")
 
 # What a notebook away from the site cannot show: the link to itself, pictures (its code draws them) and links to pages.
 ONLY_ON_THE_SITE = re.compile(r"^(<a href=.*</a>|!\[.*\]\(.*\))\n\n", re.MULTILINE)
