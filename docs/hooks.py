@@ -21,6 +21,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Point pictures in the benchmarks' folder to their place in the site. As written, they show on GitHub too."""
     return markdown.replace(f"](../{RESULTS}/", "](pictures/")
 
+
 # What a notebook away from the site cannot show: the link to itself, pictures (its code draws them) and links to pages.
 ONLY_ON_THE_SITE = re.compile(r"^(<a href=.*</a>|!\[.*\]\(.*\))\n\n", re.MULTILINE)
 LINK_TO_A_PAGE = re.compile(r"\[([^\]]+)\]\([^):]+\.md(#[^)]*)?\)")
