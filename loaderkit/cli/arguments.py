@@ -4,16 +4,38 @@ import argparse
 import importlib
 import json
 import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from loaderkit.system.cpus import Cpus
 from loaderkit.system.suggest import did_you_mean
+from loaderkit.system.terminal import coloured
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
+_HEADING = re.compile(r"^(\w[\w ]*:)", re.MULTILINE)
+
+
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors suggest the closest option or choice."""
+    """An argument parser whose errors suggest the closest option or choice, and whose help has examples."""
+
+    def __init__(self, *, description: str, examples: Sequence[tuple[str, str]], **settings: Any) -> None:
+        """Take commands with what each does, for the end of the help."""
+        super().__init__(
+            description=textwrap.fill(description, shutil.get_terminal_size().columns - 2),
+            epilog="\n".join(["examples:", *(f"  # {what}\n  {command}" for command, what in examples)]),
+            formatter_class=argparse.RawDescriptionHelpFormatter,  # one line for each example
+            **settings,
+        )
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help, with bold headings on a terminal."""
+        file = sys.stdout if file is None else file
+        file.write(_HEADING.sub(lambda found: coloured(found[1], "bold", file), self.format_help()))
 
     def error(self, message: str) -> NoReturn:
         """Print the usage and the error with a suggestion, and exit with code 2."""
@@ -21,7 +43,8 @@ class Parser(argparse.ArgumentParser):
             message += did_you_mean(wrong[1], re.findall(r"[\w-]+", wrong[2]))
         elif wrong := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):
             message += "." + did_you_mean(wrong[1], re.findall(r"--[\w-]+", self.format_usage()))
-        super().error(message)
+        self.print_usage(sys.stderr)
+        self.exit(2, f"{coloured(f'{self.prog}: error:', 'bold red', sys.stderr)} {message}\n")
 
 
 def count(text: str) -> int:

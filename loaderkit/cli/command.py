@@ -1,24 +1,40 @@
 """The `loaderkit` command: each subcommand's module has `add_to` and a function from arguments to an exit code."""
 
+import sys
 from collections.abc import Sequence
 
 import loaderkit
-from loaderkit.cli import doctor, index, lengths, shard, verify
+from loaderkit.cli import doctor, index, inspect, lengths, preview, shard, verify
 from loaderkit.cli.arguments import Parser
 from loaderkit.cli.bench import command as bench
 
-COMMANDS = (bench, doctor, index, lengths, shard, verify)
+COMMANDS = (bench, doctor, index, inspect, lengths, preview, shard, verify)
+_EXAMPLES = (
+    ("loaderkit doctor mine:make_loader", "what on this machine, or in your data, will cause trouble?"),
+    ("loaderkit preview 'shards/*.tar' --plot sheet.png", "what is in these shards?"),
+    ("loaderkit bench mine:make_loader", "which engine, and how many workers?"),
+    ("loaderkit shard photos/ shards/", "write a folder of pictures to tar shards"),
+    ("loaderkit inspect last.ckpt", "where does this run stand in its data?"),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 for success, 1 for a failure, 130 for an interrupt."""
-    parser = Parser(prog="loaderkit", description="Data loading that resumes anywhere.")
+    parser = Parser(
+        prog="loaderkit",
+        description="Data loading that resumes anywhere. `loaderkit COMMAND --help` has a command's options and examples.",
+        examples=_EXAMPLES,
+    )
     parser.add_argument("--version", action="version", version=f"loaderkit {loaderkit.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add_to(commands)
     for subparser in commands.choices.values():
         subparser.set_defaults(parser=subparser)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments:
+        parser.print_help()
+        return 0
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
         parsed.parser.error(f"unrecognized arguments: {' '.join(unknown)}")

@@ -22,6 +22,7 @@ from loaderkit.cli.report import complain_of, say
 from loaderkit.engine.description import batches_ahead
 from loaderkit.system.cpus import Cpus, ranks_on_host
 from loaderkit.system.nested import tensor_bytes
+from loaderkit.system.terminal import coloured
 from loaderkit.testing import find_private_generators, find_unpicklable
 from loaderkit.testing.generators import reachable
 
@@ -30,6 +31,7 @@ _ENOUGH_FILES = 4096  # for some tens of workers that pass tensors by file descr
 _UNLIMITED_FILES = 1 << 20
 _MANY = 100_000  # objects in a container that should be packed
 _SHOWN = 8  # paths in a line
+_COLOURS = {"ok": "green", "note": "yellow", "wrong": "bold red"}
 _IN_USE = 4  # batches that the trainer holds, about
 
 
@@ -79,6 +81,10 @@ def add_to(commands: Any) -> None:
         description="Check CPUs, memory, shared memory, the limit of open files and the start method of processes. With a "
         "SOURCE, also check whether its dataset pickles, keeps random generators or very many objects, and how much "
         "memory its batches need. The exit code is 1 if something is wrong.",
+        examples=(
+            ("loaderkit doctor", "check this machine"),
+            ("loaderkit doctor mine:make_loader --ranks 8", "check a Loader's data too, for 8 ranks on this machine"),
+        ),
     )
     add_subject(parser, required=False)
     parser.add_argument("--workers", type=number, metavar="N", help='workers of each rank; default: num_workers="auto"')
@@ -93,7 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for finding in _findings(arguments):
-                say(str(finding))
+                line = str(finding)
+                say(coloured(finding.level, _COLOURS[finding.level], sys.stdout) + line.removeprefix(finding.level))
                 wrong |= finding.level == "wrong"
     except Exception as error:  # also from the user's code
         complain_of("doctor", error)

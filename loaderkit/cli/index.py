@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import re
+import sys
 import time
 import warnings
 from collections import Counter
@@ -22,8 +23,10 @@ from loaderkit.datasets.shards.index import content_checksum, index_path, read_i
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.system.process_pool import map_in_processes
 from loaderkit.system.progress import with_progress
+from loaderkit.system.terminal import coloured
 
 _PART = re.compile(r"[.][0-9a-f]{32}[.]part$")
+_GOOD = ("made", "fresh", "without")
 _LEFT_AFTER_S = 3600  # an older partial index file belongs to a run that was killed
 
 
@@ -55,6 +58,13 @@ def add_to(commands: Any) -> None:
         help="write the index files of shards",
         description="Write the index files of shards, next to them or in a folder. Shards with a fresh index are "
         "skipped. The exit code is 1 if a shard failed, or with --check if an index is not fresh.",
+        examples=(
+            ("loaderkit index 'shards/*.tar'", "index all tar shards of a folder"),
+            (
+                "loaderkit index s3://bucket/shards/ --format jsonl --index-dir indexes/",
+                "keep the index files of remote shards in a local folder",
+            ),
+        ),
     )
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a file, folder, glob or URL")
     parser.add_argument("--format", help="such as jsonl or tar, or MODULE:CLASS; default: by suffix")
@@ -96,14 +106,14 @@ def run(arguments: argparse.Namespace) -> int:
         counts[outcome.status] += 1
         samples += outcome.count
         line = _line(shard, outcome)
-        if outcome.status in ("made", "fresh", "without"):
+        if outcome.status in _GOOD:
             if not arguments.quiet:
                 say(line)
         else:
             complain(line)
     summary = ", ".join(f"{number:,} {status}" for status, number in sorted(counts.items()))
     say(f"{len(shards):,} shards: {summary}; {samples:,} samples")
-    return 0 if counts.total() == counts["made"] + counts["fresh"] + counts["without"] else 1
+    return 0 if counts.total() == sum(counts[status] for status in _GOOD) else 1
 
 
 def _storage(arguments: argparse.Namespace) -> Storage:
@@ -183,7 +193,10 @@ def _remove_old_parts(folders: set[Path]) -> None:
 
 
 def _line(shard: str, outcome: _Outcome) -> str:
-    if outcome.status in ("made", "fresh"):
-        return f"{outcome.status:<8}{shard}  {outcome.count:,} samples"
+    good = outcome.status in _GOOD
+    stream, style = (sys.stdout, "green") if good else (sys.stderr, "bold red")
+    status = coloured(outcome.status, style, stream) + " " * (8 - len(outcome.status))
+    if good and outcome.status != "without":
+        return f"{status}{shard}  {outcome.count:,} samples"
     name = "" if outcome.detail.startswith(shard) else f"{shard}: "  # a ShardError names its shard
-    return f"{outcome.status:<8}{name}{outcome.detail}"
+    return f"{status}{name}{outcome.detail}"

@@ -30,6 +30,13 @@ def add_to(commands: Any) -> None:
         help="report how long samples are, and how much padding each plan needs",
         description="Measure the lengths of samples. Report how much of an epoch is padding with random batches, with "
         "length buckets, under a token budget, and with packing.",
+        examples=(
+            ("loaderkit lengths texts.jsonl --column text", "how long are the texts?"),
+            (
+                "loaderkit lengths texts.jsonl --length mine:count_tokens --max-tokens 8192 --plot lengths.png",
+                "count tokens, and compare plans under a budget",
+            ),
+        ),
     )
     add_source(parser)
     how = parser.add_mutually_exclusive_group()

@@ -1,12 +1,13 @@
 """How commands report: results to standard output, complaints to standard error, tables and pictures."""
 
 import contextlib
-import importlib.util
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
+
+from loaderkit.system.terminal import coloured, console
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -29,30 +30,40 @@ def complain_of(command: str, error: Exception) -> None:
     plain = isinstance(error, ValueError | FileNotFoundError | ImportError) or _PACKAGE in Path(last.filename).parents
     where = "" if plain else f"\n  {last.filename}, line {last.lineno}, in {last.name}"
     notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
-    complain(f"loaderkit {command}: {'' if plain else f'{type(error).__name__}: '}{error}{where}{notes}")
+    name = coloured(f"loaderkit {command}:", "bold red", sys.stderr)
+    complain(f"{name} {'' if plain else f'{type(error).__name__}: '}{error}{where}{notes}")
 
 
-def table(rows: list[list[str]]) -> list[str]:
-    """Return a table's lines, with rich on a terminal and plain elsewhere. The first row is the head."""
-    if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
-        return _rich(rows)
+def table(rows: list[list[str]], left: Collection[int] = (0,)) -> list[str]:
+    """Return a table's lines, drawn on a terminal and plain elsewhere.
+
+    Args:
+        rows: The first row is the head.
+        left: Columns that are aligned to the left.
+    """
+    terminal = console(sys.stdout)
+    if terminal is not None:
+        return _drawn(terminal, rows, left)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+    put = [str.ljust if number in left else str.rjust for number in range(len(widths))]
+    return [
+        "  ".join(each(*cell) for each, cell in zip(put, zip(row, widths, strict=True), strict=True)).rstrip()
+        for row in rows
+    ]
 
 
-def _rich(rows: list[list[str]]) -> list[str]:
+def _drawn(terminal: Any, rows: list[list[str]], left: Collection[int]) -> list[str]:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="" if terminal.no_color else "bold")
     for number, name in enumerate(rows[0]):
-        drawn.add_column(name, justify="right" if number else "left")
+        drawn.add_column(name, justify="left" if number in left else "right")
     for row in rows[1:]:
-        drawn.add_row(*row)
-    console = Console(file=sys.stdout)
-    with console.capture() as capture:
-        console.print(drawn)
+        drawn.add_row(*map(Text, row))  # a cell's brackets are no markup
+    with terminal.capture() as capture:
+        terminal.print(drawn)
     return [line.rstrip() for line in capture.get().splitlines() if line.strip()]
 
 

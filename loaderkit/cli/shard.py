@@ -22,6 +22,13 @@ def add_to(commands: Any) -> None:
         help="write a dataset to shards",
         description="Write a dataset to shards. If it was stopped, run it again: it keeps the finished shards and writes "
         "the rest. The exit code is 1 if something failed.",
+        examples=(
+            ("loaderkit shard photos/ shards/ --shuffle", "write a folder of pictures to tar shards, in random order"),
+            (
+                "loaderkit shard mine:make_dataset shards/ --format parquet --samples-per-shard 10000",
+                "write your own dataset to Parquet files",
+            ),
+        ),
     )
     add_source(parser)
     parser.add_argument("dest", metavar="DEST", help="a local folder")

@@ -34,14 +34,17 @@ def add_source(parser: argparse.ArgumentParser, *, required: bool = True) -> Non
     parser.add_argument("--spawn", action="store_true", help="spawn processes, for a source that can't be forked")
 
 
-def source_from(arguments: argparse.Namespace) -> tuple[Any, Literal["fork", "spawn"]]:
-    """Return the dataset that the arguments name, and the start method for processes that read it."""
-    dataset = _open(arguments.source, arguments.source_format, dict(arguments.option))
+def source_from(arguments: argparse.Namespace, *, decoded: bool = False) -> tuple[Any, Literal["fork", "spawn"]]:
+    """Return the dataset that the arguments name, and the start method for processes that read it.
+
+    Files in tars and folders of pictures stay undecoded bytes, unless `decoded`.
+    """
+    dataset = _open(arguments.source, arguments.source_format, dict(arguments.option), decoded)
     # fsspec's threads don't survive a fork.
     return dataset, "spawn" if arguments.spawn or is_remote(arguments.source) else "fork"
 
 
-def _open(source: str, format_name: str | None, options: dict[str, Any]) -> Any:
+def _open(source: str, format_name: str | None, options: dict[str, Any], decoded: bool) -> Any:
     """Return the dataset that SOURCE names, made with keyword arguments `options`."""
     if _FACTORY.fullmatch(source) and not Path(source).exists():
         if "" not in sys.path and str(Path.cwd()) not in sys.path:
@@ -55,7 +58,7 @@ def _open(source: str, format_name: str | None, options: dict[str, Any]) -> Any:
         try:
             expand(source, known_suffixes())
         except FileNotFoundError:
-            return PictureFiles(source, **options)
+            return (ImageFolder if decoded else PictureFiles)(source, **options)
     if format_name:
         kind = format_named(format_name)
     else:
@@ -63,7 +66,7 @@ def _open(source: str, format_name: str | None, options: dict[str, Any]) -> Any:
         if len(kinds) > 1:
             raise ValueError(f"{source}: may be {' or '.join(sorted(kinds))}. Say which: --source-format.")
         [kind] = kinds.values()
-    if kind is TarDataset:
+    if kind is TarDataset and not decoded:
         options = {"decode": None} | options  # keep the files' bytes
     try:
         inspect.signature(kind).bind(source, **options)

@@ -1,6 +1,7 @@
 """`loaderkit verify`: read every shard and compare it with the manifest."""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from loaderkit.cli.arguments import add_jobs
 from loaderkit.cli.report import complain, say
 from loaderkit.system.process_pool import map_in_processes
 from loaderkit.system.progress import with_progress
+from loaderkit.system.terminal import coloured
 from loaderkit.writing.check import Claim, check_shard, claims_of
 from loaderkit.writing.format import WriteError
 
@@ -19,6 +21,10 @@ def add_to(commands: Any) -> None:
         help="check shards that `shard` wrote",
         description="Read every shard and compare it with the manifest: missing and extra files, sizes, checksums and "
         "sample counts. Each sample is decoded. The exit code is 1 if something is wrong.",
+        examples=(
+            ("loaderkit verify shards/", "check the shards of a folder"),
+            ("loaderkit verify train/ validation/ --jobs 8", "check two folders with 8 processes"),
+        ),
     )
     parser.add_argument(
         "paths", nargs="+", metavar="PATH", help="a folder that `loaderkit shard` wrote, or its manifest"
@@ -35,11 +41,11 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             mine, extra = claims_of(Path(path))
         except (WriteError, OSError) as error:
-            complain(f"wrong   {error}")
+            _complain(str(error))
             wrong[path] += 1
             continue
         for name in extra:
-            complain(f"wrong   {Path(path) / name}: is not in the manifest.")
+            _complain(f"{Path(path) / name}: is not in the manifest.")
         wrong[path] += len(extra)
         claims += [(path, claim) for claim in mine]
     samples = dict.fromkeys(wrong, 0)
@@ -47,16 +53,20 @@ def run(arguments: argparse.Namespace) -> int:
     for (path, claim), result in with_progress(done, len(claims), "verifying"):
         if isinstance(result, Exception):
             name = str(claim.folder / claim.record.file.name)
-            complain(f"wrong   {result}" if name in str(result) else f"wrong   {name}: {result}")
+            _complain(f"{result}" if name in str(result) else f"{name}: {result}")
             wrong[path] += 1
         else:
             samples[path] += result
     shards = {path: sum(owner == path for owner, _ in claims) for path in wrong}
     width = max(map(len, wrong))
     for path, number in wrong.items():
-        verdict = f"{number:,} wrong" if number else "all right"
+        verdict = coloured(f"{number:,} wrong", "bold red", sys.stdout) if number else "all right"
         say(f"{path:<{width}}  {shards[path]:>8,} shards  {samples[path]:>12,} samples  {verdict}")
     return 1 if any(wrong.values()) else 0
+
+
+def _complain(what: str) -> None:
+    complain(f"{coloured('wrong', 'bold red', sys.stderr)}   {what}")
 
 
 def _check(task: tuple[str, Claim]) -> int:

@@ -29,6 +29,21 @@ _WAY_OUT = "start a new training"
 _KEYS = {"train", "batches", "epoch_over"}  # of a position's state
 
 
+def open_position(state: Any) -> dict[str, Any]:
+    """Check the state of a DataModule and return its fields; those of the loaders are not checked.
+
+    Raises:
+        StateError: If it is not such a state, or is damaged.
+    """
+    fields = open_state(state, _FORM, "the state of a loaderkit DataModule", _WAY_OUT)
+    states, ended = fields["train"], fields["ended"]
+    if len(ended) not in (0, len(states)):
+        raise damaged("ended", ended, f"an entry for each of {len(states)} datasets", _WAY_OUT)
+    if fields["batches"] and (fields["epoch_over"] or not states):
+        raise damaged("batches", fields["batches"], "0, because the epoch is over or there are no datasets", _WAY_OUT)
+    return fields
+
+
 class TrainPosition:
     """The position after the last batch trained on, in all training loaders of one fit.
 
@@ -122,15 +137,8 @@ class TrainPosition:
         Raises:
             StateError: If it is not such a state, or is damaged.
         """
-        fields = open_state(state, _FORM, "the state of a loaderkit DataModule", _WAY_OUT)
-        states, ended = fields["train"], fields["ended"]
-        if len(ended) not in (0, len(states)):
-            raise damaged("ended", ended, f"an entry for each of {len(states)} datasets", _WAY_OUT)
-        if fields["batches"] and (fields["epoch_over"] or not states):
-            raise damaged(
-                "batches", fields["batches"], "0, because the epoch is over or there are no datasets", _WAY_OUT
-            )
-        if not states:
+        fields = open_position(state)
+        if not fields["train"]:
             return  # saved by a run without these loaders
         self._restored = fields
         if self._loaders:

@@ -121,7 +121,7 @@ def table(text: str) -> dict[tuple[str, str], list[str]]:
 
 def test_it_measures_advises_draws_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture, numbers = tmp_path / "bench.png", tmp_path / "bench.csv"
-    assert run("loader", "--workers", "0,2", "--seconds", 3, "--rounds", 2, "--plot", picture, "--csv", numbers) == 0
+    assert run("loader", "--workers", "0,2", "--seconds", 3, "--rounds", 1, "--plot", picture, "--csv", numbers) == 0
     text = capsys.readouterr().out
     assert text.startswith("Slow, 400 samples; 50 batches an epoch, of 8; ")
     found = table(text)
@@ -181,7 +181,9 @@ def test_what_fails_is_said(arguments: tuple[str, ...], message: str, capsys: py
 
 
 def test_a_setting_that_fails_does_not_hide_the_others(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("Unbound", "--workers", "0,1", "--engines", "inline,ring", "--seconds", 0.5, "--spawn") == 0
+    assert (
+        run("Unbound", "--workers", "0,1", "--engines", "inline,ring", "--seconds", 0.5, "--rounds", 1, "--spawn") == 0
+    )
     text = capsys.readouterr().out
     assert table(text)["ring", "1"] == ["failed"]
     assert 'failed: engine="ring", num_workers=1: ' in text
@@ -189,9 +191,11 @@ def test_a_setting_that_fails_does_not_hide_the_others(capsys: pytest.CaptureFix
 
 
 def test_what_the_time_was_not_enough_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("Slow", "--workers", "0,1,2,3", "--engines", "inline,ring", "--seconds", 0.01) == 0
+    assert run("Slow", "--workers", "0,1,2,3", "--engines", "inline,ring", "--seconds", 0.01) == 1
     text = capsys.readouterr().out
-    assert "not measured, because the time was over: " in text
+    assert len(table(text)) == 4
+    assert "1 of 5 rounds, then the time was over.\n" in text
+    assert "recommended: nothing, because 3 rounds are needed. Give more --seconds." in text
 
 
 def measured(*rates: float) -> Measured:
@@ -224,10 +228,35 @@ def test_the_advice_is_the_fewest_workers_within_the_noise(
     advice = advise(found)
     assert advice is not None
     assert advice.setting == wanted
+    if not all(rates.values()):
+        return  # too little for a report's recommendation
     costs = Costs([Cost("read", 0.001)], "samples", [])
     said = next(line for line in Report("x", 8, 1, found, costs).lines() if line.startswith("recommended"))
     assert str(wanted) in said
     assert ("the noise" in said) == (advice.setting != advice.fastest)
+
+
+@pytest.mark.parametrize(("rounds", "enough"), [(1, True), (3, True), (4, False), (5, False)])
+def test_a_recommendation_needs_three_complete_rounds_or_all(rounds: int, enough: bool) -> None:
+    done = min(rounds, 3) if enough else 2
+    found = {INLINE: measured(*[10.0] * done), Setting(1, "ring"): measured(*[50.0] * done)}
+    report = Report("x", 8, rounds, found, Costs([Cost("read", 0.001)], "samples", []))
+    assert (report.advice is not None) == enough
+    assert any(line.startswith("recommended: engine=") for line in report.lines()) == enough
+
+
+def test_a_setting_that_fails_is_no_round_that_lacks() -> None:
+    found = {INLINE: measured(10.0, 11.0, 12.0), Setting(1, "ring"): Measured(error="KeyError: 1")}
+    assert Report("x", 8, 5, found, Costs([Cost("read", 0.001)], "samples", [])).advice is not None
+
+
+def test_the_columns_agree() -> None:
+    """Rounds differ, so the median of ratios is not the ratio of medians."""
+    found = {INLINE: measured(10.0, 20.0, 40.0), Setting(1, "ring"): measured(40.0, 30.0, 20.0)}
+    lines = Report("x", 8, 3, found, Costs([Cost("read", 0.001)], "samples", [])).lines()
+    rows = table("\n".join(lines))
+    assert rows["inline", "0"][:3] == ["160", "20.0", "1.00"]
+    assert rows["ring", "1"][:3] == ["240", "30.0", "1.50"]
 
 
 def test_without_a_measurement_there_is_no_advice() -> None:
@@ -302,10 +331,10 @@ def test_each_engine_has_the_workers_that_it_can_have() -> None:
 def test_on_a_terminal_the_table_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rich")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    found = {INLINE: measured(10.0, 11.0), Setting(1, "ring"): Measured()}
+    found = {INLINE: measured(10.0, 11.0), Setting(1, "ring"): Measured(error="x")}
     lines = Report("x", 8, 2, found, Costs([Cost("read", 0.001)], "samples", [])).lines()
     assert any("─" in line for line in lines)
-    assert any("not measured" in line for line in lines)
+    assert any("failed" in line for line in lines)
 
 
 def test_a_streams_workers_are_measured_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -145,7 +145,6 @@ def test_settings_of_a_format_and_formats_without_an_index(shards: Path) -> None
         (["index", ".", "--option", "step"], 2, "'step', wanted NAME=VALUE"),
         (["idnex"], 2, "Did you mean 'index'?"),
         (["index", ".", "--cheksum"], 2, "unrecognized arguments: --cheksum. Did you mean '--checksum'?"),
-        ([], 2, "required: COMMAND"),
     ],
 )
 def test_mistakes_are_named(arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:

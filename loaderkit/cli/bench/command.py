@@ -25,7 +25,14 @@ def add_to(commands: Any) -> None:
         help="measure engines and worker counts, and recommend one",
         description="Measure how many batches a second each engine delivers, and what each part of a batch costs. "
         "MODULE:FACTORY returns a Loader, a DataModule or a dataset. Run nothing else meanwhile. The training itself is not "
-        "measured, and needs a CPU as well.",
+        "measured, and needs a CPU as well. The exit code is 1 if no setting can be recommended.",
+        examples=(
+            ("loaderkit bench mine:make_loader", "the function make_loader of mine.py returns a Loader"),
+            (
+                "loaderkit bench photos/ --batch-size 64 --workers 0,2,4 --plot bench.png",
+                "a folder of pictures, with a picture of the result",
+            ),
+        ),
     )
     add_subject(parser)
     parser.add_argument(
@@ -38,7 +45,13 @@ def add_to(commands: Any) -> None:
         metavar="A,B",
         help=f"engines to try, of {','.join(_ENGINES)} ({','.join(_DEFAULT)})",
     )
-    parser.add_argument("--seconds", type=_seconds, default=30.0, metavar="S", help="total time, about (%(default)g)")
+    parser.add_argument(
+        "--seconds",
+        type=_seconds,
+        default=30.0,
+        metavar="S",
+        help="time for all; a round that has begun is finished (%(default)g)",
+    )
     parser.add_argument("--rounds", type=count, default=5, metavar="N", help="turns of each setting (%(default)s)")
     parser.add_argument("--plot", metavar="FILE.png", help="also draw a picture; needs matplotlib")
     parser.add_argument("--csv", metavar="FILE", help="also write every measurement to a file")

@@ -70,14 +70,16 @@ def turns(
 ) -> Iterator[dict[Setting, Measured]]:
     """Measure the settings in turns, in a new order each round; yield all measurements after each turn.
 
-    The last turn may exceed the total time of `seconds`.
+    A round that has begun is finished, so that all settings have the same rounds: the first one too, however short `seconds`
+    is.
     """
     draw, end = random.Random(0), time.perf_counter() + seconds
     slice_s = min(5.0, max(0.05, 0.6 * seconds / (rounds * len(settings))))
     found = {setting: Measured() for setting in settings}
     for number in range(rounds):
+        in_time = number == 0 or time.perf_counter() < end
         for setting in draw.sample(list(settings), len(settings)):
-            if time.perf_counter() < end and not found[setting].error:
+            if in_time and not found[setting].error:
                 _turn(subject, setting, number, slice_s, found[setting])
             yield found
 

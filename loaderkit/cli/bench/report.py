@@ -11,6 +11,7 @@ from loaderkit.cli.report import table, two_axes
 from loaderkit.system.cpus import Cpus
 
 _NOISY = 0.2
+_ENOUGH_ROUNDS = 3  # to tell a difference from noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,18 @@ class Report:
 
     @property
     def advice(self) -> Advice | None:
-        """The recommended setting; None if nothing could be measured."""
-        return advise(self.found)
+        """The recommended setting; None if too little could be measured."""
+        return advise(self.found) if self.complete >= self.needed else None
+
+    @property
+    def complete(self) -> int:
+        """Rounds of each setting that did not fail."""
+        return min((len(one.rates) for one in self.found.values() if not one.error), default=0)
+
+    @property
+    def needed(self) -> int:
+        """Rounds that a recommendation needs."""
+        return min(self.rounds, _ENOUGH_ROUNDS)
 
     def lines(self) -> list[str]:
         """Return the report's lines."""
@@ -41,9 +52,9 @@ class Report:
         for setting, one in self.found.items():
             row = [setting.engine, str(setting.workers)]
             if one.error or not one.rates:
-                row += ["failed" if one.error else "not measured", *[""] * 4]
+                row += ["failed", *[""] * 4]
             else:
-                ratio = f"{one.ratio_to(first):.2f} x" if first is not None and first.rates else ""
+                ratio = f"{one.rate / first.rate:.2f} x" if first is not None and first.rates else ""
                 first_ms = sorted(one.first_s)[len(one.first_s) // 2] * 1e3
                 row += [f"{one.rate * self.samples_per_batch:,.0f}", f"{one.rate:,.1f}", ratio]
                 row += [f"{one.spread:.0%}", short(first_ms)]
@@ -59,15 +70,12 @@ class Report:
 
     def _hints(self) -> list[str]:
         lines = [f"failed: {setting}: {one.error}" for setting, one in self.found.items() if one.error]
-        late = [str(setting) for setting, one in self.found.items() if not one.rates and not one.error]
-        if late:
-            lines.append(f"not measured, because the time was over: {'; '.join(late)}.")
-        fewest = min((len(one.rates) for one in self.found.values() if one.rates), default=self.rounds)
-        if fewest < self.rounds:
-            lines.append(f"{fewest} of {self.rounds} rounds, then the time was over. Give more --seconds.")
+        if 0 < self.complete < self.rounds:
+            lines.append(f"{self.complete} of {self.rounds} rounds, then the time was over.")
         advice = self.advice
         if advice is None:
-            return [*lines, "recommended: nothing, because nothing could be measured."]
+            few = f"{self.needed} rounds are needed. Give more --seconds"
+            return [*lines, f"recommended: nothing, because {few if self.complete else 'nothing could be measured'}."]
         chosen, best = self.found[advice.setting], self.found[advice.fastest]
         line = f"recommended: {advice.setting}  ({chosen.rate * self.samples_per_batch:,.0f} samples/s)"
         if advice.setting == advice.fastest:

@@ -109,7 +109,7 @@ def unpack_cursor(
         StateError: If it is not a stream's state, is damaged, has another version, belongs to another stream, order or seed,
             or misses a rank.
     """
-    fields = _opened(state)
+    fields = open_stream_state(state)
     saved, following = fields["stream"], fields["cursor"]["epoch"] + 1
     for what in {**identity, **saved}:
         found, wanted = identity.get(what), saved.get(what)
@@ -165,7 +165,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     if not states:
         raise ValueError("stream: no states to merge, wanted those of all ranks.")
-    states = [_opened(state) for state in states]
+    states = [open_stream_state(state) for state in states]
     cursors = [_cursor_of(state, lambda *parts: parts) for state in states]
     first = cursors[0]
     turns, lanes = list(first.turns), list(first.lanes)
@@ -187,7 +187,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return pack_cursor(dataclasses.replace(first, turns=turns, lanes=lanes, bad=bad), states[0]["stream"])
 
 
-def _opened(state: Any) -> dict[str, Any]:
+def open_stream_state(state: Any) -> dict[str, Any]:
     """Return the fields of a state of any stream, after checking all that does not depend on the stream."""
     fields = open_state(state, _FORM, "the state of a Loader of a stream", _WAY_OUT)
     turns, lanes, bad = fields["turns"], fields["lanes"], fields["cursor"]["bad"]

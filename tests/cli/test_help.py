@@ -1,0 +1,51 @@
+"""The command's help: what there is, with examples; colours only where somebody sees them."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from loaderkit.cli import main
+
+COMMANDS = ("bench", "doctor", "index", "inspect", "lengths", "preview", "shard", "verify")
+
+
+def test_alone_it_prints_its_help_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: loaderkit ")
+    assert re.findall(r"^    (\w+) ", text, re.MULTILINE) == list(COMMANDS)
+    assert "\n  loaderkit doctor " in text.split("\nexamples:\n")[1]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_commands_help_ends_with_two_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    what, example, *rest = capsys.readouterr().out.split("\nexamples:\n")[1].splitlines()
+    for comment, line in ((what, example), tuple(rest)):
+        assert comment.startswith("  # ")
+        assert line.startswith(f"  loaderkit {command}")
+
+
+ON_A_TERMINAL = """
+import os, pty, sys
+sys.exit(os.waitstatus_to_exitcode(pty.spawn([sys.executable, "-m", "loaderkit.cli", *sys.argv[1:]])))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a pseudo-terminal")
+@pytest.mark.parametrize(("variable", "coloured"), [("", True), ("NO_COLOR", False), ("piped", False)])
+def test_colours_are_for_terminals_without_no_color(variable: str, coloured: bool) -> None:
+    pytest.importorskip("rich")
+    terminal = [] if variable == "piped" else [sys.executable, "-c", ON_A_TERMINAL]
+    start = terminal or [sys.executable, "-m", "loaderkit.cli"]
+    env = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm-256color"}
+    env |= {"NO_COLOR": "1"} if variable == "NO_COLOR" else {}
+    done = subprocess.run([*start, "doctor"], env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
+    assert b"start by" in done.stdout, done.stderr
+    assert (b"\x1b[32mok" in done.stdout) == coloured
+    assert (b"\x1b" in done.stdout) == coloured
