@@ -1,6 +1,7 @@
 """The pages of the documentation: their code runs, and they name every public name."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "decisions" not in page.parts]
 # Blocks marked `python` run. Code of other libraries is marked `py`, and does not.
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TUTORIALS = [page for page in sorted((DOCS / "tutorials").glob("*.md")) if page.stem != "index"]
 WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
 
 
@@ -39,3 +41,18 @@ def test_every_public_name_is_in_the_reference() -> None:
     missing = [name for name in lk.__all__ if f"::: loaderkit.{name}\n" not in text + "\n"]
     assert len(lk.__all__) > 90
     assert missing == []
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=name_of)
+def test_a_notebook_has_the_code_of_its_page(page: Path) -> None:
+    """Each python block is a code cell; the rest is prose without links that only the site has."""
+    pytest.importorskip("jupytext")
+    hooks = runpy.run_path(str(DOCS / "hooks.py"))
+    text = page.read_text() + "\n```sh\nls\n```\n"
+    cells = hooks["notebook"](text).cells
+    code = [cell.source for cell in cells if cell.cell_type == "code"]
+    prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    assert code == [block.strip() for block in BLOCK.findall(text)]
+    assert len(code) > 4
+    assert prose.startswith("# ")
+    assert not re.search(r"\.md|<a |!\[", prose)
