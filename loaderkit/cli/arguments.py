@@ -8,6 +8,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from loaderkit.system.cpus import Cpus
@@ -86,8 +87,15 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=count, default=Cpus.detect().usable, help="parallel processes (%(default)s)")
 
 
+def see_own_modules() -> None:
+    """Make modules of the current folder importable, as `python -m` does."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+
+
 def named(text: str) -> Any:
     """Import and return the object that MODULE:NAME names."""
+    see_own_modules()
     module, _, names = text.partition(":")
     try:
         found: Any = importlib.import_module(module)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loaderkit.cli.arguments import add_jobs, add_settings, size
+from loaderkit.cli.arguments import add_jobs, add_settings, see_own_modules, size
 from loaderkit.cli.report import complain, say
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.formats import format_named, format_of, formats_of, known_suffixes
@@ -88,6 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Index the shards, print the results and return the exit code."""
     try:
         storage = _storage(arguments)
+        see_own_modules()
         kind = format_named(arguments.format) if arguments.format else None
         shards = expand(arguments.paths, kind.suffixes if kind else known_suffixes(), storage)
     except (ValueError, OSError, ImportError) as error:

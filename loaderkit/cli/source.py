@@ -3,11 +3,10 @@
 import argparse
 import inspect
 import re
-import sys
 from pathlib import Path
 from typing import Any, Literal
 
-from loaderkit.cli.arguments import add_settings, named
+from loaderkit.cli.arguments import add_settings, named, see_own_modules
 from loaderkit.datasets.formats import format_named, formats_of, known_suffixes
 from loaderkit.datasets.images.decode import decode_picture
 from loaderkit.datasets.images.folder import ImageFolder
@@ -47,8 +46,6 @@ def source_from(arguments: argparse.Namespace, *, decoded: bool = False) -> tupl
 def _open(source: str, format_name: str | None, options: dict[str, Any], decoded: bool) -> Any:
     """Return the dataset that SOURCE names, made with keyword arguments `options`."""
     if _FACTORY.fullmatch(source) and not Path(source).exists():
-        if "" not in sys.path and str(Path.cwd()) not in sys.path:
-            sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
         factory = named(source)
         if not callable(factory):
             found = type(factory).__name__
@@ -60,6 +57,7 @@ def _open(source: str, format_name: str | None, options: dict[str, Any], decoded
         except FileNotFoundError:
             return (ImageFolder if decoded else PictureFiles)(source, **options)
     if format_name:
+        see_own_modules()
         kind = format_named(format_name)
     else:
         kinds = formats_of(expand(source, known_suffixes())[0])

@@ -108,6 +108,23 @@ def test_a_factory_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert np.fromfile("tokens/shard-000000.bin", "<u2").tolist() == [3, 2]
 
 
+def test_a_tokenizer_and_a_format_of_ones_own_for_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules in the current folder are found, also if the source itself is a path."""
+    (tmp_path / "mine_to_tokenize.py").write_text(
+        "import loaderkit as lk\n\nclass Lines(lk.JsonlDataset):\n    pass\n\ndef words(text):\n    return [len(text)]\n"
+    )
+    (tmp_path / "text.jsonl").write_text('"abc"\n"de"\n')
+    monkeypatch.chdir(tmp_path)
+    for settings in (["--tokenizer", "mine_to_tokenize:words"], ["--source-format", "mine_to_tokenize:Lines"]):
+        monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
+        sys.modules.pop("mine_to_tokenize", None)
+        assert run("shard", "text.jsonl", settings[0][2:], "--format", "tokens", *settings) == 0
+    assert np.fromfile("tokenizer/shard-000000.bin", "<u2").tolist() == [3, 2]
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
+    sys.modules.pop("mine_to_tokenize", None)
+    assert run("index", "text.jsonl", "--format", "mine_to_tokenize:Lines") == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
