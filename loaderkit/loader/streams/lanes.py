@@ -46,7 +46,9 @@ class Lanes(Protocol):
     read to its end.
     """
 
-    place: Callable[..., Any]  # makes a place from its values
+    @property
+    def place(self) -> Callable[..., Any]:
+        """Makes a place from its values."""
 
     def count(self) -> int:
         """Return the number of lanes of all ranks."""
