@@ -1,9 +1,9 @@
 """Put every workload of the suite by every loader into one table and one picture.
 
 Reads the CSV files of the other scripts. In `summary.csv`, a cell is a loader's speed over that of lk.Loader with default settings; below 1,
-loaderkit is ahead. `summary.md` and `summary.png` show lk.Loader's speed over the others'; above 1, loaderkit is ahead. If a workload says so, its dataset draws nothing or only from `lk.sample_rng()`. For data on disk, an
-epoch after the first counts. If a loader can run threads or processes, the faster one counts. A cell is empty if it was not
-measured. The geometric means are loaderkit's speed over DataLoader's.
+loaderkit is ahead. `summary.md` and `summary.png` show lk.Loader's speed over the others'; above 1, loaderkit is ahead. If a workload says
+so, its dataset draws nothing or only from `lk.sample_rng()`. For data on disk, an epoch after the first counts. If a loader can run threads
+or processes, the faster one counts. A cell is empty if it was not measured. The geometric means are loaderkit's speed over DataLoader's.
 """
 
 import argparse

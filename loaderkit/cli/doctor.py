@@ -218,7 +218,7 @@ def _check_memory(subject: Subject, size: int, tensors: int, host: Host, *, work
     ahead = torch_ahead if is_torch else batches_ahead(size, workers, subject.config.prefetch_factor)
     needed = size * (ahead + _IN_USE) * ranks
     if workers:
-        held = f"{ahead} batches ahead and about {_IN_USE} in use, on {ranks} ranks"
+        held = f"{ahead} batches ahead and about {_IN_USE} in use, on {ranks} rank{'s' * (ranks > 1)}"
         what += f"; up to {in_units(needed)} in memory: {held}"
     if host.memory is None or needed <= host.memory // 2:
         return Finding("ok", what)

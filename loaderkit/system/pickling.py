@@ -147,7 +147,7 @@ def _search(value: Any, path: str, seen: set[int], found: dict[str, str]) -> boo
 
 class _Nowhere(io.RawIOBase):
     def write(self, content: Any) -> int:
-        return len(content)
+        return memoryview(content).nbytes  # a large array comes as a PickleBuffer, which has no len()
 
 
 class _MainFinder(ForkingPickler):

@@ -105,6 +105,12 @@ def test_functions_and_objects_are_blamed_themselves() -> None:
     assert lk.testing.find_unpicklable(Data(handle=lk.Handle(open, "a"))) == {}
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_large_array_pickles(order: Any) -> None:
+    """Pickle writes it as a buffer of its own."""
+    assert lk.testing.find_unpicklable({"a": np.zeros((300, 80), order=order)}) == {}
+
+
 def test_generators_and_many_objects_are_found() -> None:
     records = [{"id": number} for number in range(100_000)]
     found = about(Data(rng=np.random.default_rng(0), records=records, numbers=list(range(100_000))))
