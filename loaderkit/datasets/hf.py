@@ -42,7 +42,7 @@ class HFDataset(DeclaresDraws):
             )
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise TypeError(
-                f"HFDataset: found a {type(dataset).__name__}, wanted a datasets.Dataset, which has a length. "
+                f"HFDataset: the dataset is of type {type(dataset).__name__}, wanted a datasets.Dataset, which has a length. "
                 "Load it without streaming=True, or pass it to lk.Loader directly."
             )
         self.dataset = dataset

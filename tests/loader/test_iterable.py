@@ -363,3 +363,30 @@ def test_workers_end_with_a_loader_that_is_left(kind: str, steps: int | None) ->
     finally:
         gc.enable()
     assert len(batches) == 3
+
+
+class ForItsOwnLoader(Plain):
+    """Its `state_dict` takes what its own loader gives, as those of litdata and MosaicML Streaming do."""
+
+    def state_dict(self, read: int) -> dict[str, int]:
+        return {"read": read}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        raise NotImplementedError
+
+
+class IndexedToo(ForItsOwnLoader):
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_a_state_dict_with_arguments_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"ForItsOwnLoader\.state_dict takes arguments .*'read'.*has no state_dict"):
+        lk.Loader(ForItsOwnLoader(), batch_size=8)
+    with pytest.raises(TypeError, match=r"give the Loader lk\.ConcatDataset\(\[dataset\]\)"):
+        lk.Loader(IndexedToo(), batch_size=8)
+    read = torch.cat(list(lk.Loader(lk.ConcatDataset([IndexedToo()]), batch_size=8, shuffle=True, num_workers=2)))
+    assert sorted(read.tolist()) == list(range(SIZE))

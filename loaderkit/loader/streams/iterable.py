@@ -6,6 +6,7 @@ read, in the workers and without collating. If the dataset has an exact `state_d
 resumes from that state instead. The loader's state holds it as JSON: the checksum covers it, nothing else is known of it.
 """
 
+import inspect
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ class WorkerLanes:
 
     def __init__(self, dataset: Any, config: LoaderConfig, crew: Crew) -> None:
         self._dataset, self._config, self._crew = dataset, config, crew
+        _check_state_dict(dataset)
         self._first = _first_state(dataset) if _is_stateful(dataset) else None
         self._moves_dataset = False  # whether reading in this process changes the dataset's own state
         check_no_index(dataset, config, "it decides its order itself")
@@ -270,6 +272,25 @@ class _WorkerReader:
 
 def _is_stateful(dataset: Any) -> bool:
     return hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict") and restores_its_place(dataset)
+
+
+def _check_state_dict(dataset: Any) -> None:
+    """Refuse a dataset whose `state_dict` is for a loader of its own, which gives it arguments."""
+    if not _is_stateful(dataset):
+        return
+    try:
+        inspect.signature(dataset.state_dict).bind()
+    except ValueError:
+        return  # it has no signature
+    except TypeError as error:
+        way_out = (
+            "It has a length and an index, so give the Loader lk.ConcatDataset([dataset])."
+            if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+            else "Give the Loader a dataset whose state_dict() takes none, or that has no state_dict."
+        )
+        raise TypeError(
+            f"loader: {type(dataset).__name__}.state_dict takes arguments ({error}), wanted none. {way_out}"
+        ) from None
 
 
 def _first_state(dataset: Any) -> str | None:
