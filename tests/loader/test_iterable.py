@@ -83,11 +83,16 @@ class OwnIterator(Plain):
         return self.order[int(self.place) - 1], draws()
 
     def state_dict(self) -> dict[Any, Any]:
-        return {"place": self.place, 7: (bytes(self.order), None), "!": {"scale": np.arange(2.0)}}
+        return {
+            "place": self.place,
+            7: (bytes(self.order), None),
+            "!": {"rng": torch.get_rng_state(), "scale": np.arange(2.0)},
+        }
 
     def load_state_dict(self, state: dict[Any, Any]) -> None:
         self.order[:] = state[7][0]
         self.place = state["place"]
+        torch.set_rng_state(state["!"]["rng"])
         assert state["!"]["scale"].tolist() == [0.0, 1.0]
 
 

@@ -206,6 +206,9 @@ class _WorkerReader:
                 for row in range(missing):
                     seeds.enter(row)
                     try:
+                        if self._iterator is None and self._stateful:
+                            self._open()
+                            seeds.enter(row)  # a state that is loaded may set the global generators
                         self._samples.append(next(self._open()))
                     except StopIteration:
                         self._ended = True
