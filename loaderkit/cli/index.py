@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             complain(line)
     summary = ", ".join(f"{number:,} {status}" for status, number in sorted(counts.items()))
-    say(f"{len(shards):,} shards: {summary}; {samples:,} samples")
+    say(f"{len(shards):,} shard{'s' * (len(shards) != 1)}: {summary}; {samples:,} samples")
     return 0 if counts.total() == sum(counts[status] for status in _GOOD) else 1
 
 

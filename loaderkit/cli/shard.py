@@ -88,7 +88,9 @@ def run(arguments: argparse.Namespace) -> int:
         records = read_records(writing.manifest)
         size_bytes = sum(record.file.size_bytes for record in records)
         kept = f", {before:,} of them by an earlier run" if before else ""
-        say(f"{total:,} shards{kept}: {writing.size:,} samples, {size_bytes:,} bytes; {writing.manifest}")
+        say(
+            f"{total:,} shard{'s' * (total != 1)}{kept}: {writing.size:,} samples, {size_bytes:,} bytes; {writing.manifest}"
+        )
     return 0
 
 
