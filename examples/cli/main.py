@@ -1,4 +1,4 @@
-"""Training from the command line: LightningCLI, a your own DataModule, and a YAML file.
+"""Training from the command line: LightningCLI, your own DataModule, and a YAML file.
 
     python examples/cli/main.py fit --config examples/cli/config.yaml
     python examples/cli/main.py fit --config examples/cli/config.yaml --data.loader.num_workers 2
