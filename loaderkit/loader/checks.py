@@ -17,6 +17,7 @@ from loaderkit.system.suggest import closest
 _INSTEAD = {  # what a Loader has in place of an argument of DataLoader
     "sampler": "Give it as order=.",
     "generator": "Give a number as seed=.",
+    "snapshot_every_n_steps": "Leave it out: a state is exact at every batch.",
     "in_order": "Leave it out: batches always come in order.",
     "pin_memory_device": "Leave it out: pin_memory= and device= decide.",
 }

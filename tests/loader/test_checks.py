@@ -38,6 +38,7 @@ def test_what_is_no_dataset_is_refused(dataset: Any, message: str) -> None:
         ("sampler", "'sampler': Give it as order="),
         ("generator", "'generator': Give a number as seed="),
         ("in_order", "'in_order': Leave it out"),
+        ("snapshot_every_n_steps", "'snapshot_every_n_steps': Leave it out: a state is exact at every batch"),
         ("pin_memory_device", "'pin_memory_device': Leave it out"),
         ("batchsize", "unexpected keyword argument 'batchsize': did you mean 'batch_size'"),
         ("samplers", r"'samplers': did you mean 'sampler'\? Give it as order="),
