@@ -198,7 +198,7 @@ class BadSampleCount:
         self.start(0)
 
     def start(self, epoch: int, known: int = 0, *, judged: int = 0, since: int = 0) -> None:
-        """Start to count in an epoch of which `known` bad samples are known.
+        """Start counting in an epoch with `known` bad samples so far.
 
         They were found among `judged` samples, and `since` samples were consumed before, both over all ranks.
         """

@@ -6,6 +6,7 @@ from typing import Any
 import torch.utils.data as torch_data
 
 from loaderkit.loader.position import Position
+from loaderkit.system.arrays import Int64Array
 
 
 class TrainerEpochs(torch_data.Sampler[int]):
@@ -25,13 +26,15 @@ class TrainerEpochs(torch_data.Sampler[int]):
         self._empty = 0  # epochs that the Trainer counted without reading a batch
 
     def __iter__(self) -> Iterator[int]:
-        position = self._position
-        epoch = position.cursor_at(position.upcoming()).epoch
-        for batch in range(position.length()):
-            yield from position.indices(epoch, batch).tolist()
+        for indices in self._batches():
+            yield from indices.tolist()
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return sum(map(len, self._batches()))
+
+    def _batches(self) -> Iterator[Int64Array]:
+        epoch = self._position.cursor_at(self._position.upcoming()).epoch
+        return (self._position.indices(epoch, batch) for batch in range(self._position.length()))
 
     @property
     def sampler(self) -> "TrainerEpochs":

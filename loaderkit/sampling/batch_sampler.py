@@ -98,11 +98,7 @@ class BatchSamplerPlan(Plan):
         return full + (rest > 0 and self.tail == "pad")
 
     def advance(self, cursor: Cursor, batches: int = 1) -> Cursor:
-        while (left := self.remaining(cursor)) <= batches:
-            if left == 0 and cursor.samples == 0:
-                return cursor  # no epoch has batches
-            batches -= left
-            cursor = cursor.next_epoch()
+        cursor, batches = self._skip_epochs(cursor, batches)
         if batches == 0:
             return cursor
         done = self._done(cursor) + batches * self.world.size

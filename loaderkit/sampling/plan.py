@@ -93,6 +93,15 @@ class Plan(ABC):
         # A window of a plan by length may have more steps if it was arranged twice.
         return dataclasses.replace(cursor, batches=max(0, done))
 
+    def _skip_epochs(self, cursor: Cursor, batches: int) -> tuple[Cursor, int]:
+        """Move past the epochs that end within `batches`. Return the cursor there, and the batches that are left to go."""
+        while (left := self.remaining(cursor)) <= batches:
+            if left == 0 and cursor.samples == 0:
+                return cursor, 0  # no epoch has batches
+            batches -= left
+            cursor = cursor.next_epoch()
+        return cursor, batches
+
     def batches(self, epoch: int) -> int:
         """Return the number of batches of each rank in a whole epoch."""
         return self.remaining(Cursor(epoch=epoch))
@@ -158,14 +167,10 @@ class BatchPlan(Plan):
         return full if self._joined(full, rest) else full + 1
 
     def advance(self, cursor: Cursor, batches: int = 1) -> Cursor:
-        while (left := self.remaining(cursor)) <= batches:
-            if left == 0 and cursor.samples == 0:
-                return cursor  # no epoch has batches
-            batches -= left
-            cursor = cursor.next_epoch()
+        cursor, batches = self._skip_epochs(cursor, batches)
         if batches == 0:
             return cursor
-        full = max(0, left - 2)  # these steps are full, whatever the tail
+        full = max(0, self.remaining(cursor) - 2)  # these steps are full, whatever the tail
         samples = cursor.samples + min(batches, full) * self.step
         for _ in range(batches - full):
             samples += self._step(cursor, samples)

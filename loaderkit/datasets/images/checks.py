@@ -58,7 +58,7 @@ def jpeg_size(data: bytes) -> tuple[int, int]:
         elif marker != 0xFF:
             at += 1
     if marker in _PROGRESSIVE and data.count(b"\xff\xda") > _MAX_SCANS:
-        raise ValueError(f"it has more than {_MAX_SCANS} scans, each of which may take as long as a whole picture")
+        raise ValueError(f"it has more than {_MAX_SCANS} scans, and decoding each may take as long as a whole picture")
     height, width = struct.unpack_from(">HH", data, at + 4)
     return width, height
 

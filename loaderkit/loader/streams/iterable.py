@@ -79,7 +79,7 @@ class WorkerLanes:
         try:
             if state is not None:
                 decode(state)
-        except Exception:
+        except Exception:  # whatever a damaged text leads to
             return "the dataset's own state as JSON"
         return None
 
