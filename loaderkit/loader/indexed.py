@@ -13,11 +13,11 @@ from loaderkit.loader.checks import check_indexed, check_order, check_plan, no_b
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.engines import describe, make_engine
 from loaderkit.loader.position import Position
-from loaderkit.sampling.batch_sampler import BatchSamplerOrder, BatchSamplerPlan
+from loaderkit.sampling.batch_sampler import MOST_BATCHES, BatchSamplerOrder, BatchSamplerPlan
 from loaderkit.sampling.cursor import Cursor, Identity, Saved, check_resume, fingerprint, pack_state, unpack_state
 from loaderkit.sampling.order import Order, Sequential
 from loaderkit.sampling.plan import BatchPlan, Plan
-from loaderkit.sampling.samplers import MOST_DRAWN, SamplerOrder, as_order
+from loaderkit.sampling.samplers import SamplerOrder, as_order
 from loaderkit.sampling.shard_order import ShardOrder, shuffled_order
 from loaderkit.system.arrays import Int64Array
 
@@ -160,6 +160,12 @@ class IndexedPosition(Position):
     def length(self) -> int:
         if not self._left:
             self._look_at_size(self.upcoming())
+        order = _order_of(self._plan)
+        if isinstance(order, SamplerOrder) and order.is_endless(self.cursor.epoch):
+            raise TypeError(
+                f"loader: the sampler {order.name} is endless, so an epoch has no number of batches. Stop by steps: give a "
+                "Trainer max_steps, or use itertools.islice(loader, steps)."
+            )
         cursor = self.cursor  # from here on a plan may need more steps than in a whole epoch
         return cursor.batches + self._bound_plan().remaining(cursor)
 
@@ -213,7 +219,8 @@ class IndexedPosition(Position):
             check_plan(config, self._size)
             order = _order_of(config.plan)
         elif config.batch_sampler is not None:
-            order = BatchSamplerOrder(config.batch_sampler, seed=config.seed, most=max(MOST_DRAWN >> 4, 4 * self._size))
+            most = max(MOST_BATCHES, 4 * self._size)
+            order = BatchSamplerOrder(config.batch_sampler, seed=config.seed, most=most)
         elif config.order is not None:
             order = as_order(config.order, seed=config.seed, size=self._size)
         elif config.shuffle:
@@ -259,7 +266,9 @@ class IndexedPosition(Position):
                 f"loader: bad_samples={self.config.bad_samples.policy!r} takes replacements from the plan's order, and "
                 f"{type(self._plan).__name__} has no attribute `order`. Give it one, or use the policy 'raise'."
             )
-        return order
+        # An endless order would have to be drawn up to a replacement's position.
+        is_endless = isinstance(order, SamplerOrder) and order.is_endless(0)
+        return Sequential(self._size) if is_endless else order
 
     def _count_bad(self, report: Reported) -> None:
         plan, world = self._bound_plan(), self.crew.world

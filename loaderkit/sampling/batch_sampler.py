@@ -10,13 +10,17 @@ import numpy as np
 from loaderkit.sampling.cursor import Cursor, bad_cursor
 from loaderkit.sampling.order import cached, digest
 from loaderkit.sampling.plan import BatchKey, Plan, Tail
-from loaderkit.sampling.samplers import MOST_DRAWN, SamplerOrder, draw_from, up_to
+from loaderkit.sampling.samplers import Drawing, SamplerOrder
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.world import World
+
+MOST_BATCHES = 1 << 18  # batches of a batch sampler that has no length, unless the data is large
 
 
 class BatchSamplerOrder(SamplerOrder):
     """The indices of a batch sampler's batches, one batch after another.
+
+    Unlike a sampler of single indices, it must have an end.
 
     Args:
         sampler: Yields lists of indices.
@@ -27,27 +31,37 @@ class BatchSamplerOrder(SamplerOrder):
         ValueError: If the sampler gives each rank its part; the Loader does that.
     """
 
-    def __init__(self, sampler: Iterable[Sequence[int]], *, seed: int = 0, most: int = MOST_DRAWN >> 4) -> None:
+    def __init__(self, sampler: Iterable[Sequence[int]], *, seed: int = 0, most: int = MOST_BATCHES) -> None:
         super().__init__(getattr(sampler, "sampler", ()), seed=seed, most=most)  # refuses a sampler of one rank's part
         self._sampler = sampler
 
     def key(self, epoch: int) -> str:
-        return f"batch-sampler-1({type(self._sampler).__name__}, {digest(self._drawn(epoch), self.ends(epoch))})"
+        return f"batch-sampler-1({self.name}, {digest(self._drawn(epoch), self.ends(epoch))})"
 
     def ends(self, epoch: int) -> Int64Array:
         """Return the position after each batch's last sample (N,)."""
         ends: Int64Array = cached(self, epoch, lambda: self._draw_all(epoch))[1]
         return ends
 
-    def _drawn(self, epoch: int) -> Int64Array:
+    def _epoch(self, epoch: int) -> Int64Array:
         indices: Int64Array = cached(self, epoch, lambda: self._draw_all(epoch))[0]
         return indices
+
+    def is_endless(self, epoch: int) -> bool:
+        return False
 
     def _draw(self, epoch: int) -> Int64Array:
         return self._draw_all(epoch)[0]
 
     def _draw_all(self, epoch: int) -> tuple[Int64Array, Int64Array]:
-        drawn = up_to(draw_from(self._sampler, self._seed, epoch), self._sampler, self._most, "batches")
+        drawing = Drawing(self._sampler, self._seed, epoch)
+        drawn = drawing.epoch(self._most)
+        if drawing.length is None and len(drawn) > self._most:
+            raise ValueError(
+                f"loader: {drawing.name} has no length and gives more than {self._most:,} batches, wanted an end. Let an epoch "
+                "end after n batches, and give the batch sampler a __len__ that returns n. An endless sampler of single "
+                "indices may be given as order=."
+            )
         batches = [_indices_of(batch) for batch in drawn]
         ends = np.cumsum([len(batch) for batch in batches], dtype=np.int64)
         return np.concatenate(batches) if batches else ends, ends
@@ -84,14 +98,14 @@ class BatchSamplerPlan(Plan):
         if cursor.plan:
             raise bad_cursor("plan", list(cursor.plan), "an empty list")
         if cursor.samples and cursor.samples not in self.order.ends(cursor.epoch):
-            raise bad_cursor("samples", cursor.samples, f"the end of a batch of {self._name()}")
+            raise bad_cursor("samples", cursor.samples, f"the end of a batch of {self.order.name}")
 
     def remaining(self, cursor: Cursor) -> int:
         left = len(self.order.ends(cursor.epoch)) - self._done(cursor)
         full, rest = divmod(left, self.world.size)
         if rest and self.tail == "keep":
             raise ValueError(
-                f"loader: {left} batches of {self._name()} for {self.world.size} ranks come out uneven, and ranks with more "
+                f"loader: {left} batches of {self.order.name} for {self.world.size} ranks come out uneven, and ranks with more "
                 "batches would wait for the others forever. Wanted a multiple of the number of ranks. Change the sampler, or "
                 "give tail='drop' or tail='pad'."
             )
@@ -122,13 +136,10 @@ class BatchSamplerPlan(Plan):
         batch = int(np.searchsorted(ends, cursor.samples))
         if batch == len(ends) or ends[batch] != cursor.samples:
             raise ValueError(
-                f"loader: sample {cursor.samples:,} is inside a batch of {self._name()}, wanted the end of a batch. Seek to "
+                f"loader: sample {cursor.samples:,} is inside a batch of {self.order.name}, wanted the end of a batch. Seek to "
                 "an epoch, or load a state."
             )
         return batch + 1
-
-    def _name(self) -> str:
-        return type(self.order._sampler).__name__
 
 
 def _indices_of(batch: Any) -> Int64Array:

@@ -1,7 +1,8 @@
 """Orders that draw: by weight, or from a user's own sampler."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -13,7 +14,10 @@ from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.arrays import Int64Array
 
-MOST_DRAWN = 1 << 22  # indices of a sampler that has no length, unless the data is large
+ENDLESS = 1 << 62  # the size of an epoch without an end
+_MOST = 1 << 16  # indices of a sampler without a length that are drawn at the epoch's start, unless the data is large
+_PART = 1 << 16  # indices of an endless epoch that are drawn at a time
+_KEPT = 1 << 18  # indices of an endless epoch that are kept before those in use
 
 
 class Weighted(Order):
@@ -114,19 +118,21 @@ class SamplerOrder(Order):
     the global generators seeded from (seed, epoch). The state holds a digest of the epoch's indices. If the sampler draws
     from a generator of its own, a resume is therefore refused, not wrong.
 
-    A sampler without an end is an error: a plan needs the size of its epochs. If the sampler has a length, that is the most
-    it may give; it may give fewer. Without a length the limit is `most`.
+    If the sampler has a length, that is the most it may give; it may give fewer. A sampler without a length that gives
+    more than `most` indices is taken to be endless. Its epoch has no end. The order then draws as far as positions are
+    asked for, and keeps the last indices. A resume draws the indices before its position again, without reading data. The
+    state holds a digest of the first `most` indices.
 
     Args:
         sampler: Yields indices.
         seed: Of the global generators while it draws.
-        most: Indices in an epoch of a sampler without a length.
+        most: Indices of a sampler without a length that are drawn at the epoch's start.
 
     Raises:
         ValueError: If the sampler gives each rank its part; the Loader does that.
     """
 
-    def __init__(self, sampler: Iterable[Any], *, seed: int = 0, most: int = MOST_DRAWN) -> None:
+    def __init__(self, sampler: Iterable[Any], *, seed: int = 0, most: int = _MOST) -> None:
         if isinstance(sampler, torch_data.DistributedSampler) and sampler.num_replicas > 1:
             raise ValueError(
                 f"order: {type(sampler).__name__} divides the samples over {sampler.num_replicas} ranks, and so does the Loader. "
@@ -138,17 +144,28 @@ class SamplerOrder(Order):
         self._epochs: dict[int, Any] = {}
 
     def size(self, epoch: int) -> int:
-        return len(self._drawn(epoch))
+        return ENDLESS if self.is_endless(epoch) else len(self._drawn(epoch))
 
     def at(self, epoch: int, positions: Int64Array) -> Int64Array:
-        return np.take(self._drawn(epoch), positions)
+        drawn = self._epoch(epoch)
+        return drawn.at(positions) if isinstance(drawn, _Endless) else np.take(drawn, positions)
 
     def key(self, epoch: int) -> str:
-        return f"sampler-1({type(self._sampler).__name__}, {digest(self._drawn(epoch))})"
+        return f"sampler-1({self.name}, {digest(self._drawn(epoch))})"
 
     def is_repeatable(self, epoch: int) -> bool:
-        """Draw the epoch again and return whether it is the same."""
-        return bool(np.array_equal(self._drawn(epoch), self._draw(epoch)))
+        """Draw the epoch's start again and return whether it is the same."""
+        drawn = self._draw(epoch)
+        return np.array_equal(self._drawn(epoch), drawn.head if isinstance(drawn, _Endless) else drawn)
+
+    def is_endless(self, epoch: int) -> bool:
+        """Return whether the epoch has no end."""
+        return isinstance(self._epoch(epoch), _Endless)
+
+    @property
+    def name(self) -> str:
+        """Name of the sampler's class."""
+        return type(self._sampler).__name__
 
     @property
     def reach(self) -> int:
@@ -156,55 +173,126 @@ class SamplerOrder(Order):
         return int(drawn.max()) + 1 if drawn.size else 0
 
     def _drawn(self, epoch: int) -> Int64Array:
-        drawn: Int64Array = cached(self, epoch, lambda: self._draw(epoch))
+        """Return the epoch's indices (N,), or the first ones of an endless epoch."""
+        drawn = self._epoch(epoch)
+        return drawn.head if isinstance(drawn, _Endless) else drawn
+
+    def _epoch(self, epoch: int) -> "Int64Array | _Endless":
+        drawn: Int64Array | _Endless = cached(self, epoch, lambda: self._draw(epoch))
         return drawn
 
-    def _draw(self, epoch: int) -> Int64Array:
-        indices = up_to(draw_from(self._sampler, self._seed, epoch), self._sampler, self._most)
-        first = next(indices, None)
-        if first is not None and not isinstance(first, SupportsIndex):
-            raise TypeError(
-                f"loader: the order gives {first!r}, wanted integers, the samples' indices. Give a sampler of batches as "
-                "batch_sampler=, and a plan of your own as plan=."
-            )
-        return np.fromiter(indices if first is None else itertools.chain([first], indices), dtype=np.int64)
+    def _draw(self, epoch: int) -> "Int64Array | _Endless":
+        drawing = Drawing(self._sampler, self._seed, epoch)
+        drawn = _as_indices(drawing.epoch(self._most))
+        if drawing.length is None and len(drawn) > self._most:
+            return _Endless(drawn, lambda: Drawing(self._sampler, self._seed, epoch), drawing)
+        return drawn
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {epoch: drawn for epoch, drawn in self._epochs.items() if not isinstance(drawn, _Endless)}
+        return self.__dict__ | {"_epochs": kept}
 
 
-def draw_from(sampler: Iterable[Any], seed: int, epoch: int) -> Iterator[Any]:
-    """Yield what a sampler gives in an epoch, with the global generators seeded from (seed, epoch)."""
-    set_epoch = getattr(sampler, "set_epoch", None)
-    if callable(set_epoch):
-        set_epoch(epoch)
-    with SampleSeeds(hash_positions(np.zeros(1, dtype=np.int64), "sampler", seed, epoch)) as seeds:
-        seeds.enter(0)
-        yield from sampler
+class Drawing:
+    """What a sampler gives in one epoch, drawn in parts, with the global generators seeded from (seed, epoch).
 
-
-def up_to(drawn: Iterator[Any], sampler: Any, most: int, what: str = "indices") -> Iterator[Any]:
-    """Yield what a sampler gives, at most its length, or without one at most `most`.
-
-    Raises:
-        ValueError: If it gives more.
+    Between the parts the generators are the caller's.
     """
-    try:
-        length = len(sampler)
-    except (TypeError, NotImplementedError):  # torch's Sampler suggests both for one without a length
-        length = None
-    limit = most if length is None else length
-    for number, value in enumerate(drawn):
-        if number == limit:
-            name = type(sampler).__name__
-            found = (
-                f"has no length and gives more than {limit:,} {what}"
-                if length is None
-                else f"has the length {limit:,} and gives more"
-            )
+
+    def __init__(self, sampler: Iterable[Any], seed: int, epoch: int) -> None:
+        self._sampler, self._epoch = sampler, epoch
+        self._seeds = SampleSeeds(hash_positions(np.zeros(1, dtype=np.int64), "sampler", seed, epoch))
+        self._values: Iterator[Any] | None = None
+        self._reached: tuple[Any, ...] = ()
+        self.length = _length(sampler)
+        self.name = type(sampler).__name__
+
+    def take(self, count: int) -> list[Any]:
+        """Return the next values, fewer at the epoch's end."""
+        with self._seeds:
+            if self._values is None:
+                set_epoch = getattr(self._sampler, "set_epoch", None)
+                if callable(set_epoch):
+                    set_epoch(self._epoch)
+                self._seeds.enter(0)
+                self._values = iter(self._sampler)
+            else:
+                self._seeds.resume(self._reached)
+            values = list(itertools.islice(self._values, count))
+            self._reached = self._seeds.pause()
+        return values
+
+    def epoch(self, most: int) -> list[Any]:
+        """Return all values of the epoch, at most the sampler's length; `most` + 1 if it has no length and gives more.
+
+        Raises:
+            ValueError: If it gives more than its length.
+        """
+        if self.length is None:
+            return self.take(most + 1)
+        values = self.take(self.length + 1)
+        if len(values) > self.length:
             raise ValueError(
-                f"loader: {name} {found}, wanted an end: an epoch has a size. For an epoch of n samples, yield n and give the "
-                "sampler a __len__ that says so. For endless data, write an IterableDataset and give steps=; for random "
-                "draws, use lk.Weighted(weights, size=n)."
+                f"loader: {self.name} has the length {self.length:,} and gives more. Let __len__ return "
+                "what an epoch gives. A sampler without an end has no __len__."
             )
-        yield value
+        return values
+
+
+class _Endless:
+    """The indices of an epoch without an end: the first ones, and those that were drawn last.
+
+    Args:
+        head: The first indices (N,).
+        begin: Starts to draw the epoch again.
+        drawing: Continues after the head.
+    """
+
+    def __init__(self, head: Int64Array, begin: Callable[[], Drawing], drawing: Drawing) -> None:
+        self.head, self._begin, self._drawing = head, begin, drawing
+        self._recent, self._start = head, 0  # the indices that were drawn last, and the position of the first of them
+        self._lock = threading.Lock()  # threads that read look up replacements of bad samples
+
+    def at(self, positions: Int64Array) -> Int64Array:
+        """Return the indices (N,) at positions (N,); draw up to the last one."""
+        if not positions.size:
+            return positions
+        first, last = int(positions.min()), int(positions.max())
+        with self._lock:
+            if first < self._start:
+                self._drawing = self._begin()
+                self._recent, self._start = self.head[:0], 0
+            while self._start + len(self._recent) <= last:
+                self._draw(min(first, self._start + len(self._recent)))
+            return np.take(self._recent, positions - self._start)
+
+    def _draw(self, first: int) -> None:
+        """Draw on. Keep indices from position `first` on, and the last ones before it."""
+        drawn = _as_indices(self._drawing.take(_PART))
+        end = self._start + len(self._recent)
+        if len(drawn) < _PART:
+            raise RuntimeError(
+                f"loader: {self._drawing.name} has no length, gave more than {len(self.head) - 1:,} indices, and ended after "
+                f"{end + len(drawn):,}. Give it a __len__, so that the Loader knows the size of an epoch."
+            )
+        keep = max(0, min(first - self._start, len(self._recent) - _KEPT))
+        self._recent, self._start = np.concatenate((self._recent[keep:], drawn)), self._start + keep
+
+
+def _as_indices(values: list[Any]) -> Int64Array:
+    if values and not isinstance(values[0], SupportsIndex):
+        raise TypeError(
+            f"loader: the order gives {values[0]!r}, wanted integers, the samples' indices. Give a sampler of batches as "
+            "batch_sampler=, and a plan of your own as plan=."
+        )
+    return np.fromiter(values, dtype=np.int64, count=len(values))
+
+
+def _length(sampler: Any) -> int | None:
+    try:
+        return len(sampler)
+    except (TypeError, NotImplementedError):  # torch's Sampler suggests both for one without a length
+        return None
 
 
 def as_order(order: Any, *, seed: int, size: int = 0) -> Order:
@@ -216,5 +304,5 @@ def as_order(order: Any, *, seed: int, size: int = 0) -> Order:
     if isinstance(order, Order):
         return order
     if hasattr(order, "__iter__"):
-        return SamplerOrder(order, seed=seed, most=max(MOST_DRAWN, 4 * size))
+        return SamplerOrder(order, seed=seed, most=max(_MOST, 4 * size))
     raise TypeError(f"loader: order is {type(order).__name__}, wanted a loaderkit order or a sampler (an iterable).")

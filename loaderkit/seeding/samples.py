@@ -95,6 +95,17 @@ class SampleSeeds:
             self._seed(other._word)
             self._rng = other._rng
 
+    def pause(self) -> tuple[Any, ...]:
+        """Return what the generators have reached, for `resume` in a later use of this context."""
+        return torch.default_generator.get_state(), np.random.get_state(), random.getstate()
+
+    def resume(self, reached: tuple[Any, ...]) -> None:
+        """Let the generators continue where they were at `pause`."""
+        torch_state, numpy_state, random_state = reached
+        torch.default_generator.set_state(torch_state)
+        np.random.set_state(numpy_state)
+        random.setstate(random_state)
+
     @contextmanager
     def part(self, number: int | None, rows: Sequence[int] | None = None) -> Iterator[None]:
         """Seed a numbered part of each sample independently of its other parts; None keeps the sample's own seed.

@@ -33,6 +33,11 @@ CASES: dict[str, dict[str, Any]] = {
         "trainer": {"max_steps": 30, "max_epochs": -1, "val_check_interval": 4, "limit_train_batches": 8},
         "save_in_validation": True,
     },
+    "an endless sampler": {
+        "loader": {"order": jobs.EndlessSampler()},
+        "trainer": {"max_steps": 30, "max_epochs": -1, "val_check_interval": 4, "check_val_every_n_epoch": None},
+        "save_in_validation": True,
+    },
     "overfit_batches": {"trainer": {"overfit_batches": 3}},
     "reload every epoch": {"trainer": {"reload_dataloaders_every_n_epochs": 1}},
     "reload every other epoch": {"trainer": {"reload_dataloaders_every_n_epochs": 2}},

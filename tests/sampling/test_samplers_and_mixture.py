@@ -1,6 +1,7 @@
 """Orders that draw: frequencies and shares follow the weights, and a user's sampler resumes if it is repeatable."""
 
 import itertools
+import tracemalloc
 import warnings
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 import torch.utils.data as torch_data
 
-from loaderkit import Loader, Mixture, Sequential, ShardOrder, Shuffled, Weighted
+from loaderkit import BadSamples, Loader, Mixture, Sequential, ShardOrder, Shuffled, Weighted, World
 from loaderkit.sampling import as_order
 from loaderkit.testing import assert_resumable
 
@@ -243,14 +244,34 @@ def test_drawing_a_samplers_epoch_leaves_the_callers_generator_alone() -> None:
 
 
 class Endless(torch_data.Sampler[int]):
-    """Without a length."""
+    """Permutations without an end and without a length; counts what it gave."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, most: int | None = None) -> None:
+        self.size, self.most, self.given = size, most, 0
 
     def __iter__(self) -> Any:
+        self.given = 0
         while True:
-            yield from torch.randperm(self.size).tolist()
+            for index in torch.randperm(self.size).tolist():
+                if self.given == self.most:
+                    return
+                self.given += 1
+                yield index
+
+
+class FailsAt:
+    """The numbers up to 22; one of them cannot be read."""
+
+    def __init__(self, bad: int) -> None:
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, index: int) -> int:
+        if index == self.bad:
+            raise ValueError("cannot be read")
+        return index
 
 
 class Mistaken(Endless):
@@ -263,9 +284,75 @@ class Short(Mistaken):
         return iter([4, 2, 0])
 
 
-def test_a_sampler_without_an_end_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"Endless has no length and gives more than 4,194,304 indices.*__len__"):
-        Loader(DATA, 4, order=Endless(23))
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_endless_sampler_resumes_anywhere_on_other_ranks(workers: int) -> None:
+    """Also where it must be drawn for long before the position, and after a step back."""
+    torch.manual_seed(3)
+    wanted = torch.rand(2).tolist()
+    torch.manual_seed(3)
+    order = as_order(Endless(1000), seed=7)
+    whole = order.indices(0, 0, 200_000)
+    assert [sorted(each) for each in whole.reshape(200, 1000).tolist()] == [list(range(1000))] * 200
+    for samples in (150_000, 60):
+        for ranks in (1, 2):
+            parts = []
+            for rank in range(ranks):
+                sampler = Endless(1000)
+                loader = Loader(range(1000), 4, order=sampler, seed=7, num_workers=workers, world=World(rank, ranks))
+                loader.seek(epoch=0, samples=samples)
+                begun = itertools.islice(loader, 3)
+                parts.append([batch.tolist() for batch in begun])
+                state = loader.state_dict()
+                again = Loader(range(1000), 4, order=Endless(1000), seed=7)
+                again.load_state_dict(state)
+                end = samples + 12 * ranks
+                assert next(iter(again)).tolist() == whole[end : end + 4].tolist()
+            steps = [index for step in zip(*parts, strict=True) for batch in step for index in batch]
+            assert steps == whole[samples : samples + 12 * ranks].tolist()
+    assert torch.rand(2).tolist() == wanted
+
+
+def test_an_endless_sampler_is_drawn_step_by_step() -> None:
+    """Neither the draws nor the memory grow ahead of the positions that are asked for."""
+    given = itertools.count()
+    order = as_order((number % 200 for number in given), seed=0)
+    order.indices(0, 0, 1)
+    tracemalloc.start()
+    for start in range(0, 2_500_000, 1 << 15):
+        order.indices(0, start, start + (1 << 15))
+        assert next(given) < start + (1 << 18)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10e6  # all of them take 20 MB
+
+
+def test_an_endless_sampler_has_no_number_of_batches() -> None:
+    loader = Loader(DATA, 4, order=Endless(23))
+    with pytest.raises(TypeError, match=r"the sampler Endless is endless.*max_steps"):
+        len(loader)
+    first = [batch.tolist() for batch in itertools.islice(loader, 3)]
+    second = [batch.tolist() for batch in itertools.islice(loader, 3)]  # the next epoch
+    assert loader.cursor.epoch == 1
+    assert first != second
+    with pytest.raises(ValueError, match=r"the state is for order .sampler-1.Endless"):
+        Loader(DATA, 4, order=Endless(22)).load_state_dict(loader.state_dict())
+
+
+def test_an_endless_sampler_may_have_bad_samples_replaced() -> None:
+    loader = Loader(FailsAt(5), 4, order=Endless(23), bad_samples=BadSamples("replace"))
+    batches = [batch.tolist() for batch in itertools.islice(loader, 20)]
+    assert len({len(batch) for batch in batches}) == 1
+    assert loader.bad_samples
+    assert 5 not in itertools.chain(*batches)
+
+
+def test_a_long_sampler_without_a_length_that_ends_after_all_is_an_error() -> None:
+    loader = Loader(DATA, 4, order=Endless(23, most=100_000))
+    with pytest.raises(
+        RuntimeError, match=r"gave more than 65,536 indices, and ended after 100,000. Give it a __len__"
+    ):
+        for _ in loader:
+            pass
 
 
 def test_a_samplers_length_is_asked_first() -> None:
@@ -279,5 +366,5 @@ def test_a_samplers_length_is_asked_first() -> None:
 
 def test_a_batch_sampler_without_an_end_is_an_error() -> None:
     batches = ([index % 23] for index in itertools.count())
-    with pytest.raises(ValueError, match="generator has no length and gives more than 262,144 batches"):
+    with pytest.raises(ValueError, match="generator has no length and gives more than 262,144 batches, wanted an end"):
         Loader(DATA, batch_sampler=batches)

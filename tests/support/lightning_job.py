@@ -87,6 +87,14 @@ class StatefulSamples(IterableSamples):
         self.at = state["at"]
 
 
+class EndlessSampler(torch.utils.data.Sampler[int]):
+    """Permutations without an end."""
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield from torch.randperm(SIZE).tolist()
+
+
 DATA: dict[str, Any] = {
     "map": Samples,
     "sharded": ShardedSamples,
