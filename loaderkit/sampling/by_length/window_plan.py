@@ -113,11 +113,7 @@ class WindowPlan(Plan):
         return len(segment.steps) - segment.steps_done(cursor.samples) + self._steps_from(cursor.epoch, segment.end)
 
     def advance(self, cursor: Cursor, batches: int = 1) -> Cursor:
-        while (left := self.remaining(cursor)) <= batches:
-            if left == 0 and cursor.samples == 0:
-                return cursor  # no epoch has batches
-            batches -= left
-            cursor = cursor.next_epoch()
+        cursor, batches = self._skip_epochs(cursor, batches)
         done = cursor.batches + batches
         while batches:
             segment = self._segment(cursor)
