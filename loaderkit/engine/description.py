@@ -8,7 +8,7 @@ class Description:
     """How a loader makes its batches, or is going to. `str()` gives it in a few lines.
 
     Args:
-        engine: "inline", "ring", "torch", "threads", or "torchdata" (for a stream).
+        engine: "inline", "ring", "torch" or "threads".
         why: The reason for this engine.
         num_workers: Worker processes or threads, running or to be started; 0 without.
         workers_why: The reason for this number.

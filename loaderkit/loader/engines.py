@@ -11,6 +11,8 @@ from loaderkit.engine import BatchReader, Description, Engine, InlineEngine, Thr
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.system.nested import should_pin
 
+_IN_THIS_PROCESS = "batches are made in this process"
+
 
 def make_engine(reader: BatchReader, config: LoaderConfig, num_workers: int, *, in_turn: bool = False) -> Engine:
     """Make the engine that the settings ask for.
@@ -67,7 +69,7 @@ def describe(engine: Engine, reader: BatchReader, config: LoaderConfig, workers:
         engine=engine.name,
         why=_choose(reader, config, workers)[1],
         num_workers=engine.num_workers,
-        workers_why=workers_why if engine.num_workers else "batches are made in this process",
+        workers_why=workers_why if engine.num_workers else _IN_THIS_PROCESS,
         start_method=start_method(config) if engine.name in ("ring", "torch") else None,
         prefetch=engine.prefetch,
         dealing=engine.dealing,
@@ -81,10 +83,10 @@ def describe_stream(config: LoaderConfig, num_workers: int, workers_why: str) ->
     """Describe how a stream's batches are made."""
     pinned = should_pin(config.pin_memory, _device(config))
     return Description(
-        engine="torchdata" if num_workers else "inline",
-        why="a stream: its workers carry its state" if num_workers else "no workers",
+        engine="torch" if num_workers else "inline",
+        why="torch's workers read a stream" if num_workers else "no workers",
         num_workers=num_workers,
-        workers_why=workers_why,
+        workers_why=workers_why if num_workers else _IN_THIS_PROCESS,
         start_method=start_method(config) if num_workers else None,
         prefetch=num_workers * (config.prefetch_factor or 2),
         dealing="in turn" if num_workers else None,

@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+import torch.utils.data as torch_data
+
 from loaderkit.monitor.waits import WaitSummary
 from loaderkit.system.cpus import Cpus
 
@@ -33,7 +35,7 @@ def remedy(summary: WaitSummary, loader: Any, *, cpus: int | None = None) -> str
         if workers is None
         else _more_workers(workers, summary, cpus or Cpus.detect().usable)
     ]
-    if workers and engine == "torch":
+    if workers and engine == "torch" and not isinstance(getattr(loader, "dataset", None), torch_data.IterableDataset):
         said.append("engine='ring' transfers large batches faster.")
     if workers and engine == "threads":
         said.append(

@@ -338,7 +338,7 @@ def test_on_a_terminal_the_table_is_drawn(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_streams_workers_are_measured_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """A stream's workers are torchdata's with any engine."""
+    """A stream's workers are torch's with any engine."""
     assert run("stream", "--workers", "0,1", "--seconds", 0.5, "--rounds", 1) == 0
     assert set(table(capsys.readouterr().out)) == {("inline", "0"), ("torch", "1")}
 

@@ -144,8 +144,12 @@ def read_numbers(shard: str, start: int) -> Any:
     return iter(range(start, 10))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_streams_workers_are_torchdatas(workers: int) -> None:
-    about = lk.Loader(lk.StreamDataset(["a", "b"], read=read_numbers), 2, num_workers=workers).describe()
-    assert about.engine == ("torchdata" if workers else "inline")
-    assert about.num_workers == workers
+@pytest.mark.parametrize("engine", ["auto", "torch", "ring"])
+def test_a_streams_workers_are_torchs(engine: Any) -> None:
+    stream = lk.StreamDataset(["a", "b"], read=read_numbers)
+    loader = lk.Loader(stream, 2, num_workers=2, engine=engine, multiprocessing_context="fork")
+    assert str(loader.describe()).splitlines()[:2] == [
+        "engine: torch (torch's workers read a stream)",
+        "workers: 2 (num_workers), started by fork, up to 4 batches ahead, dealt in turn",
+    ]
+    assert str(lk.Loader(stream, 2).describe()) == str(lk.Loader(Pids(), 2).describe())  # without workers

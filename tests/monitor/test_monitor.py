@@ -181,6 +181,14 @@ def test_the_remedy_fits_the_loader(loader: Any, wait: int, text: str) -> None:
     assert text in remedy(mean, loader, cpus=4)
 
 
+def test_no_other_engine_is_advised_for_a_stream() -> None:
+    stream = lk.StreamDataset(["a"], lk.from_start(list))
+    mean = WaitSummary(steps=20, step_s=0.01, wait_s=0.005, host_wait_s=0.005)
+    text = remedy(mean, lk.Loader(stream, num_workers=2), cpus=4)
+    assert "num_workers=4" in text
+    assert "engine=" not in text
+
+
 def test_other_ranks_do_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -108,7 +108,7 @@ def subject_of(source: Any, *, batch_size: int | None, spawn: bool) -> Subject:
         source = source.train_dataloader()
     if isinstance(source, Loader):
         found = Subject(source.dataset, source.config, source.config.engine)
-        if found.is_stream:  # torchdata's workers read it, with any engine
+        if found.is_stream:  # torch's workers read it, with any engine
             found = dataclasses.replace(found, engine="torch")
     elif isinstance(source, torch_data.DataLoader):
         found = _of_data_loader(source)
