@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slow_data import Slow, slept
+from slow_data import HandClock, Slow
 
 import loaderkit as lk
 from loaderkit.monitor import Sums, WaitSummary, remedy, workers_needed
@@ -21,21 +21,8 @@ from loaderkit.monitor import Sums, WaitSummary, remedy, workers_needed
 MS = 1_000_000
 
 
-class Hand:
-    """A clock that tests set."""
-
-    def __init__(self) -> None:
-        self.ns = 0
-
-    def __call__(self) -> int:
-        return self.ns
-
-    def sleep(self, ms: float) -> None:
-        self.ns += round(ms * MS)
-
-
-def monitor_by_hand(**given: Any) -> tuple[lk.DataWaitMonitor, Hand]:
-    monitor, hand = lk.DataWaitMonitor(**{"warmup": 0, "warn_above": None, **given}), Hand()
+def monitor_by_hand(**given: Any) -> tuple[lk.DataWaitMonitor, HandClock]:
+    monitor, hand = lk.DataWaitMonitor(**{"warmup": 0, "warn_above": None, **given}), HandClock()
     monitor.clock.now_ns = hand
     return monitor, hand
 
@@ -43,7 +30,7 @@ def monitor_by_hand(**given: Any) -> tuple[lk.DataWaitMonitor, Hand]:
 class Batches:
     """A loader that waits for each batch as long as it is told (ms)."""
 
-    def __init__(self, hand: Hand, waits: list[int]) -> None:
+    def __init__(self, hand: HandClock, waits: list[int]) -> None:
         self.hand, self.waits = hand, waits
 
     def __len__(self) -> int:
@@ -51,9 +38,9 @@ class Batches:
 
     def __iter__(self) -> Iterator[int]:
         for row, wait in enumerate(self.waits):
-            self.hand.sleep(wait)
+            self.hand.sleep(wait / 1000)
             yield row
-        self.hand.sleep(1000)  # asking for a batch after the last one is no step
+        self.hand.sleep(1.0)  # asking for a batch after the last one is no step
 
 
 TIMES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=30)
@@ -71,10 +58,10 @@ def test_the_share_is_that_of_waiting_in_the_last_steps(
         assert len(watched) == len(epoch)
         for row in watched:
             _, compute, pause = epoch[row]
-            hand.sleep(compute)
+            hand.sleep(compute / 1000)
             with monitor.pause():
-                hand.sleep(pause)
-        hand.sleep(500)
+                hand.sleep(pause / 1000)
+        hand.sleep(0.5)
     steps = [(wait, wait + compute) for epoch in epochs for wait, compute, _ in epoch][warmup:]
     for found, wanted in ((monitor.share, steps[-window:]), (monitor.summary().share, steps)):
         wait, whole = (sum(column) for column in zip(*wanted, strict=True)) if wanted else (0, 0)
@@ -83,19 +70,14 @@ def test_the_share_is_that_of_waiting_in_the_last_steps(
 
 
 @pytest.mark.parametrize("kind", [lk.Loader, torch.utils.data.DataLoader])
-@pytest.mark.parametrize(("wait", "compute"), [(0.0, 0.01), (0.008, 0.008), (0.012, 0.0)])
-def test_the_share_is_within_5_points_of_a_synthetic_sleep(kind: Any, wait: float, compute: float) -> None:
-    off = []
-    for _ in range(3):  # a busy machine may stop us anywhere
-        data, computed = Slow(40, wait), 0.0
-        with lk.DataWaitMonitor(warmup=0, warn_above=None) as monitor:
-            for _ in monitor.watch(kind(data)):
-                computed += slept(compute)
-        off.append(abs(monitor.share - data.taken / (data.taken + computed)))
-        if off[-1] < 0.05:
-            break
+@pytest.mark.parametrize(("wait", "compute"), [(0.0, 0.01), (0.008, 0.008), (0.012, 0.0), (0.003, 0.009)])
+def test_the_share_is_that_of_fetching(kind: Any, wait: float, compute: float) -> None:
+    monitor, hand = monitor_by_hand()
+    with monitor:
+        for _ in monitor.watch(kind(Slow(40, wait, hand.sleep))):
+            hand.sleep(compute)
     assert monitor.summary().steps == 40
-    assert min(off) < 0.05
+    assert monitor.share == pytest.approx(wait / (wait + compute))
 
 
 def test_workers_that_are_waited_for_are_counted() -> None:
@@ -125,13 +107,15 @@ def test_the_workers_that_are_named_keep_up_and_one_less_does_not(
     assert needed == 1 or batch_s / (needed - 1) > compute_s * (1 - 1e-6)
 
 
-def steps_of(monitor: lk.DataWaitMonitor, hand: Hand, wait: int, compute: int, steps: int, loader: Any = None) -> None:
+def steps_of(
+    monitor: lk.DataWaitMonitor, hand: HandClock, wait: int, compute: int, steps: int, loader: Any = None
+) -> None:
     monitor.loader = loader
     for _ in range(steps):
         monitor.clock.begin_wait()
-        hand.sleep(wait)
+        hand.sleep(wait / 1000)
         monitor.clock.end_wait()
-        hand.sleep(compute)
+        hand.sleep(compute / 1000)
     monitor.clock.end_step()
 
 
@@ -203,17 +187,17 @@ def test_a_step_without_an_end_does_not_count(how: str) -> None:
     batches = Batches(hand, [1] * 5)
     try:
         for row in monitor.watch(batches):
-            hand.sleep(1)
+            hand.sleep(0.001)
             if row == 2 and how == "break":
                 break
             if row == 2:
                 raise KeyError
     except KeyError:
         pass
-    hand.sleep(10_000)
+    hand.sleep(10.0)
     assert monitor.summary().steps == 2
     for _ in monitor.watch(batches):
-        hand.sleep(1)
+        hand.sleep(0.001)
     assert monitor.summary().steps == 7
     assert monitor.share == 0.5
 
@@ -248,7 +232,7 @@ def test_the_course_is_bounded_and_has_each_step(steps: int) -> None:
 class Device:
     """A device that the host runs ahead of: `busy_until` on the same clock."""
 
-    def __init__(self, hand: Hand) -> None:
+    def __init__(self, hand: HandClock) -> None:
         self.hand, self.busy_until, self.waited = hand, 0, 0
 
     def work(self, ms: float) -> None:
@@ -290,10 +274,10 @@ def test_on_a_device_behind_the_host_only_its_idle_time_counts(
     monitor.clock.stream = device
     for _ in range(100):
         monitor.clock.begin_wait()
-        hand.sleep(wait)
+        hand.sleep(wait / 1000)
         monitor.clock.end_wait()
         device.work(work)
-        hand.sleep(launch)
+        hand.sleep(launch / 1000)
         if device.busy_until - hand.ns > 50 * MS:  # the queue is full: the host waits in the step
             hand.ns = device.busy_until - 50 * MS
     monitor.clock.end_step()
