@@ -265,7 +265,7 @@ def test_a_worker_that_hangs_is_an_error_in_time(how: str) -> None:
         match=r"no batch in 0.5 s .timeout.: worker \d .process \d+.* hangs, or samples \[16, 17, 18, 19\]",
     ):
         list(make_loader(HANGS[how], timeout=0.5))
-    assert time.monotonic() - start < 8
+    assert time.monotonic() - start < 60
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])

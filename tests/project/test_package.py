@@ -95,23 +95,17 @@ def test_the_package_has_no_asserts(file: Path) -> None:
 
 
 IMPORT = """
-import sys, time, torch
-start = time.process_time()
+import sys, torch
+before = {name.split(".")[0] for name in sys.modules}
 import loaderkit
-print(time.process_time() - start)
-heavy = [name for name in sys.modules if name.split(".")[0] in ("lightning", "torchvision", "torchdata", "matplotlib")]
-assert not heavy, heavy
+print(*sorted({name.split(".")[0] for name in sys.modules} - before))
 """
 
 
 def test_the_import_is_light() -> None:
-    """Neither lightning nor torchvision, and at most 50 ms over torch's own (the best of five at most)."""
-    times: list[float] = []
-    while len(times) < 5 and min(times, default=1) >= 0.05:
-        done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-        times.append(float(done.stdout))
-    assert min(times) < 0.05
+    """It imports nothing that torch has not imported, but a small package."""
+    done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["lazy_loader", "loaderkit"], done.stderr
 
 
 def test_help_and_completion_show_each_public_name() -> None:
@@ -153,6 +147,7 @@ PUBLIC: list[Any] = [
     lk.Pad(value=1),
     lk.PadCollate({"x": lk.Pad()}),
     lk.BadSamples("skip", max_count=3),
+    lk.Retry(attempts=3),
     lk.BadSample(0, 1, 2, "KeyError: 2", None),
     lk.RaggedCollate(["x"]),
     lk.PackCollate(row_length=8),

@@ -234,7 +234,7 @@ def test_a_quiet_log_ends_after_its_time(tmp_path: Path) -> None:
     assert 0.3 <= time.monotonic() - begun < 5
     adding = threading.Timer(0.2, lambda: path.write_bytes(b'{"id": 0}\n{"id": 1}\n'))
     adding.start()
-    assert ids_of(lk.LogReader(idle_s=1), path) == [0, 1]
+    assert ids_of(lk.LogReader(idle_s=2), path) == [0, 1]
     adding.join()
 
 
