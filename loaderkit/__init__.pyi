@@ -47,6 +47,7 @@ __all__ = [
     "Ragged",
     "RaggedCollate",
     "RecordDataset",
+    "Retry",
     "SeedSteps",
     "Sequential",
     "ShardDataModule",
@@ -178,6 +179,7 @@ from .seeding.global_seeds import torch_seed as torch_seed
 from .seeding.keys import derive_seed as derive_seed
 from .seeding.samples import sample_rng as sample_rng
 from .system.nested import to_device as to_device
+from .system.retry import Retry as Retry
 from .system.state import StateError as StateError
 from .system.world import World as World
 from .writing import ParquetFormat as ParquetFormat

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from loaderkit.collate.default import CollateError
 from loaderkit.collate.field_collator import FieldCollator, Rule, Rules
@@ -14,14 +15,17 @@ from loaderkit.collate.sequences import sequences_of, split
 from loaderkit.datasets.ragged import Ragged
 from loaderkit.seeding.draws import draws_nothing
 
+Batch = TypeVar("Batch", covariant=True, default=Any)
 
-@dataclass(frozen=True, slots=True)
-class PadCollate:
+
+@dataclass(frozen=True)
+class PadCollate(Generic[Batch]):
     """Pad some fields and stack the others.
 
     A call takes B samples. Dict samples make a dict, with `<field>_lengths` and `<field>_mask` after a field if its
     rule asks for them. Tuples make a tuple, with these appended in the order of the fields. Samples that are
     sequences make the padded tensor (B, T, *F), or a tuple that begins with it. `unsorted_indices` comes last.
+    `PadCollate[dict[str, Tensor]](...)` tells a type checker what the batches are, and a Loader's batches with it.
 
     Args:
         fields: A `Pad` for each field to pad, by its key (dicts), position (tuples), name (namedtuples), or path such as
@@ -52,8 +56,9 @@ class PadCollate:
     def __post_init__(self) -> None:
         _check_rules(self.fields, (Pad,), "PadCollate")
 
-    def __call__(self, samples: Sequence[Any]) -> Any:
-        return self._collate(samples, FieldCollator("PadCollate"))
+    def __call__(self, samples: Sequence[Any]) -> Batch:
+        batch: Batch = self._collate(samples, FieldCollator("PadCollate"))
+        return batch
 
     def collate_batch(self, batch: Any) -> Any:
         """Collate what a dataset's `read_batch` returns, with sequences as a `Ragged`."""
@@ -78,8 +83,8 @@ class PadCollate:
         return (*batch, inverse) if isinstance(batch, tuple) else (batch, inverse)
 
 
-@dataclass(frozen=True, slots=True)
-class RaggedCollate:
+@dataclass(frozen=True)
+class RaggedCollate(Generic[Batch]):
     """Join sequences of different lengths without padding, and stack the other fields.
 
     A joined field is a nested tensor (B, j, *F), or a `Ragged` with `values` (T_1 + ... + T_B, *F) and `offsets` (B + 1,)
@@ -108,16 +113,17 @@ class RaggedCollate:
         rule = Jagged(nested=self.nested)
         object.__setattr__(self, "_rules", rule if self.fields is None else dict.fromkeys(self.fields, rule))
 
-    def __call__(self, samples: Sequence[Any]) -> Any:
-        return _by_rules(samples, self._rules, FieldCollator("RaggedCollate"))
+    def __call__(self, samples: Sequence[Any]) -> Batch:
+        batch: Batch = _by_rules(samples, self._rules, FieldCollator("RaggedCollate"))
+        return batch
 
     def collate_batch(self, batch: Any) -> Any:
         """Collate what a dataset's `read_batch` returns, with sequences as a `Ragged`."""
         return _by_rules(batch, self._rules, FieldCollator("RaggedCollate", whole=True))
 
 
-@dataclass(frozen=True, slots=True)
-class MultimodalCollate:
+@dataclass(frozen=True)
+class MultimodalCollate(Generic[Batch]):
     """Collate each field by a rule of its own, and stack fields without a rule.
 
     The batch has the layout that `PadCollate` describes.
@@ -144,8 +150,9 @@ class MultimodalCollate:
         """Whether no rule draws random numbers. Rules that are functions say so themselves."""
         return _draw_nothing(self.fields)
 
-    def __call__(self, samples: Sequence[Any]) -> Any:
-        return _by_rules(samples, self.fields, FieldCollator("MultimodalCollate"))
+    def __call__(self, samples: Sequence[Any]) -> Batch:
+        batch: Batch = _by_rules(samples, self.fields, FieldCollator("MultimodalCollate"))
+        return batch
 
 
 def _draw_nothing(rule: Rule) -> bool:

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch.utils.data as torch_data
+from typing_extensions import TypeVar
 
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array
@@ -14,13 +15,15 @@ from loaderkit.system.overrides import overridden_below
 _ONE_SAMPLE = frozenset({"__getitem__"})
 _ANY_READ = frozenset({"__getitem__", "__getitems__", "read"})
 
+Sample = TypeVar("Sample", covariant=True, default=Any)
 
-class MapStyle(Protocol):
+
+class MapStyle(Protocol[Sample]):
     """A dataset with a length and a sample for each index."""
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int) -> Any: ...
+    def __getitem__(self, index: int) -> Sample: ...
 
 
 def check_index(dataset: MapStyle, index: int) -> None:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 
 from loaderkit.datasets.base import (
     MapStyle,
+    Sample,
     check_index,
     knows_lengths,
     read_many,
@@ -21,7 +22,7 @@ from loaderkit.seeding.samples import part_of_batch, per_sample
 from loaderkit.system.arrays import Int64Array
 
 
-class ConcatDataset(DeclaresDraws):
+class ConcatDataset(DeclaresDraws, Generic[Sample]):
     """Several datasets one after another.
 
     Args:
@@ -37,7 +38,7 @@ class ConcatDataset(DeclaresDraws):
         [['a', 'b'], ['c']]
     """
 
-    def __init__(self, datasets: Sequence[MapStyle]) -> None:
+    def __init__(self, datasets: Sequence[MapStyle[Sample]]) -> None:
         self.datasets = list(datasets)
         if not self.datasets:
             raise ValueError("ConcatDataset: no datasets given, wanted at least one.")
@@ -52,13 +53,13 @@ class ConcatDataset(DeclaresDraws):
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> Sample:
         check_index(self, index)
         index %= len(self)
         part = int(np.searchsorted(self._ends, index, side="right"))
         return self.datasets[part][index - self._start(part)]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         if not any(reads_many(dataset) for dataset in self.datasets):
             return per_sample(self.__getitem__, indices)
         wanted = np.asarray(indices, dtype=np.int64)
@@ -147,7 +148,7 @@ class ZipDataset(DeclaresDraws):
         return tuple(parts) if self._names is None else dict(zip(self._names, parts, strict=True))
 
 
-class SubsetDataset(DeclaresDraws):
+class SubsetDataset(DeclaresDraws, Generic[Sample]):
     """Some samples of a dataset, by their indices.
 
     Args:
@@ -163,7 +164,7 @@ class SubsetDataset(DeclaresDraws):
         ('d', 2)
     """
 
-    def __init__(self, dataset: MapStyle, indices: Sequence[int] | Int64Array) -> None:
+    def __init__(self, dataset: MapStyle[Sample], indices: Sequence[int] | Int64Array) -> None:
         self.dataset = dataset
         self.indices = np.asarray(indices, dtype=np.int64)
         outside = self.indices[(self.indices < 0) | (self.indices >= len(dataset))]
@@ -173,10 +174,10 @@ class SubsetDataset(DeclaresDraws):
     def __len__(self) -> int:
         return len(self.indices)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> Sample:
         return self.dataset[int(self.indices[index])]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         return read_many(self.dataset, self.indices[np.asarray(indices, dtype=np.int64)].tolist())
 
     def _draws(self) -> Draws:
@@ -197,7 +198,7 @@ class SubsetDataset(DeclaresDraws):
         return f"subset({picked}, {digest(self.indices)})"
 
 
-class MapDataset(DeclaresDraws):
+class MapDataset(DeclaresDraws, Generic[Sample]):
     """A dataset with a transform. Random numbers that the transform draws depend on the sample alone.
 
     Args:
@@ -211,17 +212,17 @@ class MapDataset(DeclaresDraws):
         True
     """
 
-    def __init__(self, dataset: MapStyle, transform: Callable[[Any], Any]) -> None:
+    def __init__(self, dataset: MapStyle, transform: Callable[[Any], Sample]) -> None:
         self.dataset = dataset
         self.transform = transform
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> Sample:
         return self.transform(self.dataset[index])
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         if reads_many(self.dataset):
             with part_of_batch(0):
                 raw = read_many(self.dataset, indices)

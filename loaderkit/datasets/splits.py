@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import TypeVar
 
 from loaderkit.datasets.base import is_frame
 from loaderkit.datasets.combine import SubsetDataset
@@ -23,13 +24,15 @@ Keys = npt.NDArray[Any]
 # A value for each sample, or a function from a sample to its value.
 By = Callable[[Any], Any] | Sequence[Any] | npt.NDArray[Any]
 _KEY = (int, str, np.integer)
+Part = TypeVar("Part", covariant=True, default=Any)
 
 
 @dataclass(frozen=True, eq=False)
-class Split(Mapping[str, Any]):
+class Split(Mapping[str, Part], Generic[Part]):
     """The result of `split`: a mapping from a side's name, such as "train", to its part of the data.
 
-    A part is a `SubsetDataset`, or the indices (N,) int64 if keys were split.
+    A part is a `SubsetDataset`, or the indices (N,) int64 if keys were split. Which of them a type checker can't know; tell it by
+    an annotation: `parts: lk.Split[lk.SubsetDataset[Row]] = lk.split(rows, ...)`.
 
     Args:
         sides: The sides' names, in order.
@@ -55,8 +58,12 @@ class Split(Mapping[str, Any]):
     settings: Mapping[str, Any]
     dataset: Any = None
 
-    def __getitem__(self, side: str) -> Any:
-        return self.indices(side) if self.dataset is None else SubsetDataset(self.dataset, self.indices(side))
+    def __getitem__(self, side: str) -> Part:
+        part: Any = self.indices(side)
+        if self.dataset is not None:
+            part = SubsetDataset(self.dataset, part)
+        found: Part = part
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.sides)
@@ -127,7 +134,7 @@ def split(
     fold: int | None = None,
     folds: int | None = None,
     keep: str | Path | None = None,
-) -> Split:
+) -> Split[Any]:
     """Split data by a hash of (seed, key): the same on every rank and in every process, also after data is added.
 
     Each sample falls on a side with the given probability, so a side's size varies by about its square root.

@@ -36,50 +36,39 @@ class Loader(Generic[Batch]):
 
     | setting | meaning (`LoaderConfig` documents all of them) |
     |---|---|
-    | `batch_size` | samples in a batch of one rank |
+    | `batch_size` | samples in a batch of one rank; None yields single samples |
     | `shuffle`, `seed` | a new order in each epoch, the same on every rank |
     | `num_workers` | processes that read; "auto" counts the CPUs |
-    | `collate_fn` | makes a batch from a list of samples |
+    | `collate_fn` | makes a batch from a list of samples; the default stacks them |
     | `tail` | "keep", "drop" or "pad" the samples that do not fill a step of all ranks |
-    | `batch_sampler` | lists of indices, one for each batch, in place of `batch_size` |
-    | `plan` | batches by length, such as `LengthBuckets`, in place of `batch_size` |
+    | `order` | a sampler, or an order such as `Weighted`, in place of `shuffle` |
+    | `plan`, `batch_sampler` | batches by length, such as `LengthBuckets`, or lists of indices, in place of `batch_size` |
     | `steps`, `stop` | when an epoch of a stream ends |
 
-    A dataset may change its length between epochs only. Settings do not change: make another Loader with `from_config`. A
-    copy (`pickle`, `copy.deepcopy`) continues after the last batch that the original yielded.
-
-    A `StreamDataset` has its own seed and shuffling. Its batches hold samples of one lane, the part that one worker reads in
-    sequence, and there is no `len()` without `steps`. On another number of ranks each sample still comes once. Another
-    IterableDataset splits itself over ranks and workers, and resumes only on the same number of them.
+    Settings do not change: make another Loader with `from_config`. A copy (`pickle`, `copy.deepcopy`) continues after the
+    last batch that the original yielded. `StreamDataset` describes what differs for streams.
 
     Args:
         dataset: A dataset with `__len__` and `__getitem__` (or `__getitems__`, which reads a batch at once), a StreamDataset,
-            or an IterableDataset. If its attribute `draws_nothing` is true, the Loader does not seed its samples. If
-            `draws_only_sample_rng` is true, it seeds `lk.sample_rng()` alone. The transform of an adapter may have these
-            attributes too.
-        batch_size: Samples in a batch of one rank; None yields single samples.
+            or another IterableDataset. The Loader does not seed the samples of one whose `draws_nothing` is true, and seeds
+            `lk.sample_rng()` alone for `draws_only_sample_rng`. A dataset may change its length between epochs only.
 
     Raises:
         TypeError: If the data is neither indexed nor a stream, or there is no setting of a name.
         ValueError: If a setting is out of range, is not for this kind of data, or contradicts another.
 
     Examples:
-        A batch has what the collate function makes of a list of samples. By default it stacks them.
-
         >>> data = lk.ArrayDataset({"x": torch.arange(10.0).reshape(10, 1), "y": np.arange(10)})
         >>> loader = lk.Loader(data, batch_size=4, shuffle=True, seed=1)
-        >>> len(loader)
-        3
         >>> batches = iter(loader)
         >>> batch = next(batches)
-        >>> batch["x"].shape, batch["y"].dtype
-        (torch.Size([4, 1]), torch.int64)
+        >>> len(loader), batch["x"].shape, batch["y"].dtype
+        (3, torch.Size([4, 1]), torch.int64)
 
         Save the state after any batch, and continue from there in another process.
 
-        >>> state = loader.state_dict()
         >>> again = lk.Loader(data, batch_size=4, shuffle=True, seed=1)
-        >>> again.load_state_dict(state)
+        >>> again.load_state_dict(loader.state_dict())
         >>> [bool(torch.equal(a["x"], b["x"])) for a, b in zip(again, batches)]
         [True, True]
     """

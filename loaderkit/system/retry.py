@@ -89,6 +89,18 @@ class Retry:
 
     Raises:
         ValueError: If attempts is less than 1, or a time is negative.
+
+    Examples:
+        >>> patient = lk.Retry(attempts=10, longest_s=60, total_s=600)
+        >>> storage, bad_samples = lk.Storage(retry=patient), lk.BadSamples("skip", retry=patient)
+        >>> answers = iter([TimeoutError(), "content"])
+        >>> def read():
+        ...     answer = next(answers)
+        ...     if isinstance(answer, Exception):
+        ...         raise answer
+        ...     return answer
+        >>> lk.Retry(wait_s=0).call(read)
+        'content'
     """
 
     attempts: int = 5

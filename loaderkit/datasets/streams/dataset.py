@@ -29,8 +29,10 @@ class StreamDataset(torch_data.IterableDataset[Any]):
     share the lanes. Samples come in the shards' order, or shuffled within windows. A run that resumes within a window
     reads that window again, so a shard must give the same samples whenever it is read in an epoch.
 
-    A `Loader` makes batches of it, and resumes exactly. In a bare `torch.utils.data.DataLoader` it yields single samples,
-    each once over ranks and workers; call `set_epoch` before each epoch there.
+    A `Loader` makes batches of it, each of samples of one lane, and resumes exactly, also on another number of ranks. It has
+    no `len()` without `steps`. Another IterableDataset splits itself over ranks and workers, and resumes only on the same
+    number of them. In a bare `torch.utils.data.DataLoader` a StreamDataset yields single samples, each once over ranks and
+    workers; call `set_epoch` before each epoch there.
 
     Args:
         shards: The names of the shards: paths, URLs, page numbers, dates.
