@@ -46,6 +46,7 @@ __all__ = [
     "Plan",
     "Ragged",
     "RaggedCollate",
+    "RayExecutor",
     "RecordDataset",
     "Retry",
     "SeedSteps",
@@ -78,6 +79,7 @@ __all__ = [
     "derive_seed",
     "document_mask",
     "from_start",
+    "index_shards",
     "interleave",
     "measure_lengths",
     "merge_states",
@@ -92,6 +94,7 @@ __all__ = [
     "torch_seed",
     "unpack",
     "unpad",
+    "verify_shards",
     "write_shards",
 ]
 
@@ -121,6 +124,7 @@ from .datasets.errors import ShardError as ShardError
 from .datasets.handles import Handle as Handle
 from .datasets.hf import HFDataset as HFDataset
 from .datasets.images.folder import ImageFolder as ImageFolder
+from .datasets.indexing import index_shards as index_shards
 from .datasets.memory.array import ArrayDataset as ArrayDataset
 from .datasets.memory.records import RecordDataset as RecordDataset
 from .datasets.memory.shared import share as share
@@ -179,6 +183,7 @@ from .seeding.global_seeds import torch_seed as torch_seed
 from .seeding.keys import derive_seed as derive_seed
 from .seeding.samples import sample_rng as sample_rng
 from .system.nested import to_device as to_device
+from .system.ray_executor import RayExecutor as RayExecutor
 from .system.retry import Retry as Retry
 from .system.state import StateError as StateError
 from .system.world import World as World
@@ -186,6 +191,7 @@ from .writing import ParquetFormat as ParquetFormat
 from .writing import TarFormat as TarFormat
 from .writing import TokenFormat as TokenFormat
 from .writing import WriteError as WriteError
+from .writing import verify_shards as verify_shards
 from .writing import write_shards as write_shards
 
 __version__: str

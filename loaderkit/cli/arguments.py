@@ -1,13 +1,15 @@
 """Argument types that several commands share, and a parser that suggests the right spelling."""
 
 import argparse
+import contextlib
 import importlib
 import json
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -83,8 +85,25 @@ def add_settings(parser: argparse.ArgumentParser, name: str, text: str) -> None:
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:
-    """Add the number of processes; default: one for each usable CPU."""
-    parser.add_argument("--jobs", type=count, default=Cpus.detect().usable, help="parallel processes (%(default)s)")
+    """Add the number of processes (default: one for each usable CPU), or an executor in their place."""
+    who = parser.add_mutually_exclusive_group()
+    # No default: argparse does not see that an option is given whose value is its default.
+    who.add_argument("--jobs", type=count, help=f"parallel processes ({Cpus.detect().usable})")
+    who.add_argument(
+        "--executor",
+        metavar="MODULE:FUNCTION",
+        help="returns a concurrent.futures.Executor that does the work, on a cluster for example",
+    )
+
+
+@contextlib.contextmanager
+def executor_of(arguments: argparse.Namespace) -> Iterator[tuple[int, Executor | None]]:
+    """Give the number of processes, and the executor that replaces them; it is shut down afterwards."""
+    if arguments.executor is None:
+        yield arguments.jobs or Cpus.detect().usable, None
+        return
+    with named(arguments.executor)() as executor:
+        yield 1, executor
 
 
 def see_own_modules() -> None:

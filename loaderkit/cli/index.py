@@ -1,54 +1,17 @@
 """`loaderkit index`: write the index files of shards in parallel; a rerun skips shards with a fresh index."""
 
 import argparse
-import contextlib
-import dataclasses
-import functools
-import re
 import sys
-import time
-import warnings
 from collections import Counter
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from loaderkit.cli.arguments import add_jobs, add_settings, see_own_modules, size
-from loaderkit.cli.report import complain, say
-from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.formats import format_named, format_of, formats_of, known_suffixes
+from loaderkit.cli.arguments import add_jobs, add_settings, executor_of, see_own_modules, size
+from loaderkit.cli.report import complain, complain_of, say
+from loaderkit.datasets.formats import format_named, known_suffixes
+from loaderkit.datasets.indexing import GOOD, IndexJob, Outcome, index_each
 from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import expand, is_remote, stat
-from loaderkit.datasets.shards.index import content_checksum, index_path, read_index, save_index
-from loaderkit.datasets.shards.sharded import ShardedDataset
-from loaderkit.system.process_pool import map_in_processes
-from loaderkit.system.progress import with_progress
+from loaderkit.datasets.remote.urls import expand
 from loaderkit.system.terminal import coloured
-
-_PART = re.compile(r"[.][0-9a-f]{32}[.]part$")
-_GOOD = ("made", "fresh", "without")
-_LEFT_AFTER_S = 3600  # an older partial index file belongs to a run that was killed
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """What to do with each shard."""
-
-    format: str | None  # its name; None: decide by suffix
-    index_dir: str | None  # None: next to the shards
-    options: dict[str, Any]  # keyword arguments of the format's dataset
-    check: bool  # only report each index's status
-    checksum: bool  # write and compare checksums of the shards' content
-    storage: Storage
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """A shard's result."""
-
-    status: str  # made, fresh, without (needs no index), missing, stale, damaged or failed
-    count: int = 0  # samples
-    detail: str = ""
 
 
 def add_to(commands: Any) -> None:
@@ -95,26 +58,25 @@ def run(arguments: argparse.Namespace) -> int:
         complain(f"loaderkit index: {error}")
         return 1
     options = dict(arguments.option)
-    job = _Job(arguments.format, arguments.index_dir, options, arguments.check, arguments.checksum, storage)
-    if not job.check:
-        _remove_old_parts({index_path(shard, job.index_dir).parent for shard in shards})
+    job = IndexJob(arguments.format, arguments.index_dir, options, arguments.check, arguments.checksum, storage)
     counts: Counter[str] = Counter()
     samples = 0
-    fork = not any(map(is_remote, shards))  # fsspec's threads don't survive a fork
-    done = map_in_processes(functools.partial(_index_one, job=job), shards, jobs=arguments.jobs, fork=fork)
-    for shard, result in with_progress(done, len(shards), "checking" if job.check else "indexing"):
-        outcome = _Outcome("failed", detail=str(result)) if isinstance(result, Exception) else result
-        counts[outcome.status] += 1
-        samples += outcome.count
-        line = _line(shard, outcome)
-        if outcome.status in _GOOD:
-            if not arguments.quiet:
-                say(line)
-        else:
-            complain(line)
+    try:
+        with executor_of(arguments) as (jobs, executor):
+            for shard, outcome in index_each(shards, job, jobs=jobs, executor=executor):
+                counts[outcome.status] += 1
+                samples += outcome.count
+                line = _line(shard, outcome)
+                if outcome.status not in GOOD:
+                    complain(line)
+                elif not arguments.quiet:
+                    say(line)
+    except Exception as error:  # also from the user's executor
+        complain_of("index", error)
+        return 1
     summary = ", ".join(f"{number:,} {status}" for status, number in sorted(counts.items()))
     say(f"{len(shards):,} shard{'s' * (len(shards) != 1)}: {summary}; {samples:,} samples")
-    return 0 if counts.total() == sum(counts[status] for status in _GOOD) else 1
+    return 0 if counts.total() == sum(counts[status] for status in GOOD) else 1
 
 
 def _storage(arguments: argparse.Namespace) -> Storage:
@@ -122,79 +84,8 @@ def _storage(arguments: argparse.Namespace) -> Storage:
     return Storage(dict(arguments.storage_option), **{name: value for name, value in cache.items() if value})
 
 
-def _index_one(shard: str, job: _Job) -> _Outcome:
-    """Index one shard, or check its index."""
-    kinds = [format_named(job.format)] if job.format else list(formats_of(shard).values())
-    if not any(kind.keeps_index for kind in kinds):
-        stat(shard, job.storage)
-        return _Outcome("without", detail="this format needs no index")
-    kind = kinds[0] if job.format else format_of(shard)
-    return _check(shard, kind, job) if job.check else _make(shard, kind, job)
-
-
-def _make(shard: str, kind: type[ShardedDataset], job: _Job) -> _Outcome:
-    path = index_path(shard, job.index_dir)
-    if _check(shard, kind, job).status not in ("fresh", "missing"):
-        path.unlink(missing_ok=True)
-    before = _identity(path)
-    # Before the scan: if the shard changes during it, the checksum will not fit.
-    content = content_checksum(shard, job.storage) if job.checksum and before is None else ""
-    # A user's own format need not know `storage`.
-    storage: dict[str, Any] = {"storage": job.storage} if is_remote(shard) else {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a changed shard is expected here
-        dataset = kind(shard, index_dir=job.index_dir, **storage, **job.options)
-    if content and path.exists():
-        index = read_index(path)
-        save_index(shard, dataclasses.replace(index, content=content), job.index_dir)
-    samples = int(dataset.shard_sizes[0])
-    return _Outcome("fresh" if _identity(path) == before else "made", samples)
-
-
-def _check(shard: str, kind: type[ShardedDataset], job: _Job) -> _Outcome:
-    path = index_path(shard, job.index_dir)
-    found = stat(shard, job.storage)
-    try:
-        index = read_index(path)
-    except FileNotFoundError:
-        return _Outcome("missing", detail="has no index")
-    except (ShardError, LookupError, ValueError) as error:
-        return _Outcome("damaged", detail=str(error))
-    name = getattr(kind, "kind", None)
-    if isinstance(name, str) and name != index.kind:
-        return _Outcome("stale", detail=f"its index is of kind {index.kind}, wanted {name}")
-    if index.size_bytes != found.size_bytes:
-        return _Outcome("stale", detail=f"has {found.size_bytes:,} bytes, had {index.size_bytes:,} when it was indexed")
-    if not index.fits(found):
-        return _Outcome("stale", detail="was changed after it was indexed")
-    if not kind.has_offsets(index):
-        return _Outcome("damaged", detail=f"{path}: its offsets are not those of a shard")
-    if job.checksum and index.content != content_checksum(shard, job.storage):
-        what = "its content changed after it was indexed, but not its size and time"
-        return _Outcome("stale", detail=what if index.content else "its index has no checksum")
-    return _Outcome("fresh", index.count)
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Return a value that changes if the file is replaced; None if there is no file."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_mtime_ns
-
-
-def _remove_old_parts(folders: set[Path]) -> None:
-    """Remove partial index files that a killed run left."""
-    for folder in folders:
-        for part in folder.glob(".*.part"):
-            with contextlib.suppress(FileNotFoundError):
-                if _PART.search(part.name) and time.time() - part.stat().st_mtime > _LEFT_AFTER_S:
-                    part.unlink()
-
-
-def _line(shard: str, outcome: _Outcome) -> str:
-    good = outcome.status in _GOOD
+def _line(shard: str, outcome: Outcome) -> str:
+    good = outcome.status in GOOD
     stream, style = (sys.stdout, "green") if good else (sys.stderr, "bold red")
     status = coloured(outcome.status, style, stream) + " " * (8 - len(outcome.status))
     if good and outcome.status != "without":

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from loaderkit.cli.arguments import add_jobs, count, named, number
+from loaderkit.cli.arguments import add_jobs, count, executor_of, named, number
 from loaderkit.cli.report import complain_of, say, table, two_axes
 from loaderkit.cli.source import add_source, source_from
 from loaderkit.loader.lengths import measure_lengths
@@ -74,13 +74,15 @@ def run(arguments: argparse.Namespace) -> int:
             raise FileNotFoundError(f"no folder for --plot {arguments.plot}.")
         source, method = source_from(arguments)
         _check_fields(source, arguments)
-        lengths = measure_lengths(
-            source,
-            _length(arguments),
-            num_workers=arguments.jobs,
-            cache=arguments.cache,
-            multiprocessing_context=method,
-        )
+        with executor_of(arguments) as (jobs, executor):
+            lengths = measure_lengths(
+                source,
+                _length(arguments),
+                num_workers=jobs,
+                executor=executor,
+                cache=arguments.cache,
+                multiprocessing_context=method,
+            )
         if not len(lengths):
             raise ValueError("the source has no samples.")
         (edges, counts), found = _histogram(lengths), _summaries(lengths, arguments)

@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 from typing import Any
 
-from loaderkit.cli.arguments import add_jobs, count, named, size
+from loaderkit.cli.arguments import add_jobs, count, executor_of, named, size
 from loaderkit.cli.report import complain_of, say
 from loaderkit.cli.source import add_source, source_from
 from loaderkit.loader.checks import check_indexed
@@ -76,8 +76,10 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.shuffle,
             arguments.seed,
         )
-        steps = writing.run(arguments.jobs, method)
-        with contextlib.closing(steps):
+        with (
+            executor_of(arguments) as (jobs, executor),
+            contextlib.closing(writing.run(jobs, method, executor=executor)) as steps,
+        ):
             before, total = next(steps)
             for _ in with_progress(steps, total - before, "writing"):
                 pass

@@ -5,12 +5,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from loaderkit.cli.arguments import add_jobs
-from loaderkit.cli.report import complain, say
-from loaderkit.system.process_pool import map_in_processes
+from loaderkit.cli.arguments import add_jobs, executor_of
+from loaderkit.cli.report import complain, complain_of, say
 from loaderkit.system.progress import with_progress
 from loaderkit.system.terminal import coloured
-from loaderkit.writing.check import Claim, check_shard, claims_of
+from loaderkit.writing.check import Claim, check_each, claims_of
 from loaderkit.writing.format import WriteError
 
 
@@ -35,11 +34,13 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check the shards, print each error and one line for each path; return the exit code."""
-    claims: list[tuple[str, Claim]] = []
+    claims: list[Claim] = []
+    owners: dict[int, str] = {}
     wrong: dict[str, int] = dict.fromkeys(arguments.paths, 0)
     for path in wrong:
         try:
-            mine, extra = claims_of(Path(path))
+            folder = Path(path) if arguments.executor is None else Path(path).absolute()  # its workers are elsewhere
+            mine, extra = claims_of(folder)
         except (WriteError, OSError) as error:
             _complain(str(error))
             wrong[path] += 1
@@ -47,17 +48,23 @@ def run(arguments: argparse.Namespace) -> int:
         for name in extra:
             _complain(f"{Path(path) / name}: is not in the manifest.")
         wrong[path] += len(extra)
-        claims += [(path, claim) for claim in mine]
+        claims += mine
+        owners |= dict.fromkeys(map(id, mine), path)
     samples = dict.fromkeys(wrong, 0)
-    done = map_in_processes(_check, claims, jobs=arguments.jobs, fork=True)
-    for (path, claim), result in with_progress(done, len(claims), "verifying"):
-        if isinstance(result, Exception):
-            name = str(claim.folder / claim.record.file.name)
-            _complain(f"{result}" if name in str(result) else f"{name}: {result}")
-            wrong[path] += 1
-        else:
-            samples[path] += result
-    shards = {path: sum(owner == path for owner, _ in claims) for path in wrong}
+    try:
+        with executor_of(arguments) as (jobs, executor):
+            done = check_each(claims, jobs=jobs, executor=executor)
+            for claim, result in with_progress(done, len(claims), "verifying"):
+                path = owners[id(claim)]
+                if isinstance(result, Exception):
+                    _complain(str(result))
+                    wrong[path] += 1
+                else:
+                    samples[path] += result
+    except Exception as error:  # also from the user's executor
+        complain_of("verify", error)
+        return 1
+    shards = {path: sum(owner == path for owner in owners.values()) for path in wrong}
     width = max(map(len, wrong))
     for path, number in wrong.items():
         verdict = coloured(f"{number:,} wrong", "bold red", sys.stdout) if number else "all right"
@@ -67,7 +74,3 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _complain(what: str) -> None:
     complain(f"{coloured('wrong', 'bold red', sys.stderr)}   {what}")
-
-
-def _check(task: tuple[str, Claim]) -> int:
-    return check_shard(task[1])

@@ -7,6 +7,7 @@ import os
 import reprlib
 import warnings
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,12 +22,13 @@ from loaderkit.sampling.cursor import fingerprint
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.open_before_fork import warn_of_open_files
-from loaderkit.system.process_pool import map_in_processes
+from loaderkit.system.process_pool import LostTaskError, map_tasks
 from loaderkit.system.progress import with_progress
 
 Length = Callable[[Any], int] | str | int
 VERSION = "loaderkit lengths 1"
 _READ = 64  # samples held at once
+_EXECUTOR_WORKERS = 8  # an executor does not tell its number of workers; this one gives it about 500 tasks
 _CHECKED = 16  # samples that are read again to check a cache
 
 
@@ -35,6 +37,7 @@ def measure_lengths(
     length: Length | None = None,
     *,
     num_workers: int = 0,
+    executor: Executor | None = None,
     cache: str | os.PathLike[str] | None = None,
     multiprocessing_context: Literal["fork", "spawn"] = "fork",
 ) -> Int64Array:
@@ -51,6 +54,8 @@ def measure_lengths(
         length: A function from a sample to its length, or the key or index of a field. An integer field is the length; of
             any other the length is `len`. By default the sample itself is the field.
         num_workers: Processes that read; 0 reads in this one.
+        executor: Reads instead of processes: any `concurrent.futures.Executor`, such as Dask's `client.get_executor()` or
+            `RayExecutor()`.
         cache: A file for the lengths. It is written at the end, as a whole.
         multiprocessing_context: How processes start. Use "spawn" for datasets that do not survive a fork.
 
@@ -77,7 +82,7 @@ def measure_lengths(
     if num_workers > 1:
         warn_of_open_files(dataset, multiprocessing_context)
     if cache is None:
-        return _read_all(reader, size, num_workers, fork=fork)
+        return _read_all(reader, size, num_workers, executor, fork=fork)
     path = Path(cache)
     made_of = {"samples": f"{size:,}", "data": fingerprint(dataset, size), "length": LengthOf(length).name}
     found = _load(path)
@@ -86,7 +91,7 @@ def measure_lengths(
         if change is None:
             return found[1]
         warnings.warn(f"{path}: kept lengths of other data: {change}. They are measured again.", stacklevel=2)
-    lengths = _read_all(reader, size, num_workers, fork=fork)
+    lengths = _read_all(reader, size, num_workers, executor, fork=fork)
     _save(path, made_of, lengths)
     return lengths
 
@@ -164,12 +169,16 @@ def _lengths_at(reader: BatchReader, indices: Int64Array) -> Int64Array:
     return lengths
 
 
-def _read_all(reader: BatchReader, size: int, num_workers: int, *, fork: bool) -> Int64Array:
-    each = min(max(size // (64 * max(1, num_workers)), _READ), 1 << 16)
+def _read_all(reader: BatchReader, size: int, num_workers: int, executor: Executor | None, *, fork: bool) -> Int64Array:
+    workers = max(1, num_workers) if executor is None else _EXECUTOR_WORKERS
+    each = min(max(size // (64 * workers), _READ), 1 << 16)
     spans = [(start, min(start + each, size)) for start in range(0, size, each)]
     lengths = np.empty(size, dtype=np.int64)
-    done = map_in_processes(functools.partial(_measure, reader), spans, jobs=max(1, num_workers), fork=fork)
+    measure = functools.partial(_measure, reader)
+    done = map_tasks(measure, spans, executor=executor, jobs=max(1, num_workers), fork=fork)
     for (start, stop), result in with_progress(done, len(spans), "measuring lengths"):
+        if isinstance(result, LostTaskError):
+            raise LostTaskError(f"lengths of the samples {start:,} to {stop - 1:,}: {result}")
         if isinstance(result, Exception):
             raise result
         lengths[start:stop] = result

@@ -10,7 +10,7 @@ from loaderkit.system.overrides import overridden_below
 from loaderkit.system.per_thread import Opened, PerThread
 from loaderkit.system.pickling import explained, find_unpicklable
 from loaderkit.system.process import check_children, refuse_in_fork
-from loaderkit.system.process_pool import map_in_processes
+from loaderkit.system.process_pool import LostTaskError, map_in_processes, map_on_executor, map_tasks
 from loaderkit.system.progress import with_progress
 from loaderkit.system.retry import Retry, TransientError, is_transient
 from loaderkit.system.state import STATE_VERSION, StateError, seal
@@ -24,6 +24,7 @@ __all__ = [
     "Cpus",
     "FileLimit",
     "Int64Array",
+    "LostTaskError",
     "OpenFiles",
     "Opened",
     "PerThread",
@@ -42,6 +43,8 @@ __all__ = [
     "limit_threads",
     "map_in_processes",
     "map_leaves",
+    "map_on_executor",
+    "map_tasks",
     "new_empty",
     "overridden_below",
     "pin",

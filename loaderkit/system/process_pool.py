@@ -1,19 +1,114 @@
-"""Work in parallel processes, which end with this process however it ends."""
+"""Work in parallel: in processes, which end with this process however it ends, or on an executor that the user gives."""
 
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from itertools import islice
 from multiprocessing import connection
-from typing import Any, TypeVar
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
 
+# Tasks that an executor knows of: more than it has workers, and few enough to keep its scheduler quick.
+_IN_FLIGHT = 1_000
+
 _function: Callable[[Any], Any]
+
+
+class LostTaskError(RuntimeError):
+    """A task was not done: its process was killed, or the executor failed."""
+
+
+def map_tasks(
+    function: Callable[[T], R],
+    tasks: Sequence[T],
+    *,
+    executor: Executor | None,
+    jobs: int = 1,
+    fork: bool = True,
+    inline: bool = True,
+) -> Generator[tuple[T, R | Exception], None, None]:
+    """Yield each task with its result or its exception, in the order in which they finish.
+
+    An executor does the work if there is one; otherwise processes of this host do (see `map_in_processes`).
+
+    Raises:
+        TypeError: If `executor` is not an Executor.
+        ValueError: If both jobs and an executor are given.
+    """
+    if executor is None:
+        return map_in_processes(function, tasks, jobs=jobs, fork=fork, inline=inline)
+    if not isinstance(executor, Executor):
+        raise TypeError(
+            f"executor is a {type(executor).__name__}, wanted a concurrent.futures.Executor: for Dask client.get_executor(), "
+            "for Ray lk.RayExecutor()."
+        )
+    if jobs > 1:
+        raise ValueError(f"{jobs} processes and an executor are given, wanted one of them. Leave out the number.")
+    return map_on_executor(function, tasks, executor)
+
+
+def map_on_executor(
+    function: Callable[[T], R], tasks: Iterable[T], executor: Executor, *, in_flight: int = _IN_FLIGHT
+) -> Generator[tuple[T, R | Exception], None, None]:
+    """Yield each task with its result or its exception, in the order in which they finish.
+
+    Args:
+        function: A function that pickles.
+        tasks: The arguments of its calls.
+        executor: Calls the function. It stays open.
+        in_flight: The most tasks that it has at a time.
+    """
+    call, waiting = _Portable(function), iter(tasks)
+    finished: SimpleQueue[Future[R | Exception]] = SimpleQueue()
+    futures: dict[Future[R | Exception], T] = {}
+
+    def submit(tasks: Iterable[T]) -> None:
+        for task in tasks:
+            try:
+                future = executor.submit(call, task)
+            except Exception as error:  # it is broken or shut down, or the function does not pickle
+                future = Future()
+                future.set_exception(error)
+            futures[future] = task
+            future.add_done_callback(finished.put)
+
+    try:
+        submit(islice(waiting, in_flight))
+        while futures:
+            future = finished.get()
+            task = futures.pop(future)
+            yield task, _outcome(future)
+            submit(islice(waiting, 1))
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def _outcome(future: Future[R | Exception]) -> R | Exception:
+    """Return what a task returned; an error that `_result` did not catch is the executor's."""
+    try:
+        return future.result()
+    except BrokenExecutor:
+        return LostTaskError("a worker process was killed before this was done (out of memory?). Run it again.")
+    except Exception as error:
+        return LostTaskError(f"the executor failed before this was done: {type(error).__name__}: {error}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Portable(Generic[T, R]):
+    """A function that returns its errors, in a form that pickles."""
+
+    function: Callable[[T], R]
+
+    def __call__(self, task: T) -> R | Exception:
+        return _result(self.function, task)
 
 
 def map_in_processes(
@@ -41,11 +136,7 @@ def map_in_processes(
     try:
         futures: dict[Future[R | Exception], T] = {pool.submit(_work, task): task for task in tasks}
         for future in as_completed(futures):
-            try:
-                yield futures[future], future.result()
-            except BrokenProcessPool:
-                error = RuntimeError("a worker process was killed before this was done (out of memory?). Run it again.")
-                yield futures[future], error
+            yield futures[future], _outcome(future)
     except BaseException:
         stopping.send_bytes(b"stop")  # no worker reads it, so all of them see it
         raise

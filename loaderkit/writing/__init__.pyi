@@ -10,14 +10,15 @@ __all__ = [
     "TokenFormat",
     "WriteError",
     "Writing",
-    "check_shard",
+    "check_each",
     "claims_of",
     "encode_bytes",
     "read_records",
+    "verify_shards",
     "write_shards",
 ]
 
-from .check import Claim, check_shard, claims_of
+from .check import Claim, check_each, claims_of, verify_shards
 from .format import Format, WriteError
 from .manifest import MANIFEST, Folder, read_records
 from .parquet import ParquetFormat

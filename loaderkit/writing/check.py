@@ -1,6 +1,9 @@
 """Check shards against their manifest: sizes and checksums of files, and that each sample can be read."""
 
+import os
 import tempfile
+from collections.abc import Generator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +15,42 @@ from loaderkit.datasets.shards.documents import DocumentDataset
 from loaderkit.datasets.shards.index import content_checksum, load_index
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.datasets.tar.dataset import TarDataset
+from loaderkit.system.process_pool import map_tasks
+from loaderkit.system.progress import with_progress
 from loaderkit.writing.format import WriteError
 from loaderkit.writing.manifest import MANIFEST, Piece, Plan, Record, is_ours, read_plan, read_records
 
 _READ = 64  # samples
+
+
+def verify_shards(path: str | os.PathLike[str], *, jobs: int = 1, executor: Executor | None = None) -> int:
+    """Read every shard that `write_shards` wrote, compare it with the manifest, and return the number of samples.
+
+    Args:
+        path: The folder, or its manifest.
+        jobs: Processes that read.
+        executor: Reads instead of processes: any `concurrent.futures.Executor`, such as Dask's `client.get_executor()` or
+            `RayExecutor()`. All its workers must see the folder under the same path.
+
+    Raises:
+        WriteError: If a shard is missing, damaged, or differs from its manifest, or a file has no entry there.
+
+    Examples:
+        >>> manifest = lk.write_shards([{"cls": label} for label in range(5)], "shards", samples_per_shard=2)
+        >>> lk.verify_shards("shards")
+        5
+    """
+    claims, extra = claims_of(Path(path).absolute())
+    wrong = [f"{path}: {name} is not in the manifest." for name in extra]
+    samples = 0
+    for _, result in with_progress(check_each(claims, jobs=jobs, executor=executor), len(claims), "verifying"):
+        if isinstance(result, Exception):
+            wrong.append(str(result))
+        else:
+            samples += result
+    if wrong:
+        raise WriteError(f"{len(wrong):,} of the shards or files are wrong. The first: {min(wrong)}")
+    return samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +84,16 @@ def claims_of(path: Path) -> tuple[list[Claim], list[str]]:
     names = {piece.name for record in records for piece in (record.file, *record.sides)}
     extra = sorted(file.name for file in folder.iterdir() if file.name not in names and not is_ours(file.name))
     return [Claim(folder, plan, record) for record in records], extra
+
+
+def check_each(
+    claims: Sequence[Claim], *, jobs: int = 1, executor: Executor | None = None
+) -> Generator[tuple[Claim, int | Exception], None, None]:
+    """Read shards in parallel. Yield each claim with the number of samples, or with an error that names the shard."""
+    for claim, result in map_tasks(check_shard, claims, executor=executor, jobs=jobs):
+        name = str(claim.folder / claim.record.file.name)
+        named = not isinstance(result, Exception) or name in str(result)
+        yield claim, result if named else ShardError(f"{name}: {result}")
 
 
 def check_shard(claim: Claim) -> int:

@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from loaderkit.sampling.cursor import fingerprint
 from loaderkit.sampling.order import Order, Sequential, Shuffled
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds
-from loaderkit.system.process_pool import map_in_processes
+from loaderkit.system.process_pool import map_tasks
 from loaderkit.writing.format import Format, Sample, WriteError
 from loaderkit.writing.manifest import LOCK_TIMEOUT_S, Folder, Piece, Plan, Record, sync_folder
 from loaderkit.writing.parquet import ParquetFormat
@@ -44,13 +45,14 @@ def write_shards(
     shuffle: bool = False,
     seed: int = 0,
     jobs: int = 1,
+    executor: Executor | None = None,
     multiprocessing_context: Literal["fork", "spawn"] = "fork",
     on_shard: Callable[[int, int], None] | None = None,
     lock_timeout_s: float = LOCK_TIMEOUT_S,
 ) -> Path:
     """Write a dataset to shards in a local folder, or finish what an earlier call began.
 
-    The bytes depend on the dataset and the settings, not on `jobs`. Each sample draws its own random numbers, as in a
+    The bytes depend on the dataset and the settings, not on `jobs` or `executor`. Each sample draws its own random numbers, as in a
     Loader. A shard appears once it is complete, and the manifest once all shards are. `loaderkit verify` checks them.
 
     Args:
@@ -62,6 +64,8 @@ def write_shards(
         shuffle: Whether to write samples in random order. Recommended for sorted data.
         seed: The seed of that order.
         jobs: Processes that write.
+        executor: Writes instead of processes: any `concurrent.futures.Executor`, such as Dask's `client.get_executor()`
+            or `RayExecutor()`. All its workers must see `dest` under the same path.
         multiprocessing_context: How they start. Use "spawn" for datasets that do not survive a fork.
         on_shard: Called with the number of finished shards and the number of all.
         lock_timeout_s: How long to wait for another writer in `dest`, in seconds.
@@ -82,7 +86,7 @@ def write_shards(
         {'__key__': '000000004', 'cls': 4, 'txt': 'text 4'}
     """
     writing = Writing(dataset, dest, format, samples_per_shard, shard_bytes, shuffle, seed)
-    for done, total in writing.run(jobs, multiprocessing_context, lock_timeout_s):
+    for done, total in writing.run(jobs, multiprocessing_context, lock_timeout_s, executor):
         if on_shard is not None:
             on_shard(done, total)
     return writing.manifest
@@ -123,7 +127,11 @@ class Writing:
         self.manifest = Path()
 
     def run(
-        self, jobs: int, multiprocessing_context: str = "fork", lock_timeout_s: float = LOCK_TIMEOUT_S
+        self,
+        jobs: int,
+        multiprocessing_context: str = "fork",
+        lock_timeout_s: float = LOCK_TIMEOUT_S,
+        executor: Executor | None = None,
     ) -> Generator[tuple[int, int], None, None]:
         """Write the missing shards. Yield the number of finished shards and the number of all.
 
@@ -135,17 +143,21 @@ class Writing:
         if multiprocessing_context not in ("fork", "spawn"):
             raise ValueError(f"multiprocessing_context is {multiprocessing_context!r}, wanted 'fork' or 'spawn'.")
         fork = multiprocessing_context == "fork"
+        if executor is not None:  # its workers have other current folders
+            self.folder = Folder(self.folder.path.absolute())
         try:
             with self.folder.locked(lock_timeout_s):
-                plan, job = self._plan(jobs, fork)
+                plan, job = self._plan(jobs, fork, executor)
                 records = self.folder.begin(plan)
                 yield len(records), plan.shards
                 missing = [number for number in range(plan.shards) if number not in records]
-                results = map_in_processes(job.write, missing, jobs=jobs, fork=fork)
+                results = map_tasks(job.write, missing, executor=executor, jobs=jobs, fork=fork)
                 with contextlib.closing(results):  # on an error, end the processes before unlocking the folder
                     for number, result in results:
                         if isinstance(result, Exception):
-                            raise WriteError(str(result)) from result
+                            name = job.name(number)
+                            said = str(result) if name in str(result) else f"{name}: {result}"
+                            raise WriteError(said) from result
                         records[number] = result
                         yield len(records), plan.shards
                 classes = getattr(self.dataset, "classes", None)
@@ -154,12 +166,13 @@ class Writing:
         except OSError as error:
             raise WriteError(_describe(error, self.folder.path)) from error
 
-    def _plan(self, jobs: int, fork: bool) -> tuple[Plan, "Job"]:
+    def _plan(self, jobs: int, fork: bool, executor: Executor | None) -> tuple[Plan, "Job"]:
         order: Order = Shuffled(self.size, seed=self.seed) if self.shuffle else Sequential(self.size)
         job = Job(self.dataset, self.folder, self.format, order, 0, None)
         places = sorted({row * (self.size - 1) // max(1, _PROBED - 1) for row in range(_PROBED)})
         # Probe in another process: a dataset that has opened files must not be forked.
-        [(_, probe)] = map_in_processes(job.probe, [places], jobs=jobs, fork=fork, inline=not fork or self.size == 1)
+        inline = not fork or self.size == 1
+        [(_, probe)] = map_tasks(job.probe, [places], executor=executor, jobs=jobs, fork=fork, inline=inline)
         if isinstance(probe, Exception):
             raise WriteError(str(probe)) from probe
         per_shard = self.samples_per_shard
@@ -206,9 +219,13 @@ class Job:
         digest = hashlib.blake2b(content + b"".join(written.sides.values()), digest_size=16).hexdigest()
         return _Probe(learned, digest, len(content))
 
+    def name(self, number: int) -> str:
+        """Return a shard's file name."""
+        return f"shard-{number:06d}{self.format.suffix}"
+
     def write(self, number: int) -> Record:
         """Write a shard: first hidden, then recorded, then visible."""
-        name = f"shard-{number:06d}{self.format.suffix}"
+        name = self.name(number)
         folder, part = self.folder.path, self.folder.part()
         try:
             with part.open("xb") as file:

@@ -1,0 +1,179 @@
+"""Index shards in parallel; a rerun skips shards with a fresh index."""
+
+import contextlib
+import dataclasses
+import functools
+import os
+import re
+import time
+import warnings
+from collections.abc import Generator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from loaderkit.datasets.errors import ShardError
+from loaderkit.datasets.formats import format_named, format_of, formats_of, known_suffixes
+from loaderkit.datasets.remote.storage import Storage
+from loaderkit.datasets.remote.urls import Urls, expand, is_remote, stat
+from loaderkit.datasets.shards.index import content_checksum, index_path, read_index, save_index
+from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.system.process_pool import map_tasks
+from loaderkit.system.progress import with_progress
+
+GOOD = ("made", "fresh", "without")
+_PART = re.compile(r"[.][0-9a-f]{32}[.]part$")
+_LEFT_AFTER_S = 3600  # an older partial index file belongs to a run that was killed
+
+
+def index_shards(
+    urls: Urls,
+    *,
+    format: str | None = None,  # noqa: A002 - as in `write_shards`
+    index_dir: str | os.PathLike[str] | None = None,
+    jobs: int = 1,
+    executor: Executor | None = None,
+    storage: Storage | None = None,
+) -> int:
+    """Write the index files of shards in parallel, as `loaderkit index` does, and return the number of samples.
+
+    Shards with a fresh index are skipped. If a shard fails, the others are still indexed.
+
+    Args:
+        urls: A path, folder, glob or URL, or a list of them.
+        format: A name such as "jsonl" or "tar", or "module:Class". By default the suffix decides.
+        index_dir: Folder for index files. None: next to local shards, and ~/.cache/loaderkit/index for remote shards.
+        jobs: Processes that index.
+        executor: Indexes instead of processes: any `concurrent.futures.Executor`, such as Dask's `client.get_executor()`
+            or `RayExecutor()`. All its workers must see local shards and `index_dir` under the same path.
+        storage: How to reach remote shards.
+
+    Raises:
+        FileNotFoundError: If there are no shards.
+        ShardError: If shards could not be indexed; the message names the first.
+
+    Examples:
+        >>> _ = lk.write_shards([{"cls": label} for label in range(5)], "shards", samples_per_shard=2)
+        >>> lk.index_shards("shards/*.tar")
+        5
+    """
+    kind = format_named(format) if format else None
+    job = IndexJob(format, None if index_dir is None else os.fspath(index_dir), storage=storage or Storage())
+    shards = expand(urls, kind.suffixes if kind else known_suffixes(), job.storage)
+    samples, failed = 0, []
+    for shard, outcome in index_each(shards, job, jobs=jobs, executor=executor):
+        samples += outcome.count
+        if outcome.status not in GOOD:
+            failed.append(outcome.detail if shard in outcome.detail else f"{shard}: {outcome.detail}")
+    if failed:
+        raise ShardError(f"{len(failed):,} of {len(shards):,} shards have no index. The first: {min(failed)}")
+    return samples
+
+
+@dataclass(frozen=True, slots=True)
+class IndexJob:
+    """What to do with each shard."""
+
+    format: str | None = None  # its name; None: decide by suffix
+    index_dir: str | None = None  # None: next to the shards
+    options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the format's dataset
+    check: bool = False  # only report each index's status
+    checksum: bool = False  # write and compare checksums of the shards' content
+    storage: Storage = field(default_factory=Storage)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A shard's result."""
+
+    status: str  # made, fresh, without (needs no index), missing, stale, damaged or failed
+    count: int = 0  # samples
+    detail: str = ""
+
+
+def index_each(
+    shards: Sequence[str], job: IndexJob, *, jobs: int = 1, executor: Executor | None = None
+) -> Generator[tuple[str, Outcome], None, None]:
+    """Index shards with a progress bar. Yield each with its outcome, in the order in which they finish."""
+    if executor is not None:  # its workers have other current folders
+        shards = [shard if is_remote(shard) else str(Path(shard).absolute()) for shard in shards]
+        folder = None if job.index_dir is None else str(Path(job.index_dir).absolute())
+        job = dataclasses.replace(job, index_dir=folder)
+    if not job.check:
+        _remove_old_parts({index_path(shard, job.index_dir).parent for shard in shards})
+    fork = not any(map(is_remote, shards))  # fsspec's threads don't survive a fork
+    done = map_tasks(functools.partial(_index_one, job=job), shards, executor=executor, jobs=jobs, fork=fork)
+    for shard, result in with_progress(done, len(shards), "checking" if job.check else "indexing"):
+        yield shard, Outcome("failed", detail=str(result)) if isinstance(result, Exception) else result
+
+
+def _index_one(shard: str, job: IndexJob) -> Outcome:
+    """Index one shard, or check its index."""
+    kinds = [format_named(job.format)] if job.format else list(formats_of(shard).values())
+    if not any(kind.keeps_index for kind in kinds):
+        stat(shard, job.storage)
+        return Outcome("without", detail="this format needs no index")
+    kind = kinds[0] if job.format else format_of(shard)
+    return _check_index(shard, kind, job) if job.check else _make_index(shard, kind, job)
+
+
+def _make_index(shard: str, kind: type[ShardedDataset], job: IndexJob) -> Outcome:
+    path = index_path(shard, job.index_dir)
+    if _check_index(shard, kind, job).status not in ("fresh", "missing"):
+        path.unlink(missing_ok=True)
+    before = _identity(path)
+    # Before the scan: if the shard changes during it, the checksum will not fit.
+    content = content_checksum(shard, job.storage) if job.checksum and before is None else ""
+    # A user's own format need not know `storage`.
+    storage: dict[str, Any] = {"storage": job.storage} if is_remote(shard) else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a changed shard is expected here
+        dataset = kind(shard, index_dir=job.index_dir, **storage, **job.options)
+    if content and path.exists():
+        index = read_index(path)
+        save_index(shard, dataclasses.replace(index, content=content), job.index_dir)
+    samples = int(dataset.shard_sizes[0])
+    return Outcome("fresh" if _identity(path) == before else "made", samples)
+
+
+def _check_index(shard: str, kind: type[ShardedDataset], job: IndexJob) -> Outcome:
+    path = index_path(shard, job.index_dir)
+    found = stat(shard, job.storage)
+    try:
+        index = read_index(path)
+    except FileNotFoundError:
+        return Outcome("missing", detail="has no index")
+    except (ShardError, LookupError, ValueError) as error:
+        return Outcome("damaged", detail=str(error))
+    name = getattr(kind, "kind", None)
+    if isinstance(name, str) and name != index.kind:
+        return Outcome("stale", detail=f"its index is of kind {index.kind}, wanted {name}")
+    if index.size_bytes != found.size_bytes:
+        return Outcome("stale", detail=f"has {found.size_bytes:,} bytes, had {index.size_bytes:,} when it was indexed")
+    if not index.fits(found):
+        return Outcome("stale", detail="was changed after it was indexed")
+    if not kind.has_offsets(index):
+        return Outcome("damaged", detail=f"{path}: its offsets are not those of a shard")
+    if job.checksum and index.content != content_checksum(shard, job.storage):
+        what = "its content changed after it was indexed, but not its size and time"
+        return Outcome("stale", detail=what if index.content else "its index has no checksum")
+    return Outcome("fresh", index.count)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return a value that changes if the file is replaced; None if there is no file."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _remove_old_parts(folders: set[Path]) -> None:
+    """Remove partial index files that a killed run left."""
+    for folder in folders:
+        for part in folder.glob(".*.part"):
+            with contextlib.suppress(FileNotFoundError):
+                if _PART.search(part.name) and time.time() - part.stat().st_mtime > _LEFT_AFTER_S:
+                    part.unlink()
