@@ -36,6 +36,7 @@ class ImageDataModule(DataModule):
     Pictures are read as uint8 RGB. They stay uint8 until they are on the device, which saves three
     quarters of the bytes. There `on_after_batch_transfer` calls `to_input`, which scales them to
     [0, 1] and normalises them. Override `to_input` for more, such as mixing pictures.
+    `classes` and `num_classes` give a model its size. The folders must be there when this is made.
 
     Args:
         root: A folder with any of the folders train/, val/ and test/. Each holds one folder of pictures

@@ -30,6 +30,8 @@ class TableDataModule(DataModule):
     "categorical" (B, columns) int64, with code 0 for unknown categories; "target" (B,), int64 for
     classes or float32. Tables are kept in memory in this form.
 
+    `cardinalities`, `num_numeric` and `num_classes` give a model its sizes.
+
     The statistics are means, deviations, categories and classes. They are fitted to the training
     data at first use and saved in the checkpoint. A loaded checkpoint replaces them. So prediction
     reads no training data: pass `ckpt_path=` to the Trainer, or use

@@ -89,6 +89,8 @@ class TextDataModule(DataModule):
     - A language model's (no `label=`) has `tokens` (B, T), `tokens_lengths` (B,) and `labels` (B, T),
       the next tokens, with -100 after the last one. If packed, it is `PackCollate`'s.
 
+    `vocab_size`, `classes` and `num_classes` give a model its sizes.
+
     For more text than fits in memory use `loaderkit shard --format tokens` and ShardDataModule.
 
     Args:
@@ -102,7 +104,7 @@ class TextDataModule(DataModule):
         text: Field of the text.
         label: Field of the class. None: a language model.
         classes: The labels, in the order of their codes. Default: the sorted labels of the training data.
-        tokenizer: Maps a text to a list of tokens; Hugging Face tokenizers work. Default: UTF-8 bytes.
+        tokenizer: Maps a text to a list of tokens; of the package transformers any tokenizer, of tokenizers its method `encode`. Default: UTF-8 bytes.
         vocab_size: Number of different tokens. Default: the tokenizer's.
         end_token: Language models only: token to add after each text. Default: 256 for bytes, else none.
         pad_token: Token for padding.
@@ -153,7 +155,7 @@ class TextDataModule(DataModule):
             )
         if tokenizer is not None and not callable(tokenizer):
             raise TypeError(
-                f"TextDataModule: tokenizer is {tokenizer!r}, wanted a function from a text to its tokens. "
+                f"TextDataModule: tokenizer is of type {type(tokenizer).__name__}, wanted a function from a text to its tokens. "
                 "For a Tokenizer of the package tokenizers: tokenizer=tokenizer.encode."
             )
         for name, number in (("vocab_size", vocab_size), ("end_token", end_token), ("pad_token", pad_token)):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -118,9 +118,12 @@ class Served:
 
 
 class Faulty(Served):
-    """A server that answers GETs with the faults it is given, one after another, then properly."""
+    """A server that answers GETs with the faults it is given, one after another, then properly.
 
-    def __init__(self, content: bytes) -> None:
+    It refuses requests without the headers that it `wants`.
+    """
+
+    def __init__(self, content: bytes, wants: Mapping[str, str] | None = None) -> None:
         self.content, self.etag = content, '"1"'
         self.faults: list[str] = []
         self.gets: list[str] = []
@@ -128,19 +131,22 @@ class Faulty(Served):
 
         class Handler(_Handler):
             def do_HEAD(self) -> None:
-                self.answer(200, faulty.content, body=False)
+                self.answer(200 if self.is_allowed() else 403, faulty.content, body=False)
 
             def do_GET(self) -> None:
                 given = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
                 faulty.gets.append(self.headers.get("Range") or "")
                 fault = faulty.faults.pop(0) if faulty.faults else ""
                 part = faulty.content[int(given[1]) : int(given[2]) + 1] if given else faulty.content
-                if fault.isdigit():
-                    self.answer(int(fault), b"a fault")
+                if fault.isdigit() or not self.is_allowed():
+                    self.answer(int(fault or 403), b"a fault")
                 elif fault == "no ranges":
                     self.answer(200, faulty.content)
                 else:
                     self.answer(206 if given else 200, part, fault=fault)
+
+            def is_allowed(self) -> bool:
+                return all(self.headers.get(name) == value for name, value in (wants or {}).items())
 
             def answer(self, status: int, content: bytes, *, body: bool = True, fault: str = "") -> None:
                 self.send_response(status)

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, ClassVar, Self
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
 from loaderkit.datasets.images.decode import decode_picture
+from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import open_file
 from loaderkit.datasets.streams.dataset import check_skipped
 from loaderkit.datasets.tar.dataset import DECODERS, Decoder
@@ -30,6 +31,7 @@ class LineReader:
 
     Args:
         parse: Makes a sample of a line's bytes, without the line end.
+        storage: How to reach remote files.
 
     Examples:
         >>> import pathlib
@@ -42,9 +44,10 @@ class LineReader:
     skips: ClassVar[bool] = False
 
     parse: Callable[[bytes], Any] = json.loads
+    storage: Storage | None = field(default=None, repr=False, compare=False)
 
     def __call__(self, shard: str, start: int) -> Iterator[Any]:
-        with open_file(shard) as file, _unpacked(file) as lines:
+        with open_file(shard, self.storage) as file, _unpacked(file) as lines:
             number = 0
             for number, line in enumerate((line for line in lines if line.strip()), 1):
                 if number > start:
@@ -62,6 +65,7 @@ class TarReader:
     Args:
         decode: Maps an extension to a function that decodes a file's bytes, as for `TarDataset`.
         max_pixels: The largest picture that `DECODERS` decode, width times height; None for any.
+        storage: How to reach remote files.
 
     Raises:
         ValueError: While reading, if a file is neither regular nor a directory, or its name leads out of the archive. Also if
@@ -87,13 +91,14 @@ class TarReader:
 
     decode: Mapping[str, Decoder] | None = field(default_factory=lambda: DECODERS)
     max_pixels: int | None = MAX_PIXELS
+    storage: Storage | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_max_pixels("TarReader", self.max_pixels)
 
     def __call__(self, shard: str, start: int) -> Iterator[dict[str, Any]]:
         decode, found = self.decode or {}, 0
-        for found, (key, files) in enumerate(_samples(shard), 1):
+        for found, (key, files) in enumerate(_samples(shard, self.storage), 1):
             if found <= start:
                 continue
             sample: dict[str, Any] = {"__key__": key}
@@ -136,10 +141,10 @@ def _parsed(parse: Callable[[bytes], Any], line: bytes) -> Any:
         raise
 
 
-def _samples(shard: str) -> Iterator[tuple[str, dict[str, bytes]]]:
+def _samples(shard: str, storage: Storage | None) -> Iterator[tuple[str, dict[str, bytes]]]:
     current, files, seen = "", dict[str, bytes](), set[str]()
     with (
-        open_file(shard) as file,
+        open_file(shard, storage) as file,
         _unpacked(file) as plain,
         tarfile.open(fileobj=plain, mode="r|", tarinfo=_Member) as archive,
     ):

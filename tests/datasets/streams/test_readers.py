@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from servers import Faulty
 
 import loaderkit as lk
 
@@ -30,6 +31,31 @@ def test_lines_are_read_from_any_start(pack: Any, start: int, tmp_path: Path) ->
     assert len(list(lk.LineReader(parse=bytes.decode)(str(path), 0))) == 4
     with pytest.raises(ValueError, match="has 4 samples, 7 of it were read before"):
         list(lk.LineReader()(str(path), 7))
+
+
+def test_readers_reach_files_through_their_storage(tmp_path: Path) -> None:
+    """Its options go with the reader to the workers, and do not count for the state."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        for number in range(4):
+            info = tarfile.TarInfo(f"{number}.cls")
+            info.size = 1
+            tar.addfile(info, io.BytesIO(b"%d" % number))
+    for reader, content in ((lk.LineReader, gzip.compress(LINES)), (lk.TarReader, archive.getvalue())):
+        server = Faulty(content, wants={"X-Key": "secret"})
+        try:
+            storage = lk.Storage({"headers": {"X-Key": "secret"}}, cache_dir=tmp_path, retry=lk.Retry(attempts=1))
+            stream = lk.StreamDataset([server.url], reader(storage=storage), lanes=1)
+            loader = lk.Loader(stream, None, num_workers=1, world=lk.World())
+            assert len(list(loader)) == 4
+            loader.close()
+            assert "secret" not in repr(reader(storage=storage))
+            with pytest.raises(PermissionError):
+                list(
+                    reader(storage=lk.Storage(cache_dir=tmp_path / "other", retry=lk.Retry(attempts=1)))(server.url, 0)
+                )
+        finally:
+            server.close()
 
 
 def test_a_cut_or_broken_file_is_named_with_the_sample(tmp_path: Path) -> None:
