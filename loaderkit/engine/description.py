@@ -19,6 +19,7 @@ class Description:
         pinned_why: Why, or why not.
         device: Where batches go; None leaves them on the host.
         device_why: How they are copied there, or why not.
+        order: What a ShardOrder keeps in use; None for other orders.
     """
 
     engine: str
@@ -32,6 +33,7 @@ class Description:
     pinned_why: str
     device: str | None
     device_why: str | None = None
+    order: str | None = None
 
     def __str__(self) -> str:
         workers = f"{self.num_workers} ({self.workers_why})"
@@ -44,6 +46,7 @@ class Description:
             f"pinned: {'yes' if self.pinned else 'no'} ({self.pinned_why})\n"
             f"device: {self.device or 'none, batches stay on the host'}"
             + (f" ({self.device_why})" if self.device_why else "")
+            + (f"\norder: {self.order}" if self.order else "")
         )
 
 

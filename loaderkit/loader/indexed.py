@@ -104,7 +104,9 @@ class IndexedPosition(Position):
 
     def describe(self) -> Description:
         engine = self._engine or self._make_engine()
-        return describe(engine, self._make_reader(), self.config, self.crew.num_workers, self.crew.why)
+        found = describe(engine, self._make_reader(), self.config, self.crew.num_workers, self.crew.why)
+        order, world = _order_of(self._plan), self.crew.world
+        return dataclasses.replace(found, order=order and order.cost(world, self.config.batch_size or 1))
 
     def point(self) -> tuple[Cursor, int]:
         return self._origin, self._counted

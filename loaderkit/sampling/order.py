@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from loaderkit.sampling.permutation import permutation
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.world import World
 
 
 class Order(ABC):
@@ -52,6 +53,22 @@ class Order(ABC):
         if not 0 <= start <= stop <= size:
             raise IndexError(f"order: positions {start} to {stop} asked for, wanted 0 <= start <= stop <= {size}.")
         return self.at(epoch, np.arange(start, stop, dtype=np.int64))
+
+    def share(self, epoch: int, starts: Int64Array, step: int, low: int, high: int) -> Int64Array:
+        """Return a rank's positions (S, high - low) in steps that begin at `starts` (S,) and have `step` positions each.
+
+        The ranks take the stretches [low, high) of each step, one after another. An order may sort a step's positions
+        first, always in the same way, so that a rank keeps to its own part of the data.
+        """
+        return starts[:, None] + np.arange(low, high, dtype=np.int64)
+
+    def cost(self, world: World, batch_size: int) -> str | None:
+        """Return what reads in this order keep in use on these ranks, in words, or None if there is nothing to say."""
+        return None
+
+    def remark(self, world: World, batch_size: int) -> str | None:
+        """Return a warning about this order on these ranks, or None."""
+        return None
 
     def __getstate__(self) -> dict[str, Any]:
         # An epoch's cached arrays are cheaper to make again than to send.

@@ -15,7 +15,8 @@ from loaderkit.system.arrays import Int64Array
 from loaderkit.system.world import World
 
 Tail = Literal["keep", "drop", "pad"]
-_LOOKED_UP = 1 << 15  # positions in one call of the order: this spreads numpy's cost per call over many batches
+# Positions and steps in one call of the order: this spreads numpy's cost per call over many batches.
+_LOOKED_UP, _STEPS = 1 << 15, 1 << 10
 
 
 @dataclass(slots=True, eq=False)
@@ -126,7 +127,8 @@ class Plan(ABC):
 class BatchPlan(Plan):
     """Batches of a fixed size, in the order's order.
 
-    A step takes the next `world.size` x `batch_size` samples, and each rank takes its own stretch of them. The tail
+    A step takes the next `world.size` x `batch_size` samples, and each rank takes its own stretch of them, or its own lanes
+    of a ShardOrder. The tail
     policy decides what happens at an epoch's end:
 
     - keep: the ranks share what is left evenly; batch sizes in a step differ by at most one. If fewer samples than ranks
@@ -151,6 +153,9 @@ class BatchPlan(Plan):
 
     def key(self, epoch: int) -> str:
         return self.order.key(epoch)
+
+    def remark(self) -> str | None:
+        return self.order.remark(self.world, self.batch_size or 1)
 
     def check_cursor(self, cursor: Cursor) -> None:
         if cursor.plan:
@@ -181,11 +186,11 @@ class BatchPlan(Plan):
         left, start = self.remaining(cursor), cursor.samples
         while left > 0:
             if left > 2:
-                steps, step = min(left - 2, max(1, _LOOKED_UP * self.world.size // self.step)), self.step
+                steps, step = min(left - 2, _STEPS, max(1, _LOOKED_UP * self.world.size // self.step)), self.step
             else:  # the last two steps may be short
                 steps, step = 1, self._step(cursor, start)
             end = start + steps * step
-            positions = self._positions(start, steps, step)
+            positions = self._positions(epoch, start, steps, step)
             places = positions.reshape(-1)
             if end > size:
                 places %= size  # only tail="pad" looks past the end
@@ -193,13 +198,15 @@ class BatchPlan(Plan):
             yield from map(BatchKey, repeat(epoch), positions, indices)
             start, left = end, left - steps
 
-    def _positions(self, start: int, steps: int, step: int) -> Int64Array:
+    def _positions(self, epoch: int, start: int, steps: int, step: int) -> Int64Array:
         """Return this rank's positions (steps, B) in the steps from `start` on, each of `step` samples."""
+        starts = np.arange(start, start + steps * step, step, dtype=np.int64)
+        if self.world.size == 1 or start + steps * step > self._size(epoch):  # all of it, or tail="pad"
+            return starts[:, None] + np.arange(step, dtype=np.int64)
         base, extra = divmod(step, self.world.size)
         low = self.world.rank * base + min(self.world.rank, extra)
         high = low + base + (self.world.rank < extra)
-        starts = np.arange(start, start + steps * step, step, dtype=np.int64)
-        return starts[:, None] + np.arange(low, high, dtype=np.int64)
+        return self.order.share(epoch, starts, step, low, high)
 
     @property
     def step(self) -> int:

@@ -1,9 +1,8 @@
-"""A shuffle that reads shards almost in order: few shards are open at a time, and few workers read each."""
+"""A shuffle that keeps reads local: few shards are in use at a time, and each node reads its own part of them."""
 
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,40 +12,44 @@ from loaderkit.sampling.order import Order, Shuffled, cached, digest
 from loaderkit.sampling.permutation import permutation
 from loaderkit.seeding.keys import derive_seed, hash_positions
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.world import World
 
 MAX_WINDOW = 1 << 16
 _POSITIONS = 1 << 14  # looked up at a time, so that temporaries stay in a core's cache
 _KEPT_SAMPLES = 1 << 18  # of the windows that are kept, 8 bytes each
+_TOO_MUCH = 1.5  # times its part that a node may read without a warning
 _INCREMENT = 0x5851F42D4C957F2D14057B7EF767814F  # of the windows' generator: any odd number
 
 
 class ShardOrder(Order):
     """A new shuffle each epoch that keeps reads local: a function of (seed, epoch) and its own parameters.
 
-    The order shuffles the shards, joins them to a ring and opens the ring at a random position. It cuts the result into
-    `lanes` pieces whose sizes differ by at most one. A lane is one such piece, read in parallel with the others. Each
-    lane is cut into equal windows of at most `window` samples, and each window is shuffled (a true permutation). Blocks
-    of positions come from the lanes in turn; the rest of each lane, less than a block, comes at the end. Nothing is
-    dropped. Set-up takes O(shards + lanes) an epoch. Memory is 2 MB, or 8 bytes for each sample of about 2 x lanes
-    windows.
+    The seed shuffles the shards into a line and cuts it into `lanes` pieces whose sizes differ by at most one. A lane is
+    one such piece, and keeps its shards in all epochs. Each epoch shuffles the shards within each lane, cuts the lane
+    into windows of `window` samples, and shuffles each window (a true permutation). Blocks of positions come from the
+    lanes in turn; the rest of each lane, less than a block, comes at the end. Nothing is dropped.
 
-    If `block` is the batch size and `lanes` a multiple of ranks x workers, one worker reads each lane. Then one worker
-    opens a shard, or two if a lane ends in it. A batch mixes the samples of one window. With a block of batch size / m
-    it mixes m windows, and `lanes` should be a multiple of m x ranks x workers. If a block is larger than the batch,
-    workers share each lane.
+    **Nodes.** The ranks share each step's samples by lane, so that neighbouring ranks read neighbouring lanes. If the
+    ranks divide the lanes, each lane belongs to one rank for good, and a node's cache serves all epochs. Else two nodes
+    read a lane at their border. `nodes_read` tells how much each node reads.
+
+    **Evenly.** The windows of different lanes begin at different times, so that new shards are wanted at an even rate.
+
+    If `block` is the batch size, a batch of one rank mixes the samples of one window. With a block of batch size / m
+    it mixes m windows. If neighbours within a shard are alike (sorted data), use a window larger than these stretches, or
+    shuffle the data as a whole: `order=Shuffled(len(dataset))`.
 
     A Loader with `shuffle=True` over shards makes this order with its batch size as the block. The block is part of the
     order and of the state: a run that resumes with another batch size continues the same order.
 
-    If neighbours within a shard are alike (sorted data), use a window larger than these stretches, or shuffle the data as
-    a whole: `order=Shuffled(len(dataset))`.
+    Set-up takes O(shards + lanes) an epoch. Memory is 2 MB, or 8 bytes for each sample of about 2 x lanes windows.
 
     Args:
         shard_sizes: Samples in each shard, in the dataset's order, 0 or more (S,).
         seed: Of the shuffle.
-        lanes: Places that are read in turn. About lanes x (1 + window / samples in a shard) shards are in use at a time,
-            over all ranks and workers.
-        window: Samples that are shuffled together, at most 65,536.
+        lanes: Places that are read in turn, over all ranks and workers. More lanes suit more nodes, and keep more shards
+            in use: see `shards_in_use`. None means 16, 32 from 256 shards on, and 64 from 512 on.
+        window: Samples that are shuffled together, at most 65,536. None means a shard's mean size, from 256 to 4,096.
         block: Positions that come from a lane before the next lane's turn.
 
     Raises:
@@ -55,7 +58,9 @@ class ShardOrder(Order):
     Examples:
         >>> order = lk.ShardOrder([4, 4, 4], lanes=1, window=2, block=2)
         >>> order.indices(0, 0, order.size(0)) // 4  # the shard of each sample
-        array([2, 2, 1, 1, 1, 1, 0, 0, 0, 0, 2, 2])
+        array([2, 2, 2, 0, 0, 0, 0, 1, 1, 1, 1, 2])
+        >>> lk.ShardOrder([1000] * 640).shards_in_use
+        147
     """
 
     def __init__(
@@ -63,8 +68,8 @@ class ShardOrder(Order):
         shard_sizes: Sequence[int] | npt.NDArray[Any],
         *,
         seed: int = 0,
-        lanes: int = 16,
-        window: int = 4096,
+        lanes: int | None = None,
+        window: int | None = None,
         block: int = 32,
     ) -> None:
         sizes = np.asarray(shard_sizes)
@@ -73,13 +78,19 @@ class ShardOrder(Order):
                 f"ShardOrder: shard_sizes have shape {sizes.shape} and dtype {sizes.dtype}, "
                 "wanted one axis of integers of at least 0, the number of samples in each shard."
             )
+        self.shard_sizes = sizes.astype(np.int64)
+        filled = self.shard_sizes[self.shard_sizes > 0]
+        if lanes is None:
+            lanes = 64 if len(filled) >= 512 else 32 if len(filled) >= 256 else 16
+        if window is None:
+            window = int(np.clip(filled.mean(), 256, 4096)) if len(filled) else 256
         for name, value, most in (("lanes", lanes, None), ("window", window, MAX_WINDOW), ("block", block, None)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1 or (most and value > most):
                 limit = f"from 1 to {most:,}" if most else "of at least 1"
                 raise ValueError(f"ShardOrder: {name} is {value!r}, wanted an integer {limit}.")
-        self.shard_sizes = sizes.astype(np.int64)
         self.seed, self.lanes, self.window, self.block = seed, lanes, window, block
         self._size = int(self.shard_sizes.sum())
+        self._turns = _Turns(self._size, lanes, block)
         self._epochs: dict[int, Any] = {}
 
     def size(self, epoch: int) -> int:
@@ -91,120 +102,263 @@ class ShardOrder(Order):
 
     def key(self, epoch: int) -> str:
         shape = f"lanes={self.lanes}, window={self.window}, block={self.block}"
-        return f"shards-4({digest(self.shard_sizes)}, seed={self.seed}, {shape})"
+        return f"shards-5({digest(self.shard_sizes)}, seed={self.seed}, {shape})"
 
     def with_block(self, block: int) -> "ShardOrder":
         """Return this order with another block."""
         return ShardOrder(self.shard_sizes, seed=self.seed, lanes=self.lanes, window=self.window, block=block)
 
     def at(self, epoch: int, positions: Int64Array) -> Int64Array:
+        windows = self._windows(epoch)
         result = np.empty(len(positions), dtype=np.int64)
         for low in range(0, len(positions), _POSITIONS):
-            some = positions[low : low + _POSITIONS]
-            heads = np.concatenate(([0], np.flatnonzero(some[1:] - some[:-1] != 1) + 1))
-            starts = some[heads]
-            ends = starts + np.diff(heads, append=len(some))
-            self._look_up(epoch, starts, ends, result[low : low + _POSITIONS])
+            lane, offset = self._turns.places(positions[low : low + _POSITIONS])
+            result[low : low + _POSITIONS] = windows.at(lane, offset)
         return result
 
-    def _look_up(self, epoch: int, starts: Int64Array, ends: Int64Array, out: Int64Array) -> None:
-        """Write the indices at runs of positions, from starts (R,) to ends (R,), one run after another."""
-        lane, starts, ends = self._deal(starts, ends)
-        short, longer = divmod(self._size, self.lanes)
-        lane_size = short + (lane < longer)
-        windows = _EvenPieces(lane_size, -(-lane_size // self.window))
-        run, number = _ranges(windows.piece(starts), windows.piece(ends - 1))
-        lane, windows = lane[run], _EvenPieces(windows.total[run], windows.pieces[run])
-        begin, end = windows.begin(number), windows.begin(number + 1)
-        inside = np.maximum(starts[run], begin) - begin
-        counts = np.minimum(ends[run], end) - begin - inside
-        number += lane * -(-(short + 1) // self.window)  # unique over the lanes
-        begin_in_ring = lane * short + np.minimum(lane, longer) + begin
-        # By window, so that each is needed once, however the positions lie.
-        by_window = np.argsort(number, kind="stable")
-        each = counts[by_window]
-        stops = np.cumsum(each)
-        offsets = np.arange(len(out))
-        source = np.repeat(inside[by_window] - stops + each, each) + offsets
-        target = np.repeat((np.cumsum(counts) - counts)[by_window] - stops + each, each) + offsets
-        heads = np.flatnonzero(np.diff(number[by_window], prepend=-1))
-        first = by_window[heads]
-        stops = np.append(stops[heads[1:] - 1], len(out))
-        kept, low = self._shuffled_windows(epoch), 0
-        pieces = np.stack((number[first], begin_in_ring[first], (end - begin)[first], stops), axis=1)
-        for window, start, size, high in pieces.tolist():
-            out[target[low:high]] = kept.window(window, start, size)[source[low:high]]
-            low = high
+    def share(self, epoch: int, starts: Int64Array, step: int, low: int, high: int) -> Int64Array:
+        """Return the positions from `low` to `high` of each step, if each step's positions are sorted by lane."""
+        return self._turns.by_lane(starts, step, low, high)
 
-    def _shuffled_windows(self, epoch: int) -> "_ShuffledWindows":
+    def cost(self, world: World, batch_size: int) -> str:
+        shards = np.count_nonzero(self.shard_sizes)
+        used = f"about {self.shards_in_use:,} of {shards:,} shards in use"
+        lanes = f"{self.lanes} lanes with windows of {self.window:,} samples, {used}"
+        if world.nodes is None or world.nodes == 1:
+            return lanes
+        read = self.nodes_read(world.nodes, world.on_host or 1, batch_size)
+        return f"{lanes} over {world.nodes} nodes; a node reads up to {read:.2g} times its part of the data"
+
+    def remark(self, world: World, batch_size: int) -> str | None:
+        nodes, on_host = world.nodes or 1, world.on_host or 1
+        read = self.nodes_read(nodes, on_host, batch_size)
+        if read <= _TOO_MUCH:
+            return None
+        said = f"ShardOrder: with {self.lanes} lanes a node reads up to {read:.2g} times its part of the data on {nodes} nodes."
+        for lanes in (2 * self.lanes, 4 * self.lanes, 8 * self.lanes, 16 * self.lanes):
+            other = ShardOrder(self.shard_sizes, seed=self.seed, lanes=lanes, window=self.window, block=self.block)
+            better = other.nodes_read(nodes, on_host, batch_size)
+            if better <= _TOO_MUCH:
+                return (
+                    f"{said} With {lanes} it is {better:.2g} times, and about {other.shards_in_use:,} shards are in use over "
+                    f"all nodes, not {self.shards_in_use:,}. For a new run: order=lk.ShardOrder(dataset.shard_sizes, "
+                    f"lanes={lanes}, block={self.block})."
+                )
+        return said
+
+    @property
+    def shards_in_use(self) -> int:
+        """About how many shards are read at a time, over all ranks: each lane's windows reach into so many."""
+        filled = self.shard_sizes[self.shard_sizes > 0]
+        if not len(filled):
+            return 0
+        return min(len(filled), round(self.lanes * (1.3 + self.window / float(filled.mean()))))
+
+    def nodes_read(self, nodes: int, ranks_per_node: int = 1, batch_size: int | None = None) -> float:
+        """Return the largest share of the data that a node reads, over an even share: 1 is ideal, `nodes` the worst.
+
+        Args:
+            nodes: Nodes that train together.
+            ranks_per_node: Ranks on each of them.
+            batch_size: Of each rank. Default: the block.
+
+        Examples:
+            >>> order = lk.ShardOrder([1000] * 640, block=100)
+            >>> order.nodes_read(8, ranks_per_node=8), order.nodes_read(5, ranks_per_node=8)
+            (1.0, 1.25)
+        """
+        part = ranks_per_node * (batch_size or self.block)
+        step = nodes * part
+        starts = np.arange(0, max(1, self._size - step + 1), step)[:256]
+        begin, end = self._turns.cut(starts, step)
+        ends = (end - begin).cumsum(1)
+        most = 0
+        for node in range(nodes):
+            read = (ends > node * part) & (ends - (end - begin) < (node + 1) * part)
+            most = max(most, int(read.any(0).sum()))
+        return most / self.lanes * nodes
+
+    def _windows(self, epoch: int) -> "_Windows":
         threads = cached(self, epoch, threading.local)  # a look-up changes the windows that are kept
-        found: _ShuffledWindows | None = getattr(threads, "windows", None)
+        found: _Windows | None = getattr(threads, "windows", None)
         if found is None:
-            room = max(self.lanes * (2 + self.block // self.window), _KEPT_SAMPLES // self.window)
-            found = threads.windows = _ShuffledWindows(self.shard_sizes, seed=self.seed, epoch=epoch, room=room)
+            found = threads.windows = _Windows(self, epoch)
         return found
 
-    def _deal(self, starts: Int64Array, ends: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Cut runs of positions (R,) at the blocks. Return each piece's lane, and its start and end in that lane."""
-        blocks = self._size // self.lanes // self.block * self.lanes
-        dealt = blocks * self.block
-        rest = _EvenPieces(self._size - dealt, self.lanes)
 
-        def block_of(positions: Int64Array) -> Int64Array:
-            return np.where(positions < dealt, positions // self.block, blocks + rest.piece(positions - dealt))
+class _Turns:
+    """Which lane has its turn at each position. All lanes have `turns` turns of a block, then one with their rest.
 
-        def begin_of(block: Int64Array) -> Int64Array:
-            begin: Int64Array = np.minimum(block, blocks) * self.block + rest.begin(np.maximum(block - blocks, 0))
-            return begin
-
-        run, block = _ranges(block_of(starts), block_of(ends - 1))
-        turn, lane = np.divmod(block, self.lanes)
-        first = begin_of(block)
-        offset = turn * self.block - first
-        return lane, np.maximum(starts[run], first) + offset, np.minimum(ends[run], begin_of(block + 1)) + offset
-
-
-class _ShuffledWindows:
-    """The shards of an epoch as a ring in shuffled order, and windows of that ring, each a true permutation.
-
-    It shuffles a window when it is first asked for, and keeps those used last. The result is a public contract: a
-    change of any bit needs a new version in the order's key. At most `room` windows are kept.
+    Lanes have their turns in an order in which any few in a row are spread evenly over all lanes, so that each step
+    takes about as much of each node's lanes.
     """
 
-    def __init__(self, sizes: Int64Array, *, seed: int, epoch: int, room: int) -> None:
-        order = permutation(len(sizes), derive_seed("shards", seed), epoch)(np.arange(len(sizes)))
-        ends = np.cumsum(sizes[order])
-        moves = (np.cumsum(sizes) - sizes)[order] - (ends - sizes[order])
-        size = int(ends[-1])
-        turn = derive_seed("ring", seed, epoch) % size
-        opened = int(np.searchsorted(ends, turn, side="right"))
-        # (S + 1,): the shard in which the ring is opened is there twice.
-        self._ends = np.concatenate((ends[opened:], ends[:opened] + size, [turn + size])) - turn
-        self._moves = np.concatenate((moves[opened:], moves[: opened + 1] - size)) + turn  # from ring to index
-        self._keys, self._room = ("window", seed, epoch), room
+    def __init__(self, size: int, lanes: int, block: int) -> None:
+        self._lanes, self._block = lanes, block
+        self._lane_of_turn = spread_out(lanes)
+        self._turn_of_lane = np.argsort(self._lane_of_turn)
+        self._turns = size // lanes // block
+        self._dealt = self._turns * lanes * block
+        rest = lane_sizes(size, lanes) - self._turns * block
+        self._rest_ends = rest[self._lane_of_turn].cumsum()  # (L,) by turn
+        self._rest_begins = self._rest_ends - rest[self._lane_of_turn]
+
+    def places(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return the lane of each position (N,), and its place in that lane."""
+        number, offset = np.divmod(positions, self._block)
+        number, turn = np.divmod(number, self._lanes)
+        offset += number * self._block
+        late = np.flatnonzero(positions >= self._dealt)
+        if len(late):
+            after = positions[late] - self._dealt
+            turn[late] = np.searchsorted(self._rest_ends, after, side="right")
+            offset[late] = self._turns * self._block + after - self._rest_begins[turn[late]]
+        return self._lane_of_turn[turn], offset
+
+    def positions(self, lane: Int64Array, offset: Int64Array) -> Int64Array:
+        """Return the position of each place (N,)."""
+        turn = self._turn_of_lane[lane]
+        number, inside = np.divmod(offset, self._block)
+        late = self._dealt + self._rest_begins[turn] + offset - self._turns * self._block
+        found: Int64Array = np.where(number < self._turns, (number * self._lanes + turn) * self._block + inside, late)
+        return found
+
+    def cut(self, starts: Int64Array, step: int) -> tuple[Int64Array, Int64Array]:
+        """Return where each step (S,) begins and ends in each lane (S, L)."""
+        return self._below(starts), self._below(starts + step)
+
+    def by_lane(self, starts: Int64Array, step: int, low: int, high: int) -> Int64Array:
+        """Return positions `low` to `high` (S, high - low) of each step (S,), once the step is sorted by lane."""
+        begin, end = self.cut(starts, step)
+        ends = (end - begin).cumsum(1)
+        before = ends - (end - begin)  # of the step's positions, those in earlier lanes
+        first = np.clip(before, low, high)
+        counts = (np.clip(ends, low, high) - first).reshape(-1)
+        base = (begin + first - before).reshape(-1)
+        lane = np.tile(np.arange(self._lanes), len(starts))
+        filled = np.flatnonzero(counts)
+        lane, base, counts = lane[filled], base[filled], counts[filled]
+        offset = np.repeat(base - counts.cumsum() + counts, counts) + np.arange(counts.sum())
+        return self.positions(np.repeat(lane, counts), offset).reshape(len(starts), high - low)
+
+    def _below(self, positions: Int64Array) -> Int64Array:
+        """Return how many places of each lane lie below each position (S, L)."""
+        turn = self._turn_of_lane
+        number, rest = np.divmod(np.minimum(positions, self._dealt), self._lanes * self._block)
+        taken = np.clip(rest[:, None] - turn * self._block, 0, self._block) + (number * self._block)[:, None]
+        late = np.maximum(positions - self._dealt, 0)[:, None]
+        sizes = (self._rest_ends - self._rest_begins)[turn]
+        below: Int64Array = taken + np.clip(late - self._rest_begins[turn], 0, sizes)
+        return below
+
+
+class _Windows:
+    """An epoch's lanes, cut into windows that are shuffled when they are first asked for.
+
+    The result is a public contract: a change of any bit needs a new version in the order's key.
+    """
+
+    def __init__(self, order: ShardOrder, epoch: int) -> None:
+        self._window = order.window
+        sizes = lane_sizes(order.size(epoch), order.lanes)
+        self._begins = sizes.cumsum() - sizes  # of each lane in the line (L,)
+        self._sizes = sizes
+        # A lane's first window lacks `lead` samples, so that the lanes' windows begin at different times.
+        shift = derive_seed("lead", order.seed, epoch) % order.window
+        turns = np.argsort(spread_out(order.lanes))
+        self._leads = (turns * order.window // order.lanes + shift) % order.window
+        self._windows_a_lane = -(-(int(sizes[0]) + order.window) // order.window)
+        self._ends, self._moves = _line_of(order, epoch)
+        self._keys = ("window", order.seed, epoch)
+        self._room = max(order.lanes * (2 + order.block // order.window), _KEPT_SAMPLES // order.window)
         self._kept: OrderedDict[int, Int64Array] = OrderedDict()  # the one used last is at the end
         self._bits = np.random.PCG64DXSM(0)
         self._random = np.random.RandomState(self._bits)  # its streams are frozen for good (NEP 19)
         self._state = self._bits.state
 
-    def window(self, number: int, begin: int, size: int) -> Int64Array:
-        """Return the shuffled indices (size,) of the window at `begin` in the ring. No other window has its number."""
+    def at(self, lane: Int64Array, offset: Int64Array) -> Int64Array:
+        """Return the index at each place (N,) of a lane."""
+        number, inside = np.divmod(offset + self._leads[lane], self._window)
+        inside -= np.where(number == 0, self._leads[lane], 0)
+        number += lane * self._windows_a_lane  # no other window has this number
+        by_window = np.argsort(number, kind="stable")  # so that each is needed once, however the positions lie
+        ordered = number[by_window]
+        heads = np.flatnonzero(np.diff(ordered, prepend=-1))
+        result = np.empty(len(offset), dtype=np.int64)
+        for window, places in zip(ordered[heads].tolist(), np.split(by_window, heads[1:]), strict=True):
+            result[places] = self._shuffled(window)[inside[places]]
+        return result
+
+    def _shuffled(self, number: int) -> Int64Array:
+        """Return the indices of a window in their order."""
         if number in self._kept:
             self._kept.move_to_end(number)
             return self._kept[number]
         if len(self._kept) == self._room:
             self._kept.popitem(last=False)
-        first, last = np.searchsorted(self._ends, (begin, begin + size - 1), side="right")
-        ends = np.minimum(self._ends[first : last + 1], begin + size)
-        indices: Int64Array = np.repeat(self._moves[first : last + 1], np.diff(ends, prepend=begin))
-        indices += np.arange(begin, begin + size)
-        if size > 1:
-            high, low = hash_positions(np.array([2 * number, 2 * number + 1]), *self._keys).tolist()
-            # To set the whole state takes a quarter of the time of a new generator.
-            self._bits.state = self._state | {"state": {"state": high << 64 | low, "inc": _INCREMENT}}
-            self._random.shuffle(indices)
-        self._kept[number] = indices
+        indices = self._kept[number] = self._shuffle(number)
         return indices
+
+    def _shuffle(self, number: int) -> Int64Array:
+        lane, window = divmod(number, self._windows_a_lane)
+        origin = int(self._begins[lane])
+        after_lead = window * self._window - int(self._leads[lane])
+        begin = origin + max(after_lead, 0)
+        end = origin + min(after_lead + self._window, int(self._sizes[lane]))
+        first, last = np.searchsorted(self._ends, (begin, end - 1), side="right")
+        ends = np.minimum(self._ends[first : last + 1], end)
+        indices: Int64Array = np.repeat(self._moves[first : last + 1], np.diff(ends, prepend=begin))
+        indices += np.arange(begin, end)
+        high, low = hash_positions(np.array([2 * number, 2 * number + 1]), *self._keys).tolist()
+        # To set the whole state takes a quarter of the time of a new generator.
+        self._bits.state = self._state | {"state": {"state": high << 64 | low, "inc": _INCREMENT}}
+        self._random.shuffle(indices)
+        return indices
+
+
+def _line_of(order: ShardOrder, epoch: int) -> tuple[Int64Array, Int64Array]:
+    """Return the pieces (P,) of an epoch's line: where each ends, and what leads from there to the dataset's indices.
+
+    A piece is a shard, or a part of one that lies in two lanes or fills more than a quarter of its lane: a lane has some
+    pieces to shuffle, also where shards are few.
+    """
+    sizes = order.shard_sizes
+    shuffled = permutation(len(sizes), derive_seed("shards", order.seed), 0)(np.arange(len(sizes)))
+    shard_ends = sizes[shuffled].cumsum()
+    lane_ends = lane_sizes(order.size(epoch), order.lanes).cumsum()
+    ends = np.union1d(shard_ends, lane_ends)
+    lengths = np.diff(ends, prepend=0)
+    parts = -(-lengths // max(2 * order.window, order.size(epoch) // order.lanes // 4))
+    whole = np.repeat(np.arange(len(ends)), parts)
+    part = np.arange(len(whole)) - (parts.cumsum() - parts)[whole]
+    ends = (ends - lengths)[whole] + (part + 1) * lengths[whole] // parts[whole]
+    lengths = np.diff(ends, prepend=0)
+    shard = np.searchsorted(shard_ends, ends)  # the first that ends there or later is not empty
+    starts = (sizes.cumsum() - sizes)[shuffled][shard] + ends - lengths - (shard_ends[shard] - sizes[shuffled][shard])
+    lane = np.searchsorted(lane_ends, ends)
+    pieces = np.lexsort((hash_positions(np.arange(len(ends)), "piece", order.seed, epoch), lane))
+    line_ends = lengths[pieces].cumsum()
+    return line_ends, starts[pieces] - (line_ends - lengths[pieces])
+
+
+def lane_sizes(size: int, lanes: int) -> Int64Array:
+    """Return the lanes' sizes (L,), which differ by at most one."""
+    short, longer = divmod(size, lanes)
+    return short + (np.arange(lanes) < longer)
+
+
+def spread_out(count: int) -> Int64Array:
+    """Return 0 to count - 1 (C,) so that any few in a row are spread evenly (van der Corput's sequence).
+
+    Examples:
+        >>> from loaderkit.sampling.shard_order import spread_out
+        >>> spread_out(8)
+        array([0, 4, 2, 6, 1, 5, 3, 7])
+    """
+    numbers = np.zeros(1, dtype=np.int64)
+    while len(numbers) < count:
+        numbers = np.concatenate((2 * numbers, 2 * numbers + 1))
+    return numbers[numbers < count]
 
 
 def shuffled_order(dataset: Any, size: int, *, seed: int, batch_size: int | None) -> Order:
@@ -223,34 +377,3 @@ def shuffled_order(dataset: Any, size: int, *, seed: int, batch_size: int | None
             f"Make them agree, or shuffle it as a whole: order=Shuffled({size})."
         )
     return order
-
-
-@dataclass(frozen=True, slots=True)
-class _EvenPieces:
-    """The range [0, total) in pieces whose sizes differ by at most one, the longer ones first."""
-
-    total: Any  # an int, or one for each position
-    pieces: Any
-
-    def piece(self, positions: Int64Array) -> Int64Array:
-        """Return the piece of each position (N,)."""
-        short, longer = np.divmod(self.total, self.pieces)
-        head = longer * (short + 1)
-        found: Int64Array = np.where(
-            positions < head, positions // (short + 1), longer + (positions - head) // np.maximum(short, 1)
-        )
-        return found
-
-    def begin(self, pieces: Int64Array) -> Int64Array:
-        """Return the start of each piece (N,)."""
-        short, longer = np.divmod(self.total, self.pieces)
-        begin: Int64Array = pieces * short + np.minimum(pieces, longer)
-        return begin
-
-
-def _ranges(first: Int64Array, last: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Write out ranges from first (R,) to last (R,), both included: return each number's range, and the numbers."""
-    counts = last - first + 1
-    row = np.repeat(np.arange(len(counts)), counts)
-    number = np.arange(len(row)) + (first - np.cumsum(counts) + counts)[row]
-    return row, number

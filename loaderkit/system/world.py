@@ -39,11 +39,18 @@ class World:
     def detect(cls) -> "World":
         """Return the world of torch.distributed, else that of torchrun's RANK and WORLD_SIZE, else a world of one."""
         distributed = torch.distributed
+        on_host = os.environ.get("LOCAL_WORLD_SIZE", "")
+        here = int(on_host) if on_host.isdigit() and int(on_host) else None
         if distributed.is_available() and distributed.is_initialized():
-            return cls(distributed.get_rank(), distributed.get_world_size())
+            return cls(distributed.get_rank(), distributed.get_world_size(), here)
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-            return cls(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+            return cls(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), here)
         return cls()
+
+    @property
+    def nodes(self) -> int | None:
+        """How many hosts share the data; None if unknown."""
+        return -(-self.size // self.on_host) if self.on_host else None
 
     @classmethod
     def from_trainer(cls, trainer: Any) -> "World":

@@ -99,7 +99,9 @@ def test_a_pass_shuffles_each_window_once(block: int, monkeypatch: pytest.Monkey
     order = lk.ShardOrder([7000] * 30, window=1024, block=block)
     for key in BatchPlan(order=order, batch_size=500).keys(lk.Cursor()):
         assert len(key.indices)
-    assert len(shuffles) == 16 * -(-7000 * 30 // 16 // 1024)
+    lane = 7000 * 30 // 16
+    assert 16 * lane // 1024 <= len(shuffles) <= 16 * (lane // 1024 + 2)
+    assert sum(shuffles) == 7000 * 30
 
 
 @pytest.mark.parametrize("samples", [10**6, 10**12])
@@ -118,31 +120,31 @@ def test_the_cost_does_not_grow_with_the_samples(samples: int) -> None:
 
 def test_the_golden_order() -> None:
     order = lk.ShardOrder([3, 0, 5, 8], seed=1, lanes=2, window=4, block=2)
-    assert order.key(0) == "shards-4(d5bd352cad5d6e95, seed=1, lanes=2, window=4, block=2)"
-    assert whole(order, 2).tolist() == [11, 10, 6, 7, 12, 9, 5, 4, 13, 15, 2, 1, 14, 3, 0, 8]
+    assert order.key(0) == "shards-5(d5bd352cad5d6e95, seed=1, lanes=2, window=4, block=2)"
+    assert whole(order, 2).tolist() == [10, 9, 1, 0, 11, 8, 4, 3, 12, 14, 2, 5, 13, 15, 6, 7]
     large = lk.ShardOrder([10**6] * 300, seed=7, block=64)
     assert large.at(1, np.array([0, 1, 64, 10**7, 3 * 10**8 - 1])).tolist() == [
-        143475813,
-        143476090,
-        185225145,
-        47596730,
-        143471634,
+        220001086,
+        220000850,
+        114000415,
+        276312517,
+        140999571,
     ]
 
 
 def lanes_of(sizes: list[int], lanes: int) -> np.ndarray:
     """The lane of each position, without the shuffle in the lanes."""
     positions = np.arange(sum(sizes))
-    return lk.ShardOrder(sizes, lanes=lanes, window=1, block=4)._deal(positions, positions + 1)[0]
+    return lk.ShardOrder(sizes, lanes=lanes, window=1, block=4)._turns.places(positions)[0]
 
 
 def test_lanes_are_equal_and_dealt_in_turn() -> None:
     dealt = lanes_of([10, 30, 1], 3)
     counts = np.bincount(dealt)
     assert counts.max() - counts.min() <= 1
-    assert dealt[:28].tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2] * 2 + [0, 0, 0, 0]
+    assert dealt[:28].tolist() == [0, 0, 0, 0, 2, 2, 2, 2, 1, 1, 1, 1] * 2 + [0, 0, 0, 0]
     # What is left of each lane comes at the end, lane by lane.
-    assert dealt[36:].tolist() == [0, 0, 1, 1, 2]
+    assert dealt[36:].tolist() == [0, 0, 2, 1, 1]
 
 
 def workers_per_shard(order: lk.Order, sizes: list[int], ranks: int, workers: int, batch_size: int) -> dict[int, set]:
@@ -186,7 +188,7 @@ def test_few_shards_are_in_use_at_a_time(lanes: int, window: int) -> None:
     for rounds in (1, 5):
         stretch = rounds * lanes * block
         each = rounds * block + 2 * window  # of a lane, at most
-        bound = lanes * (-(-each // size) + 1)
+        bound = lanes * (-(-each // size) + 2)  # the shards at a lane's ends are cut
         touched = [len(np.unique(found[start : start + stretch] // size)) for start in range(0, len(found), stretch)]
         assert 0 < max(touched) <= bound
     assert lanes > 4 or bound < shards / 4  # else the bound says nothing
@@ -197,25 +199,27 @@ def test_each_window_is_a_uniform_shuffle() -> None:
     order = lk.ShardOrder([4000], lanes=1, window=4, block=4)
     counts: dict[tuple[int, ...], int] = defaultdict(int)
     for epoch in range(12):
-        turn = order.indices(epoch, 0, 4000) - lk.derive_seed("ring", 0, epoch)
-        rows = (turn % 4000).reshape(-1, 4)
-        assert np.array_equal(rows // 4 * 4, np.repeat(np.arange(0, 4000, 4)[:, None], 4, axis=1))
-        for row in (rows % 4).tolist():
+        lead = lk.derive_seed("lead", 0, epoch) % 4  # the first window lacks so many
+        rows = order.indices(epoch, 4 - lead, 4 - lead + 3996).reshape(-1, 4)
+        inside = rows - rows.min(1, keepdims=True)
+        inside = inside[inside.max(1) == 3]  # other windows join two parts of the shard
+        assert len(inside) >= 999 - 4
+        for row in inside.tolist():
             counts[tuple(row)] += 1
     observed = np.array([counts[p] for p in itertools.permutations(range(4))])
-    chi = ((observed - 500) ** 2 / 500).sum()
-    assert observed.sum() == 12_000
+    expected = observed.sum() / 24
+    chi = ((observed - expected) ** 2 / expected).sum()
     assert chi < 49.7  # 23 degrees of freedom: once in a thousand
 
 
 def test_shards_and_windows_move_between_epochs() -> None:
-    """Samples have other neighbours in each epoch, also in one shard."""
+    """Samples have other neighbours in each epoch, also in one shard, within their lane of 1,250 samples."""
     for sizes in ([100] * 50, [5000]):
         order = lk.ShardOrder(sizes, lanes=4, window=50, block=10)
         first = [frozenset(order.indices(epoch, 0, 10).tolist()) for epoch in range(20)]
         assert len(set(first)) == 20
         spread = np.array([np.mean(list(batch)) for batch in first])
-        assert spread.std() > 500
+        assert spread.std() > 250
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ class ParquetDataset(ShardedDataset):
         transform: Callable[[Any], Any] | None = None,
         ragged: bool = False,
         index_dir: str | os.PathLike[str] | None = None,
-        max_open: int = 128,
+        max_open: int = 256,
         storage: Storage | None = None,
         cached_groups: int = 64,
     ) -> None:

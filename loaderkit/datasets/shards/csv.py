@@ -66,7 +66,7 @@ class CsvDataset(ShardedDataset):
         delimiter: str = ",",
         transform: Callable[[Any], Any] | None = None,
         index_dir: str | os.PathLike[str] | None = None,
-        max_open: int = 128,
+        max_open: int = 256,
         storage: Storage | None = None,
     ) -> None:
         if len(delimiter) != 1 or not delimiter.isascii() or isinstance(columns, str):

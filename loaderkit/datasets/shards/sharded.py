@@ -35,7 +35,7 @@ class ShardedDataset(DeclaresDraws, ABC):
         index_dir: Folder for index files. None: next to local shards, and
             ~/.cache/loaderkit/index for remote shards.
         max_open: Shards that a process keeps open; its threads share them. They are fewer if `ulimit -n` allows
-            less than twice as many files. All workers together use about lanes * (1 + window / samples in a shard) shards of a ShardOrder at a time.
+            less than twice as many files. `lk.ShardOrder.shards_in_use` says how many all workers together use at a time.
         storage: How to reach remote shards, and where to cache them.
 
     Raises:
@@ -54,7 +54,7 @@ class ShardedDataset(DeclaresDraws, ABC):
         *,
         transform: Callable[[Any], Any] | None = None,
         index_dir: str | os.PathLike[str] | None = None,
-        max_open: int = 128,
+        max_open: int = 256,
         storage: Storage | None = None,
     ) -> None:
         if max_open < 1:

@@ -80,7 +80,7 @@ class TarDataset(ShardedDataset):
         max_pixels: int | None = MAX_PIXELS,
         transform: Callable[[Any], Any] | None = None,
         index_dir: str | os.PathLike[str] | None = None,
-        max_open: int = 128,
+        max_open: int = 256,
         storage: Storage | None = None,
     ) -> None:
         check_max_pixels("TarDataset", max_pixels)
