@@ -235,10 +235,16 @@ def on_disk(results: Results) -> Iterator[Target]:
 
     yield Target("Stopped and resumed, compared with the peers: cells of ours that are not exact", wrong_cells, most=0)
     yield Target(
-        "Opens of a shard in an epoch of a ShardOrder (16 lanes, windows of 4,096), 4 workers",
-        lambda: [results.value("shard_order", "opens_per_shard_4_workers", lanes="16", window="4096")],
+        "Opens of a shard in an epoch of a ShardOrder (1,000 shards, 64 lanes), 4 workers",
+        lambda: [results.value("shard_order", "opens_per_shard_4_workers", lanes="64", window="1000")],
         most=2,
     )
+
+    def read() -> list[float]:
+        columns = ("read_8_nodes", "read_64_nodes", "read_8_nodes_4_epochs")
+        return [results.value("shard_order", column, lanes="64", window="1000") for column in columns]
+
+    yield Target("Shards that a node reads over its part: 8 and 64 nodes, and 8 over four epochs", read, most=1.1)
 
 
 def of_lengths(results: Results) -> Iterator[Target]:

@@ -201,11 +201,11 @@ class BatchPlan(Plan):
     def _positions(self, epoch: int, start: int, steps: int, step: int) -> Int64Array:
         """Return this rank's positions (steps, B) in the steps from `start` on, each of `step` samples."""
         starts = np.arange(start, start + steps * step, step, dtype=np.int64)
-        if self.world.size == 1 or start + steps * step > self._size(epoch):  # all of it, or tail="pad"
-            return starts[:, None] + np.arange(step, dtype=np.int64)
         base, extra = divmod(step, self.world.size)
         low = self.world.rank * base + min(self.world.rank, extra)
         high = low + base + (self.world.rank < extra)
+        if self.world.size == 1 or start + steps * step > self._size(epoch):  # nothing to share, or tail="pad"
+            return starts[:, None] + np.arange(low, high, dtype=np.int64)
         return self.order.share(epoch, starts, step, low, high)
 
     @property
