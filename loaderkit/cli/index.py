@@ -8,7 +8,7 @@ from typing import Any
 from loaderkit.cli.arguments import add_jobs, add_settings, executor_of, see_own_modules, size
 from loaderkit.cli.report import complain, complain_of, say
 from loaderkit.datasets.formats import format_named, known_suffixes
-from loaderkit.datasets.indexing import GOOD, IndexJob, Outcome, index_each
+from loaderkit.datasets.indexing import GOOD, IndexJob, Outcome, index_each, write_folder_indexes
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import expand
 from loaderkit.system.terminal import coloured
@@ -27,11 +27,17 @@ def add_to(commands: Any) -> None:
                 "loaderkit index s3://bucket/shards/ --format jsonl --index-dir indexes/",
                 "keep the index files of remote shards in a local folder",
             ),
+            ("loaderkit index s3://bucket/shards/ --folder-index", "write one index of all shards into the bucket"),
         ),
     )
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a file, folder, glob or URL")
     parser.add_argument("--format", help="such as jsonl or tar, or MODULE:CLASS; default: by suffix")
     parser.add_argument("--index-dir", metavar="DIR", help="folder of the index files; default: next to the shards")
+    parser.add_argument(
+        "--folder-index",
+        action="store_true",
+        help="also write one index of all shards into their folder, such as a bucket's: remote datasets then open at once",
+    )
     add_jobs(parser)
     parser.add_argument("--check", action="store_true", help="only report the index files' status")
     parser.add_argument(
@@ -74,6 +80,13 @@ def run(arguments: argparse.Namespace) -> int:
     except Exception as error:  # also from the user's executor
         complain_of("index", error)
         return 1
+    if arguments.folder_index and not arguments.check and counts.total() == sum(counts[status] for status in GOOD):
+        try:
+            for place in write_folder_indexes(shards, job):
+                say(f"{coloured('written', 'green', sys.stdout)} {place}")
+        except OSError as error:
+            complain(f"loaderkit index: {error}")
+            return 1
     summary = ", ".join(f"{number:,} {status}" for status, number in sorted(counts.items()))
     say(f"{len(shards):,} shard{'s' * (len(shards) != 1)}: {summary}; {samples:,} samples")
     return 0 if counts.total() == sum(counts[status] for status in GOOD) else 1

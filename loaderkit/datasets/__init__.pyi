@@ -2,6 +2,7 @@
 
 __all__ = [
     "DECODERS",
+    "FOLDER_INDEX",
     "INDEX_SUFFIX",
     "RAISE",
     "ArrayDataset",
@@ -126,6 +127,7 @@ from .remote.urls import stat as stat
 from .remote.urls import write_atomically as write_atomically
 from .shards.csv import CsvDataset as CsvDataset
 from .shards.documents import DocumentDataset as DocumentDataset
+from .shards.folder_index import FOLDER_INDEX as FOLDER_INDEX
 from .shards.index import ShardIndex as ShardIndex
 from .shards.index import content_checksum as content_checksum
 from .shards.index import index_path as index_path

@@ -16,8 +16,9 @@ from typing import Any
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.formats import format_named, format_of, formats_of, known_suffixes
 from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import Urls, expand, is_remote, stat
-from loaderkit.datasets.shards.index import content_checksum, index_path, read_index, save_index
+from loaderkit.datasets.remote.urls import Urls, expand, is_remote, shard_name, stat
+from loaderkit.datasets.shards.folder_index import folder_of, write_folder_index
+from loaderkit.datasets.shards.index import ShardIndex, content_checksum, index_path, read_index, save_index
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.system.process_pool import map_tasks
 from loaderkit.system.progress import with_progress
@@ -32,6 +33,7 @@ def index_shards(
     *,
     format: str | None = None,  # noqa: A002 - as in `write_shards`
     index_dir: str | os.PathLike[str] | None = None,
+    folder_index: bool = False,
     jobs: int = 1,
     executor: Executor | None = None,
     storage: Storage | None = None,
@@ -44,6 +46,8 @@ def index_shards(
         urls: A path, folder, glob or URL, or a list of them.
         format: A name such as "jsonl" or "tar", or "module:Class". By default the suffix decides.
         index_dir: Folder for index files. None: next to local shards, and ~/.cache/loaderkit/index for remote shards.
+        folder_index: Whether to write one index of all shards into each of their folders, also into a bucket. It travels
+            with the shards, and a remote dataset opens with one or two requests for it.
         jobs: Processes that index.
         executor: Indexes instead of processes: any `concurrent.futures.Executor`, such as Dask's `client.get_executor()`
             or `RayExecutor()`. All its workers must see local shards and `index_dir` under the same path.
@@ -51,6 +55,7 @@ def index_shards(
 
     Raises:
         FileNotFoundError: If there are no shards.
+        OSError: If a folder's index cannot be written.
         ShardError: If shards could not be indexed; the message names the first.
 
     Examples:
@@ -68,7 +73,23 @@ def index_shards(
             failed.append(outcome.detail if shard in outcome.detail else f"{shard}: {outcome.detail}")
     if failed:
         raise ShardError(f"{len(failed):,} of {len(shards):,} shards have no index. The first: {min(failed)}")
+    if folder_index:
+        write_folder_indexes(shards, job)
     return samples
+
+
+def write_folder_indexes(shards: Sequence[str], job: "IndexJob") -> list[str]:
+    """Write one index into each folder of shards that have an index file each. Return the files' paths and URLs.
+
+    Raises:
+        OSError: If a folder cannot be written to.
+    """
+    by_folder: dict[str, dict[str, ShardIndex]] = {}
+    for shard in shards:
+        path = index_path(shard, job.index_dir)
+        if path.exists():  # some formats need none
+            by_folder.setdefault(folder_of(shard), {})[shard_name(shard)] = read_index(path)
+    return [write_folder_index(folder, indexes, job.storage) for folder, indexes in sorted(by_folder.items())]
 
 
 @dataclass(frozen=True, slots=True)

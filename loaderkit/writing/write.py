@@ -15,7 +15,8 @@ import numpy as np
 
 from loaderkit.datasets.base import MapStyle, read_many
 from loaderkit.datasets.remote.urls import is_remote, write_atomically
-from loaderkit.datasets.shards.index import content_checksum, save_index
+from loaderkit.datasets.shards.folder_index import write_folder_index
+from loaderkit.datasets.shards.index import content_checksum, index_path, read_index, save_index
 from loaderkit.sampling.cursor import fingerprint
 from loaderkit.sampling.order import Order, Sequential, Shuffled
 from loaderkit.seeding.keys import hash_positions
@@ -162,9 +163,18 @@ class Writing:
                         yield len(records), plan.shards
                 classes = getattr(self.dataset, "classes", None)
                 more = {"classes": list(classes)} if classes is not None else {}
+                self._write_folder_index(records)
                 self.manifest = self.folder.finish(plan, records, more)
         except OSError as error:
             raise WriteError(_describe(error, self.folder.path)) from error
+
+    def _write_folder_index(self, records: dict[int, Record]) -> None:
+        """Write the index that travels with the shards, if their format keeps one."""
+        names = [record.file.name for record in records.values()]
+        paths = {name: index_path(str(self.folder.path / name), None) for name in names}
+        indexes = {name: read_index(path) for name, path in paths.items() if path.exists()}
+        if indexes:
+            write_folder_index(str(self.folder.path), indexes)
 
     def _plan(self, jobs: int, fork: bool, executor: Executor | None) -> tuple[Plan, "Job"]:
         order: Order = Shuffled(self.size, seed=self.seed) if self.shuffle else Sequential(self.size)

@@ -325,7 +325,7 @@ def test_changed_data_is_never_served_stale(faulty: Faulty, tmp_path: Path) -> N
     for copy in (tmp_path / "cache").glob("*.lkshard"):
         copy.unlink()
     old.close()
-    with pytest.raises(ValueError, match=r"changed while it was in use: .* ETag \"2\".* was .* ETag \"1\""):
+    with pytest.raises(ValueError, match=r"changed while it was in use: .* ETag 2,.* was .* ETag 1,"):
         old[1]
 
 

@@ -113,7 +113,10 @@ def test_a_streams_arguments_are_looked_at_when_it_is_made() -> None:
     [
         (lambda: lk.TableDataModule({"a": [1]}, columns="a"), r"columns is 'a', wanted a TableColumns"),
         (lambda: lk.TextDataModule({"text": ["a"]}, batching="packed"), "batching is 'packed', wanted a TextBatching"),
-        (lambda: lk.TextDataModule({"text": ["a"]}, tokenizer="gpt2"), "tokenizer is of type str, wanted a function from a text"),
+        (
+            lambda: lk.TextDataModule({"text": ["a"]}, tokenizer="gpt2"),
+            "tokenizer is of type str, wanted a function from a text",
+        ),
     ],
 )
 def test_a_data_modules_settings_are_looked_at_when_it_is_made(make: Any, message: str) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import http.server
+import json
 import re
 import shutil
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,33 @@ def run_s3(folder: Path) -> Iterator[dict[str, Any]]:
         yield {"key": "test", "secret": "test", "endpoint_url": f"http://127.0.0.1:{port}"}
 
 
+class SlowStore:
+    """A running store of `benchmarks/object_store.py` over a folder, whose subfolders are buckets."""
+
+    def __init__(self, root: Path, port: int) -> None:
+        self.root, self.url = root, f"http://127.0.0.1:{port}"
+        self.options = {"key": "test", "secret": "test", "endpoint_url": self.url}
+
+    def requests(self) -> list[dict[str, Any]]:
+        """Return the requests since `reset`: method (also LIST), path, range and bytes sent."""
+        with urllib.request.urlopen(f"{self.url}/__stats", timeout=10) as answer:
+            return list(json.load(answer))
+
+    def reset(self) -> None:
+        urllib.request.urlopen(f"{self.url}/__reset", timeout=10).close()
+
+
+@contextlib.contextmanager
+def run_store(folder: Path, latency_s: float = 0.0, connection: float = 1e9, total: float = 1e9) -> Iterator[SlowStore]:
+    pytest.importorskip("s3fs")
+    root, port = folder / "buckets", free_port()
+    root.mkdir()
+    program = Path(__file__).parents[2] / "benchmarks" / "object_store.py"
+    limits = ["--latency", str(latency_s), str(latency_s), "--connection", str(connection), "--total", str(total)]
+    with running([sys.executable, str(program), str(port), str(root), *limits], port, folder / "store.log"):
+        yield SlowStore(root, port)
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
@@ -134,6 +163,9 @@ class Faulty(Served):
                 self.answer(200 if self.is_allowed() else 403, faulty.content, body=False)
 
             def do_GET(self) -> None:
+                if self.path.endswith("/folder.lkindex"):  # there is one file
+                    self.answer(404, b"")
+                    return
                 given = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
                 faulty.gets.append(self.headers.get("Range") or "")
                 fault = faulty.faults.pop(0) if faulty.faults else ""
@@ -181,7 +213,8 @@ class FaultyProxy(Served):
                 self.forward()
 
             def forward(self) -> None:
-                of_object = "." in self.path.partition("?")[0]  # else it lists a bucket
+                path = self.path.partition("?")[0]
+                of_object = "." in path and not path.endswith("/folder.lkindex")  # else it lists a bucket
                 fault = proxy.faults.pop(0) if of_object and proxy.faults else ""
                 if of_object:
                     proxy.asked.append(f"{self.command} {fault}")

@@ -75,7 +75,7 @@ class ParquetDataset(ShardedDataset):
             )
         super().__init__(urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage)
         self._groups = PerThread(Groups, cached_groups)
-        first = GroupedTable(self.shards[0], self.open_file(self.shards[0]), None, Groups(1))
+        first = GroupedTable(self.shards[0], self.open_head(self.shards[0]), None, Groups(1))
         self.columns = first.columns if columns is None else list(columns)
         self._layouts = {name: layout_of(first.type_of(name)) for name in self.columns if name in first.columns}
         first.close()
@@ -84,7 +84,7 @@ class ParquetDataset(ShardedDataset):
             self.read_batch = None  # type: ignore[assignment, method-assign]  # a batch reader then collates rows
 
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
-        table = GroupedTable(shard, self.open_file(shard), None, Groups(1))
+        table = GroupedTable(shard, self.open_head(shard), None, Groups(1))
         sizes = table.group_sizes()
         table.close()
         return sum(sizes), np.cumsum(sizes, dtype=np.int64)

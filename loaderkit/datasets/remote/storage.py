@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field
@@ -44,6 +45,12 @@ class Stat(NamedTuple):
     size_bytes: int
     changed_ns: int
     etag: str = ""
+
+    def is_same(self, other: "Stat") -> bool:
+        """Return whether both are of one content: a listing and a HEAD may give one file's time with other precision."""
+        if self.etag and other.etag:
+            return self.size_bytes == other.size_bytes and self.etag == other.etag
+        return self[:2] == other[:2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +106,7 @@ class Storage:
             raise OSError(
                 f"{url}: the server gives no size, which a shard needs. Give the URL of a file, or copy the file."
             )
-        changed = next((info[key] for key in _CHANGED if info.get(key)), 0)
-        etag = next((info[key] for key in _ETAGS if info.get(key)), "")
-        return Stat(int(info["size"]), _nanoseconds(changed), str(etag))
+        return _stat_of(info)
 
     def stat_many(self, urls: Sequence[str]) -> list[Stat]:
         """Return the versions of files, by parallel requests."""
@@ -109,21 +114,26 @@ class Storage:
         with ThreadPoolExecutor(_REQUESTS) as pool:
             return first + list(pool.map(self.stat, urls[1:]))
 
-    def open(self, url: str, found: Stat | None = None) -> BinaryIO:
+    def open_ranges(self, url: str, size_bytes: int) -> BinaryIO:
+        """Open a file that requests the ranges that are read. No request is made before."""
+        return io.BufferedReader(_Ranges(self, url, size_bytes), _BUFFER)
+
+    def open(self, url: str, found: Stat | None = None, *, checksum: str = "") -> BinaryIO:
         """Open a file to read bytes: a local copy if there is a cache, else a file that requests ranges.
 
         Args:
             url: URL of the file.
             found: The version that the file must still have.
+            checksum: The BLAKE2b checksum (32 hexadecimal digits) that a downloaded file must have; empty for any.
 
         Raises:
-            ValueError: If the file has changed, or is larger than the cache.
+            ValueError: If the file has changed, has another checksum, or is larger than the cache.
             OSError: If the file cannot be read, or the disk is full.
         """
         if self.cache_dir is None:
             now = self.stat(url)
             _refuse_change(url, now, found)
-            return io.BufferedReader(_Ranges(self, url, now.size_bytes), _BUFFER)
+            return self.open_ranges(url, now.size_bytes)
         from loaderkit.datasets.remote.cache import Cache  # needs fcntl, which some systems lack
 
         wanted = found or self.stat(url)
@@ -134,7 +144,12 @@ class Storage:
             )
 
         def download(file: BinaryIO) -> None:
-            self._download(url, wanted.size_bytes, file)
+            content = self._download(url, wanted.size_bytes, file)
+            if checksum and content != checksum:
+                raise ValueError(
+                    f"{url}: has the checksum {content}, its folder's index has {checksum}. Upload the shard again, or run "
+                    "`loaderkit index --folder-index` on its folder."
+                )
             _refuse_change(url, self.stat(url), wanted)  # a change during the download, too
 
         cache = Cache(Path(self.cache_dir).expanduser(), self.cache_bytes)
@@ -159,40 +174,88 @@ class Storage:
 
         return self._ask(url, get, f"bytes {start:,} to {stop:,} of {size_bytes:,}")
 
-    def find(self, url: str, suffixes: Sequence[str]) -> list[str]:
-        """Return the files at a URL: one file, the matches of a glob, or the files of a folder with one of the suffixes."""
+    def read_some(self, url: str, start: int, stop: int) -> bytes:
+        """Return a range of bytes of a file whose size is unknown; fewer if the file ends before."""
+
+        def get(files: Any, path: str) -> bytes:
+            content: bytes = self._run(files, "cat_file", path, start=start, end=stop)
+            return content[start:stop] if len(content) > stop - start else content  # some servers ignore ranges
+
+        return self._ask(url, get, f"bytes {start:,} to {stop:,}")
+
+    def write(self, url: str, content: bytes) -> None:
+        """Write a file as a whole.
+
+        Raises:
+            OSError: If the server refuses it, or cannot be written to.
+        """
+        self._ask(url, lambda files, path: self._run(files, "pipe_file", path, content))
+
+    def find(self, url: str, suffixes: Sequence[str]) -> dict[str, Stat | None]:
+        """Return the files at a URL: one file, the matches of a glob, or the files of a folder with one of the suffixes.
+
+        A file has its version where the listing gave it: that saves a request for each.
+        """
         web = url.startswith(("http://", "https://"))
         rest = url.partition("://")[2]
-        if any(sign in (rest.partition("/")[2] if web else rest) for sign in ("*[" if web else "*?[")):
-            return self._ask(url, lambda files, path: [str(files.unstrip_protocol(p)) for p in files.glob(path)])
-        return self._ask(url, lambda files, path: self._find(files, url, path, suffixes))
+        is_glob = any(sign in (rest.partition("/")[2] if web else rest) for sign in ("*[" if web else "*?["))
+        ways = (self._find_page, self._glob_page) if web else (self._find, self._glob)
+        return self._ask(url, lambda files, path: ways[is_glob](files, url, path, tuple(suffixes)))
 
-    def _find(self, files: Any, url: str, path: str, suffixes: Sequence[str]) -> list[str]:
+    def _glob(self, files: Any, url: str, path: str, suffixes: tuple[str, ...]) -> dict[str, Stat | None]:
+        folder, _, name = path.rpartition("/")
+        if any(sign in folder for sign in "*?[") or "**" in name:
+            return _listed(files, files.glob(path, detail=True))
+        from fsspec.utils import glob_translate
+
+        matches = re.compile(glob_translate(name)).match  # one listing: fsspec's glob makes several requests
+        try:
+            inside = files.ls(folder, detail=True)
+        except FileNotFoundError as error:
+            if error.__cause__ is not None and not isinstance(error.__cause__, KeyError):
+                raise
+            return {}
+        found = {str(info["name"]): info for info in inside if info.get("type") != "directory"}
+        return _listed(files, {at: info for at, info in found.items() if matches(at.rpartition("/")[2])})
+
+    def _find(self, files: Any, url: str, path: str, suffixes: tuple[str, ...]) -> dict[str, Stat | None]:
+        found = files.find(path.rstrip("/"), detail=True)
+        if list(found) == [path]:
+            return {url: _stat_of(found[path])}
+        return _listed(files, _shown(found, path.rstrip("/") + "/", suffixes))
+
+    def _glob_page(self, files: Any, url: str, path: str, suffixes: tuple[str, ...]) -> dict[str, Stat | None]:
+        return _listed(files, files.glob(path, detail=True))
+
+    def _find_page(self, files: Any, url: str, path: str, suffixes: tuple[str, ...]) -> dict[str, Stat | None]:
         try:
             info = self._run(files, "info", path)
         except FileNotFoundError as error:
             if error.__cause__ is not None:  # fsspec raises it for every failure of a web server
                 raise
             info = {"type": "none"}
-        # A folder on a web server is a page whose address ends with a slash.
+        # A folder is a page whose address ends with a slash.
         if info["type"] == "file" and not str(info.get("url", "")).endswith("/"):
-            return [url]
+            return {url: _stat_of(info)}
         root = path.rstrip("/") + "/"
-        inside = [found for found in files.find(root) if found.endswith(tuple(suffixes))]
-        shown = [found for found in inside if not is_hidden(found.removeprefix(root))]
-        return [str(files.unstrip_protocol(found)) for found in shown]
+        return _listed(files, _shown(files.find(root, detail=True), root, suffixes))
 
-    def _download(self, url: str, size_bytes: int, file: BinaryIO) -> None:
-        at = 0
+    def _download(self, url: str, size_bytes: int, file: BinaryIO) -> str:
+        """Copy a file, and return its checksum."""
+        at, found = 0, hashlib.blake2b(digest_size=16)
         while at < size_bytes:
             content = self.read(url, at, min(at + _BLOCK, size_bytes), size_bytes)
             file.write(content)
+            found.update(content)
             at += len(content)
+        return found.hexdigest()
 
     def _key(self, url: str, found: Stat) -> str:
         client = self.options.get("client_kwargs") or {}
         endpoint = self.options.get("endpoint_url") or client.get("endpoint_url") or ""
-        return hashlib.blake2b(json.dumps([url, str(endpoint), *found]).encode(), digest_size=16).hexdigest()
+        version = found.etag or found.changed_ns
+        named = json.dumps([url, str(endpoint), found.size_bytes, version])
+        return hashlib.blake2b(named.encode(), digest_size=16).hexdigest()
 
     def _filesystem(self, url: str) -> tuple[Any, str]:
         try:
@@ -261,13 +324,31 @@ class _Ranges(io.RawIOBase):
 
 
 def _refuse_change(url: str, now: Stat, wanted: Stat | None) -> None:
-    if wanted is not None and now != wanted:
+    if wanted is not None and not now.is_same(wanted):
         raise ValueError(
-            f"{url}: changed while it was in use: is {_shown(now)}, was {_shown(wanted)}. Create the dataset again."
+            f"{url}: changed while it was in use: is {_described(now)}, was {_described(wanted)}. Create the dataset again."
         )
 
 
-def _shown(found: Stat) -> str:
+def _stat_of(info: Mapping[str, Any]) -> Stat:
+    changed = next((info[key] for key in _CHANGED if info.get(key)), 0)
+    etag = next((info[key] for key in _ETAGS if info.get(key)), "")
+    return Stat(int(info["size"]), _nanoseconds(changed), str(etag).removeprefix("W/").strip('"'))
+
+
+def _listed(files: Any, found: Mapping[str, Mapping[str, Any]]) -> dict[str, Stat | None]:
+    """Return files by URL, with the versions that a listing has. A web server's listing has none."""
+    known = {name: info.get("size") is not None and info.get("type") != "directory" for name, info in found.items()}
+    return {str(files.unstrip_protocol(name)): _stat_of(info) if known[name] else None for name, info in found.items()}
+
+
+def _shown(found: Mapping[str, Any], root: str, suffixes: tuple[str, ...]) -> dict[str, Any]:
+    """Return the files of a folder that have one of the suffixes and are not hidden."""
+    names = [name for name in found if name.endswith(suffixes) and not is_hidden(name.removeprefix(root))]
+    return {name: found[name] for name in names}
+
+
+def _described(found: Stat) -> str:
     return f"{found.size_bytes:,} bytes, ETag {found.etag or 'unknown'}, time {found.changed_ns / 1e9:.0f}"
 
 
@@ -282,7 +363,10 @@ def _raise_named(error: Exception, place: str) -> NoReturn:
     refused = status in (401, 403) if status else isinstance(error, PermissionError)
     if refused or type(cause).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
         raise PermissionError(f"{place}access is refused: {text}. Pass credentials as Storage(options).") from error
-    if status in (404, 410) or (cause is error and isinstance(error, FileNotFoundError)):
+    # fsspec raises FileNotFoundError for every failure of a web server; in memory, a KeyError is its cause.
+    if status in (404, 410) or (
+        isinstance(error, FileNotFoundError) and (cause is error or isinstance(cause, KeyError))
+    ):
         raise FileNotFoundError(f"{place}is not there: {text}.") from error
     raise OSError(f"{place}can't be read: {text}") from error
 

@@ -19,7 +19,14 @@ INDEX_SUFFIX = ".lkindex"  # of index files, which lie next to shards
 
 
 def expand(urls: Urls, suffixes: Sequence[str], storage: Storage | None = None) -> list[str]:
+    """Return the shards at some URLs. As `find_shards`, without their versions."""
+    return list(find_shards(urls, suffixes, storage))
+
+
+def find_shards(urls: Urls, suffixes: Sequence[str], storage: Storage | None = None) -> dict[str, Stat | None]:
     """Return the shards at some URLs, sorted within each URL, without hidden files and index files.
+
+    Remote shards have their versions where a listing gives them.
 
     Args:
         urls: A file, a folder (all files in it with one of the suffixes), a glob, a URL of any of these, or a list of them.
@@ -33,27 +40,28 @@ def expand(urls: Urls, suffixes: Sequence[str], storage: Storage | None = None) 
     given = [urls] if isinstance(urls, str | os.PathLike) else list(urls)
     if not given:
         raise ValueError("no urls given, wanted a path, folder, glob or URL, or a list of them.")
-    shards: list[str] = []
+    shards: list[tuple[str, Stat | None]] = []
     for item in given:
         url = os.fspath(item)
         url = url.removeprefix("file://") if url.startswith("file:///") else url
-        found = (storage or Storage()).find(url, suffixes) if is_remote(url) else _expand_local(url, suffixes)
-        found = [path for path in found if not path.endswith(INDEX_SUFFIX)]
+        remote = is_remote(url)
+        listed = (storage or Storage()).find(url, suffixes) if remote else dict.fromkeys(_expand_local(url, suffixes))
+        found = {path: version for path, version in listed.items() if not path.endswith(INDEX_SUFFIX)}
         if not found:
-            gone = "" if is_remote(url) or glob.has_magic(url) or Path(url).exists() else " (no such file or folder)"
+            gone = "" if remote or glob.has_magic(url) or Path(url).exists() else " (no such file or folder)"
             braces = " Braces are not expanded: give a glob, or a list." if "{" in url else ""
             raise FileNotFoundError(
                 f"no shards at {url!r}{gone}, wanted files that end in {', '.join(suffixes)}.{braces}"
             )
-        shards += sorted(found)
-    names = Counter(shard if is_remote(shard) else str(Path(shard).resolve()) for shard in shards)
+        shards += sorted(found.items(), key=lambda item: item[0])
+    names = Counter(shard if is_remote(shard) else str(Path(shard).resolve()) for shard, _ in shards)
     twice = [name for name, count in names.items() if count > 1]
     if twice:
         raise ValueError(
             f"{len(twice)} of {len(names)} shards are listed more than once, the first is {twice[0]}; wanted each once. "
             "To read data several times use lk.Mixture or ConcatDataset."
         )
-    return shards
+    return dict(shards)
 
 
 def is_remote(url: str) -> bool:
@@ -66,9 +74,9 @@ def shard_name(url: str) -> str:
     return Path(urlsplit(url).path if url.startswith(("http://", "https://")) else url).name
 
 
-def open_file(url: str, storage: Storage | None = None, found: Stat | None = None) -> BinaryIO:
-    """Open a shard as a seekable file of bytes. A remote shard must still have the version `found`."""
-    return (storage or Storage()).open(url, found) if is_remote(url) else Path(url).open("rb")
+def open_file(url: str, storage: Storage | None = None, found: Stat | None = None, checksum: str = "") -> BinaryIO:
+    """Open a shard as a seekable file of bytes. A remote shard must still have the version and the checksum."""
+    return (storage or Storage()).open(url, found, checksum=checksum) if is_remote(url) else Path(url).open("rb")
 
 
 def stat(url: str, storage: Storage | None = None) -> Stat:

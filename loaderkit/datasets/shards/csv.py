@@ -78,7 +78,7 @@ class CsvDataset(ShardedDataset):
         # The offsets depend on these settings, so they are part of the index's name.
         self.kind = f"csv-1{'' if delimiter == ',' else f' {delimiter!r}'}{'' if header is None else ' without header'}"
         super().__init__(urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage)
-        self.columns = self._names(self.shards[0]) if columns is None else list(columns)
+        self.columns = self._names(self.shards[0], self.open_head) if columns is None else list(columns)
         self.types = dict(types or {})
         if unknown := sorted(set(self.types) - set(self.columns)):
             raise ValueError(f"CsvDataset: types are given for {unknown}, the columns are {self.columns}.")
@@ -95,7 +95,7 @@ class CsvDataset(ShardedDataset):
             file.seek(0)
             spans = self._records(shard, file) if quoted else scan_lines(shard, file, blank=b"\r\n")
         if self._header is None:
-            self._names(shard)
+            self._names(shard, self.open_file)
             spans = spans[1:]
         return len(spans), spans
 
@@ -104,7 +104,7 @@ class CsvDataset(ShardedDataset):
         return are_spans(index)
 
     def open(self, shard: str, index: ShardIndex) -> "_Records":
-        names = self._names(shard)
+        names = self._names(shard, self.open_file)
         if missing := [name for name in self.columns if name not in names]:
             raise ShardError(f"{shard}: lacks the columns {missing}, has {names}.")
         return _Records(shard, self.open_file(shard), names)
@@ -148,10 +148,10 @@ class CsvDataset(ShardedDataset):
                 raise ShardError(f"{found.place(at)} begins a record that is not CSV: {error}.") from error
         return np.array(spans, dtype=np.int64).reshape(-1, 2)
 
-    def _names(self, shard: str) -> list[str]:
+    def _names(self, shard: str, open_shard: Callable[[str], BinaryIO]) -> list[str]:
         if self._header is not None:
             return self._header
-        with self.open_file(shard) as file:
+        with open_shard(shard) as file:
             skip_bom(shard, file)
             try:
                 rows = csv.reader((line.decode() for line in file), delimiter=self._delimiter)

@@ -11,7 +11,7 @@ from loaderkit.datasets.ragged import Ragged, Spans, join_parts
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls, is_remote, shard_name
 from loaderkit.datasets.shards.index import ShardIndex
-from loaderkit.datasets.shards.mapped import Array, count_numbers
+from loaderkit.datasets.shards.mapped import Array, count_numbers, open_to_map
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.system.arrays import Int64Array
 
@@ -78,7 +78,7 @@ class DocumentDataset(ShardedDataset):
 
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
         ends = self._map_ends(shard)
-        with self.open_file(shard) as file:
+        with open_to_map(self, shard) as file:
             self._tokens[shard] = count_numbers(shard, file, self.dtype, f"{self.dtype} tokens")
         found = int(ends[-1]) if len(ends) else 0
         if found != self._tokens[shard]:
@@ -124,7 +124,7 @@ class DocumentDataset(ShardedDataset):
     def _open_ends(self, shard: str, path: str) -> BinaryIO:
         try:
             if is_remote(path) and path not in self._remote:
-                self._remote[path] = self._storage.stat(path)
+                self._remote[path] = self.storage.stat(path)
             return self.open_file(path)
         except FileNotFoundError as error:
             raise ShardError(

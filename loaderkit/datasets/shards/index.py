@@ -1,5 +1,6 @@
 """The index of a shard: its number of samples and where each one is, in a small file that is made once."""
 
+import dataclasses
 import hashlib
 import json
 import stat
@@ -29,6 +30,29 @@ _FIELDS: dict[str, type] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class LaterOffsets:
+    """Where a shard's compressed index lies in the index file of its folder."""
+
+    place: str  # path or URL of the file
+    start: int
+    stop: int
+    storage: Storage
+
+    def read(self) -> "ShardIndex":
+        """Return the shard's index with its offsets; raise a ShardError if the file has changed."""
+        if is_remote(self.place):
+            content = self.storage.read_some(self.place, self.start, self.stop)
+        else:
+            with Path(self.place).open("rb") as file:
+                file.seek(self.start)
+                content = file.read(self.stop - self.start)
+        try:
+            return ShardIndex.from_bytes(zlib.decompress(content), Path(self.place))
+        except zlib.error as error:
+            raise ShardError(f"{self.place}: changed while it was in use. Make the dataset again.") from error
+
+
 @dataclass(frozen=True, kw_only=True)
 class ShardIndex:
     """What is known about one shard.
@@ -41,6 +65,7 @@ class ShardIndex:
         etag: The server's entity tag then, for a remote shard.
         offsets: Where the samples are, (count, *) int64; None if the format needs no offsets.
         content: Checksum of the shard (see `content_checksum`); empty if none was made.
+        later: Where the offsets are if they have not been read yet; see `loaded`.
     """
 
     kind: str
@@ -50,10 +75,20 @@ class ShardIndex:
     offsets: Int64Array | None = None
     content: str = ""
     etag: str = ""
+    later: LaterOffsets | None = None
 
     def fits(self, found: Stat) -> bool:
-        """Return whether the shard still has the size, modification time and entity tag that it had when it was indexed."""
-        return (self.size_bytes, self.changed_ns, self.etag) == found
+        """Return whether the shard still has the size, and the entity tag or the time, that it had when it was indexed."""
+        return Stat(self.size_bytes, self.changed_ns, self.etag).is_same(found)
+
+    def loaded(self) -> "ShardIndex":
+        """Return this index with its offsets; raise a ShardError if the file that has them has changed."""
+        if self.later is None:
+            return self
+        found = self.later.read()
+        if (found.kind, found.count, found.size_bytes) != (self.kind, self.count, self.size_bytes):
+            raise ShardError(f"{self.later.place}: changed while it was in use. Make the dataset again.")
+        return dataclasses.replace(self, offsets=found.offsets, later=None)
 
     def spans(self, shard: str) -> Int64Array:
         """Return the offsets, or raise a ShardError if there are none."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.memory.array import take
+from loaderkit.datasets.remote.urls import is_remote
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.npyheader import NpyHeader, read_npy_header
 from loaderkit.datasets.shards.sharded import ShardedDataset
@@ -61,7 +62,7 @@ class MappedDataset(ShardedDataset):
 
 def npy_layout(shard: str, file: BinaryIO) -> NpyHeader:
     """Return the header of a `.npy` file; raise a ShardError unless it holds rows of numbers and the file is long enough."""
-    found = local_size(shard, file)
+    found = file.seek(0, os.SEEK_END)
     try:
         dtype, shape, _, start = header = read_npy_header(file)
     except (ValueError, TypeError, KeyError, SyntaxError, tokenize.TokenError) as error:
@@ -85,19 +86,18 @@ def map_npy(shard: str, file: BinaryIO) -> Array:
     return np.asarray(mapped)  # indexing a np.memmap is several times slower
 
 
-def local_size(shard: str, file: BinaryIO) -> int:
-    """Return the size in bytes of a file to map; raise a ShardError if it is remote and not cached."""
-    try:
-        return os.fstat(file.fileno()).st_size
-    except OSError as error:
+def open_to_map(dataset: ShardedDataset, shard: str) -> BinaryIO:
+    """Open a shard to read its head; raise a ShardError if it is remote and will have no local copy to map."""
+    if is_remote(shard) and dataset.storage.cache_dir is None:
         raise ShardError(
             f"{shard}: a remote file, wanted a local one to map into memory. Copy it to a disk, or use Storage(cache_dir=...)."
-        ) from error
+        )
+    return dataset.open_head(shard)
 
 
 def count_numbers(shard: str, file: BinaryIO, dtype: np.dtype[Any], what: str) -> int:
     """Return how many numbers are in a file without a header; `what` names them in errors."""
-    size = local_size(shard, file)
+    size = file.seek(0, os.SEEK_END)
     if size % dtype.itemsize:
         raise ShardError(f"{shard}: cut, its {size:,} bytes are not a whole number of {what}.")
     return size // dtype.itemsize

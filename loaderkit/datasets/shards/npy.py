@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls
 from loaderkit.datasets.shards.index import ShardIndex
-from loaderkit.datasets.shards.mapped import Array, Layout, MappedDataset, map_npy, npy_layout, take_native
+from loaderkit.datasets.shards.mapped import Array, Layout, MappedDataset, map_npy, npy_layout, open_to_map, take_native
 from loaderkit.system.arrays import Int64Array
 
 
@@ -51,7 +51,7 @@ class NpyDataset(MappedDataset):
         self.row_layout = next(iter(self._layouts)) if len(self._layouts) == 1 else None
 
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
-        with self.open_file(shard) as file:
+        with open_to_map(self, shard) as file:
             dtype, shape, _, _ = npy_layout(shard, file)
         if shape[0]:
             self._layouts.add((dtype.newbyteorder("="), shape[1:]))

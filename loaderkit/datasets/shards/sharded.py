@@ -5,6 +5,7 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
@@ -12,13 +13,17 @@ import numpy as np
 from loaderkit.datasets.base import check_index, check_indices
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.remote.storage import Stat, Storage
-from loaderkit.datasets.remote.urls import Urls, expand, is_remote, open_file, shard_name, stat
+from loaderkit.datasets.remote.urls import Urls, find_shards, is_remote, open_file, shard_name, stat
+from loaderkit.datasets.shards.folder_index import FolderIndexes, fitted
 from loaderkit.datasets.shards.index import ShardIndex, index_error, index_path, load_index, save_index
 from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.open_files import FileLimit, OpenFiles, files_allowed
 from loaderkit.system.per_thread import PerThread
+from loaderkit.system.progress import with_progress
+
+_AT_ONCE = 16  # remote shards that are indexed at the same time
 
 
 class ShardedDataset(DeclaresDraws, ABC):
@@ -59,15 +64,18 @@ class ShardedDataset(DeclaresDraws, ABC):
     ) -> None:
         if max_open < 1:
             raise ValueError(f"{type(self).__name__}: max_open is {max_open}, wanted at least 1.")
-        self._storage = storage or Storage()
-        self.shards = expand(urls, self.suffixes, self._storage)
-        remote = [shard for shard in self.shards if is_remote(shard)]
-        self._remote = dict(zip(remote, self._storage.stat_many(remote), strict=True))
+        self.storage = storage or Storage()
+        found = find_shards(urls, self.suffixes, self.storage)
+        self.shards = list(found)
+        self._remote = {shard: version for shard, version in found.items() if version is not None}
+        unknown = [shard for shard in self.shards if is_remote(shard) and shard not in self._remote]
+        self._remote |= dict(zip(unknown, self.storage.stat_many(unknown), strict=True))
+        self._checksums: dict[str, str] = {}  # that a remote shard must have, by its folder's index
         self.transform = transform
         self._index_dir = None if index_dir is None else os.fspath(index_dir)
         self._limit = FileLimit(max_open, self.files_each)
         self._changed: list[str] = []
-        self._indexes = [self.index_shard(shard) for shard in self.shards]
+        self._indexes = self._index_all()
         if self._changed:
             warnings.warn(
                 f"{type(self).__name__}: {len(self._changed)} of {len(self.shards)} shards have changed since they were "
@@ -99,20 +107,46 @@ class ShardedDataset(DeclaresDraws, ABC):
         """Number of samples in each shard, (S,) int64; a Loader with shuffle=True makes a ShardOrder from it."""
         return np.array([index.count for index in self._indexes], dtype=np.int64)
 
-    def index_shard(self, shard: str) -> ShardIndex:
-        """Return a shard's index; make and save it if there is none that fits."""
+    def _index_all(self) -> list[ShardIndex]:
+        folders = FolderIndexes(self.storage)
+        if not self._remote:
+            return [self._index(shard, folders) for shard in self.shards]
+        first = self._index(self.shards[0], folders)  # opens the session that the other requests share
+        indexes = {self.shards[0]: first}
+        # Without an index the first use reads each shard: many at a time, and the user sees how far it is.
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            rest = {pool.submit(self._index, shard, folders): shard for shard in self.shards[1:]}
+            try:
+                for done in with_progress(as_completed(rest), len(rest), "indexing"):
+                    indexes[rest[done]] = done.result()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        return [indexes[shard] for shard in self.shards]
+
+    def _index(self, shard: str, folders: FolderIndexes) -> ShardIndex:
+        """Return a shard's index: its own file's, else its folder's, else a new one, which is saved."""
         index = load_index(shard, self.kind, self._index_dir) if self.keeps_index else None
         found = self.stat(shard)
-        if index is not None and not index.fits(found):
+        if index is not None and index.fits(found):
+            if not self.has_offsets(index):
+                raise index_error(index_path(shard, self._index_dir), "its offsets are not those of a shard")
+            return index
+        for known in (index, folders.get(shard) if self.keeps_index else None):
+            if known is None or known.kind != self.kind or (same := fitted(known, shard, found)) is None:
+                continue
+            if is_remote(shard):
+                self._checksums[shard] = same.content
+            elif not known.fits(found):  # a copy, whose content was compared: only once
+                same = same.loaded()
+                save_index(shard, same, self._index_dir)
+            return same
+        if index is not None:
             self._changed.append(shard)
-            index = None
-        if index is not None and not self.has_offsets(index):
-            raise index_error(index_path(shard, self._index_dir), "its offsets are not those of a shard")
-        if index is None:
-            count, offsets = self.scan(shard)
-            index = ShardIndex(kind=self.kind, count=count, offsets=offsets, **found._asdict())
-            if self.keeps_index:
-                save_index(shard, index, self._index_dir)
+        count, offsets = self.scan(shard)
+        index = ShardIndex(kind=self.kind, count=count, offsets=offsets, **found._asdict())
+        if self.keeps_index:
+            save_index(shard, index, self._index_dir)
         return index
 
     def stat(self, shard: str) -> Stat:
@@ -121,7 +155,13 @@ class ShardedDataset(DeclaresDraws, ABC):
 
     def open_file(self, shard: str) -> BinaryIO:
         """Open a shard as bytes: a local file, unless the shard is remote and not cached."""
-        return open_file(shard, self._storage, self._remote.get(shard))
+        return open_file(shard, self.storage, self._remote.get(shard), self._checksums.get(shard, ""))
+
+    def open_head(self, shard: str) -> BinaryIO:
+        """Open a shard to read little of it: a remote one by ranges, also if there is a cache."""
+        if is_remote(shard):
+            return self.storage.open_ranges(shard, self.stat(shard).size_bytes)
+        return self.open_file(shard)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -159,7 +199,7 @@ class ShardedDataset(DeclaresDraws, ABC):
             handles.move_to_end(part)
         else:
             opened.make_room()
-            shard, index = self.shards[part], self._indexes[part]
+            shard, index = self.shards[part], self._load(part)
             if not index.fits(self.stat(shard)):
                 raise ShardError(
                     f"{shard}: changed since it was indexed. Make the dataset again, which indexes it again."
@@ -175,6 +215,15 @@ class ShardedDataset(DeclaresDraws, ABC):
     def close(self) -> None:
         """Close this thread's open shards; the next read opens them again."""
         self._opened.own.close()
+
+    def _load(self, part: int) -> ShardIndex:
+        index = self._indexes[part]
+        if index.later is not None:
+            index = index.loaded()
+            if not self.has_offsets(index):
+                raise ShardError(f"{self.shards[part]}: the index of its folder is damaged. Write it again.")
+            self._indexes[part] = index
+        return index
 
     def _gather(self, indices: Sequence[int]) -> list[Any]:
         samples: list[Any] = [None] * len(indices)

@@ -13,7 +13,7 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls, shard_name
 from loaderkit.datasets.shards.index import ShardIndex
-from loaderkit.datasets.shards.mapped import Array, MappedDataset, count_numbers, map_npy, npy_layout
+from loaderkit.datasets.shards.mapped import Array, MappedDataset, count_numbers, map_npy, npy_layout, open_to_map
 from loaderkit.system.arrays import Int64Array, native
 
 
@@ -107,7 +107,7 @@ class TokenDataset(MappedDataset):
         )
 
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
-        with self.open_file(shard) as file:
+        with open_to_map(self, shard) as file:
             tokens = self._tokens[shard] = self._count_tokens(shard, file)
         full = max(0, (tokens - self.length) // self.stride + 1)
         covered = (full - 1) * self.stride + self.length if full else 0

@@ -1,0 +1,172 @@
+"""The index of all shards of a folder in one file, which travels with the data and is read with one or two requests.
+
+The file begins with a header: the shards' names, sizes, counts and checksums. Each shard's own index follows, compressed, and
+is read when the shard is first opened.
+"""
+
+import dataclasses
+import json
+import stat
+import threading
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from loaderkit.datasets.errors import ShardError
+from loaderkit.datasets.remote.storage import Stat, Storage
+from loaderkit.datasets.remote.urls import INDEX_SUFFIX, is_remote, shard_name, write_atomically
+from loaderkit.datasets.shards.index import LaterOffsets, ShardIndex, content_checksum
+
+FOLDER_INDEX = "folder" + INDEX_SUFFIX
+VERSION = 1
+_MAGIC = b"LKFOLDER"
+_FIXED = len(_MAGIC) + 8 + 4  # bytes: the magic, the header's size and its checksum
+_FIRST = 1 << 20  # bytes of the first request: the whole header of some thousand shards
+_COLUMNS = ("names", "kinds", "counts", "size_bytes", "changed_ns", "etags", "contents", "lengths")
+
+
+def to_bytes(indexes: Mapping[str, ShardIndex]) -> bytes:
+    """Return the content of a folder's index file, for shards by name. Offsets must have been read."""
+    names = sorted(indexes)
+    shards = [indexes[name] for name in names]
+    bodies = [zlib.compress(shard.to_bytes(), 1) for shard in shards]
+    columns = [
+        names,
+        [shard.kind for shard in shards],
+        [shard.count for shard in shards],
+        [shard.size_bytes for shard in shards],
+        [shard.changed_ns for shard in shards],
+        [shard.etag for shard in shards],
+        [shard.content for shard in shards],
+        [len(body) for body in bodies],
+    ]
+    header = json.dumps({"version": VERSION, **dict(zip(_COLUMNS, columns, strict=True))}).encode()
+    fixed = _MAGIC + len(header).to_bytes(8, "little") + zlib.crc32(header).to_bytes(4, "little")
+    return b"".join((fixed, header, *bodies))
+
+
+def write_folder_index(folder: str, indexes: Mapping[str, ShardIndex], storage: Storage | None = None) -> str:
+    """Write a folder's index file as a whole, and return its path or URL."""
+    place = f"{folder.rstrip('/')}/{FOLDER_INDEX}"
+    if is_remote(place):
+        (storage or Storage()).write(place, to_bytes(indexes))
+    else:
+        write_atomically(Path(place), to_bytes(indexes))
+    return place
+
+
+def read_folder_index(folder: str, storage: Storage) -> dict[str, ShardIndex]:
+    """Return the indexes in a folder's index file by the shards' names, without their offsets. Empty if there is no file.
+
+    Raises:
+        ShardError: If the file is damaged, or of another version.
+    """
+    place = f"{folder.rstrip('/')}/{FOLDER_INDEX}"
+    try:
+        start = _read(place, 0, _FIRST, storage)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except PermissionError:
+        if is_remote(place):  # S3 answers 403 for a missing file if listing is not allowed
+            return {}
+        raise
+    if not start.startswith(_MAGIC) and is_remote(place):  # some web servers answer with a page for every address
+        return {}
+    size = int.from_bytes(start[len(_MAGIC) : len(_MAGIC) + 8], "little")
+    if len(start) >= _FIRST and _FIXED + size > len(start):
+        start += _read(place, len(start), _FIXED + size, storage)
+    header = start[_FIXED : _FIXED + size]
+    checksum = int.from_bytes(start[_FIXED - 4 : _FIXED], "little")
+    if not start.startswith(_MAGIC) or len(header) != size or zlib.crc32(header) != checksum:
+        raise _error(place, "its checksum differs")
+    try:
+        return _shards(place, json.loads(header), _FIXED + size, storage)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _error(place, f"{type(error).__name__}: {error}") from error
+
+
+class FolderIndexes:
+    """The index files of shards' folders, each read when a shard of its folder is first asked for, by any thread."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._lock = threading.Lock()
+        self._locks: dict[str, threading.Lock] = {}
+        self._read: dict[str, dict[str, ShardIndex]] = {}
+
+    def get(self, shard: str) -> ShardIndex | None:
+        """Return a shard's entry, or None if its folder has no index, or one without this shard."""
+        folder = folder_of(shard)
+        with self._lock:
+            lock = self._locks.setdefault(folder, threading.Lock())
+        with lock:
+            if folder not in self._read:
+                self._read[folder] = read_folder_index(folder, self._storage)
+        return self._read[folder].get(shard_name(shard))
+
+
+def fitted(index: ShardIndex, shard: str, found: Stat) -> ShardIndex | None:
+    """Return a folder's entry for the version of a shard that is there now, or None if it is of another content.
+
+    A copy has another time, and often another entity tag. So the size must agree, and then the tag, the time or the
+    checksum. A remote shard's checksum is compared when it is downloaded.
+    """
+    if index.size_bytes != found.size_bytes:
+        return None
+    same = index.fits(found)
+    if not same and is_remote(shard):
+        same = not index.etag and bool(index.content)
+    elif not same:
+        same = bool(index.content) and content_checksum(shard) == index.content
+    return dataclasses.replace(index, changed_ns=found.changed_ns, etag=found.etag) if same else None
+
+
+def folder_of(shard: str) -> str:
+    """Return the folder of a shard, as a path or URL."""
+    if is_remote(shard):
+        return shard.partition("?")[0].rpartition("/")[0]
+    return str(Path(shard).parent)
+
+
+def _shards(place: str, header: Any, start: int, storage: Storage) -> dict[str, ShardIndex]:
+    if header["version"] != VERSION:
+        raise ShardError(
+            f"{place}: an index of version {header['version']}, this loaderkit reads {VERSION}. Write it again: "
+            "`loaderkit index --folder-index`."
+        )
+    columns = [header[name] for name in _COLUMNS]
+    types = (str, str, int, int, int, str, str, int)
+    for name, values, wanted in zip(_COLUMNS, columns, types, strict=True):
+        if not all(type(value) is wanted for value in values):
+            raise ValueError(f"{name} of other types than {wanted.__name__}")
+    found: dict[str, ShardIndex] = {}
+    for name, kind, count, size_bytes, changed_ns, etag, content, length in zip(*columns, strict=True):
+        if min(count, size_bytes, length) < 0 or "/" in name:
+            raise ValueError(f"an entry {name!r} with {count} samples and {size_bytes} bytes")
+        later = LaterOffsets(place, start, start + length, storage)
+        start += length
+        found[name] = ShardIndex(
+            kind=kind,
+            count=count,
+            size_bytes=size_bytes,
+            changed_ns=changed_ns,
+            etag=etag,
+            content=content,
+            later=later,
+        )
+    return found
+
+
+def _read(place: str, start: int, stop: int, storage: Storage) -> bytes:
+    if is_remote(place):
+        return storage.read_some(place, start, stop)
+    if not stat.S_ISREG(Path(place).stat().st_mode):
+        raise _error(place, "not a regular file")
+    with Path(place).open("rb") as file:
+        file.seek(start)
+        return file.read(stop - start)
+
+
+def _error(place: str, what: str) -> ShardError:
+    return ShardError(f"{place}: not a whole index file ({what}). Delete it, or run `loaderkit index --folder-index`.")

@@ -1,0 +1,260 @@
+"""The index of a folder travels with its shards: a remote dataset opens with few requests, and nothing wrong is believed."""
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import time
+import warnings
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from servers import SlowStore, run_store
+
+import loaderkit as lk
+from loaderkit.datasets import FOLDER_INDEX
+from loaderkit.datasets.shards.folder_index import to_bytes
+from loaderkit.testing import assert_exactly_once, assert_resumable
+
+TEXTS = [{"cls": number, "txt": f"text {number}" * (number % 5)} for number in range(97)]
+
+
+class NeverScans(lk.TarDataset):
+    """It fails where an index has to be made."""
+
+    def scan(self, shard: str) -> Any:
+        raise AssertionError(f"{shard} was scanned")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlowStore]:
+    with run_store(tmp_path_factory.mktemp("store")) as found:
+        yield found
+
+
+@pytest.fixture
+def storage(store: SlowStore, tmp_path: Path) -> lk.Storage:
+    store.reset()
+    return lk.Storage(store.options, cache_dir=tmp_path / "cache")
+
+
+def write(folder: Path, samples: Any = TEXTS, **settings: Any) -> Path:
+    return lk.write_shards(samples, folder, **{"samples_per_shard": 10} | settings).parent
+
+
+def upload(folder: Path, store: SlowStore, bucket: str) -> str:
+    """Copy a folder into a bucket as `aws s3 sync` does: other times and tags, no index files but the folder's."""
+    there = store.root / bucket / "train"
+    there.mkdir(parents=True)
+    for path in folder.iterdir():
+        if path.suffix != ".lkindex" or path.name == FOLDER_INDEX:
+            shutil.copy(path, there)
+            os.utime(there / path.name, (1e9, 1e9))
+    return f"s3://{bucket}/train"
+
+
+def keys(data: Any) -> list[int]:
+    return [data[index]["cls"] for index in range(len(data))]
+
+
+@pytest.mark.parametrize("how", ["/*.tar", "/", ""])
+def test_a_bucket_opens_from_the_index_that_was_uploaded(
+    how: str, store: SlowStore, storage: lk.Storage, tmp_path: Path
+) -> None:
+    url = upload(write(tmp_path / "shards"), store, f"opens{len(how)}")
+    store.reset()
+    data = NeverScans(url + how, storage=storage, index_dir=tmp_path / "index")
+    asked = store.requests()
+    assert len(data) == 97
+    assert len(asked) <= (2 if how.startswith("/") else 4), asked  # without a slash: is it a file?
+    assert keys(data) == list(range(97))
+    assert keys(pickle.loads(pickle.dumps(data))) == list(range(97))
+    assert not list(tmp_path.glob("index/*"))  # it needs no copy
+
+
+def test_a_thousand_shards_open_with_three_requests(store: SlowStore, storage: lk.Storage, tmp_path: Path) -> None:
+    folder = write(tmp_path / "shards", [{"cls": number} for number in range(1000)], samples_per_shard=1)
+    url = upload(folder, store, "thousand")
+    store.reset()
+    data = NeverScans(f"{url}/*.tar", storage=storage, index_dir=tmp_path / "index")
+    assert (len(data.shards), len(data)) == (1000, 1000)
+    assert len(store.requests()) <= 3  # two pages of the listing, and the index
+    assert data[777]["cls"] == 777
+
+
+def test_a_header_of_several_megabytes_is_read_whole(store: SlowStore, storage: lk.Storage, tmp_path: Path) -> None:
+    """With names of 200 letters; each shard's offsets are a request of their own, when it is first read."""
+    there = store.root / "names" / "train"
+    there.mkdir(parents=True)
+    one = write(tmp_path / "one", [{"cls": 5}]) / "shard-000000.tar"
+    index = lk.TarDataset(one)._indexes[0]
+    names = [f"{number:05}-{'x' * 190}.tar" for number in range(6000)]
+    for name in names[:3]:
+        shutil.copy(one, there / name)
+    (there / FOLDER_INDEX).write_bytes(to_bytes(dict.fromkeys(names, index)))
+    assert (there / FOLDER_INDEX).stat().st_size > 2 << 20
+    data = NeverScans("s3://names/train/*.tar", storage=storage, index_dir=tmp_path / "index")
+    assert keys(data) == [5, 5, 5]
+    ranges = [asked["range"] for asked in store.requests() if asked["path"].endswith(FOLDER_INDEX)]
+    assert len(ranges) == 2 + 3
+
+
+def test_a_copied_folder_is_not_indexed_again(tmp_path: Path) -> None:
+    """A copy has other times: its content is compared once, and no warning says that it changed."""
+    written = write(tmp_path / "shards")
+    for kept in ("*", FOLDER_INDEX):
+        copy = tmp_path / f"copy{len(kept)}"
+        shutil.copytree(written, copy, copy_function=shutil.copyfile)
+        for path in copy.iterdir():
+            if path.suffix == ".lkindex" and kept != "*" and path.name != FOLDER_INDEX:
+                path.unlink()
+            else:
+                os.utime(path, (1e9, 1e9))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert keys(NeverScans(copy)) == list(range(97))
+            (copy / FOLDER_INDEX).unlink()
+            assert keys(NeverScans(copy)) == list(range(97))  # now each shard has its own index
+
+
+def test_a_changed_shard_is_found(tmp_path: Path) -> None:
+    """Of the same size and in the same place, so only its content tells."""
+    folder = write(tmp_path / "shards", [{"txt": f"{number:03}"} for number in range(30)])
+    shard = folder / "shard-000001.tar"
+    content = shard.read_bytes()
+    for index in folder.glob("shard*.lkindex"):
+        index.unlink()
+    shard.write_bytes(content.replace(b"011" + bytes(509), b"xyz" + bytes(509)))
+    assert lk.TarDataset(folder)[11]["txt"] == "xyz"
+    for index in folder.glob("shard*.lkindex"):
+        index.unlink()
+    with pytest.raises(AssertionError, match=r"shard-000001\.tar was scanned"):
+        NeverScans(folder)
+
+
+def test_a_changed_remote_shard_is_refused_when_it_is_downloaded(
+    store: SlowStore, storage: lk.Storage, tmp_path: Path
+) -> None:
+    folder = write(tmp_path / "shards", [{"txt": f"{number:03}"} for number in range(30)])
+    url = upload(folder, store, "changed")
+    shard = store.root / "changed" / "train" / "shard-000001.tar"
+    shard.write_bytes(shard.read_bytes().replace(b"011" + bytes(509), b"xyz" + bytes(509)))
+    data = NeverScans(f"{url}/", storage=storage, index_dir=tmp_path / "index")
+    assert data[3]["txt"] == "003"
+    with pytest.raises(
+        ValueError, match=r"shard-000001.tar: has the checksum \w+, its folder's index has \w+\. Upload"
+    ):
+        data[11]
+    shard.write_bytes(b"longer" + shard.read_bytes())
+    with pytest.raises(AssertionError, match=r"shard-000001\.tar was scanned"):
+        NeverScans(f"{url}/", storage=storage, index_dir=tmp_path / "index")
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "emptied", "other version"])
+def test_a_damaged_index_is_refused(damage: str, store: SlowStore, storage: lk.Storage, tmp_path: Path) -> None:
+    url = upload(write(tmp_path / "shards"), store, f"damaged-{damage.replace(' ', '-')}")
+    index = store.root / url.split("/")[2] / "train" / FOLDER_INDEX
+    content = index.read_bytes()
+    header = 20 + int.from_bytes(content[8:16], "little")
+    index.write_bytes(
+        {
+            "cut": content[: header - 5],
+            "flipped": content[:50] + bytes([content[50] ^ 1]) + content[51:],
+            "emptied": content[:8] + bytes(12),
+            "other version": content,
+        }[damage]
+    )
+    if damage == "other version":
+        changed = content[20:header].replace(b'"version": 1', b'"version": 9')
+        index.write_bytes(content[:16] + zlib.crc32(changed).to_bytes(4, "little") + changed + content[header:])
+    with pytest.raises(lk.ShardError, match="of version 9" if damage == "other version" else "not a whole index file"):
+        NeverScans(f"{url}/", storage=storage, index_dir=tmp_path / "index")
+
+
+def test_an_index_that_changes_during_a_run_is_refused(store: SlowStore, storage: lk.Storage, tmp_path: Path) -> None:
+    url = upload(write(tmp_path / "shards"), store, "during")
+    data = NeverScans(f"{url}/", storage=storage, index_dir=tmp_path / "index")
+    index = store.root / "during" / "train" / FOLDER_INDEX
+    other = write(tmp_path / "other", TEXTS[::-1], samples_per_shard=7)
+    shutil.copy(other / FOLDER_INDEX, index)
+    with pytest.raises(lk.ShardError, match=r"changed while it was in use|not a whole index file"):
+        keys(data)
+
+
+@pytest.mark.parametrize("suffix", ["tar", "jsonl", "csv", "parquet"])
+def test_the_command_writes_an_index_into_the_bucket(suffix: str, store: SlowStore, tmp_path: Path) -> None:
+    """Of shards that others wrote, in each format that keeps an index."""
+    folder = store.root / f"command-{suffix}" / "train"
+    folder.mkdir(parents=True)
+    make(suffix, folder)
+    options = [f"--storage-option={name}={value}" for name, value in store.options.items()]
+    url = f"s3://command-{suffix}/train/*.{suffix}"
+    command = [sys.executable, "-m", "loaderkit.cli", "index", url, "--folder-index", *options, "--jobs=1"]
+    command += [f"--index-dir={tmp_path / 'index'}", f"--cache-dir={tmp_path / 'cache'}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert f"written s3://command-{suffix}/train/{FOLDER_INDEX}" in done.stdout
+    store.reset()
+    kind = {"tar": lk.TarDataset, "jsonl": lk.JsonlDataset, "csv": lk.CsvDataset, "parquet": lk.ParquetDataset}[suffix]
+    storage = lk.Storage(store.options, cache_dir=tmp_path / "empty")
+    data = kind(url, storage=storage, index_dir=tmp_path / "none")
+    asked = [(request["method"], request["path"]) for request in store.requests()]
+    assert len(data) == 40
+    assert len(asked) <= {"parquet": 4, "csv": 3}.get(suffix, 2), asked  # and what the columns are
+    assert len({str(data[index]) for index in range(40)}) == 40
+
+
+def make(suffix: str, folder: Path) -> None:
+    for part in range(4):
+        rows = [{"number": 10 * part + row, "word": "w" * row} for row in range(10)]
+        path = folder / f"part-{part}.{suffix}"
+        if suffix == "tar":
+            written = write(folder.parent.parent / f"made-{part}-{time.monotonic_ns()}", rows)
+            shutil.move(written / "shard-000000.tar", path)
+        elif suffix == "jsonl":
+            path.write_text("\n".join(map(json.dumps, rows)))
+        elif suffix == "csv":
+            path.write_text("number,word\n" + "".join(f"{row['number']},{row['word']}\n" for row in rows))
+        else:
+            pyarrow = pytest.importorskip("pyarrow")
+            from pyarrow import parquet
+
+            parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+def test_formats_without_an_index_read_only_heads(store: SlowStore, storage: lk.Storage, tmp_path: Path) -> None:
+    """Tokens and arrays say their sizes at their beginning, or by their number of bytes."""
+    folder = store.root / "heads"
+    folder.mkdir()
+    for part in range(3):
+        np.arange(100_000 + part, dtype=np.uint16).tofile(folder / f"{part}.bin")
+        np.save(folder / f"{part}.npy", np.arange(600_000, dtype=np.float32).reshape(-1, 2))
+    tokens = lk.TokenDataset("s3://heads/*.bin", length=100, dtype="uint16", storage=storage)
+    assert len(tokens) == 3000
+    assert sum(request["bytes"] for request in store.requests()) == 0
+    rows = lk.NpyDataset("s3://heads/*.npy", storage=storage)
+    assert len(rows) == 900_000
+    assert sum(request["bytes"] for request in store.requests()) < 1_000_000
+    assert tokens[1][:3].tolist() == [100, 101, 102]
+    assert rows[300_001].tolist() == [2.0, 3.0]
+
+
+def test_the_laws_hold_over_a_folder_index(store: SlowStore, tmp_path: Path) -> None:
+    url = upload(write(tmp_path / "shards"), store, "laws")
+    storage = lk.Storage(store.options, cache_dir=tmp_path / "cache")
+
+    def make_loader(**settings: Any) -> lk.Loader:
+        data = NeverScans(f"{url}/", storage=storage, index_dir=tmp_path / "index")
+        return lk.Loader(data, 7, shuffle=True, collate_fn=list, **settings)
+
+    def ids(batch: Any) -> list[int]:
+        return [sample["cls"] for sample in batch]
+
+    assert_exactly_once(make_loader, worlds=(1, 3), samples=97, ids=ids)
+    assert_resumable(make_loader, ids=ids)
