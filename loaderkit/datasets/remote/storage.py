@@ -7,10 +7,12 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn, TypeVar
 
@@ -18,7 +20,7 @@ from loaderkit.system.retry import Retry, TransientError, http_status
 
 T = TypeVar("T")
 
-_BLOCK = 1 << 23  # most bytes of one request
+_BLOCK = 1 << 22  # most bytes of one request
 _BUFFER = 1 << 18  # bytes of the smallest read without a cache
 _REQUESTS = 16  # at the same time
 # Names that file systems give to the time of the last change, and to the entity tag.
@@ -66,7 +68,7 @@ class Storage:
         cache_dir: Folder of the copies; None reads byte ranges and keeps no copies.
         cache_bytes: Limit for the size of all copies. A copy that is removed while it is open takes space until it is closed.
         retry: How often and how long to repeat a request.
-        timeout_s: Time limit of one request of at most 8 MiB.
+        timeout_s: Time limit of one request of at most 4 MiB.
 
     Raises:
         ValueError: If cache_bytes is less than 1, or timeout_s is not positive.
@@ -116,7 +118,7 @@ class Storage:
 
     def open_ranges(self, url: str, size_bytes: int) -> BinaryIO:
         """Open a file that requests the ranges that are read. No request is made before."""
-        return io.BufferedReader(_Ranges(self, url, size_bytes), _BUFFER)
+        return RangeFile(self, url, size_bytes)
 
     def open(self, url: str, found: Stat | None = None, *, checksum: str = "") -> BinaryIO:
         """Open a file to read bytes: a local copy if there is a cache, else a file that requests ranges.
@@ -150,7 +152,8 @@ class Storage:
                     f"{url}: has the checksum {content}, its folder's index has {checksum}. Upload the shard again, or run "
                     "`loaderkit index --folder-index` on its folder."
                 )
-            _refuse_change(url, self.stat(url), wanted)  # a change during the download, too
+            if not checksum:
+                _refuse_change(url, self.stat(url), wanted)  # a change during the download, too
 
         cache = Cache(Path(self.cache_dir).expanduser(), self.cache_bytes)
         try:
@@ -160,19 +163,33 @@ class Storage:
                 error.add_note(f"loaderkit: raised while downloading {url}.")
             raise
 
-    def read(self, url: str, start: int, stop: int, size_bytes: int) -> bytes:
-        """Return a range of bytes; the whole file if the server ignores ranges and `start` is 0."""
+    def read(self, url: str, start: int, stop: int, size_bytes: int, *, or_all: bool = False) -> bytes:
+        """Return a range of bytes; with `or_all`, the whole file if the server ignores ranges."""
         wanted = stop - start
 
         def get(files: Any, path: str) -> bytes:
             content: bytes = self._run(files, "cat_file", path, start=start, end=stop)
             if len(content) == size_bytes > wanted:  # the server ignores ranges
-                return content if start == 0 else content[start:stop]
+                return content if or_all else content[start:stop]
             if len(content) != wanted:
                 raise TransientError(f"got {len(content):,} bytes, wanted {wanted:,}")
             return content
 
         return self._ask(url, get, f"bytes {start:,} to {stop:,} of {size_bytes:,}")
+
+    def read_many(self, url: str, ranges: Iterable[tuple[int, int]], size_bytes: int) -> Iterator[bytes]:
+        """Yield ranges of bytes of a file in their order, by parallel requests of at most 4 MiB each."""
+        cut = (
+            (url, at, min(at + _BLOCK, stop), size_bytes) for start, stop in ranges for at in range(start, stop, _BLOCK)
+        )
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            asked = deque(pool.submit(self.read, *part) for part in islice(cut, 2 * _REQUESTS))
+            try:
+                while asked:
+                    yield asked.popleft().result()
+                    asked.extend(pool.submit(self.read, *part) for part in islice(cut, 1))
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
 
     def read_some(self, url: str, start: int, stop: int) -> bytes:
         """Return a range of bytes of a file whose size is unknown; fewer if the file ends before."""
@@ -242,12 +259,17 @@ class Storage:
 
     def _download(self, url: str, size_bytes: int, file: BinaryIO) -> str:
         """Copy a file, and return its checksum."""
-        at, found = 0, hashlib.blake2b(digest_size=16)
-        while at < size_bytes:
-            content = self.read(url, at, min(at + _BLOCK, size_bytes), size_bytes)
+        found, at = hashlib.blake2b(digest_size=16), 0
+        if (
+            url.startswith(("http://", "https://")) and size_bytes
+        ):  # it may ignore ranges, and answer with the whole file
+            content = self.read(url, 0, min(_BLOCK, size_bytes), size_bytes, or_all=True)
             file.write(content)
             found.update(content)
-            at += len(content)
+            at = len(content)
+        for content in self.read_many(url, [(at, size_bytes)], size_bytes):
+            file.write(content)
+            found.update(content)
         return found.hexdigest()
 
     def _key(self, url: str, found: Stat) -> str:
@@ -293,6 +315,27 @@ class Storage:
                 raise TransientError(f"no answer within {self.timeout_s:g} s") from error
 
         return sync(files.loop, within)
+
+
+class RangeFile(io.BufferedReader):
+    """A remote file that requests the ranges that are read."""
+
+    def __init__(self, storage: Storage, url: str, size_bytes: int) -> None:
+        super().__init__(_Ranges(storage, url, size_bytes), _BUFFER)
+        self._storage, self._url, self._size_bytes = storage, url, size_bytes
+
+    def read_into(self, spans: Sequence[tuple[int, int]], content: memoryview) -> None:
+        """Read spans of bytes into a buffer, one after another, by parallel requests.
+
+        Raises:
+            EOFError: If the file ends before a span does.
+        """
+        if max(stop for _, stop in spans) > self._size_bytes:
+            raise EOFError(f"{self._url}: ends at byte {self._size_bytes:,}")
+        at = 0
+        for part in self._storage.read_many(self._url, spans, self._size_bytes):
+            content[at : at + len(part)] = part
+            at += len(part)
 
 
 class _Ranges(io.RawIOBase):

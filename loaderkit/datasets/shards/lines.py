@@ -7,6 +7,7 @@ from typing import BinaryIO
 import numpy as np
 
 from loaderkit.datasets.errors import ShardError
+from loaderkit.datasets.remote.storage import RangeFile
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.system.arrays import Int64Array
 
@@ -19,6 +20,7 @@ COMPRESSED = {  # the first bytes of a file
     b"\x04\x22\x4d\x18": "lz4",
 }
 GAP = 1 << 12  # bytes that are cheaper to read than to seek over
+_REMOTE_GAP = 1 << 17  # bytes that are cheaper to read than another request
 _BLOCK = 1 << 24  # bytes
 _RUN = 1 << 23  # bytes in one read, unless a span is longer
 
@@ -32,7 +34,10 @@ class LineFile:
         try:
             self._descriptor: int | None = file.fileno()
         except OSError:
-            self._descriptor = None  # a remote file
+            self._descriptor = None
+        self._ranges = file if isinstance(file, RangeFile) else None
+        if self._ranges is not None:
+            self._gap = max(gap, _REMOTE_GAP)
 
     def close(self) -> None:
         self._file.close()
@@ -52,8 +57,14 @@ class LineFile:
             shifts.append(size - first)
             size += last - first
         content = np.empty(size, dtype=np.uint8).data
-        for (first, last), shift in zip(runs, shifts, strict=True):
-            self._read_into(content[first + shift : last + shift], first)
+        if self._ranges is not None and runs:
+            try:
+                self._ranges.read_into(runs, content)
+            except EOFError as error:
+                raise self._cut(max(ends)) from error
+        else:
+            for (first, last), shift in zip(runs, shifts, strict=True):
+                self._read_into(content[first + shift : last + shift], first)
         return content, [start + shifts[run] for start, run in zip(starts, run_of, strict=True)]
 
     def place(self, start: int) -> str:
@@ -90,11 +101,14 @@ class LineFile:
                 count = len(part)
                 content[:count] = part
             if not count:
-                raise ShardError(
-                    f"{self.shard}: ends at byte {self._file.seek(0, 2)}, the index has samples up to {stop} at least. "
-                    "It changed while it was in use: make the dataset again."
-                )
+                raise self._cut(stop)
             content, start = content[count:], start + count
+
+    def _cut(self, stop: int) -> ShardError:
+        return ShardError(
+            f"{self.shard}: ends at byte {self._file.seek(0, 2)}, the index has samples up to {stop} at least. "
+            "It changed while it was in use: make the dataset again."
+        )
 
 
 def scan_lines(shard: str, file: BinaryIO, *, blank: bytes = b" \t\r\n", block: int = _BLOCK) -> Int64Array:
