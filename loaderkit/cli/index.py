@@ -23,10 +23,6 @@ def add_to(commands: Any) -> None:
         "skipped. The exit code is 1 if a shard failed, or with --check if an index is not fresh.",
         examples=(
             ("loaderkit index 'shards/*.tar'", "index all tar shards of a folder"),
-            (
-                "loaderkit index s3://bucket/shards/ --format jsonl --index-dir indexes/",
-                "keep the index files of remote shards in a local folder",
-            ),
             ("loaderkit index s3://bucket/shards/ --folder-index", "write one index of all shards into the bucket"),
         ),
     )

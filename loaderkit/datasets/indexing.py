@@ -151,7 +151,9 @@ def _make_index(shard: str, kind: type[ShardedDataset], job: IndexJob) -> Outcom
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a changed shard is expected here
         dataset = kind(shard, index_dir=job.index_dir, **storage, **job.options)
-    if content and path.exists():
+    if kind.keeps_index and not path.exists():  # its folder's index has it
+        save_index(shard, dataset.proven_index(0), job.index_dir)
+    if content:
         index = read_index(path)
         save_index(shard, dataclasses.replace(index, content=content), job.index_dir)
     samples = int(dataset.shard_sizes[0])

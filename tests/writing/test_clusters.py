@@ -100,12 +100,12 @@ def test_the_result_does_not_depend_on_the_executor(
     assert steps == [(done, SHARDS) for done in range(SHARDS + 1)]
     assert lk.verify_shards("out", executor=executor) == SIZE
 
-    written = sorted(Path("out").glob(f"*{INDEX_SUFFIX}"))
+    written = sorted(Path("out").glob(f"shard*{INDEX_SUFFIX}"))
     assert len(written) == SHARDS
     for path in written:
         path.unlink()
     assert lk.index_shards("out/*.tar", executor=executor) == SIZE
-    assert sorted(Path("out").glob(f"*{INDEX_SUFFIX}")) == written
+    assert sorted(Path("out").glob(f"shard*{INDEX_SUFFIX}")) == written
     assert lk.index_shards(["out"], index_dir="aside", format="tar", executor=executor) == SIZE
     assert len(list(Path("aside").iterdir())) == SHARDS
 

@@ -19,6 +19,7 @@ from shards_written import contents, hidden
 from tars_made import read_by_webdataset
 
 import loaderkit as lk
+from loaderkit.datasets import FOLDER_INDEX
 from loaderkit.writing import MANIFEST, read_records
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -186,6 +187,7 @@ def test_index_files_save_the_scan_and_are_what_it_finds(tmp_path: Path, monkeyp
     data = [{"cls": row, "txt": "é" * row} for row in range(50)]
     for form, adapter in (("tar", lk.TarDataset), ("parquet", lk.ParquetDataset)):
         lk.write_shards(data, tmp_path / form, format=form, samples_per_shard=20)
+        (tmp_path / form / FOLDER_INDEX).unlink()
         anew: Any = adapter(tmp_path / form, index_dir=tmp_path / "indexes")
         with monkeypatch.context() as patch:
             patch.delattr(adapter, "scan")
@@ -437,4 +439,4 @@ def test_a_second_call_writes_nothing_and_a_lost_shard_is_made_again(tmp_path: P
     assert calls[6:] == [(3, 4), (4, 4)]
     assert contents(tmp_path) == before
     changed = {path.name for path in tmp_path.iterdir() if path.stat().st_mtime_ns != times[path.name]}
-    assert changed == {"shard-000001.tar", "shard-000001.tar.lkindex"}
+    assert changed == {"shard-000001.tar", "shard-000001.tar.lkindex", FOLDER_INDEX}

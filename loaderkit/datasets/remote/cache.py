@@ -42,7 +42,7 @@ class Cache:
         part = self.folder / (key + PART)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            found = self._whole(key, size_bytes)
+            found = self.find(key, size_bytes)
             if found is not None:
                 return found
             descriptor = _lock(part)
@@ -55,7 +55,7 @@ class Cache:
                 "to, lk.Storage(cache_dir=...), or read without a cache: cache_dir=None.",
             ) from error
         try:
-            found = self._whole(key, size_bytes)  # another process may have downloaded it
+            found = self.find(key, size_bytes)  # another process may have downloaded it
             if found is None:
                 found = self._download(part, descriptor, size_bytes, download)
             else:
@@ -74,7 +74,8 @@ class Cache:
         finally:
             _unlock(descriptor)
 
-    def _whole(self, key: str, size_bytes: int) -> BinaryIO | None:
+    def find(self, key: str, size_bytes: int) -> BinaryIO | None:
+        """Open a shard if it is there."""
         path = self.folder / (key + WHOLE)
         try:
             file = path.open("rb")

@@ -3,7 +3,6 @@
 import asyncio
 import email.utils
 import hashlib
-import io
 import json
 import os
 import re
@@ -12,17 +11,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, TypeVar
 
+from loaderkit.datasets.remote.arriving import Arrival, ArrivingFile
+from loaderkit.datasets.remote.ranges import BLOCK, RangeFile
 from loaderkit.system.retry import Retry, TransientError, http_status
+
+if TYPE_CHECKING:
+    from loaderkit.datasets.remote.cache import Cache
 
 T = TypeVar("T")
 
-_BLOCK = 1 << 22  # most bytes of one request
-_BUFFER = 1 << 18  # bytes of the smallest read without a cache
 _REQUESTS = 16  # at the same time
+_SOON_BYTES = 8 << 20  # smaller files are waited for
 # Names that file systems give to the time of the last change, and to the entity tag.
 _CHANGED = ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")
 _ETAGS = ("ETag", "etag", "md5Hash", "Content-MD5")
@@ -136,8 +140,6 @@ class Storage:
             now = self.stat(url)
             _refuse_change(url, now, found)
             return self.open_ranges(url, now.size_bytes)
-        from loaderkit.datasets.remote.cache import Cache  # needs fcntl, which some systems lack
-
         wanted = found or self.stat(url)
         if wanted.size_bytes > self.cache_bytes:
             raise ValueError(
@@ -155,13 +157,41 @@ class Storage:
             if not checksum:
                 _refuse_change(url, self.stat(url), wanted)  # a change during the download, too
 
-        cache = Cache(Path(self.cache_dir).expanduser(), self.cache_bytes)
         try:
-            return cache.open(self._key(url, wanted), wanted.size_bytes, download)
+            return self._cache().open(self._key(url, wanted), wanted.size_bytes, download)
         except OSError as error:
             if url not in str(error):
                 error.add_note(f"loaderkit: raised while downloading {url}.")
             raise
+
+    def open_soon(self, url: str, found: Stat, *, checksum: str = "") -> BinaryIO:
+        """Open a file of that version: as `open`, but do not wait for a download that is needed first.
+
+        The first spans that are read are requested by ranges; later ones wait for the copy.
+        """
+        if self.cache_dir is None or found.size_bytes < _SOON_BYTES or found.size_bytes > self.cache_bytes:
+            return self.open(url, found, checksum=checksum)
+        copy = self._cache().find(self._key(url, found), found.size_bytes)
+        if copy is not None:
+            return copy
+        return ArrivingFile(self, url, found.size_bytes, Arrival(partial(self.open, url, found, checksum=checksum)))
+
+    def fetch(self, url: str, found: Stat, *, checksum: str = "") -> None:
+        """Begin to download a file of that version in the background, unless there is a copy."""
+        if self.cache_dir is None or found.size_bytes > self.cache_bytes:
+            return
+        if (copy := self._cache().find(self._key(url, found), found.size_bytes)) is not None:
+            copy.close()
+            return
+        arrival = Arrival(partial(self.open, url, found, checksum=checksum))
+        arrival.begin()
+        arrival.close()
+
+    def _cache(self) -> "Cache":
+        from loaderkit.datasets.remote.cache import Cache  # needs fcntl, which some systems lack
+
+        assert self.cache_dir is not None
+        return Cache(Path(self.cache_dir).expanduser(), self.cache_bytes)
 
     def read(self, url: str, start: int, stop: int, size_bytes: int, *, or_all: bool = False) -> bytes:
         """Return a range of bytes; with `or_all`, the whole file if the server ignores ranges."""
@@ -180,7 +210,7 @@ class Storage:
     def read_many(self, url: str, ranges: Iterable[tuple[int, int]], size_bytes: int) -> Iterator[bytes]:
         """Yield ranges of bytes of a file in their order, by parallel requests of at most 4 MiB each."""
         cut = (
-            (url, at, min(at + _BLOCK, stop), size_bytes) for start, stop in ranges for at in range(start, stop, _BLOCK)
+            (url, at, min(at + BLOCK, stop), size_bytes) for start, stop in ranges for at in range(start, stop, BLOCK)
         )
         with ThreadPoolExecutor(_REQUESTS) as pool:
             asked = deque(pool.submit(self.read, *part) for part in islice(cut, 2 * _REQUESTS))
@@ -263,7 +293,7 @@ class Storage:
         if (
             url.startswith(("http://", "https://")) and size_bytes
         ):  # it may ignore ranges, and answer with the whole file
-            content = self.read(url, 0, min(_BLOCK, size_bytes), size_bytes, or_all=True)
+            content = self.read(url, 0, min(BLOCK, size_bytes), size_bytes, or_all=True)
             file.write(content)
             found.update(content)
             at = len(content)
@@ -315,55 +345,6 @@ class Storage:
                 raise TransientError(f"no answer within {self.timeout_s:g} s") from error
 
         return sync(files.loop, within)
-
-
-class RangeFile(io.BufferedReader):
-    """A remote file that requests the ranges that are read."""
-
-    def __init__(self, storage: Storage, url: str, size_bytes: int) -> None:
-        super().__init__(_Ranges(storage, url, size_bytes), _BUFFER)
-        self._storage, self._url, self._size_bytes = storage, url, size_bytes
-
-    def read_into(self, spans: Sequence[tuple[int, int]], content: memoryview) -> None:
-        """Read spans of bytes into a buffer, one after another, by parallel requests.
-
-        Raises:
-            EOFError: If the file ends before a span does.
-        """
-        if max(stop for _, stop in spans) > self._size_bytes:
-            raise EOFError(f"{self._url}: ends at byte {self._size_bytes:,}")
-        at = 0
-        for part in self._storage.read_many(self._url, spans, self._size_bytes):
-            content[at : at + len(part)] = part
-            at += len(part)
-
-
-class _Ranges(io.RawIOBase):
-    """A remote file, read by ranges. It holds no connection, so it survives a fork."""
-
-    def __init__(self, storage: Storage, url: str, size_bytes: int) -> None:
-        self._storage, self._url, self._size_bytes = storage, url, size_bytes
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        count = min(len(buffer), self._size_bytes - self._at, _BLOCK)
-        if count <= 0:
-            return 0
-        content = self._storage.read(self._url, self._at, self._at + count, self._size_bytes)
-        buffer[:count] = content[:count]
-        self._at += count
-        return count
 
 
 def _refuse_change(url: str, now: Stat, wanted: Stat | None) -> None:

@@ -48,11 +48,11 @@ def to_bytes(indexes: Mapping[str, ShardIndex]) -> bytes:
 
 def write_folder_index(folder: str, indexes: Mapping[str, ShardIndex], storage: Storage | None = None) -> str:
     """Write a folder's index file as a whole, and return its path or URL."""
-    place = f"{folder.rstrip('/')}/{FOLDER_INDEX}"
+    place, content = f"{folder.rstrip('/')}/{FOLDER_INDEX}", to_bytes(indexes)
     if is_remote(place):
-        (storage or Storage()).write(place, to_bytes(indexes))
-    else:
-        write_atomically(Path(place), to_bytes(indexes))
+        (storage or Storage()).write(place, content)
+    elif not Path(place).is_file() or Path(place).read_bytes() != content:
+        write_atomically(Path(place), content)
     return place
 
 

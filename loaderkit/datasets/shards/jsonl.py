@@ -51,7 +51,7 @@ class JsonlDataset(ShardedDataset):
         return are_spans(index)
 
     def open(self, shard: str, index: ShardIndex) -> LineFile:
-        return LineFile(shard, self.open_file(shard))
+        return LineFile(shard, self.open_soon(shard))
 
     def read(self, handle: LineFile, rows: Int64Array, index: ShardIndex) -> list[Any]:
         starts, ends = index.spans(handle.shard)[rows].T.tolist()

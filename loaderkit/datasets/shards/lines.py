@@ -7,7 +7,8 @@ from typing import BinaryIO
 import numpy as np
 
 from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.remote.storage import RangeFile
+from loaderkit.datasets.remote.arriving import ArrivingFile
+from loaderkit.datasets.remote.ranges import RangeFile
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.system.arrays import Int64Array
 
@@ -30,14 +31,17 @@ class LineFile:
 
     def __init__(self, shard: str, file: BinaryIO, *, gap: int = GAP, run: int = _RUN) -> None:
         self.shard = shard
-        self._file, self._gap, self._run = file, gap, run
+        self._gap, self._run = gap, run
+        self._use(file)
+
+    def _use(self, file: BinaryIO) -> None:
+        self._file = file
+        self._ranges = file if isinstance(file, RangeFile) else None
+        self._arriving = file if isinstance(file, ArrivingFile) else None
         try:
             self._descriptor: int | None = file.fileno()
         except OSError:
             self._descriptor = None
-        self._ranges = file if isinstance(file, RangeFile) else None
-        if self._ranges is not None:
-            self._gap = max(gap, _REMOTE_GAP)
 
     def close(self) -> None:
         self._file.close()
@@ -50,6 +54,8 @@ class LineFile:
 
     def read_together(self, starts: Sequence[int], ends: Sequence[int]) -> tuple[memoryview, list[int]]:
         """Return one buffer that holds spans (B,), and the place (B,) in it at which each begins."""
+        if self._arriving is not None and (copy := self._arriving.copy()) is not None:
+            self._use(copy)
         runs, run_of = self._join_spans(starts, ends)
         shifts: list[int] = []  # of each run, from a place in the file to one in the buffer
         size = 0
@@ -79,11 +85,12 @@ class LineFile:
     def _join_spans(self, starts: Sequence[int], ends: Sequence[int]) -> tuple[list[tuple[int, int]], list[int]]:
         """Join spans (B,) that are close: return the start and end of each run, and the run (B,) of each span."""
         # Without numpy: after decoding, the CPU's caches are cold and each numpy function takes several times as long.
+        gap = self._gap if self._ranges is None else max(self._gap, _REMOTE_GAP)
         runs: list[tuple[int, int]] = []
         run_of = [0] * len(starts)
         for place in sorted(range(len(starts)), key=starts.__getitem__):
             start, end = starts[place], ends[place]
-            if runs and start - runs[-1][1] <= self._gap and end - runs[-1][0] <= self._run:
+            if runs and start - runs[-1][1] <= gap and end - runs[-1][0] <= self._run:
                 runs[-1] = runs[-1][0], max(runs[-1][1], end)
             else:
                 runs.append((start, end))

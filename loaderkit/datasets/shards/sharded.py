@@ -71,6 +71,8 @@ class ShardedDataset(DeclaresDraws, ABC):
         unknown = [shard for shard in self.shards if is_remote(shard) and shard not in self._remote]
         self._remote |= dict(zip(unknown, self.storage.stat_many(unknown), strict=True))
         self._checksums: dict[str, str] = {}  # that a remote shard must have, by its folder's index
+        self._unproven: set[str] = set()  # remote shards of which only that is known
+        self._last_read = -1
         self.transform = transform
         self._index_dir = None if index_dir is None else os.fspath(index_dir)
         self._limit = FileLimit(max_open, self.files_each)
@@ -107,6 +109,14 @@ class ShardedDataset(DeclaresDraws, ABC):
         """Number of samples in each shard, (S,) int64; a Loader with shuffle=True makes a ShardOrder from it."""
         return np.array([index.count for index in self._indexes], dtype=np.int64)
 
+    def proven_index(self, part: int) -> ShardIndex:
+        """Return a shard's whole index, after comparing the content of a shard that only its checksum vouches for."""
+        shard = self.shards[part]
+        if shard in self._unproven:
+            self.open_file(shard).close()  # a download compares the checksum
+            self._unproven.discard(shard)
+        return self._load(part)
+
     def _index_all(self) -> list[ShardIndex]:
         folders = FolderIndexes(self.storage)
         if not self._remote:
@@ -137,6 +147,8 @@ class ShardedDataset(DeclaresDraws, ABC):
                 continue
             if is_remote(shard):
                 self._checksums[shard] = same.content
+                if not known.fits(found):
+                    self._unproven.add(shard)
             elif not known.fits(found):  # a copy, whose content was compared: only once
                 same = same.loaded()
                 save_index(shard, same, self._index_dir)
@@ -156,6 +168,12 @@ class ShardedDataset(DeclaresDraws, ABC):
     def open_file(self, shard: str) -> BinaryIO:
         """Open a shard as bytes: a local file, unless the shard is remote and not cached."""
         return open_file(shard, self.storage, self._remote.get(shard), self._checksums.get(shard, ""))
+
+    def open_soon(self, shard: str) -> BinaryIO:
+        """Open a shard as bytes, without waiting for its download if its first samples can be read by ranges."""
+        if not is_remote(shard) or shard in self._unproven:
+            return self.open_file(shard)
+        return self.storage.open_soon(shard, self.stat(shard), checksum=self._checksums.get(shard, ""))
 
     def open_head(self, shard: str) -> BinaryIO:
         """Open a shard to read little of it: a remote one by ranges, also if there is a cache."""
@@ -216,6 +234,13 @@ class ShardedDataset(DeclaresDraws, ABC):
         """Close this thread's open shards; the next read opens them again."""
         self._opened.own.close()
 
+    def _read_ahead(self, part: int) -> None:
+        """Begin to download the next shard if shards are read in their order."""
+        following = self.shards[part + 1 : part + 2] if part == self._last_read + 1 else []
+        for shard in filter(is_remote, following):
+            self.storage.fetch(shard, self.stat(shard), checksum=self._checksums.get(shard, ""))
+        self._last_read = part
+
     def _load(self, part: int) -> ShardIndex:
         index = self._indexes[part]
         if index.later is not None:
@@ -231,6 +256,8 @@ class ShardedDataset(DeclaresDraws, ABC):
             read = self.read(self.handle(part), rows, self._indexes[part])
             for place, sample in zip(places.tolist(), read, strict=True):
                 samples[place] = sample
+            if self._remote and part != self._last_read:
+                self._read_ahead(part)
         return samples
 
     def _open(self, opened: OpenFiles, shard: str, index: ShardIndex) -> Any:

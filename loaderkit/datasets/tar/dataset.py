@@ -110,7 +110,7 @@ class TarDataset(ShardedDataset):
 
     def open(self, shard: str, index: ShardIndex) -> OpenTar:
         table = TarTable.unpack(index.spans(shard))
-        return OpenTar(shard, self.open_file(shard), table)
+        return OpenTar(shard, self.open_soon(shard), table)
 
     def read(self, handle: OpenTar, rows: Int64Array, index: ShardIndex) -> list[dict[str, Any]]:
         return [sample for block in handle.read(rows.tolist()) for sample in to_samples(self._decode_all([block]))]
