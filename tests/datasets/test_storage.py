@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import random
 import re
 import signal
 import subprocess
@@ -259,6 +260,31 @@ def test_s3_is_asked_again(proxy: FaultyProxy, s3: dict[str, Any], tmp_path: Pat
     assert [row for batch in loader for row in batch] == ROWS
     assert proxy.asked.count(f"GET {fault}") >= 2
     assert proxy.asked.count(f"HEAD {fault}") >= 2
+
+
+class ReadsAndDraws:
+    """Each sample asks the store, then draws."""
+
+    def __init__(self, storage: lk.Storage) -> None:
+        self.storage = storage
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> tuple[bytes, float]:
+        return self.storage.read("s3://bucket/data/part-0.jsonl", index, index + 5, 10**6), random.random()
+
+
+def test_requests_that_are_repeated_draw_nothing(proxy: FaultyProxy, s3: dict[str, Any]) -> None:
+    """The samples' random numbers are the same, whatever failed while they were read."""
+    found = []
+    for faults in ([], ["503 SlowDown", "500 InternalError"] * 4):
+        options = {**s3, "endpoint_url": proxy.url}  # nothing else is set: botocore's own settings stay
+        data = ReadsAndDraws(lk.Storage(options, retry=Retry(attempts=12, wait_s=0.01)))
+        proxy.faults = list(faults)
+        found.append([sample for batch in lk.Loader(data, 4, collate_fn=list) for sample in batch])
+        assert not proxy.faults
+    assert found[0] == found[1]
 
 
 @pytest.mark.usefixtures("one_try")

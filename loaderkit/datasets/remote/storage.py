@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _REQUESTS = 16  # at the same time
+_CONNECTIONS = 64  # of a process to an S3 server, at most
 _SOON_BYTES = 8 << 20  # smaller files are waited for
 # Names that file systems give to the time of the last change, and to the entity tag.
 _CHANGED = ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")
@@ -315,6 +316,10 @@ class Storage:
         except ImportError as error:
             raise ImportError(f"{url!r} is remote, which needs fsspec: pip install 'loaderkit[remote]'.") from error
         options = {"use_listings_cache": False, **self.options}  # a cached listing hides changes
+        if url.startswith(("s3://", "s3a://")):
+            # `retry` repeats requests. botocore would too, with waits from Python's generator, which belongs to the samples.
+            defaults = {"retries": {"max_attempts": 0}, "max_pool_connections": _CONNECTIONS}
+            options["config_kwargs"] = {**defaults, **options.get("config_kwargs", {})}
         if url.startswith(("http://", "https://")):
             # A compressed body has no ranges.
             options["headers"] = {"Accept-Encoding": "identity", **options.get("headers", {})}
