@@ -20,6 +20,7 @@ class Description:
         device: Where batches go; None leaves them on the host.
         device_why: How they are copied there, or why not.
         order: What a ShardOrder keeps in use; None for other orders.
+        cache: How much of the remote shards is kept on this host; None without remote shards.
     """
 
     engine: str
@@ -34,6 +35,7 @@ class Description:
     device: str | None
     device_why: str | None = None
     order: str | None = None
+    cache: str | None = None
 
     def __str__(self) -> str:
         workers = f"{self.num_workers} ({self.workers_why})"
@@ -47,6 +49,7 @@ class Description:
             f"device: {self.device or 'none, batches stay on the host'}"
             + (f" ({self.device_why})" if self.device_why else "")
             + (f"\norder: {self.order}" if self.order else "")
+            + (f"\ncache: {self.cache}" if self.cache else "")
         )
 
 

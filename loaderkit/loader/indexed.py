@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from loaderkit.datasets.bad_samples import JUDGED_FROM, Reported
+from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.engine import Engine
 from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.description import Description
@@ -71,6 +72,8 @@ class IndexedPosition(Position):
             return iter(())
         if (remark := plan.remark()) is not None:
             self.say(remark)
+        if (remark := self._cache_remark()) is not None:
+            self.say(remark)
         self._engine = self._engine or self._make_engine()
         workers = self._engine.num_workers
         if self._left < workers and not cursor.samples:
@@ -106,7 +109,12 @@ class IndexedPosition(Position):
         engine = self._engine or self._make_engine()
         found = describe(engine, self._make_reader(), self.config, self.crew.num_workers, self.crew.why)
         order, world = _order_of(self._plan), self.crew.world
-        return dataclasses.replace(found, order=order and order.cost(world, self.config.batch_size or 1))
+        data = _sharded(self.dataset)
+        return dataclasses.replace(
+            found,
+            order=order and order.cost(world, self.config.batch_size or 1),
+            cache=None if data is None else data.cache_cost(),
+        )
 
     def point(self) -> tuple[Cursor, int]:
         return self._origin, self._counted
@@ -297,6 +305,22 @@ class IndexedPosition(Position):
             self._plan = self._plan.with_world(world)
         return self._plan
 
+    def _cache_remark(self) -> str | None:
+        """Return a warning if shards of a ShardOrder will be downloaded more than once an epoch, or None."""
+        data, order = _sharded(self.dataset), _order_of(self._plan)
+        if data is None or not data.remote_bytes or not isinstance(order, ShardOrder) or data.storage.cache_dir is None:
+            return None
+        used = -(-order.shards_in_use // (self.crew.world.nodes or 1))
+        wanted = used * data.remote_bytes // len(data.shards)
+        if wanted <= data.storage.cache_bytes:
+            return None
+        return (
+            f"Loader: about {used:,} shards are in use at a time on this node, {wanted:,} bytes; the cache holds "
+            f"{data.storage.cache_bytes:,}, so shards will be downloaded again and again. Give Storage cache_bytes={wanted}, "
+            f"shuffle with fewer lanes (order=lk.ShardOrder(dataset.shard_sizes, lanes=...), now {order.lanes}), or read without "
+            "a cache: cache_dir=None."
+        )
+
     def _check_sampler(self, epoch: int) -> None:
         order = _order_of(self._plan)
         if isinstance(order, SamplerOrder) and "sampler" not in self._said:
@@ -310,6 +334,15 @@ class IndexedPosition(Position):
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_engine": None, "_left": 0}
+
+
+def _sharded(dataset: Any) -> ShardedDataset | None:
+    """Return the dataset of shards, also within a split, subset or map."""
+    while not isinstance(dataset, ShardedDataset):
+        if not hasattr(dataset, "dataset"):
+            return None
+        dataset = dataset.dataset
+    return dataset
 
 
 def _order_of(plan: Plan) -> Any:

@@ -64,8 +64,8 @@ class Stat(NamedTuple):
 class Storage:
     """How to reach remote shards, and where to keep copies of them.
 
-    Shards are downloaded as a whole, once for all processes of a host that share the folder. The cache removes the least
-    recently opened copies. Requests that fail with a passing error are repeated.
+    Shards are downloaded as a whole by parallel requests, once for all processes of a host that share the folder. The cache
+    removes the least recently opened copies. Requests that fail with a passing error are repeated.
 
     Args:
         options: Options of the file system, as fsspec takes them: `{"key": ..., "secret": ..., "endpoint_url": ...}` for

@@ -161,6 +161,21 @@ class ShardedDataset(DeclaresDraws, ABC):
             save_index(shard, index, self._index_dir)
         return index
 
+    @property
+    def remote_bytes(self) -> int:
+        """Size of all remote shards together."""
+        return sum(found.size_bytes for found in self._remote.values())
+
+    def cache_cost(self) -> str | None:
+        """Return how much of the remote shards the cache holds, in words; None if all shards are local."""
+        if not self._remote:
+            return None
+        shards = f"{len(self._remote):,} remote shards of {self.remote_bytes:,} bytes in all"
+        if self.storage.cache_dir is None:
+            return f"none, samples are requested from {shards}"
+        share = min(1.0, self.storage.cache_bytes / max(1, self.remote_bytes))
+        return f"{os.fspath(self.storage.cache_dir)} holds {share:.0%} of an epoch: {shards}"
+
     def stat(self, shard: str) -> Stat:
         """Return what tells a shard from its other versions: of a local one now, of a remote one when it was found."""
         return self._remote.get(shard) or stat(shard)
