@@ -19,6 +19,8 @@ import torch
 from loaderkit.cli.arguments import count, number
 from loaderkit.cli.bench.subject import INLINE, Subject, add_subject, subject_from
 from loaderkit.cli.report import complain_of, say
+from loaderkit.cli.store import measure_store
+from loaderkit.datasets.shards.sharded import shards_within
 from loaderkit.engine.description import batches_ahead
 from loaderkit.system.cpus import Cpus, ranks_on_host
 from loaderkit.system.nested import tensor_bytes
@@ -150,6 +152,7 @@ def check_data(subject: Subject, host: Host, *, workers: int, ranks: int) -> Ite
     yield from _check_pickling(subject, host)
     yield _check_generators(subject.dataset)
     yield from _check_records(subject.dataset)
+    yield from _check_store(subject.dataset)
     batches = list(islice(subject.loader(INLINE), 1))
     if batches:
         size, tensors = measure(batches[0])
@@ -208,6 +211,26 @@ def _check_records(dataset: Any) -> Iterator[Finding]:
                 f"{path}: {len(value):,} Python objects; each worker copies them as it reads them",
                 "They are numbers: keep them in an array." if numbers else "Pack them with loaderkit.share.",
             )
+
+
+def _check_store(dataset: Any) -> Iterator[Finding]:
+    """Measure the store of remote shards, and say what an epoch costs."""
+    data = shards_within(dataset)
+    speed = None if data is None else measure_store(data)
+    if data is None or speed is None:
+        return
+    total = data.remote_bytes
+    what = f"{len(data.remote_sizes):,} remote shards, {in_units(total)}: {speed.latency_s * 1e3:.0f} ms to the first byte, "
+    what += f"{speed.connection / 1e6:.0f} MB/s on a connection, {speed.together / 1e6:.0f} MB/s on 16 together; "
+    what += f"an epoch takes at least {total / speed.together:.0f} s from an empty cache"
+    yield Finding("ok", what)
+    if (cost := data.cache_cost()) is None:
+        return
+    if data.storage.cache_dir is None or data.storage.cache_bytes >= total:
+        yield Finding("ok", f"cache: {cost}")
+    else:
+        remedy = f"Each epoch downloads the rest again. To keep all of it: lk.Storage(cache_bytes={total})."
+        yield Finding("note", f"cache: {cost}", remedy)
 
 
 def _check_memory(subject: Subject, size: int, tensors: int, host: Host, *, workers: int, ranks: int) -> Finding:

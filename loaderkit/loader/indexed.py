@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from loaderkit.datasets.bad_samples import JUDGED_FROM, Reported
-from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.datasets.shards.sharded import shards_within
 from loaderkit.engine import Engine
 from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.description import Description
@@ -109,7 +109,7 @@ class IndexedPosition(Position):
         engine = self._engine or self._make_engine()
         found = describe(engine, self._make_reader(), self.config, self.crew.num_workers, self.crew.why)
         order, world = _order_of(self._plan), self.crew.world
-        data = _sharded(self.dataset)
+        data = shards_within(self.dataset)
         return dataclasses.replace(
             found,
             order=order and order.cost(world, self.config.batch_size or 1),
@@ -307,7 +307,7 @@ class IndexedPosition(Position):
 
     def _cache_remark(self) -> str | None:
         """Return a warning if shards of a ShardOrder will be downloaded more than once an epoch, or None."""
-        data, order = _sharded(self.dataset), _order_of(self._plan)
+        data, order = shards_within(self.dataset), _order_of(self._plan)
         if data is None or not data.remote_bytes or not isinstance(order, ShardOrder) or data.storage.cache_dir is None:
             return None
         used = -(-order.shards_in_use // (self.crew.world.nodes or 1))
@@ -334,15 +334,6 @@ class IndexedPosition(Position):
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_engine": None, "_left": 0}
-
-
-def _sharded(dataset: Any) -> ShardedDataset | None:
-    """Return the dataset of shards, also within a split, subset or map."""
-    while not isinstance(dataset, ShardedDataset):
-        if not hasattr(dataset, "dataset"):
-            return None
-        dataset = dataset.dataset
-    return dataset
 
 
 def _order_of(plan: Plan) -> Any:

@@ -1,5 +1,6 @@
 """What remote shards cost is said: how much of an epoch the cache holds, and that it is too small for a shuffle."""
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import fsspec
 import pytest
 
 import loaderkit as lk
+from loaderkit.cli import Host, check_data, subject_of
 
 SHARDS, SIZE = 40, 1000
 
@@ -23,6 +25,24 @@ def shards() -> str:
 def make(shards: str, folder: Path, **settings: Any) -> lk.JsonlDataset:
     storage = lk.Storage(**{"cache_dir": folder / "cache"} | settings)
     return lk.JsonlDataset(shards, storage=storage, index_dir=folder / "index")
+
+
+def test_the_doctor_measures_the_store(shards: str, tmp_path: Path) -> None:
+    host = Host.detect()
+    for settings, level in (({}, "ok"), ({"cache_bytes": SHARDS * SIZE // 4}, "note")):
+        data = lk.SubsetDataset(make(shards, tmp_path, **settings), range(8))
+        found = list(
+            check_data(
+                subject_of(lk.Loader(data, 4, collate_fn=list), batch_size=None, spawn=False), host, workers=0, ranks=1
+            )
+        )
+        store, cache = (next(one for one in found if word in one.what) for word in ("remote shards,", "cache: "))
+        assert re.search(
+            r"40 remote shards, 39.1 KiB: \d+ ms to the first byte, \d+ MB/s on a connection, ", store.what
+        )
+        assert cache.level == level
+    assert "lk.Storage(cache_bytes=40000)" in cache.remedy
+    assert "25% of an epoch" in cache.what
 
 
 def lines(loader: lk.Loader) -> dict[str, str]:

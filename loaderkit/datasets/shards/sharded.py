@@ -162,9 +162,14 @@ class ShardedDataset(DeclaresDraws, ABC):
         return index
 
     @property
+    def remote_sizes(self) -> dict[str, int]:
+        """Sizes of the remote shards in bytes, by URL."""
+        return {shard: found.size_bytes for shard, found in self._remote.items()}
+
+    @property
     def remote_bytes(self) -> int:
         """Size of all remote shards together."""
-        return sum(found.size_bytes for found in self._remote.values())
+        return sum(self.remote_sizes.values())
 
     def cache_cost(self) -> str | None:
         """Return how much of the remote shards the cache holds, in words; None if all shards are local."""
@@ -297,6 +302,15 @@ class ShardedDataset(DeclaresDraws, ABC):
     def __getstate__(self) -> dict[str, Any]:
         limit = FileLimit(self._limit.handles, self._limit.files_each)  # a copy has its own
         return self.__dict__ | {"_limit": limit, "_opened": PerThread(OpenFiles, limit)}
+
+
+def shards_within(dataset: Any) -> ShardedDataset | None:
+    """Return the dataset of shards itself, or the one within a split, subset or map; None if there is none."""
+    while not isinstance(dataset, ShardedDataset):
+        if not hasattr(dataset, "dataset"):
+            return None
+        dataset = dataset.dataset
+    return dataset
 
 
 def group_places(numbers: Int64Array) -> Iterator[tuple[int, Int64Array]]:

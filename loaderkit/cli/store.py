@@ -1,0 +1,49 @@
+"""What `loaderkit doctor` measures of an object store: how long a request takes, and how fast bytes come."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+from loaderkit.datasets.remote.ranges import BLOCK
+from loaderkit.datasets.shards.sharded import ShardedDataset
+
+_REQUESTS = 5  # whose median is the latency
+_SAMPLE_BYTES = 64 << 20  # downloaded to measure all connections together
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSpeed:
+    """How fast a store answers.
+
+    Args:
+        latency_s: Seconds until the answer to a request of one byte.
+        connection: Bytes a second of one connection.
+        together: Bytes a second of a download by parallel ranges.
+    """
+
+    latency_s: float
+    connection: float
+    together: float
+
+
+def measure_store(data: ShardedDataset) -> StoreSpeed | None:
+    """Measure the store of a dataset's largest remote shard, by reading up to 64 MiB of it; None if all shards are local."""
+    sizes = data.remote_sizes
+    if not any(sizes.values()):
+        return None
+    url, size = max(sizes.items(), key=lambda item: item[1])
+    storage = data.storage
+    storage.read(url, 0, 1, size)  # opens the connection
+    latency = median(_seconds(lambda: storage.read(url, 0, 1, size)) for _ in range(_REQUESTS))
+    block = min(size, BLOCK)
+    alone = _seconds(lambda: storage.read(url, 0, block, size))
+    some = min(size, _SAMPLE_BYTES)
+    together = _seconds(lambda: sum(map(len, storage.read_many(url, [(0, some)], size))))
+    return StoreSpeed(latency, block / max(1e-6, alone - latency), some / max(1e-6, together))
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
