@@ -51,6 +51,7 @@ SCRIPTS = (
     Script("text", 2.5),
     Script("data_wait", 1),
     Script("index", 4),
+    Script("cloud", 12),
     Script("device", 0.5),
 )
 
