@@ -17,6 +17,7 @@ from loaderkit.system.world import World
 MAX_WINDOW = 1 << 16
 _POSITIONS = 1 << 14  # looked up at a time, so that temporaries stay in a core's cache
 _KEPT_SAMPLES = 1 << 18  # of the windows that are kept, 8 bytes each
+_SMALL = 16  # windows: data that every node may read
 _TOO_MUCH = 1.5  # times its part that a node may read without a warning
 _INCREMENT = 0x5851F42D4C957F2D14057B7EF767814F  # of the windows' generator: any odd number
 
@@ -48,7 +49,8 @@ class ShardOrder(Order):
         shard_sizes: Samples in each shard, in the dataset's order, 0 or more (S,).
         seed: Of the shuffle.
         lanes: Places that are read in turn, over all ranks and workers. More lanes suit more nodes, and keep more shards
-            in use: see `shards_in_use`. None means 16, 32 from 256 shards on, and 64 from 512 on.
+            in use: see `shards_in_use`. None means 16, 32 from 256 shards on, and 64 from 512 on; fewer if a lane would
+            be shorter than a window.
         window: Samples that are shuffled together, at most 65,536. None means a shard's mean size, from 256 to 4,096.
         block: Positions that come from a lane before the next lane's turn.
 
@@ -56,9 +58,9 @@ class ShardOrder(Order):
         ValueError: If a parameter is out of range.
 
     Examples:
-        >>> order = lk.ShardOrder([4, 4, 4], lanes=1, window=2, block=2)
+        >>> order = lk.ShardOrder([4, 4, 4], lanes=1, window=6, block=2)
         >>> order.indices(0, 0, order.size(0)) // 4  # the shard of each sample
-        array([2, 2, 2, 0, 0, 0, 0, 1, 1, 1, 1, 2])
+        array([0, 0, 2, 0, 2, 2, 2, 0, 1, 1, 1, 1])
         >>> lk.ShardOrder([1000] * 640).shards_in_use
         147
     """
@@ -80,10 +82,12 @@ class ShardOrder(Order):
             )
         self.shard_sizes = sizes.astype(np.int64)
         filled = self.shard_sizes[self.shard_sizes > 0]
-        if lanes is None:
-            lanes = 64 if len(filled) >= 512 else 32 if len(filled) >= 256 else 16
         if window is None:
             window = int(np.clip(filled.mean(), 256, 4096)) if len(filled) else 256
+        if lanes is None:
+            lanes = 64 if len(filled) >= 512 else 32 if len(filled) >= 256 else 16
+            while lanes > 1 and lanes * window > filled.sum():  # a lane must have something to shuffle
+                lanes //= 2
         for name, value, most in (("lanes", lanes, None), ("window", window, MAX_WINDOW), ("block", block, None)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1 or (most and value > most):
                 limit = f"from 1 to {most:,}" if most else "of at least 1"
@@ -123,7 +127,7 @@ class ShardOrder(Order):
     def cost(self, world: World, batch_size: int) -> str:
         shards = np.count_nonzero(self.shard_sizes)
         used = f"about {self.shards_in_use:,} of {shards:,} shards in use"
-        lanes = f"{self.lanes} lanes with windows of {self.window:,} samples, {used}"
+        lanes = f"{self.lanes} lane{'s' * (self.lanes > 1)} with windows of {self.window:,} samples, {used}"
         if world.nodes is None or world.nodes == 1:
             return lanes
         read = self.nodes_read(world.nodes, world.on_host or 1, batch_size)
@@ -132,7 +136,7 @@ class ShardOrder(Order):
     def remark(self, world: World, batch_size: int) -> str | None:
         nodes, on_host = world.nodes or 1, world.on_host or 1
         read = self.nodes_read(nodes, on_host, batch_size)
-        if read <= _TOO_MUCH:
+        if read <= _TOO_MUCH or self._size < _SMALL * self.window:
             return None
         said = f"ShardOrder: with {self.lanes} lanes a node reads up to {read:.2g} times its part of the data on {nodes} nodes."
         for lanes in (2 * self.lanes, 4 * self.lanes, 8 * self.lanes, 16 * self.lanes):

@@ -186,6 +186,7 @@ def test_a_kill_in_the_middle_of_a_download_leaves_nothing_behind(store: SlowSto
 
 def test_the_laws_hold_while_shards_arrive(store: SlowStore, tmp_path: Path) -> None:
     """Each loader has an empty cache of its own."""
+    store.set(total=1e9)
     made = iter(range(10**6))
 
     def make_loader(**settings: Any) -> lk.Loader:

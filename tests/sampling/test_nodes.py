@@ -182,7 +182,7 @@ def test_costs_are_told_in_numbers() -> None:
     assert lk.Shuffled(5).cost(lk.World(), 1) is None
     data = Sharded()
     assert str(lk.Loader(data, 4, shuffle=True).describe()).splitlines()[-1] == (
-        "order: 16 lanes with windows of 256 samples, about 5 of 5 shards in use"
+        "order: 1 lane with windows of 256 samples, about 5 of 5 shards in use"
     )
     assert lk.Loader(data, 4).describe().order is None
 
@@ -199,7 +199,10 @@ def test_lanes_that_are_too_few_for_the_nodes_are_warned_of() -> None:
     alone = dataclasses.replace(on_nodes(64, lanes=16), world=lk.World(0, 512))  # nothing is known of the nodes
     assert alone.remark() is None
     loader = lk.Loader(
-        Sharded(), 4, order=lk.ShardOrder(Sharded.shard_sizes, lanes=2, block=4), world=lk.World(0, 4, on_host=1)
+        Sharded(),
+        4,
+        order=lk.ShardOrder(Sharded.shard_sizes, lanes=2, window=8, block=4),
+        world=lk.World(0, 4, on_host=1),
     )
     with pytest.warns(UserWarning, match="with 2 lanes a node reads up to 2 times its part of the data on 4 nodes"):
         next(iter(loader))

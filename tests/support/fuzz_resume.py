@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from drawing import equal
-from fuzz_cases import ITERABLES, Case, Leg, draw_case, simpler
+from fuzz_cases import ITERABLES, SHARDED, Case, Leg, draw_case, simpler
 from fuzz_data import BatchSampler, Collate, Drawn, make_indexed, make_order, make_plan, make_stream, samples_of
 
 import loaderkit as lk
@@ -409,7 +409,7 @@ def _check_base(run: _Run) -> None:
 
 def _check_samples(run: _Run, epoch: int, steps: list[Taken]) -> None:
     case, whole = run.case, run.in_order()[epoch]
-    got = _samples([step.batches for step in steps])
+    got = _in_order(case, steps, whole)
     step = max(leg.ranks * (leg.batch_size or 1) for leg in case.legs)
     left = len(whole) - len(got)
     if case.plan == "batches":
@@ -427,6 +427,17 @@ def _check_samples(run: _Run, epoch: int, steps: list[Taken]) -> None:
         right = set(got) == set(whole)
     if not right:
         raise WrongError(f"epoch {epoch}: {_difference(got, whole)}")
+
+
+def _in_order(case: Case, steps: list[Taken], whole: list[Sample]) -> list[Sample]:
+    """Return the samples of steps. Ranks share a step of a ShardOrder by lane: there, the order in the step is the run's."""
+    by_lane = case.order == "shards" or (case.order == "shuffle" and case.data in SHARDED)
+    got: list[Sample] = []
+    for step in steps:
+        one = _samples([step.batches])
+        wanted = whole[len(got) : len(got) + len(one)]
+        got += wanted if by_lane and step.leg.ranks > 1 and sorted(one) == sorted(wanted) else one
+    return got
 
 
 def _check_lanes(run: _Run, first: int, steps: list[Taken], *, complete: bool) -> None:

@@ -110,6 +110,11 @@ class SlowStore:
     def reset(self) -> None:
         urllib.request.urlopen(f"{self.url}/__reset", timeout=10).close()
 
+    def set(self, **limits: float) -> None:
+        """Change `total` or `connection`, in bytes a second."""
+        given = "&".join(f"{name}={value}" for name, value in limits.items())
+        urllib.request.urlopen(f"{self.url}/__set?{given}", timeout=10).close()
+
 
 @contextlib.contextmanager
 def run_store(folder: Path, latency_s: float = 0.0, connection: float = 1e9, total: float = 1e9) -> Iterator[SlowStore]:

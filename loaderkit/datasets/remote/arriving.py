@@ -3,12 +3,9 @@
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
-from loaderkit.datasets.remote.ranges import RangeFile
-
-if TYPE_CHECKING:
-    from loaderkit.datasets.remote.storage import Storage
+from loaderkit.datasets.remote.ranges import RangeFile, ReadSpans
 
 _AT_ONCE = 2  # downloads of a process; each has several connections
 
@@ -72,7 +69,8 @@ class Arrival:
             error, self._error, self._thread = self._error, None, None  # the next reader tries again
             raise error
         file, self._file = self._file, None
-        assert file is not None
+        if file is None:
+            raise RuntimeError("the copy has been handed over already")
         return file
 
 
@@ -82,8 +80,8 @@ class ArrivingFile(RangeFile):
     The first spans are requested by ranges, before the download begins, so that nobody waits for the rest of the file.
     """
 
-    def __init__(self, storage: "Storage", url: str, size_bytes: int, arrival: Arrival) -> None:
-        super().__init__(storage, url, size_bytes)
+    def __init__(self, url: str, size_bytes: int, read_spans: ReadSpans, arrival: Arrival) -> None:
+        super().__init__(url, size_bytes, read_spans)
         self._arrival, self._is_first = arrival, True
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, TypeVar
 
@@ -123,7 +123,7 @@ class Storage:
 
     def open_ranges(self, url: str, size_bytes: int) -> BinaryIO:
         """Open a file that requests the ranges that are read. No request is made before."""
-        return RangeFile(self, url, size_bytes)
+        return RangeFile(url, size_bytes, partial(self.read_many, url, size_bytes=size_bytes))
 
     def open(self, url: str, found: Stat | None = None, *, checksum: str = "") -> BinaryIO:
         """Open a file to read bytes: a local copy if there is a cache, else a file that requests ranges.
@@ -159,7 +159,7 @@ class Storage:
                 _refuse_change(url, self.stat(url), wanted)  # a change during the download, too
 
         try:
-            return self._cache().open(self._key(url, wanted), wanted.size_bytes, download)
+            return self._cache(self.cache_dir).open(self._key(url, wanted), wanted.size_bytes, download)
         except OSError as error:
             if url not in str(error):
                 error.add_note(f"loaderkit: raised while downloading {url}.")
@@ -170,29 +170,29 @@ class Storage:
 
         The first spans that are read are requested by ranges; later ones wait for the copy.
         """
-        if self.cache_dir is None or found.size_bytes < _SOON_BYTES or found.size_bytes > self.cache_bytes:
+        size = found.size_bytes
+        if self.cache_dir is None or not _SOON_BYTES <= size <= self.cache_bytes:
             return self.open(url, found, checksum=checksum)
-        copy = self._cache().find(self._key(url, found), found.size_bytes)
-        if copy is not None:
+        if (copy := self._cache(self.cache_dir).find(self._key(url, found), size)) is not None:
             return copy
-        return ArrivingFile(self, url, found.size_bytes, Arrival(partial(self.open, url, found, checksum=checksum)))
+        arrival = Arrival(partial(self.open, url, found, checksum=checksum))
+        return ArrivingFile(url, size, partial(self.read_many, url, size_bytes=size), arrival)
 
     def fetch(self, url: str, found: Stat, *, checksum: str = "") -> None:
         """Begin to download a file of that version in the background, unless there is a copy."""
         if self.cache_dir is None or found.size_bytes > self.cache_bytes:
             return
-        if (copy := self._cache().find(self._key(url, found), found.size_bytes)) is not None:
+        if (copy := self._cache(self.cache_dir).find(self._key(url, found), found.size_bytes)) is not None:
             copy.close()
             return
         arrival = Arrival(partial(self.open, url, found, checksum=checksum))
         arrival.begin()
         arrival.close()
 
-    def _cache(self) -> "Cache":
+    def _cache(self, folder: str | os.PathLike[str]) -> "Cache":
         from loaderkit.datasets.remote.cache import Cache  # needs fcntl, which some systems lack
 
-        assert self.cache_dir is not None
-        return Cache(Path(self.cache_dir).expanduser(), self.cache_bytes)
+        return Cache(Path(folder).expanduser(), self.cache_bytes)
 
     def read(self, url: str, start: int, stop: int, size_bytes: int, *, or_all: bool = False) -> bytes:
         """Return a range of bytes; with `or_all`, the whole file if the server ignores ranges."""
@@ -210,15 +210,20 @@ class Storage:
 
     def read_many(self, url: str, ranges: Iterable[tuple[int, int]], size_bytes: int) -> Iterator[bytes]:
         """Yield ranges of bytes of a file in their order, by parallel requests of at most 4 MiB each."""
-        cut = (
+        parts: Iterator[tuple[str, int, int, int]] = (
             (url, at, min(at + BLOCK, stop), size_bytes) for start, stop in ranges for at in range(start, stop, BLOCK)
         )
+        first = list(islice(parts, 2))
+        if len(first) < 2:  # needs no threads
+            yield from (self.read(*part) for part in first)
+            return
+        parts = chain(first, parts)
         with ThreadPoolExecutor(_REQUESTS) as pool:
-            asked = deque(pool.submit(self.read, *part) for part in islice(cut, 2 * _REQUESTS))
+            asked = deque(pool.submit(self.read, *part) for part in islice(parts, 2 * _REQUESTS))
             try:
                 while asked:
                     yield asked.popleft().result()
-                    asked.extend(pool.submit(self.read, *part) for part in islice(cut, 1))
+                    asked.extend(pool.submit(self.read, *part) for part in islice(parts, 1))
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
