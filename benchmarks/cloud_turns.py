@@ -123,6 +123,8 @@ class OfMosaicml:
         os.environ |= {"S3_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
         clean_stale_shared_memory()
         data = streaming.StreamingDataset(remote=url, local=str(cache), shuffle=shuffle, batch_size=BATCH)
+        for stream in data.streams:
+            stream._downloader.clean_up()  # else forked workers share the socket that read the index
         loader: Iterable[Any] = streaming.StreamingDataLoader(
             data, batch_size=BATCH, num_workers=workers, collate_fn=numbers_of
         )

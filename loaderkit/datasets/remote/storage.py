@@ -6,18 +6,16 @@ import hashlib
 import json
 import os
 import re
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from functools import partial
-from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, TypeVar
 
 from loaderkit.datasets.remote.arriving import Arrival, ArrivingFile
 from loaderkit.datasets.remote.ranges import BLOCK, RangeFile
+from loaderkit.system.parallel import map_waiting
 from loaderkit.system.retry import Retry, TransientError, http_status
 
 if TYPE_CHECKING:
@@ -118,8 +116,7 @@ class Storage:
     def stat_many(self, urls: Sequence[str]) -> list[Stat]:
         """Return the versions of files, by parallel requests."""
         first = [self.stat(url) for url in urls[:1]]  # opens the session that the other requests share
-        with ThreadPoolExecutor(_REQUESTS) as pool:
-            return first + list(pool.map(self.stat, urls[1:]))
+        return first + list(map_waiting(self.stat, urls[1:], _REQUESTS))
 
     def open_ranges(self, url: str, size_bytes: int) -> BinaryIO:
         """Open a file that requests the ranges that are read. No request is made before."""
@@ -209,23 +206,9 @@ class Storage:
         return self._ask(url, get, f"bytes {start:,} to {stop:,} of {size_bytes:,}")
 
     def read_many(self, url: str, ranges: Iterable[tuple[int, int]], size_bytes: int) -> Iterator[bytes]:
-        """Yield ranges of bytes of a file in their order, by parallel requests of at most 4 MiB each."""
-        parts: Iterator[tuple[str, int, int, int]] = (
-            (url, at, min(at + BLOCK, stop), size_bytes) for start, stop in ranges for at in range(start, stop, BLOCK)
-        )
-        first = list(islice(parts, 2))
-        if len(first) < 2:  # needs no threads
-            yield from (self.read(*part) for part in first)
-            return
-        parts = chain(first, parts)
-        with ThreadPoolExecutor(_REQUESTS) as pool:
-            asked = deque(pool.submit(self.read, *part) for part in islice(parts, 2 * _REQUESTS))
-            try:
-                while asked:
-                    yield asked.popleft().result()
-                    asked.extend(pool.submit(self.read, *part) for part in islice(parts, 1))
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+        """Return ranges of bytes of a file in their order, by parallel requests of at most 4 MiB each."""
+        parts = ((at, min(at + BLOCK, stop)) for start, stop in ranges for at in range(start, stop, BLOCK))
+        return map_waiting(lambda part: self.read(url, *part, size_bytes), parts, _REQUESTS)
 
     def read_some(self, url: str, start: int, stop: int) -> bytes:
         """Return a range of bytes of a file whose size is unknown; fewer if the file ends before."""

@@ -5,7 +5,6 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
@@ -20,6 +19,7 @@ from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.open_files import FileLimit, OpenFiles, files_allowed
+from loaderkit.system.parallel import map_waiting
 from loaderkit.system.per_thread import PerThread
 from loaderkit.system.progress import with_progress
 
@@ -122,17 +122,9 @@ class ShardedDataset(DeclaresDraws, ABC):
         if not self._remote:
             return [self._index(shard, folders) for shard in self.shards]
         first = self._index(self.shards[0], folders)  # opens the session that the other requests share
-        indexes = {self.shards[0]: first}
         # Without an index the first use reads each shard: many at a time, and the user sees how far it is.
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            rest = {pool.submit(self._index, shard, folders): shard for shard in self.shards[1:]}
-            try:
-                for done in with_progress(as_completed(rest), len(rest), "indexing"):
-                    indexes[rest[done]] = done.result()
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-        return [indexes[shard] for shard in self.shards]
+        rest = map_waiting(lambda shard: self._index(shard, folders), self.shards[1:], _AT_ONCE)
+        return [first, *with_progress(rest, len(self.shards) - 1, "indexing")]
 
     def _index(self, shard: str, folders: FolderIndexes) -> ShardIndex:
         """Return a shard's index: its own file's, else its folder's, else a new one, which is saved."""
