@@ -314,11 +314,11 @@ class IndexedPosition(Position):
         wanted = used * data.remote_bytes // len(data.shards)
         if wanted <= data.storage.cache_bytes:
             return None
+        fewer = f"shuffle with fewer lanes (order=lk.ShardOrder(dataset.shard_sizes, lanes=...), now {order.lanes}), "
         return (
             f"Loader: about {used:,} shards are in use at a time on this node, {wanted:,} bytes; the cache holds "
             f"{data.storage.cache_bytes:,}, so shards will be downloaded again and again. Give Storage cache_bytes={wanted}, "
-            f"shuffle with fewer lanes (order=lk.ShardOrder(dataset.shard_sizes, lanes=...), now {order.lanes}), or read without "
-            "a cache: cache_dir=None."
+            f"{fewer if order.lanes > 1 else ''}or read without a cache: cache_dir=None."
         )
 
     def _check_sampler(self, epoch: int) -> None:

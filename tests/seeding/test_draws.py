@@ -64,6 +64,7 @@ def said(sample: Any) -> Any:
 said.draws_nothing = True  # type: ignore[attr-defined]
 
 
+@pytest.mark.filterwarnings("ignore:Loader. about .* shards are in use")  # "by copies": a cache that is too small
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_dataset_may_be_read_by_threads(kind: str, tmp_path: Path) -> None:
     dataset = KINDS[kind](tmp_path)

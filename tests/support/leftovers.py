@@ -21,8 +21,13 @@ def found(pids: set[int]) -> dict[str, Any]:
         "processes": {child.pid for child in psutil.Process().children(recursive=True)},
         "files": Counter({kind: files[kind] for kind in files if kind != "gone"}),
         "mapped": Counter(mapped=mapped),
-        "names": {path.name for path in Path("/dev/shm").iterdir() if any(str(pid) in path.name for pid in pids)},
+        "names": {path.name for path in Path("/dev/shm").iterdir() if pids & _numbers(path.name)},
     }
+
+
+def _numbers(name: str) -> set[int]:
+    """The numbers of torch_30300_2545574455_6; none of psm_23843b31, whose digits are random."""
+    return {int(part) for part in name.split("_") if part.isdecimal()}
 
 
 def _target(fd: Path) -> str:
