@@ -80,6 +80,7 @@ __all__ = [
     "document_mask",
     "from_start",
     "index_shards",
+    "integrations",
     "interleave",
     "measure_lengths",
     "merge_states",
@@ -98,6 +99,7 @@ __all__ = [
     "write_shards",
 ]
 
+from . import integrations as integrations
 from . import testing as testing
 from .collate.default import CollateError as CollateError
 from .collate.detection import DetectionCollate as DetectionCollate

@@ -1,0 +1,3 @@
+# One line for each framework, such as `from . import fabric as fabric`, and its name here.
+
+__all__: list[str] = []
