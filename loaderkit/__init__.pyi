@@ -18,6 +18,7 @@ __all__ = [
     "DetectionDataModule",
     "DeviceLoader",
     "DocumentDataset",
+    "Downloads",
     "HFDataset",
     "Handle",
     "ImageDataModule",
@@ -164,6 +165,7 @@ from .lightning.callbacks import SeedSteps as SeedSteps
 from .lightning.tables.columns import TableColumns as TableColumns
 from .loader.config import LoaderConfig as LoaderConfig
 from .loader.device_loader import DeviceLoader as DeviceLoader
+from .loader.downloads import Downloads as Downloads
 from .loader.lengths import measure_lengths as measure_lengths
 from .loader.loader import Loader as Loader
 from .loader.streams.state import merge_states as merge_states

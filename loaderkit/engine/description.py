@@ -21,6 +21,7 @@ class Description:
         device_why: How they are copied there, or why not.
         order: What a ShardOrder keeps in use; None for other orders.
         cache: How much of the remote shards is kept on this host; None without remote shards.
+        downloads: What was downloaded so far, and how far the cache is ahead; None if nothing was.
     """
 
     engine: str
@@ -36,6 +37,7 @@ class Description:
     device_why: str | None = None
     order: str | None = None
     cache: str | None = None
+    downloads: str | None = None
 
     def __str__(self) -> str:
         workers = f"{self.num_workers} ({self.workers_why})"
@@ -50,6 +52,7 @@ class Description:
             + (f" ({self.device_why})" if self.device_why else "")
             + (f"\norder: {self.order}" if self.order else "")
             + (f"\ncache: {self.cache}" if self.cache else "")
+            + (f"\ndownloads: {self.downloads}" if self.downloads else "")
         )
 
 

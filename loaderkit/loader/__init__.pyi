@@ -3,6 +3,7 @@
 __all__ = [
     "AheadEpoch",
     "DeviceLoader",
+    "Downloads",
     "Loader",
     "LoaderConfig",
     "Position",
@@ -16,6 +17,7 @@ from .checks import check_indexed as check_indexed
 from .config import LoaderConfig as LoaderConfig
 from .device_loader import AheadEpoch as AheadEpoch
 from .device_loader import DeviceLoader as DeviceLoader
+from .downloads import Downloads as Downloads
 from .lengths import measure_lengths as measure_lengths
 from .loader import Loader as Loader
 from .loader import describe_data as describe_data

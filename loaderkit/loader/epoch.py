@@ -27,6 +27,7 @@ class Epoch:
         """Start the pass; otherwise the first `next()` does."""
         position = self.position
         position.discard_ahead()
+        position.meter.start()
         try:
             self._batches = position.begin()
         except BaseException as error:

@@ -2,10 +2,13 @@
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice, takewhile
 from typing import Any
 
+import numpy as np
+
 from loaderkit.datasets.bad_samples import JUDGED_FROM, Reported
-from loaderkit.datasets.shards.sharded import shards_within
+from loaderkit.datasets.shards.sharded import ShardedDataset, shards_within
 from loaderkit.engine import Engine
 from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.description import Description
@@ -21,6 +24,8 @@ from loaderkit.sampling.plan import BatchPlan, Plan
 from loaderkit.sampling.samplers import SamplerOrder, as_order
 from loaderkit.sampling.shard_order import ShardOrder, shuffled_order
 from loaderkit.system.arrays import Int64Array
+
+_LOOKED_AHEAD = 1024  # batches whose shards are looked up in the cache
 
 
 class IndexedPosition(Position):
@@ -115,6 +120,21 @@ class IndexedPosition(Position):
             order=order and order.cost(world, self.config.batch_size or 1),
             cache=None if data is None else data.cache_cost(),
         )
+
+    def _shards_ahead(self) -> int | None:
+        data, plan = self.dataset, self._bound_plan()
+        if not isinstance(data, ShardedDataset) or not data.remote_sizes or data.storage.cache_dir is None:
+            return None
+        if not isinstance(plan, BatchPlan) or isinstance(plan.order, SamplerOrder):
+            return None  # to look ahead would draw from the user's sampler, or arrange a window
+        keys = islice(plan.keys(self.cursor), _LOOKED_AHEAD)
+        first = next(keys, None)
+        if first is None:
+            return 0
+        now = {part for part, *_ in data.by_shard(first.indices)}
+        later = data.parts_of(np.concatenate([first.indices, *(key.indices for key in keys)]))
+        coming = [part for part in dict.fromkeys(later.tolist()) if part not in now]
+        return sum(1 for _ in takewhile(data.has_copy, coming)) if all(map(data.has_copy, now)) else 0
 
     def point(self) -> tuple[Cursor, int]:
         return self._origin, self._counted

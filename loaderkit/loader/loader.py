@@ -14,6 +14,7 @@ from loaderkit.device.cuda import HostBatches
 from loaderkit.engine.description import Description
 from loaderkit.loader.checks import check_names, instead_of
 from loaderkit.loader.config import LoaderConfig, Stop
+from loaderkit.loader.downloads import Downloads
 from loaderkit.loader.epoch import Epoch
 from loaderkit.loader.indexed import IndexedPosition
 from loaderkit.loader.position import Position
@@ -178,6 +179,15 @@ class Loader(Generic[Batch]):
         """The last 1,000 samples that this loader skipped or replaced."""
         return list(self._position.bad.found)
 
+    @property
+    def downloads(self) -> Downloads | None:
+        """What this rank has downloaded from remote shards since the data was made; None if nothing. Read it at any time.
+
+        The Storage counts. So it is what all loaders whose data shares a Storage have downloaded. A stream's is counted if its
+        reader has `storage=`. On systems other than Linux, what worker processes download is not counted.
+        """
+        return self._position.downloads()
+
     def __iter__(self) -> Iterator[Batch]:
         # Nothing starts before the first next(), because Trainers call iter() more often than they iterate.
         return Epoch(self._position, self._device, self._copied)
@@ -256,7 +266,8 @@ class Loader(Generic[Batch]):
 
     def describe(self) -> Description:
         """Describe what makes the batches and why, with how many workers, and whether they are pinned."""
-        return self._position.describe()
+        found, downloads = self._position.describe(), self.downloads
+        return dataclasses.replace(found, downloads=None if downloads is None else str(downloads))
 
     def close(self) -> None:
         """Stop the workers. A later `iter()` starts them again."""

@@ -9,6 +9,7 @@ from typing import Any
 from loaderkit.datasets.bad_samples import BadSampleCount, Reported
 from loaderkit.engine.description import Description
 from loaderkit.loader.config import LoaderConfig
+from loaderkit.loader.downloads import DownloadMeter, Downloads
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.cpus import Cpus, ranks_on_host
@@ -61,6 +62,7 @@ class Position(ABC):
         turn: Increases when anything but `count` moves the position. Iterators of an earlier turn are then over.
         begun: Whether a pass has started at this point, or was left here. The next pass then starts the next epoch.
         bad: The count of bad samples.
+        meter: What the data has downloaded.
     """
 
     def __init__(self, dataset: Any, config: LoaderConfig) -> None:
@@ -68,6 +70,7 @@ class Position(ABC):
         self.turn = 0
         self.begun = False
         self.bad = BadSampleCount(config.bad_samples)
+        self.meter = DownloadMeter(dataset)
         self._said: set[str] = set()
         self._yielded_at: tuple[int, Any] = (-1, None)  # the turn, and the point
 
@@ -102,6 +105,14 @@ class Position(ABC):
     @abstractmethod
     def describe(self) -> Description:
         """Describe how batches are made."""
+
+    def downloads(self) -> Downloads | None:
+        """Return what the data has downloaded; None if nothing."""
+        return self.meter.look(self._shards_ahead)
+
+    def _shards_ahead(self) -> int | None:
+        """Count the shards that come next and are in the cache; None if that is unknown."""
+        return None
 
     # Points
 

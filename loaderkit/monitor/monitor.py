@@ -26,6 +26,8 @@ class DataWaitMonitor:
     only as long as the device had no work, measured by events on its stream without synchronising. On other devices the
     host's time counts.
 
+    For remote shards it also tells what the loader has downloaded: bytes a second, cache hits and shards ahead.
+
     Each process measures its own waits; only rank 0 warns.
 
     Args:
@@ -93,6 +95,11 @@ class DataWaitMonitor:
         return self._waits.window.share
 
     @property
+    def downloads(self) -> Any:
+        """What the watched loader has downloaded, a `Downloads`; None without remote data."""
+        return getattr(self.loader, "downloads", None)
+
+    @property
     def course(self) -> list[Sums]:
         """All measured steps in order, in at most 1,024 groups of equal length."""
         return self._waits.course
@@ -102,7 +109,10 @@ class DataWaitMonitor:
         self.clock.finish()
         mean = self._waits.whole.summary()
         worth_it = self._warn_above is not None and mean.share > self._warn_above
-        return self._waits.whole.summary(remedy(mean, self.loader) if worth_it else "")
+        downloads = self.downloads
+        return self._waits.whole.summary(
+            remedy(mean, self.loader) if worth_it else "", "" if downloads is None else str(downloads)
+        )
 
     def plot(self, path: str | Path) -> None:
         """Draw the steps' times and waits as a PNG file; needs matplotlib.

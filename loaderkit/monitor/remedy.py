@@ -9,6 +9,7 @@ from loaderkit.monitor.waits import WaitSummary
 from loaderkit.system.cpus import Cpus
 
 _MANY = 1000
+_FEW_HITS = 0.5  # of the cache: the first epoch, or a cache that is too small
 
 
 def workers_needed(workers: int, summary: WaitSummary) -> int:
@@ -35,6 +36,12 @@ def remedy(summary: WaitSummary, loader: Any, *, cpus: int | None = None) -> str
         if workers is None
         else _more_workers(workers, summary, cpus or Cpus.detect().usable)
     ]
+    downloads = getattr(loader, "downloads", None)
+    if downloads is not None and downloads.hits < _FEW_HITS * downloads.opened:
+        said[0] = (
+            f"Only {downloads.hit_rate:.0%} of the shards were in the cache when they were opened: the store or the network "
+            f"may be what limits the steps, and `loaderkit doctor URL` measures them. {said[0]}"
+        )
     if workers and engine == "torch" and not isinstance(getattr(loader, "dataset", None), torch_data.IterableDataset):
         said.append("engine='ring' transfers large batches faster.")
     if workers and engine == "threads":

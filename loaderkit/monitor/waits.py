@@ -17,6 +17,7 @@ class WaitSummary:
         wait_s: Seconds of it that were spent waiting for data.
         host_wait_s: Seconds of it that the host waited. On CUDA it may be more than `wait_s`: the device still had work.
         remedy: What would help; empty if the share of waiting is small.
+        downloads: What the loader has downloaded from remote shards; empty if nothing.
     """
 
     steps: int
@@ -24,6 +25,7 @@ class WaitSummary:
     wait_s: float
     host_wait_s: float
     remedy: str = ""
+    downloads: str = ""
 
     @property
     def share(self) -> float:
@@ -37,6 +39,7 @@ class WaitSummary:
             f"{self.share:.1%} of each step is spent waiting for data: {self.wait_s * 1e3:.3g} of "
             f"{self.step_s * 1e3:.3g} ms, the mean of {self.steps:,} steps"
         )
+        said += f". Downloads: {self.downloads}" if self.downloads else ""
         return f"{said}. {self.remedy}" if self.remedy else said
 
 
@@ -61,7 +64,7 @@ class Sums:
         """The share of waiting; NaN without steps."""
         return self.wait_ns / self.step_ns if self.step_ns else math.nan
 
-    def summary(self, remedy: str = "") -> WaitSummary:
+    def summary(self, remedy: str = "", downloads: str = "") -> WaitSummary:
         """Return the mean step."""
         unit = 1e-9 / max(1, self.steps)
         return WaitSummary(
@@ -70,6 +73,7 @@ class Sums:
             wait_s=self.wait_ns * unit,
             host_wait_s=self.host_wait_ns * unit,
             remedy=remedy,
+            downloads=downloads,
         )
 
 

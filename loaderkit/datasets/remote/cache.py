@@ -74,6 +74,10 @@ class Cache:
         finally:
             _unlock(descriptor)
 
+    def has(self, key: str) -> bool:
+        """Return whether a shard is there, without opening it."""
+        return (self.folder / (key + WHOLE)).exists()
+
     def find(self, key: str, size_bytes: int) -> BinaryIO | None:
         """Open a shard if it is there."""
         path = self.folder / (key + WHOLE)

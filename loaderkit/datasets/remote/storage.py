@@ -17,6 +17,7 @@ from loaderkit.datasets.remote.arriving import Arrival, ArrivingFile
 from loaderkit.datasets.remote.ranges import BLOCK, RangeFile
 from loaderkit.system.parallel import map_waiting
 from loaderkit.system.retry import Retry, TransientError, http_status
+from loaderkit.system.shared_counts import SharedCounts
 
 if TYPE_CHECKING:
     from loaderkit.datasets.remote.cache import Cache
@@ -91,6 +92,9 @@ class Storage:
     cache_bytes: int = 1 << 36
     retry: Retry = field(default_factory=Retry)
     timeout_s: float = 60.0
+    counts: SharedCounts = field(
+        default_factory=partial(SharedCounts, "bytes", "opened", "hits"), init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if self.cache_bytes < 1 or self.timeout_s <= 0:
@@ -144,6 +148,24 @@ class Storage:
                 f"{url}: has {wanted.size_bytes:,} bytes, the cache holds {self.cache_bytes:,}. "
                 "Give Storage a larger cache_bytes, or read without a cache: cache_dir=None."
             )
+        return self._find_copy(url, wanted) or self._download_copy(url, wanted, checksum=checksum)
+
+    def has_copy(self, url: str, found: Stat) -> bool:
+        """Return whether the cache has a whole copy of that version."""
+        return self.cache_dir is not None and self._cache(self.cache_dir).has(self._key(url, found))
+
+    def _find_copy(self, url: str, found: Stat) -> BinaryIO | None:
+        """Open the copy for a reader if there is one, and count whether there is."""
+        if self.cache_dir is None:
+            return None
+        copy = self._cache(self.cache_dir).find(self._key(url, found), found.size_bytes)
+        self.counts.add("opened", 1)
+        if copy is not None:
+            self.counts.add("hits", 1)
+        return copy
+
+    def _download_copy(self, url: str, wanted: Stat, *, checksum: str) -> BinaryIO:
+        """Open the copy after downloading it, unless another process does."""
 
         def download(file: BinaryIO) -> None:
             content = self._download(url, wanted.size_bytes, file)
@@ -156,7 +178,7 @@ class Storage:
                 _refuse_change(url, self.stat(url), wanted)  # a change during the download, too
 
         try:
-            return self._cache(self.cache_dir).open(self._key(url, wanted), wanted.size_bytes, download)
+            return self._cache(self.cache_dir or "").open(self._key(url, wanted), wanted.size_bytes, download)
         except OSError as error:
             if url not in str(error):
                 error.add_note(f"loaderkit: raised while downloading {url}.")
@@ -170,19 +192,18 @@ class Storage:
         size = found.size_bytes
         if self.cache_dir is None or not _SOON_BYTES <= size <= self.cache_bytes:
             return self.open(url, found, checksum=checksum)
-        if (copy := self._cache(self.cache_dir).find(self._key(url, found), size)) is not None:
+        if (copy := self._find_copy(url, found)) is not None:
             return copy
-        arrival = Arrival(partial(self.open, url, found, checksum=checksum))
+        arrival = Arrival(partial(self._download_copy, url, found, checksum=checksum))
         return ArrivingFile(url, size, partial(self.read_many, url, size_bytes=size), arrival)
 
     def fetch(self, url: str, found: Stat, *, checksum: str = "") -> None:
         """Begin to download a file of that version in the background, unless there is a copy."""
         if self.cache_dir is None or found.size_bytes > self.cache_bytes:
             return
-        if (copy := self._cache(self.cache_dir).find(self._key(url, found), found.size_bytes)) is not None:
-            copy.close()
+        if self.has_copy(url, found):
             return
-        arrival = Arrival(partial(self.open, url, found, checksum=checksum))
+        arrival = Arrival(partial(self._download_copy, url, found, checksum=checksum))
         arrival.begin()
         arrival.close()
 
@@ -196,7 +217,7 @@ class Storage:
         wanted = stop - start
 
         def get(files: Any, path: str) -> bytes:
-            content: bytes = self._run(files, "cat_file", path, start=start, end=stop)
+            content = self._fetch_bytes(files, path, start, stop)
             if len(content) == size_bytes > wanted:  # the server ignores ranges
                 return content if or_all else content[start:stop]
             if len(content) != wanted:
@@ -214,7 +235,7 @@ class Storage:
         """Return a range of bytes of a file whose size is unknown; fewer if the file ends before."""
 
         def get(files: Any, path: str) -> bytes:
-            content: bytes = self._run(files, "cat_file", path, start=start, end=stop)
+            content = self._fetch_bytes(files, path, start, stop)
             return content[start:stop] if len(content) > stop - start else content  # some servers ignore ranges
 
         return self._ask(url, get, f"bytes {start:,} to {stop:,}")
@@ -325,6 +346,11 @@ class Storage:
             raise
         except Exception as error:
             _raise_named(error, f"{url}: {what}: " if what else f"{url}: ")
+
+    def _fetch_bytes(self, files: Any, path: str, start: int, stop: int) -> bytes:
+        content: bytes = self._run(files, "cat_file", path, start=start, end=stop)
+        self.counts.add("bytes", len(content))
+        return content
 
     def _run(self, files: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
         if not getattr(files, "async_impl", False):

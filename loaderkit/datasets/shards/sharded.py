@@ -219,6 +219,15 @@ class ShardedDataset(DeclaresDraws, ABC):
         for part, places in group_places(np.searchsorted(self._ends, wanted, side="right")):
             yield part, places, wanted[places] - (self._ends[part] - self._indexes[part].count)
 
+    def parts_of(self, indices: Int64Array) -> Int64Array:
+        """Return the number of the shard (B,) that each index (B,) is in."""
+        return np.searchsorted(self._ends, indices, side="right")
+
+    def has_copy(self, part: int) -> bool:
+        """Return whether the shard of that number is on this machine, as a whole."""
+        shard = self.shards[part]
+        return not is_remote(shard) or self.storage.has_copy(shard, self.stat(shard))
+
     def handle(self, part: int) -> Any:
         """Return the open shard of that number, which belongs to this thread; raise a ShardError if it changed."""
         opened = self._opened.own

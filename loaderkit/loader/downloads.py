@@ -1,0 +1,113 @@
+"""What a loader's remote data has downloaded, as the main process sees it."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from loaderkit.datasets.remote.storage import Storage
+from loaderkit.datasets.shards.sharded import ShardedDataset
+
+_WINDOW_S = 10.0  # of the rate
+_AT_LEAST_S = 1.0  # between two looks at the order and the cache
+_ONE, _MANY = ("storage", "read", "dataset"), ("datasets", "streams")  # attributes that hold what data is made from
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Downloads:
+    """What one rank, its workers included, has downloaded from remote shards, and how far its cache is ahead.
+
+    Args:
+        size_bytes: Bytes downloaded so far.
+        bytes_per_s: The mean rate of about the last 10 s, or since the previous look if that is longer ago.
+        opened: How often a shard was opened to read it, with a cache.
+        hits: How often the cache had all of it then.
+        shards_ahead: Shards after the next batch's that the cache has, before the first one that it lacks. None without a
+            cache, and for data whose order is not known ahead.
+
+    Examples:
+        >>> found = lk.Downloads(size_bytes=12_000_000, bytes_per_s=4e6, opened=10, hits=7, shards_ahead=2)
+        >>> print(found)
+        4.0 MB/s (12 MB so far), 70% of 10 openings from the cache, 2 shards ahead
+        >>> lk.Loader(range(8), 4).downloads is None
+        True
+    """
+
+    size_bytes: int
+    bytes_per_s: float
+    opened: int = 0
+    hits: int = 0
+    shards_ahead: int | None = None
+
+    @property
+    def hit_rate(self) -> float | None:
+        """The share of openings that found the whole shard in the cache; None before the first."""
+        return self.hits / self.opened if self.opened else None
+
+    def __str__(self) -> str:
+        said = f"{self.bytes_per_s / 1e6:,.1f} MB/s ({self.size_bytes / 1e6:,.0f} MB so far)"
+        if self.opened:
+            said += f", {self.hit_rate:.0%} of {self.opened:,} openings from the cache"
+        if self.shards_ahead is not None:
+            said += f", {self.shards_ahead} shard{'s' * (self.shards_ahead != 1)} ahead"
+        return said
+
+
+class DownloadMeter:
+    """Reads the counts of a dataset's storages, and computes the rate between two looks."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._storages = storages_within(dataset)
+        self._looks: deque[tuple[float, int]] = deque()  # time, bytes
+        self._ahead: tuple[float, int | None] = 0.0, None  # time, shards
+
+    def start(self) -> None:
+        """Start to measure the rate. Workers that start after the first call share the counts."""
+        self._looks.clear()
+        if self._storages:
+            self._looks.append((time.monotonic(), self._counts()["bytes"]))
+
+    def look(self, shards_ahead: Callable[[], int | None]) -> Downloads | None:
+        """Return what was downloaded; None if nothing was."""
+        if not self._storages or not any((found := self._counts()).values()):
+            return None
+        now_s, size = time.monotonic(), found["bytes"]
+        while len(self._looks) > 1 and now_s - self._looks[1][0] >= _WINDOW_S:
+            self._looks.popleft()
+        since_s, before = self._looks[0] if self._looks else (now_s, size)
+        if not self._looks or now_s - self._looks[-1][0] >= _AT_LEAST_S:
+            self._looks.append((now_s, size))
+        if now_s - self._ahead[0] >= _AT_LEAST_S:
+            self._ahead = now_s, shards_ahead()
+        rate = (size - before) / max(1e-3, now_s - since_s)
+        return Downloads(
+            size_bytes=size, bytes_per_s=rate, opened=found["opened"], hits=found["hits"], shards_ahead=self._ahead[1]
+        )
+
+    def _counts(self) -> dict[str, int]:
+        all_counts = [storage.counts.read() for storage in self._storages]
+        return {name: sum(counts[name] for counts in all_counts) for name in all_counts[0]}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DownloadMeter, (self._dataset,)  # a copy measures for itself
+
+
+def storages_within(data: Any) -> list[Storage]:
+    """Return the storages of the remote datasets and streams that some data is made from, each once."""
+    found: list[Storage] = []
+    seen: set[int] = set()
+    waiting = [data]
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen or (isinstance(part, ShardedDataset) and not part.remote_sizes):
+            continue
+        seen.add(id(part))
+        if isinstance(part, Storage):
+            found.append(part)
+            continue
+        kept = getattr(part, "__dict__", {})
+        waiting += [kept[name] for name in _ONE if name in kept]
+        waiting += [inner for name in _MANY if isinstance(kept.get(name), list) for inner in kept[name]]
+    return found
