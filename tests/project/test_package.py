@@ -115,7 +115,10 @@ def test_help_and_completion_show_each_public_name() -> None:
     for name in lk.__all__:
         if name != "DECODERS":  # a dict has no docstring of its own
             assert name in shown
-            assert (inspect.getdoc(getattr(lk, name)) or "?").splitlines()[0] in shown or name in ("integrations", "testing")
+            assert (inspect.getdoc(getattr(lk, name)) or "?").splitlines()[0] in shown or name in (
+                "integrations",
+                "testing",
+            )
 
 
 def test_each_public_name_is_there() -> None:
