@@ -23,10 +23,16 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 PRELOAD = ("lightning.pytorch.cli", "sklearn.datasets", "torchvision.transforms.v2", "loaderkit", "matplotlib.pyplot")
 
 
-def run(folder: Path, *command: str | Path, code: int = 0, fresh: bool = False) -> str:
-    """Run a Python script in a folder and return what it printed; nothing that it started is left behind."""
+def run(
+    folder: Path, *command: str | Path, code: int = 0, fresh: bool = False, preload: tuple[str, ...] = PRELOAD
+) -> str:
+    """Run a Python script in a folder and return what it printed; nothing that it started is left behind.
+
+    There is one server for each `preload`.
+    """
     output = folder / "output.txt"
-    found = (_run_fresh if fresh else _run_forked)(folder, list(map(str, command)), output)
+    words = list(map(str, command))
+    found = _run_fresh(folder, words, output) if fresh else _run_forked(folder, words, output, preload)
     text = output.read_text()
     assert found == code, text[-5000:]
     return text
@@ -50,8 +56,8 @@ def _run_fresh(folder: Path, command: list[str], output: Path) -> int:
         process.wait()
 
 
-def _run_forked(folder: Path, command: list[str], output: Path) -> int:
-    server = _server()
+def _run_forked(folder: Path, command: list[str], output: Path, preload: tuple[str, ...]) -> int:
+    server = _server(preload)
     _tell(server, {"folder": str(folder), "command": command, "output": str(output)})
     pid = _answer(server)
     try:
@@ -70,10 +76,10 @@ def _end_all(group: int) -> None:
 
 
 @functools.cache
-def _server() -> subprocess.Popen[bytes]:
+def _server(preload: tuple[str, ...]) -> subprocess.Popen[bytes]:
     environment = {**os.environ, **ENVIRONMENT}
     server = subprocess.Popen(
-        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=environment
+        [sys.executable, __file__, *preload], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=environment
     )
     atexit.register(_end, server)
     return server
@@ -98,7 +104,7 @@ def _answer(server: subprocess.Popen[bytes]) -> int:
 
 def _serve() -> dict[str, Any]:
     """Fork a process for each message and answer with its id, then its exit code; return the message in the process."""
-    for name in PRELOAD:
+    for name in sys.argv[1:]:
         importlib.import_module(name)
     while line := sys.stdin.readline():
         sys.stdout.flush()
