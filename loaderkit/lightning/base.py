@@ -3,13 +3,13 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Never, TypeVar
 
-import lightning.pytorch as pl
 from typing_extensions import override
 
 from loaderkit.device.prefetch import Prefetcher
 from loaderkit.lightning.check_data import Data, check_data, check_dataset, make_dataset, map_data
+from loaderkit.lightning.framework import WAY_OUT, check_trainer, pl
 from loaderkit.lightning.loaders import (
     EvalLoader,
     TrainerLoader,
@@ -117,6 +117,23 @@ class DataModule(pl.LightningDataModule):
     @override
     def __str__(self) -> str:
         return repr(self)  # Lightning's would replace the loaders in use
+
+    def __iter__(self) -> Never:
+        # A Trainer of the other Lightning package takes a DataModule for a loader, and comes here.
+        raise RuntimeError(
+            "DataModule: it has loaders, and is none. Iterate over data.train_dataloader(). If a Trainer raised this, it is of "
+            f"the other Lightning package: {WAY_OUT}"
+        )
+
+    @property
+    def trainer(self) -> pl.Trainer | None:
+        """The Trainer that this DataModule is attached to, if any."""
+        return self._trainer
+
+    @trainer.setter
+    def trainer(self, trainer: pl.Trainer | None) -> None:
+        check_trainer(trainer)
+        self._trainer = trainer
 
     @property
     def eval_config(self) -> LoaderConfig:

@@ -3,10 +3,10 @@
 import math
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
 from typing_extensions import override
 
+from loaderkit.lightning.framework import pl
 from loaderkit.loader import Downloads
 from loaderkit.monitor import DataWaitMonitor
 from loaderkit.seeding.global_seeds import seed_all

@@ -5,15 +5,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Never
 
-import lightning.pytorch as pl
 import torch.utils.data as torch_data
-from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
-from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from loaderkit.device.cuda import BACKENDS
 from loaderkit.device.prefetch import Prefetcher
 from loaderkit.engine.description import Description
+from loaderkit.lightning.framework import DDPStrategy, IndexBatchSamplerWrapper, is_overridden, pl
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.device_loader import AheadEpoch
 from loaderkit.loader.loader import Loader
@@ -254,7 +251,7 @@ def check_equal_ranks(trainer: pl.Trainer | None, loader: Loader, data: str) -> 
     )
 
 
-class _SeenIndices(_IndexBatchSamplerWrapper):
+class _SeenIndices(IndexBatchSamplerWrapper):
     """Lightning's record of the indices in each batch, computed on demand."""
 
     def __init__(self, loader: Loader) -> None:

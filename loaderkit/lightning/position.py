@@ -5,11 +5,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import lightning.pytorch as pl
-from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
 from typing_extensions import override
 
 from loaderkit.lightning.callbacks import batches_done
+from loaderkit.lightning.framework import DataLoaderIterDataFetcher, pl
 from loaderkit.lightning.loaders import TrainLoader
 from loaderkit.lightning.progress import (
     begun,
@@ -282,7 +281,7 @@ class TrainProgress(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         fetcher = trainer.fit_loop._data_fetcher
-        if isinstance(fetcher, _DataLoaderIterDataFetcher):
+        if isinstance(fetcher, DataLoaderIterDataFetcher):
             self._check_steps(trainer, fetcher.fetched)
         self._position.begin_batch()
 

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-import lightning.pytorch as pl
-
 from loaderkit.lightning.callbacks import batches_done
+from loaderkit.lightning.framework import pl
 
 
 def learnt(trainer: pl.Trainer) -> tuple[int, bool]:

@@ -72,7 +72,7 @@ def test_imports_run_in_one_direction(file: Path) -> None:
             assert inner[0] in MAY_IMPORT[package], f"{file} imports {module}"
             assert not any(part.startswith("_") for part in inner), f"{file} imports {module}, which is private"
         if top in ("lightning", "pytorch_lightning"):
-            assert package == "lightning" or file.name == "fabric.py", f"{file} imports {module}"
+            assert file.name == "framework.py", f"{file} imports {module}: import pl from lightning/framework.py"
         if top in ("torchvision", "PIL"):
             assert file.name in ("decode.py", "torchvision.py", "detection.py", "coco.py"), f"{file} imports {module}"
 

@@ -1,0 +1,66 @@
+"""The Lightning that DataModules and callbacks belong to: `lightning.pytorch` or `pytorch_lightning`.
+
+The two packages hold the same code twice, and a Trainer takes only DataModules of its own package. loaderkit imports one of
+them: the one that was imported first. If neither was imported, it is the installed one, and `lightning.pytorch` of both.
+"""
+
+import importlib
+import importlib.util
+import sys
+from typing import TYPE_CHECKING, Any
+
+__all__ = [
+    "WAY_OUT",
+    "DDPStrategy",
+    "DataLoaderIterDataFetcher",
+    "IndexBatchSamplerWrapper",
+    "check_trainer",
+    "is_overridden",
+    "pl",
+]
+
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def _choose() -> str:
+    """Return the package to import."""
+    imported = [name for name in sys.modules if name in PACKAGES]  # in the order of their imports
+    installed = [name for name in PACKAGES if importlib.util.find_spec(name.partition(".")[0])]
+    if not imported and not installed:
+        raise ModuleNotFoundError(
+            "loaderkit: DataModules and callbacks need Lightning, and neither lightning nor pytorch_lightning is installed. "
+            "Run pip install lightning.",
+            name="lightning",
+        )
+    return (imported or installed)[0]
+
+
+if TYPE_CHECKING:  # to a type checker the two are the same
+    import lightning.pytorch as pl
+    from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher as DataLoaderIterDataFetcher
+    from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper as IndexBatchSamplerWrapper
+    from lightning.pytorch.strategies import DDPStrategy
+    from lightning.pytorch.utilities.model_helpers import is_overridden
+else:
+    pl = importlib.import_module(_choose())
+    DataLoaderIterDataFetcher = pl.loops.fetchers._DataLoaderIterDataFetcher
+    IndexBatchSamplerWrapper = pl.overrides.distributed._IndexBatchSamplerWrapper
+    DDPStrategy = pl.strategies.DDPStrategy
+    is_overridden = pl.utilities.model_helpers.is_overridden
+
+_OTHER = next(name for name in PACKAGES if name != pl.__name__)
+WAY_OUT = (
+    f"loaderkit's DataModules are of {pl.__name__}, which was imported first. Import {_OTHER} before it, and before you use a "
+    "DataModule of loaderkit."
+)
+
+
+def check_trainer(trainer: Any) -> None:
+    """Refuse a Trainer of the other package.
+
+    Raises:
+        TypeError: If it is one.
+    """
+    other = sys.modules.get(_OTHER)
+    if other is not None and isinstance(trainer, other.Trainer):
+        raise TypeError(f"DataModule: the Trainer is of {_OTHER}, and {WAY_OUT}")
