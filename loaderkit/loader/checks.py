@@ -1,5 +1,6 @@
 """Check what a Loader gets: names of settings, data with an index, plans and orders."""
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from loaderkit.loader.config import LoaderConfig
 from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import Plan
 from loaderkit.sampling.samplers import Weighted
+from loaderkit.system.state import EPOCH
 from loaderkit.system.suggest import closest
 
 _INSTEAD = {  # what a Loader has in place of an argument of DataLoader
@@ -40,6 +42,32 @@ def instead_of(name: str) -> str:
     if name == "worker_init_fn":
         return ": See loader.config.worker_init_fn."
     return f": {_INSTEAD[name]}" if name in _INSTEAD else ""
+
+
+def check_skip(
+    epoch: int, steps: range | Sequence[range], samples: range | Sequence[range]
+) -> tuple[list[range], list[range]]:
+    """Return the ranges of a `Loader.skip` as lists, after checking all that does not depend on the data.
+
+    Raises:
+        TypeError: If a range is not a `range`.
+        ValueError: If the epoch or a range is out of bounds, or there is no range.
+    """
+    if not EPOCH.holds(epoch):
+        raise ValueError(f"loader: skip in epoch {epoch!r}, wanted {EPOCH.wanted}.")
+    lists = [[given] if isinstance(given, range) else list(given) for given in (steps, samples)]
+    if not any(lists):
+        raise ValueError("loader: skip of nothing, wanted steps=range(...) or samples=range(...), or lists of these.")
+    for part in itertools.chain(*lists):
+        if not isinstance(part, range):
+            raise TypeError(
+                f"loader: skip of {part!r}, wanted a range of numbers, such as range(100, 110), or a list of ranges."
+            )
+        if part.step != 1 or not 0 <= part.start < part.stop:
+            raise ValueError(
+                f"loader: skip of {part}, wanted a range that ascends by 1 from 0 or more, and is not empty."
+            )
+    return lists[0], lists[1]
 
 
 def check_indexed(dataset: Any) -> None:

@@ -11,6 +11,7 @@ from loaderkit.device.prefetch import Fetched, Prefetcher, Transform
 from loaderkit.engine.description import Description
 from loaderkit.loader.epoch import Epoch
 from loaderkit.loader.loader import Loader
+from loaderkit.sampling.cursor import Cursor
 from loaderkit.seeding.keys import derive_seed
 
 
@@ -67,6 +68,14 @@ class DeviceLoader(Loader):
     @override
     def __iter__(self) -> Iterator[Any]:
         return AheadEpoch(iter(self.loader), self._prefetcher)
+
+    @override
+    def replay(self, cursor: Cursor, *, ahead: int = 0) -> Any:
+        position, batch = self._position, self.loader.replay(cursor, ahead=ahead)
+        found = position.cursor_at((cursor, ahead))
+        seed = derive_seed("device", self.config.seed, found.epoch, position.crew.world.rank, found.batches)
+        once = iter([Fetched(batch, seed)])
+        return next(self._prefetcher.run(lambda: next(once))).batch
 
     @override
     def describe(self) -> Description:

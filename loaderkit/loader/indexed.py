@@ -1,7 +1,7 @@
 """The position in data with an index: a cursor on a plan, whose batches an engine makes."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from typing import Any
 
@@ -23,7 +23,10 @@ from loaderkit.sampling.order import Order, Sequential
 from loaderkit.sampling.plan import BatchPlan, Plan
 from loaderkit.sampling.samplers import SamplerOrder, as_order
 from loaderkit.sampling.shard_order import ShardOrder, shuffled_order
+from loaderkit.sampling.skipping_plan import Remaining, SkippingPlan
+from loaderkit.sampling.skips import Skips
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.state import StateError
 
 _LOOKED_AHEAD = 1024  # batches whose shards are looked up in the cache
 
@@ -50,6 +53,7 @@ class IndexedPosition(Position):
                 )
         self._size = len(dataset)
         self._plan = self._make_plan()
+        self._skips = Skips()
         self._replacements()
         if config.engine == "threads":
             check_threads(self._make_reader())
@@ -155,7 +159,8 @@ class IndexedPosition(Position):
     def state_at(self, point: tuple[Cursor, int], nearby: Iterable[Any] = ()) -> dict[str, Any]:
         cursor = self.cursor_at(point)
         bad, judged = self.bad.saved(cursor, alone=self.crew.world.size == 1)
-        return pack_state(Saved(cursor, self._identity(cursor.epoch, self._plan), self.step, bad, judged))
+        skips = Skips(self._skips.since(cursor.epoch))
+        return pack_state(Saved(cursor, self._identity(cursor.epoch, self._plan), self.step, bad, judged, skips))
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._look_at_size((Cursor(), 0))
@@ -164,8 +169,13 @@ class IndexedPosition(Position):
         plan = self._with_block(saved.identity.block)
         check_resume(cursor, saved.identity, self._identity(cursor.epoch, plan), self._samples(cursor))
         plan.check_cursor(cursor)
+        try:
+            skips = self._joined(saved.skips, self._skips, cursor, counted=saved.step == self.step)
+        except ValueError as error:
+            raise StateError(f"cannot resume: {error}") from error
         if plan is not self._plan:
             self._plan, self._engine = plan, None  # an engine replaces bad samples by the plan's order
+        self._leave_out(skips)
         self._stand_at(cursor)
         self.bad.start(cursor.epoch, saved.bad, judged=saved.judged, since=cursor.samples)
 
@@ -181,6 +191,7 @@ class IndexedPosition(Position):
             self.seek(before.cursor.epoch, 0)
             return
         start = before.cursor_at(before.upcoming())
+        self._leave_out(self._joined(before._skips, self._skips, start))
         self.seek(start.epoch, start.samples)
         if (block := _block_of(before._plan)) is not None:
             plan = self._with_block(block)
@@ -209,6 +220,80 @@ class IndexedPosition(Position):
 
     def indices(self, epoch: int, batch: int) -> Int64Array:
         return self._bound_plan().batch(Cursor(epoch=epoch), batch).indices
+
+    def skip(self, epoch: int, steps: Sequence[range], samples: Sequence[range]) -> None:
+        cursor = self.cursor_at(self.yielded())
+        stretches = [(epoch, part.start, part.stop) for part in samples]
+        if steps:
+            plan = self._whole_plan()
+            batches, end = plan.batches(epoch), self._epoch_size(epoch)
+            for part in steps:
+                if part.stop > batches:
+                    raise ValueError(f"loader: skip of {part}, wanted steps of the {batches:,} of epoch {epoch}.")
+                start, stop = (plan.advance(Cursor(epoch=epoch), step).samples for step in (part.start, part.stop))
+                stretches.append((epoch, start, stop if part.stop < batches else end))
+        for part in samples:
+            if part.stop > (size := self._epoch_size(epoch)):
+                raise ValueError(f"loader: skip of {part}, wanted samples of the {size:,} of epoch {epoch}.")
+        self._leave_out(self._joined(self._skips, Skips.of(stretches), cursor))
+        self._stand_at(cursor)
+
+    @property
+    def skips(self) -> Skips:
+        return self._skips
+
+    def replay(self, cursor: Cursor, ahead: int) -> Any:
+        batch = self._make_reader().read(self._bound_plan().batch(cursor, ahead))
+        return batch.batch if type(batch) is Reported else batch
+
+    def _joined(self, skips: Skips, more: Skips, cursor: Cursor, *, counted: bool = True) -> Skips:
+        """Return what is left out if more is, as far as that lies ahead of a cursor.
+
+        Args:
+            skips: What is left out already.
+            more: What is to be left out too.
+            cursor: Where the loader stands.
+            counted: Whether a Trainer may have counted the batches up to there.
+
+        Raises:
+            ValueError: If the plan cannot leave it out, or an epoch would have no step left.
+        """
+        whole, more = self._whole_plan(), more.ahead_of(cursor.epoch, cursor.samples)
+        joined = skips | more
+        if joined and not isinstance(whole, BatchPlan):
+            raise ValueError(
+                f"loader: {type(whole).__name__} cannot leave out a stretch of the order: it decides for many samples at once "
+                "which of them share a step, wanted batches of a fixed size. Let the dataset raise an error for the samples, "
+                "and give bad_samples=lk.BadSamples('skip')."
+            )
+        if joined == skips or not isinstance(whole, BatchPlan):
+            return skips
+        plan = SkippingPlan(whole, joined)
+        for epoch in sorted({epoch for epoch, _, _ in more.stretches}):
+            if not plan.batches(epoch):
+                raise ValueError(
+                    f"loader: skip leaves no step of epoch {epoch}, wanted at least one. To go on with the next epoch: "
+                    f"loader.seek(epoch={epoch + 1})."
+                )
+        before, after = (SkippingPlan(whole, each).placed(cursor).batches for each in (skips, joined))
+        if counted and before != after:  # a Trainer that counts batches would end the epoch too early or too late
+            raise ValueError(
+                f"loader: {after} batches would be done after this skip, and {before} are counted, because the number of ranks "
+                f"or the batch size has changed in this epoch. What is left out is not a multiple of {plan.step} samples, a "
+                "step of all ranks, as wanted then."
+            )
+        return joined
+
+    def _leave_out(self, skips: Skips) -> None:
+        changed, self._skips = skips != self._skips, skips
+        if changed and self.config.bad_samples.policy != "raise":  # the engine chooses replacements from what stays
+            self.close()
+            self._engine = None
+
+    def _epoch_size(self, epoch: int) -> int:
+        """Return the number of positions in the order of an epoch."""
+        order = _order_of(self._plan)
+        return self._size if order is None else int(order.size(epoch))
 
     def _stand_at(self, cursor: Cursor) -> None:
         self.bad.go_back(cursor.epoch, cursor.batches)
@@ -297,8 +382,9 @@ class IndexedPosition(Position):
                 f"{type(self._plan).__name__} has no attribute `order`. Give it one, or use the policy 'raise'."
             )
         # An endless order would have to be drawn up to a replacement's position.
-        is_endless = isinstance(order, SamplerOrder) and order.is_endless(0)
-        return Sequential(self._size) if is_endless else order
+        if isinstance(order, SamplerOrder) and order.is_endless(0):
+            return Sequential(self._size)
+        return Remaining(order, self._skips) if self._skips else order
 
     def _count_bad(self, report: Reported) -> None:
         plan, world = self._bound_plan(), self.crew.world
@@ -320,6 +406,11 @@ class IndexedPosition(Position):
         return dataclasses.replace(plan, order=order.with_block(block)) if isinstance(order, ShardOrder) else plan
 
     def _bound_plan(self) -> Plan:
+        plan = self._whole_plan()
+        return SkippingPlan(plan, self._skips) if self._skips and isinstance(plan, BatchPlan) else plan
+
+    def _whole_plan(self) -> Plan:
+        """Return the plan of the whole order, in this world."""
         world = self.crew.world
         if self._plan.world != world:
             self._plan = self._plan.with_world(world)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, Self
 
 import torch
@@ -12,7 +12,7 @@ from typing_extensions import TypeVar
 from loaderkit.datasets.bad_samples import RAISE, BadSample, BadSamples
 from loaderkit.device.cuda import HostBatches
 from loaderkit.engine.description import Description
-from loaderkit.loader.checks import check_names, instead_of
+from loaderkit.loader.checks import check_names, check_skip, instead_of
 from loaderkit.loader.config import LoaderConfig, Stop
 from loaderkit.loader.downloads import Downloads
 from loaderkit.loader.epoch import Epoch
@@ -233,6 +233,61 @@ class Loader(Generic[Batch]):
         """
         self._position.seek(epoch, samples)
 
+    def skip(self, *, epoch: int, steps: range | Sequence[range] = (), samples: range | Sequence[range] = ()) -> None:
+        """Leave out ranges of an epoch from now on: the samples after a gap follow the samples before it.
+
+        All ranks must leave out the same. The epoch has fewer batches, each as full as before, and `len()` counts them.
+        Other epochs are whole. The ranges are part of the state, about 25 bytes each, and hold on any number of ranks and
+        for any batch size. The samples that stay keep their random numbers. What was delivered already cannot be left out:
+        that part of a range has no effect, so it does no harm to call this again. A running iterator is over; the next
+        `iter()` continues the epoch.
+
+        Args:
+            epoch: The epoch that lacks them.
+            steps: Steps of all ranks, numbered from 0 as in an epoch without gaps, with this batch size on these ranks.
+            samples: Positions in the epoch's order, which `cursor.samples` counts, over all ranks.
+
+        Raises:
+            TypeError: If the data is a stream, or a range is not a `range`.
+            ValueError: If a range is out of the epoch, the plan makes batches by length or by a batch sampler, or nothing
+                would be left of the epoch.
+
+        Examples:
+            >>> loader = lk.Loader(range(10), batch_size=2)
+            >>> loader.skip(epoch=0, steps=range(1, 3))
+            >>> len(loader), [batch.tolist() for batch in loader]
+            (3, [[0, 1], [6, 7], [8, 9]])
+        """
+        self._position.skip(epoch, *check_skip(epoch, steps, samples))
+
+    @property
+    def skips(self) -> tuple[tuple[int, int, int], ...]:
+        """What `skip` leaves out: for each range the epoch, and the positions of its first sample and of its end."""
+        return self._position.skips.stretches
+
+    def replay(self, cursor: Cursor, *, ahead: int = 0) -> Batch:
+        """Return a batch of this rank again, bit for bit, without moving the loader.
+
+        It is made in this process, with the same random numbers. `StepLog.replay` finds the cursor of a training step, and
+        the settings of that time.
+
+        Args:
+            cursor: The position before the batch: `Cursor(epoch=3)` is the start of epoch 3.
+            ahead: Batches to pass over from there.
+
+        Raises:
+            IndexError: If the epoch has no such batch.
+            TypeError: If the data is a stream.
+
+        Examples:
+            >>> loader = lk.Loader(range(10), batch_size=4, shuffle=True)
+            >>> batches = list(loader)
+            >>> bool(torch.equal(loader.replay(lk.Cursor(epoch=0), ahead=2), batches[2]))
+            True
+        """
+        batch: Batch = self._position.replay(cursor, ahead)
+        return batch if self._device is None else self._copied.copy(batch, self._device)
+
     def set_epoch(self, epoch: int) -> None:
         """Let the next `iter()` be a pass of this epoch; a position inside this epoch stays as it is.
 
@@ -247,7 +302,7 @@ class Loader(Generic[Batch]):
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last yielded batch, the same on every rank.
 
-        It takes less than 1 KB, and for a stream about 30 bytes for each lane. Ranks that read a stream must call this at
+        It takes less than 1 KB with up to 20 skipped ranges, and for a stream about 30 bytes for each lane. Ranks that read a stream must call this at
         the same batch. The state names the ranks that did not answer in time; see `merge_states`.
         """
         self._trainer_epochs.warn_about_saving()

@@ -3,7 +3,7 @@
 import functools
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from loaderkit.datasets.bad_samples import BadSampleCount, Reported
@@ -11,6 +11,7 @@ from loaderkit.engine.description import Description
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.downloads import DownloadMeter, Downloads
 from loaderkit.sampling.cursor import Cursor
+from loaderkit.sampling.skips import Skips
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.cpus import Cpus, ranks_on_host
 from loaderkit.system.world import World
@@ -205,6 +206,19 @@ class Position(ABC):
             IndexError: If the epoch has no such batch.
             TypeError: If the data has no index.
         """
+
+    @property
+    @abstractmethod
+    def skips(self) -> Skips:
+        """What the run leaves out."""
+
+    @abstractmethod
+    def skip(self, epoch: int, steps: Sequence[range], samples: Sequence[range]) -> None:
+        """Leave out steps and samples of an epoch, as far as they lie ahead; see `Loader.skip`."""
+
+    @abstractmethod
+    def replay(self, cursor: Cursor, ahead: int) -> Any:
+        """Make this rank's batch that follows `ahead` batches after a cursor; see `Loader.replay`."""
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"begun": False}  # the copy has no pass, so its next one continues here

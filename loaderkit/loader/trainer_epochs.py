@@ -62,6 +62,12 @@ class TrainerEpochs(torch_data.Sampler[int]):
             self._follow_stream(epoch - self._empty, first=first)
         else:
             self._follow_indexed(epoch - self._empty, position.step)
+        if position.skips:
+            position.say(
+                "Loader: steps are left out (loader.skip), so epochs have different numbers of batches, and a Trainer asks for the "
+                "length once: it cuts the longer epochs. Use loaderkit.DataModule, or "
+                "Trainer(reload_dataloaders_every_n_epochs=1)."
+            )
         self._last = position.turn, epoch
         if resumes:
             self._loaded = position.turn

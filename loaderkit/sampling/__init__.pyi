@@ -35,3 +35,5 @@ from .samplers import Weighted as Weighted
 from .samplers import as_order as as_order
 from .shard_order import ShardOrder as ShardOrder
 from .shard_order import shuffled_order as shuffled_order
+from .skipping_plan import SkippingPlan as SkippingPlan
+from .skips import Skips as Skips

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from loaderkit.sampling.order import shortened
+from loaderkit.sampling.skips import STRETCHES, Skips
 from loaderkit.system.state import (
     COUNT,
     EPOCH,
@@ -21,6 +22,7 @@ from loaderkit.system.state import (
 )
 
 _WAY_OUT = "continue from a place you choose: loader.seek(epoch=..., samples=...)"
+_SKIPPED = "skipped"  # states of an early loaderkit lack it
 _COUNTS = {"epoch": EPOCH, "samples": COUNT, "batches": COUNT}
 _FORM: dict[str, Rule | dict[str, Rule]] = {
     "cursor": {**_COUNTS, "plan": lists_of(INTEGER)},
@@ -40,7 +42,7 @@ class Cursor:
 
     Attributes:
         epoch: Number of the epoch.
-        samples: Samples consumed this epoch, over all ranks.
+        samples: Samples of the epoch's order that are done, over all ranks: delivered, or left out by `Loader.skip`.
         batches: Batches yielded this epoch, by each rank.
         plan: Integers that a plan adds, such as how an open window was arranged.
 
@@ -106,6 +108,7 @@ class Saved(NamedTuple):
         step: Samples of a full step of all ranks: the unit of `cursor.batches`.
         bad: Bad samples of the epoch so far.
         judged: Samples of the epoch among which these were found.
+        skips: What this epoch and later ones leave out.
     """
 
     cursor: Cursor
@@ -113,13 +116,15 @@ class Saved(NamedTuple):
     step: int
     bad: int = 0
     judged: int = 0
+    skips: Skips = Skips()
 
 
 def pack_state(saved: Saved) -> dict[str, Any]:
     """Return a sealed state of plain integers, strings and lists, under 1 KB."""
-    cursor, identity, step, bad, judged = saved
+    cursor, identity, step, bad, judged, skips = saved
     position = asdict(cursor) | {"plan": list(map(int, cursor.plan))}
-    return seal({"cursor": position, "identity": asdict(identity), "step": int(step), "bad": bad, "judged": judged})
+    fields = {"cursor": position, "identity": asdict(identity), "step": int(step), "bad": bad, "judged": judged}
+    return seal(fields | {_SKIPPED: [list(each) for each in skips.stretches]})
 
 
 def unpack_state(state: Mapping[str, Any]) -> Saved:
@@ -128,10 +133,12 @@ def unpack_state(state: Mapping[str, Any]) -> Saved:
     Raises:
         StateError: If it is not the state of a Loader, is damaged, or has another version.
     """
-    fields = open_state(state, _FORM, "the state of a loaderkit Loader of data with an index", _WAY_OUT)
+    form = _FORM | ({_SKIPPED: STRETCHES} if isinstance(state, Mapping) and _SKIPPED in state else {})
+    fields = open_state(state, form, "the state of a loaderkit Loader of data with an index", _WAY_OUT)
     position = fields["cursor"]
     cursor = Cursor(**{**position, "plan": tuple(position["plan"])})
-    return Saved(cursor, Identity(**fields["identity"]), fields["step"], fields["bad"], fields["judged"])
+    skips = Skips.of(fields.get(_SKIPPED, ()))
+    return Saved(cursor, Identity(**fields["identity"]), fields["step"], fields["bad"], fields["judged"], skips)
 
 
 def bad_cursor(field: str, found: Any, wanted: str) -> StateError:

@@ -72,6 +72,12 @@ def streamed(data: Any, **settings: Any) -> lk.Loader:
     return lk.Loader(data, 4, **{"world": lk.World(), "collate_fn": rows, **settings})
 
 
+def leaving_out() -> lk.Loader:
+    loader = indexed(shuffle=True, bad_samples=lk.BadSamples("skip"))
+    loader.skip(epoch=0, samples=[range(8, 17), range(30, 33)])
+    return loader
+
+
 def far(number: int) -> int:
     return number + 1_000_000
 
@@ -99,7 +105,7 @@ MAKERS: dict[str, Any] = {
         batch_size=1, batch_sampler=torch_data.BatchSampler(torch_data.RandomSampler(range(SIZE)), 4, drop_last=False)
     ),
     "padded": lambda: indexed(tail="pad", batch_size=7),
-    "skips bad samples": lambda: indexed(shuffle=True, bad_samples=lk.BadSamples("skip")),
+    "skips bad samples, and steps": leaving_out,
     "rank 1 of 3": lambda: indexed(shuffle=True, world=lk.World(1, 3)),
     "buckets": lambda: indexed(batch_size=1, plan=lk.LengthBuckets(LENGTHS, 4, window=20)),
     "budget": lambda: indexed(batch_size=1, plan=lk.TokenBudget(LENGTHS, 30, window=20)),

@@ -15,6 +15,7 @@ from loaderkit.sampling import (
     Cursor,
     Identity,
     Saved,
+    Skips,
     check_resume,
     fingerprint,
     pack_state,
@@ -48,7 +49,21 @@ def test_what_a_plan_adds_travels_too() -> None:
 
 def test_golden_state() -> None:
     """The state's form is a public contract: another one needs another version."""
-    assert pack_state(Saved(Cursor(epoch=1, samples=20, batches=5), IDENTITY, 8, bad=1, judged=20)) == {
+    skips = Skips.of([(1, 24, 32), (4, 0, 7)])
+    assert pack_state(Saved(Cursor(epoch=1, samples=20, batches=5), IDENTITY, 8, bad=1, judged=20, skips=skips)) == {
+        "version": 3,
+        "cursor": {"epoch": 1, "samples": 20, "batches": 5, "plan": []},
+        "identity": {"dataset": "10 samples", "order": "sequential-1", "seed": 7, "block": None},
+        "step": 8,
+        "bad": 1,
+        "judged": 20,
+        "skipped": [[1, 24, 32], [4, 0, 7]],
+        "checksum": "da660c32e5637543",
+    }
+
+
+def test_a_state_from_before_runs_could_skip_is_still_read() -> None:
+    old = {
         "version": 3,
         "cursor": {"epoch": 1, "samples": 20, "batches": 5, "plan": []},
         "identity": {"dataset": "10 samples", "order": "sequential-1", "seed": 7, "block": None},
@@ -57,6 +72,25 @@ def test_golden_state() -> None:
         "judged": 20,
         "checksum": "7466a8090de9e7db",
     }
+    assert unpack_state(old) == Saved(Cursor(epoch=1, samples=20, batches=5), IDENTITY, 8, bad=1, judged=20)
+
+
+def test_twenty_skipped_ranges_of_a_large_dataset_stay_under_1_kb() -> None:
+    skips = Skips.of((12, 10**9 + 50_000 * row, 10**9 + 50_000 * row + 4096) for row in range(20))
+    cursor = Cursor(epoch=12, samples=10**9, batches=250_000)
+    saved = Saved(cursor, replace(IDENTITY, dataset="1,000,000,000,000 samples " + "x" * 60), 4096, skips=skips)
+    text = json.dumps(pack_state(saved))
+    assert len(text) < 1024
+    assert unpack_state(json.loads(text)) == saved
+
+
+@pytest.mark.parametrize(
+    "skipped",
+    [None, 3, [1], [[1, 2]], [[1, 2, 2]], [[1, 3, 2]], [[-1, 2, 3]], [[1, 2, 4], [1, 4, 5]], [[1, 9, 10], [1, 2, 3]]],
+)
+def test_damaged_skips_are_refused(skipped: Any) -> None:
+    with pytest.raises(StateError, match=r"the state's skipped is .*, wanted a list of \[epoch, start, stop\]"):
+        unpack_state(reseal(pack_state(SAVED), skipped=skipped))
 
 
 @pytest.mark.parametrize("field", ["dataset", "order", "seed"])

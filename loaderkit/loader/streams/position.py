@@ -20,6 +20,7 @@ from loaderkit.loader.streams.rendezvous import Rendezvous
 from loaderkit.loader.streams.shards import ShardLanes
 from loaderkit.loader.streams.state import RankCursor, StreamCursor, join_ranks, pack_cursor, unpack_cursor
 from loaderkit.sampling.cursor import Cursor
+from loaderkit.sampling.skips import Skips
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.state import EPOCH
 
@@ -163,6 +164,23 @@ class StreamPosition(Position):
         raise TypeError(
             "loader: indices() is for data with an index: nobody knows which samples of a stream are in a batch before "
             "they are read."
+        )
+
+    @property
+    def skips(self) -> Skips:
+        return Skips()
+
+    def skip(self, epoch: int, steps: Sequence[range], samples: Sequence[range]) -> None:
+        raise TypeError(
+            "loader: skip() is for data with an index: nobody knows which samples of a stream are in a step before they are "
+            "read, and other ranks would leave out others. Leave them out by their content: stream.filter(keep), or in the "
+            "reader."
+        )
+
+    def replay(self, cursor: Cursor, ahead: int) -> Any:
+        raise TypeError(
+            "loader: replay() is for data with an index: a cursor does not say where the lanes of a stream are. Load the "
+            "last state before that batch into another Loader, and read on from there."
         )
 
     def _stand_at(self, cursor: StreamCursor) -> None:

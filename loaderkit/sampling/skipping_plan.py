@@ -1,0 +1,94 @@
+"""The plan of a run that leaves out stretches of its order."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Self
+
+import numpy as np
+
+from loaderkit.sampling.cursor import Cursor
+from loaderkit.sampling.order import Order
+from loaderkit.sampling.plan import BatchKey, BatchPlan, Plan
+from loaderkit.sampling.skips import Skips
+from loaderkit.system.arrays import Int64Array
+from loaderkit.system.world import World
+
+
+class Remaining(Order):
+    """An order without some stretches: positions count the samples that stay."""
+
+    def __init__(self, order: Order, skips: Skips) -> None:
+        self._order, self._skips = order, skips
+
+    def size(self, epoch: int) -> int:
+        size, gaps = int(self._order.size(epoch)), self._skips.gaps(epoch)
+        return size if gaps is None else gaps.place(size)
+
+    def at(self, epoch: int, positions: Int64Array) -> Int64Array:
+        gaps = self._skips.gaps(epoch)
+        return self._order.at(epoch, positions if gaps is None else gaps.positions(positions))
+
+    def share(self, epoch: int, starts: Int64Array, step: int, low: int, high: int) -> Int64Array:
+        gaps = self._skips.gaps(epoch)
+        if gaps is None:
+            return self._order.share(epoch, starts, step, low, high)
+        shared = super().share(epoch, starts, step, low, high)
+        begin = gaps.positions(starts)
+        whole = np.flatnonzero(gaps.positions(starts + step - 1) - begin == step - 1)  # steps with no gap inside
+        if len(whole):
+            shared[whole] = gaps.places(self._order.share(epoch, begin[whole], step, low, high))
+        return shared
+
+    def key(self, epoch: int) -> str:
+        return self._order.key(epoch)
+
+    @property
+    def reach(self) -> int:
+        return self._order.reach
+
+    def remark(self, world: World, batch_size: int) -> str | None:
+        return self._order.remark(world, batch_size)
+
+
+class SkippingPlan(Plan):
+    """A plan of batches of a fixed size that leaves out stretches of the order, and closes the gaps.
+
+    Its steps are full, as those of the plan without gaps; only the epoch is shorter.
+    """
+
+    def __init__(self, plan: BatchPlan, skips: Skips) -> None:
+        self._plan, self._skips = plan, skips
+        self.world, self.tail = plan.world, plan.tail
+        self._line = dataclasses.replace(plan, order=Remaining(plan.order, skips))
+
+    def with_world(self, world: World) -> Self:
+        return type(self)(self._plan.with_world(world), self._skips)
+
+    def key(self, epoch: int) -> str:
+        return self._line.key(epoch)
+
+    @property
+    def step(self) -> int:
+        return self._line.step
+
+    def remark(self) -> str | None:
+        return self._line.remark()
+
+    def remaining(self, cursor: Cursor) -> int:
+        return self._line.remaining(self._on_line(cursor))
+
+    def advance(self, cursor: Cursor, batches: int = 1) -> Cursor:
+        found = self._line.advance(self._on_line(cursor), batches)
+        gaps = self._skips.gaps(found.epoch)
+        return found if gaps is None else dataclasses.replace(found, samples=gaps.end(found.samples))
+
+    def keys(self, cursor: Cursor) -> Iterator[BatchKey]:
+        gaps = self._skips.gaps(cursor.epoch)
+        for key in self._line.keys(self._on_line(cursor)):
+            if gaps is not None:
+                key.positions = gaps.positions(key.positions)
+            yield key
+
+    def _on_line(self, cursor: Cursor) -> Cursor:
+        gaps = self._skips.gaps(cursor.epoch)
+        return cursor if gaps is None else dataclasses.replace(cursor, samples=gaps.place(cursor.samples))
