@@ -115,6 +115,16 @@ class TrainLoader(TrainerLoader):
         """Number of samples in a full step of all ranks: the unit of batch counts."""
         return self._position.step
 
+    @property
+    def batches(self) -> int | None:
+        """Number of batches in the epoch that begins; None if it is unknown, or the same in all epochs."""
+        if self.step is None:
+            return None
+        try:
+            return len(self)
+        except TypeError:  # the sampler is endless
+            return None
+
     def mark(self, *, ended: bool = False) -> None:
         """Count batches from the start of the next pass; `ended`: the loader already ended in this epoch."""
         if self.driven:

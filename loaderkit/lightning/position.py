@@ -18,6 +18,7 @@ from loaderkit.lightning.progress import (
     learnt,
     reopen_epoch,
     set_batches,
+    set_epoch_batches,
     set_epoch_over,
 )
 from loaderkit.system.state import COUNT, FLAG, STATE, StateError, damaged, lists_of, open_state, seal
@@ -148,6 +149,8 @@ class TrainPosition:
         if not self._waiting or self._first:
             self._end_epoch()
             self._stand(0)
+        if self._trainer is not None and len(self._loaders) == 1 and (batches := self._loaders[0].batches) is not None:
+            set_epoch_batches(self._trainer, batches)
 
     def begin_batch(self) -> None:
         """Record that the Trainer begins a batch."""

@@ -38,6 +38,22 @@ def epoch_batches(trainer: pl.Trainer, batches: int) -> int:
     return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
 
 
+def set_epoch_batches(trainer: pl.Trainer, batches: int) -> None:
+    """Tell a Trainer how many batches the loader has in the epoch that begins.
+
+    Lightning asks for the length once in a fit. It would cut a later epoch that has more batches, and would not notice the
+    last batch of one that has fewer.
+    """
+    fit_loop: Any = trainer.fit_loop
+    found = epoch_batches(trainer, batches)
+    if found == fit_loop.max_batches:
+        return
+    fit_loop.max_batches, fit_loop._combined_loader.limits = found, [found]
+    interval: Any = trainer.val_check_interval
+    if isinstance(interval, float):
+        trainer.val_check_batch = max(1, int(found * interval))
+
+
 def forget_ready_epoch(fit_loop: dict[str, Any]) -> None:
     """Remove from a checkpoint's loops the epoch that was about to begin.
 
