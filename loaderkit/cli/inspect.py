@@ -14,6 +14,7 @@ import torch
 from loaderkit.cli.report import complain, complain_of, say
 from loaderkit.loader.streams.state import open_stream_state
 from loaderkit.sampling.cursor import unpack_state
+from loaderkit.system.regular_file import open_regular
 from loaderkit.system.state import StateError
 from loaderkit.system.terminal import coloured
 
@@ -75,7 +76,7 @@ def _load(path: Path, *, trust: bool) -> Any:
             raise ValueError(f"{path.parent}: a folder without a meta.pt. Name a checkpoint's file.")
     if not path.exists():
         raise FileNotFoundError(f"{path}: there is no such file.")
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         start = file.read(64)
     if not start:
         raise ValueError(f"{path}: the file is empty: it is damaged. Use another checkpoint.")

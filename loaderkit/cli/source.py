@@ -12,6 +12,7 @@ from loaderkit.datasets.images.decode import decode_picture
 from loaderkit.datasets.images.folder import ImageFolder
 from loaderkit.datasets.remote.urls import expand, is_remote
 from loaderkit.datasets.tar.dataset import TarDataset
+from loaderkit.system.regular_file import read_regular
 from loaderkit.system.suggest import suggest_argument
 
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -93,7 +94,7 @@ class PictureFiles:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         path = self._folder.path(index)
-        content = path.read_bytes()
+        content = read_regular(path)
         label = int(self._folder.targets[index])
         if self._kind is not None:
             return {self._kind: content, "cls": label}

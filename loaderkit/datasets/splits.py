@@ -18,6 +18,7 @@ from loaderkit.datasets.remote.urls import write_atomically
 from loaderkit.seeding.keys import derive_seed, hash_positions
 from loaderkit.system.arrays import Int64Array, UInt64Array
 from loaderkit.system.html import table
+from loaderkit.system.regular_file import read_regular
 
 VERSION = 1
 Keys = npt.NDArray[Any]
@@ -217,8 +218,9 @@ def load_manifest(path: str | Path) -> dict[Any, str]:
 
 def _read_manifest(path: str | Path) -> tuple[dict[Any, str], Mapping[str, Any]]:
     """Return the side of each key, and the split's settings."""
+    content = read_regular(path)
     try:
-        manifest = json.loads(Path(path).read_bytes())
+        manifest = json.loads(content)
         version, sides = manifest["version"], manifest["sides"]
         if version != VERSION:
             raise ValueError(f"{path}: a manifest of version {version}, this loaderkit reads {VERSION}.")

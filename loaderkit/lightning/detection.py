@@ -22,6 +22,7 @@ from loaderkit.datasets.splits import split
 from loaderkit.lightning.base import DataModule
 from loaderkit.lightning.check_data import StageData, factories, list_stage_data, sources_by_stage
 from loaderkit.loader.config import LoaderConfig
+from loaderkit.system.regular_file import read_regular
 from loaderkit.system.suggest import suggest_arguments
 
 DetectionData = str | os.PathLike[str] | Sequence[Mapping[str, Any]]
@@ -181,8 +182,9 @@ class BoxedPictures:
         target = dict(self.samples[index])
         picture = target.pop("image")
         if isinstance(picture, str | os.PathLike):
+            content = read_regular(picture)
             try:
-                picture = decode_picture(Path(picture).read_bytes(), max_pixels=self._max_pixels)
+                picture = decode_picture(content, max_pixels=self._max_pixels)
             except ValueError as error:
                 raise ValueError(f"{picture}: {error}") from error
         elif not hasattr(picture, "shape") or len(picture.shape) != 3 or picture.shape[0] > 4:
@@ -280,8 +282,9 @@ def _read_dicts(data: Sequence[Mapping[str, Any]], root: Path | None, labelled: 
 
 
 def _read_coco(path: Path, root: Path | None) -> _Annotations:
+    found = read_regular(path)
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(found)
         by_picture: dict[int, list[Any]] = {int(picture["id"]): [] for picture in content["images"]}
         for annotation in content.get("annotations", []):
             by_picture[int(annotation["image_id"])].append(annotation)

@@ -407,6 +407,32 @@ def test_an_index_that_is_no_file_is_refused(what: str, tmp_path: Path) -> None:
     assert "a.jsonl.lkindex: not a whole index file (not a regular file)" in found[what]
 
 
+READ_A_PATH: dict[str, Callable[[Path], Any]] = {
+    "a picture": lambda path: lk.ImageFolder(path.parent.parent)[0],
+    "a picture with boxes": lambda path: next(iter(boxes_at(path).train_dataloader())),
+    "a stream": lambda path: list(lk.LineReader()(str(path), 0)),
+    "a shard": lambda path: lk.JsonlDataset([str(path)])[0],
+    "a manifest": lambda path: lk.split(range(4), {"a": 1.0}, keep=path),
+    "lengths": lambda path: lk.measure_lengths(["a"], len, cache=path),
+}
+
+
+def boxes_at(path: Path) -> lk.DetectionDataModule:
+    data = lk.DetectionDataModule([{"image": path, "boxes": [[0, 0, 1, 1]], "labels": ["cat"]}])
+    data.setup("fit")
+    return data
+
+
+@pytest.mark.parametrize("what", READ_A_PATH)
+def test_a_named_pipe_is_refused_and_not_waited_for(what: str, tmp_path: Path) -> None:
+    path = tmp_path / "class" / "x.jpg"
+    path.parent.mkdir()
+    os.mkfifo(path)
+    found = outcomes(lambda _: READ_A_PATH[what](path), [(what, b"")], (ValueError, FileNotFoundError))
+    wanted = "no shards at" if what == "a shard" else "x.jpg: a named pipe, wanted a regular file"
+    assert wanted in found[what]
+
+
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "plain": bytes,
     "gzip": lambda content: gzip.compress(content, mtime=0),

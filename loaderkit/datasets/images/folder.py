@@ -13,6 +13,7 @@ from loaderkit.datasets.images.decode import decode_picture
 from loaderkit.sampling.order import digest
 from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.regular_file import read_regular
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
 
@@ -93,8 +94,9 @@ class ImageFolder(DeclaresDraws):
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         path = self.path(index)
+        content = read_regular(path)
         try:
-            picture = decode_picture(path.read_bytes(), max_pixels=self.max_pixels)
+            picture = decode_picture(content, max_pixels=self.max_pixels)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
         return picture if self.transform is None else self.transform(picture), int(self.targets[index])

@@ -11,6 +11,7 @@ from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from loaderkit.datasets.remote.storage import Stat, Storage, is_hidden
+from loaderkit.system.regular_file import open_regular
 
 # Lists first: a command line takes the first type that fits, and everything fits a string.
 Urls = Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
@@ -76,7 +77,7 @@ def shard_name(url: str) -> str:
 
 def open_file(url: str, storage: Storage | None = None, found: Stat | None = None, checksum: str = "") -> BinaryIO:
     """Open a shard as a seekable file of bytes. A remote shard must still have the version and the checksum."""
-    return (storage or Storage()).open(url, found, checksum=checksum) if is_remote(url) else Path(url).open("rb")
+    return (storage or Storage()).open(url, found, checksum=checksum) if is_remote(url) else open_regular(url)
 
 
 def stat(url: str, storage: Storage | None = None) -> Stat:

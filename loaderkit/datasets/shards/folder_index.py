@@ -6,7 +6,6 @@ is read when the shard is first opened.
 
 import dataclasses
 import json
-import stat
 import threading
 import zlib
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.remote.storage import Stat, Storage
 from loaderkit.datasets.remote.urls import INDEX_SUFFIX, is_remote, shard_name, write_atomically
 from loaderkit.datasets.shards.index import LaterOffsets, ShardIndex, content_checksum
+from loaderkit.system.regular_file import open_regular
 
 FOLDER_INDEX = "folder" + INDEX_SUFFIX
 VERSION = 1
@@ -161,9 +161,11 @@ def _shards(place: str, header: Any, start: int, storage: Storage) -> dict[str, 
 def _read(place: str, start: int, stop: int, storage: Storage) -> bytes:
     if is_remote(place):
         return storage.read_some(place, start, stop)
-    if not stat.S_ISREG(Path(place).stat().st_mode):
-        raise _error(place, "not a regular file")
-    with Path(place).open("rb") as file:
+    try:
+        file = open_regular(place)
+    except (ValueError, IsADirectoryError) as error:
+        raise _error(place, "not a regular file") from error
+    with file:
         file.seek(start)
         return file.read(stop - start)
 

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import stat
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from loaderkit.datasets.remote.storage import Stat, Storage
 from loaderkit.datasets.remote.urls import INDEX_SUFFIX, is_remote, open_file, shard_name, write_atomically
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.regular_file import open_regular, read_regular
 
 VERSION = 1
 _MAGIC = b"LKINDEX\n"
@@ -44,7 +44,7 @@ class LaterOffsets:
         if is_remote(self.place):
             content = self.storage.read_some(self.place, self.start, self.stop)
         else:
-            with Path(self.place).open("rb") as file:
+            with open_regular(self.place) as file:
                 file.seek(self.start)
                 content = file.read(self.stop - self.start)
         try:
@@ -174,9 +174,11 @@ def read_index(path: Path) -> ShardIndex:
         FileNotFoundError: If there is no such file.
         ShardError: If it is damaged or of another version.
     """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise index_error(path, "not a regular file")  # reading a named pipe would wait for a writer
-    return ShardIndex.from_bytes(path.read_bytes(), path)
+    try:
+        content = read_regular(path)
+    except (ValueError, IsADirectoryError) as error:
+        raise index_error(path, "not a regular file") from error
+    return ShardIndex.from_bytes(content, path)
 
 
 def save_index(shard: str, index: ShardIndex, folder: str | None) -> None:
