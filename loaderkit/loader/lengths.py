@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from loaderkit.collate import CollateError
-from loaderkit.datasets.base import MapStyle, knows_lengths
+from loaderkit.datasets.base import MapStyle, knows_lengths, spread_rows
 from loaderkit.datasets.remote.urls import write_atomically
 from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.sampling.cursor import fingerprint
@@ -24,12 +24,12 @@ from loaderkit.system.arrays import Int64Array
 from loaderkit.system.open_before_fork import warn_of_open_files
 from loaderkit.system.process_pool import LostTaskError, map_tasks
 from loaderkit.system.progress import with_progress
+from loaderkit.system.regular_file import read_regular
 
 Length = Callable[[Any], int] | str | int
 VERSION = "loaderkit lengths 1"
 _READ = 64  # samples held at once
 _EXECUTOR_WORKERS = 8  # an executor does not tell its number of workers; this one gives it about 500 tasks
-_CHECKED = 16  # samples that are read again to check a cache
 
 
 def measure_lengths(
@@ -190,7 +190,7 @@ def _changed(before: dict[str, str], lengths: Int64Array, made_of: dict[str, str
     for name, now in made_of.items():
         if before.get(name) != now:
             return f"{name} is {now}, was {before.get(name)}"
-    picked = np.unique(np.linspace(0, max(0, len(lengths) - 1), _CHECKED).astype(np.int64))[: len(lengths)]
+    picked = spread_rows(len(lengths))
     again = _lengths_at(reader, picked)
     other = np.flatnonzero(again != lengths[picked])
     if other.size:
@@ -200,7 +200,7 @@ def _changed(before: dict[str, str], lengths: Int64Array, made_of: dict[str, str
 
 def _load(path: Path) -> tuple[dict[str, str], Int64Array] | None:
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except FileNotFoundError:
         return None
     try:
