@@ -147,6 +147,18 @@ def test_a_repr_says_what_is_given_and_makes_nothing() -> None:
     assert repr(tables).startswith("TableDataModule(train=what ")
 
 
+def test_print_of_a_lightning_module_that_returns_loaders_fails_in_lightning() -> None:
+    """A limit that the documentation states; if this fails, Lightning has mended it."""
+
+    class Own(pl.LightningDataModule):
+        def train_dataloader(self) -> Any:
+            return lk.Loader(Numbers(), batch_size=4)
+
+    with pytest.raises(AttributeError, match="available"):
+        str(Own())
+    assert "Own object at" in repr(Own())
+
+
 def test_a_transform_of_pictures_is_one_for_each_use() -> None:
     with pytest.raises(TypeError, match="Did you mean 'train_transform' or 'eval_transform'"):
         lk.ImageDataModule(".", transform=abs)  # type: ignore[call-arg]
