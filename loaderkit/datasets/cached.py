@@ -1,4 +1,4 @@
-"""Samples that are made once: by the worker that comes first, for all workers of the host and all epochs."""
+"""Samples that are made once, by the first worker that needs them, for all workers of the host and all epochs."""
 
 import hashlib
 import io
@@ -21,9 +21,9 @@ from loaderkit.seeding.samples import SampleSeeds, part_of_batch, per_sample, se
 from loaderkit.system.arrays import UInt64Array
 from loaderkit.system.tensor_pickling import TensorsByValue
 
-FORMAT = 1  # of an entry: changes with `_pack`, and with what `TensorsByValue` pickles
+FORMAT = 1  # of an entry; raise it when `_pack` or `TensorsByValue` writes other bytes
 _MAKE_SAMPLES = ("loaderkit", "numpy", "torch", "torchvision", "pillow")  # other versions may make other samples
-_LOOKS = 2  # samples that each process makes to check for random draws, and for entries of other data
+_LOOKS = 2  # samples that each process makes again, to find random draws and entries of other data
 
 
 class CachedDataset(DeclaresDraws):
@@ -56,8 +56,8 @@ class CachedDataset(DeclaresDraws):
         where: "memory", or the path of a folder.
         max_bytes: Size limit of this dataset's file. 24 bytes a sample are taken from the start.
         transform: Called with each sample, after the cache.
-        version: Give another text when the dataset makes other samples than before and its fingerprint does not show it, for
-            example with another decoder or another transform before the cache.
+        version: Any text. Change it when the dataset makes other samples than before but has the same fingerprint, for
+            example after a change of its decoder.
 
     Raises:
         TypeError: If the dataset has no length or no samples by index. On reading: if a sample does not pickle.

@@ -1,9 +1,9 @@
 """Entries in one file that the processes of a host share: each is written once, and never read before it is complete.
 
-A head and one record for each index come first, then the entries in the order of their arrival. The file's size is what is
-reserved, so that it survives kills: a process takes the lock, extends the file, releases the lock, writes the entry,
-then its record. The kernel releases the lock of a killed process. A record's checksum covers its entry, so that a record
-whose entry was lost when the machine stopped counts as missing.
+A head and one record for each index come first, then the entries in the order of their arrival. To add an entry, a process
+takes the lock, extends the file, and releases the lock. It then writes the entry, and its record last. So the file's size
+says what is reserved, even if a process is killed. The kernel releases the lock of a killed process. A record's checksum
+covers its entry. If the machine stops and an entry is lost, its record counts as missing.
 """
 
 import contextlib
@@ -100,7 +100,7 @@ class SampleFile:
         """Add an entry, unless another process has done so, or there is no room.
 
         Args:
-            index: Its record; one that the file does not have is passed over.
+            index: The number of its record. Nothing is added if the file has no such record.
             words: The entry; its size is a multiple of ALIGNMENT.
         """
         if self._stopped or index >= self.records or self.read(index) is not None:
@@ -119,7 +119,7 @@ class SampleFile:
             )
 
     def say_once(self, number: int, text: str) -> None:
-        """Log a warning, unless a process that shares the file has logged the one of this number."""
+        """Log a warning, unless a process that shares the file has logged warning `number` before."""
         with contextlib.suppress(OSError), self._locked():
             if os.pread(self._descriptor, 1, _SAID + number) != b"\0":
                 return
@@ -142,7 +142,7 @@ class SampleFile:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock for a moment; raise TimeoutError if a process that has it does not go on."""
+        """Hold the lock for a moment; raise TimeoutError if another process keeps it."""
         # An open file of its own: the lock belongs to it, not to the process, and forks share the object's own.
         descriptor = os.open(self._again, os.O_RDWR | os.O_CLOEXEC)
         try:

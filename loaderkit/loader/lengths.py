@@ -46,8 +46,9 @@ def measure_lengths(
     If the dataset has `lengths()` and no transform, as DocumentDataset, it reads nothing. Otherwise it reads each sample once,
     under the sample's own seed as in a Loader.
 
-    A cache is used if the number of samples, the dataset's fingerprint, the name of the function and the lengths of 16 samples,
-    which are read again, are the same. Otherwise a warning says what differs, and the lengths are measured again.
+    A cache is used if it has the same number of samples, the same fingerprint of the dataset, and the same name of the function.
+    The lengths of 16 samples, which are read again, must be the same too. Otherwise a warning says what differs, and the lengths
+    are measured again.
 
     Args:
         dataset: Anything with a length and an index.

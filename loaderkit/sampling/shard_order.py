@@ -17,8 +17,8 @@ from loaderkit.system.world import World
 MAX_WINDOW = 1 << 16
 _POSITIONS = 1 << 14  # looked up at a time, so that temporaries stay in a core's cache
 _KEPT_SAMPLES = 1 << 18  # of the windows that are kept, 8 bytes each
-_SMALL = 16  # windows: data that every node may read
-_TOO_MUCH = 1.5  # times its part that a node may read without a warning
+_SMALL = 16  # windows: of smaller data each node may read all
+_TOO_MUCH = 1.5  # a node that reads more than this times its part of the data gets a warning
 _INCREMENT = 0x5851F42D4C957F2D14057B7EF767814F  # of the windows' generator: any odd number
 
 
@@ -121,7 +121,7 @@ class ShardOrder(Order):
         return result
 
     def share(self, epoch: int, starts: Int64Array, step: int, low: int, high: int) -> Int64Array:
-        """Return the positions from `low` to `high` of each step, if each step's positions are sorted by lane."""
+        """Sort the positions of each step by lane, and return those from `low` to `high`."""
         return self._turns.by_lane(starts, step, low, high)
 
     def cost(self, world: World, batch_size: int) -> str:
@@ -193,8 +193,8 @@ class ShardOrder(Order):
 class _Turns:
     """Which lane has its turn at each position. All lanes have `turns` turns of a block, then one with their rest.
 
-    Lanes have their turns in an order in which any few in a row are spread evenly over all lanes, so that each step
-    takes about as much of each node's lanes.
+    In the order of turns, any few neighbours are spread evenly over all lanes. So each step takes about as much from
+    each node's lanes.
     """
 
     def __init__(self, size: int, lanes: int, block: int) -> None:
@@ -232,7 +232,7 @@ class _Turns:
         return self._below(starts), self._below(starts + step)
 
     def by_lane(self, starts: Int64Array, step: int, low: int, high: int) -> Int64Array:
-        """Return positions `low` to `high` (S, high - low) of each step (S,), once the step is sorted by lane."""
+        """Sort the positions of each step (S,) by lane, and return `low` to `high` of each (S, high - low)."""
         begin, end = self.cut(starts, step)
         ends = (end - begin).cumsum(1)
         before = ends - (end - begin)  # of the step's positions, those in earlier lanes
@@ -321,10 +321,10 @@ class _Windows:
 
 
 def _line_of(order: ShardOrder, epoch: int) -> tuple[Int64Array, Int64Array]:
-    """Return the pieces (P,) of an epoch's line: where each ends, and what leads from there to the dataset's indices.
+    """Return the end of each piece of an epoch's line (P,), and what to add to its positions to get dataset indices (P,).
 
-    A piece is a shard, or a part of one that lies in two lanes or fills more than a quarter of its lane: a lane has some
-    pieces to shuffle, also where shards are few.
+    A piece is a shard, or a part of a shard that lies in two lanes or fills more than a quarter of its lane. So each lane
+    has some pieces to shuffle, even if there are few shards.
     """
     sizes = order.shard_sizes
     shuffled = permutation(len(sizes), derive_seed("shards", order.seed), 0)(np.arange(len(sizes)))

@@ -41,7 +41,7 @@ class SampleSeeds:
     """
 
     _numpy_bits = np.random.MT19937()
-    _lock = threading.RLock()  # held by the thread whose samples the global generators are seeded for
+    _lock = threading.RLock()  # held while a thread's samples use the global generators
 
     def __init__(self, words: UInt64Array, *, restore: bool = True) -> None:
         self._words = words.tolist()
@@ -96,7 +96,7 @@ class SampleSeeds:
             self._rng = other._rng
 
     def pause(self) -> tuple[Any, ...]:
-        """Return what the generators have reached, for `resume` in a later use of this context."""
+        """Return the states of the generators, for `resume` in a later use of this context."""
         return torch.default_generator.get_state(), np.random.get_state(), random.getstate()
 
     def resume(self, reached: tuple[Any, ...]) -> None:
@@ -221,12 +221,12 @@ def part_of_batch(number: int, rows: Sequence[int] | None = None) -> Iterator[No
 
 @contextmanager
 def seeds_apart(seeds: SampleSeeds, rows: Sequence[int] | None = None) -> Iterator[None]:
-    """Read samples under seeds of their own, without an effect on what the batch's samples draw.
+    """Read samples under other seeds; the draws of the batch's own samples do not change.
 
     Args:
         seeds: The seeds to use inside.
-        rows: The rows of the batch that these samples are for, as the current `part` counts them: an error names its row. None
-            if they are for the current sample.
+        rows: The batch rows of these samples, counted in the current `part`; an error then names its row. None if all
+            belong to the current sample.
     """
     outer = _current.seeds
     try:

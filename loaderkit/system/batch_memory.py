@@ -1,7 +1,7 @@
 """Memory for batches: large ones reuse the memory of earlier batches, and torch's workers write into shared memory.
 
-The C library returns large blocks to the system. A page that the system hands out again takes longer than filling it: 11 ms
-for a batch of 38 MB.
+The C library returns large blocks to the system. To get their pages back takes longer than to fill them: 11 ms for a batch of
+38 MB.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ class BufferPool:
         return sum(map(len, self._free))
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike, batch_bytes: int) -> Array:
-        """Return an array with arbitrary content, of a batch that takes `batch_bytes` from the pool so far.
+        """Return an array with arbitrary content. With it, its batch has `batch_bytes` from the pool.
 
         Raises:
             MemoryError: If the system has no memory.
@@ -63,7 +63,7 @@ class BufferPool:
                     return memory
                 self._free.insert(at, memory)
         try:
-            # numpy would ask for huge pages; the system may take 50 ms to find them, instead of 10 ms without.
+            # Not np.empty: numpy asks for huge pages, which the system may take 50 ms to find. Without them it takes 10 ms.
             mapped = mmap.mmap(-1, size, mmap.MAP_PRIVATE)
         except OSError as error:
             raise MemoryError(
@@ -82,7 +82,7 @@ class BufferPool:
 
 
 class _Memory(np.ndarray[Any, np.dtype[np.uint8]]):
-    """Bytes of a pool. The class is not np.ndarray itself: numpy would then make arrays refer to it, past `_Lent`."""
+    """The bytes that a pool owns. If they were a plain np.ndarray, views of `_Lent` would refer to them and not to it."""
 
 
 class _Lent(np.ndarray[Any, np.dtype[np.uint8]]):
@@ -163,12 +163,12 @@ def new_empty(shape: Sequence[int], like: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def bits_of(value: float, dtype: torch.dtype) -> Any:
-    """Return the element that `as_array` shows for `value` in a tensor of this dtype."""
+    """Return `value` as an element of `as_array(tensor)`, for a tensor of this dtype."""
     return as_array(torch.full((1,), value, dtype=dtype))[0]
 
 
 def as_array(tensor: Tensor) -> Array:
-    """Return an array over a tensor's memory: of integers with the same bits if numpy lacks the dtype."""
+    """Return an array over a tensor's memory. If numpy lacks the dtype, it has integers with the same bits."""
     try:
         return tensor.numpy()
     except TypeError:  # bfloat16

@@ -17,7 +17,7 @@ import torch
 from loaderkit.system.per_thread import PerThread
 from loaderkit.system.pickling import parts_of, start_method
 
-_OBJECTS, _PARTS = 400, 16  # that are looked at: of all, and of each container
+_OBJECTS, _PARTS = 400, 16  # the most objects to look at, in all and in one container
 _DEPTH = 5
 _SAFE = (
     *(str, bytes, int, float, complex, type(None), type, types.ModuleType),
@@ -41,8 +41,8 @@ def warn_of_open_files(dataset: Any, context: Any) -> None:
     if found and shown not in _warned:
         _warned.add(shown)
         warnings.warn(
-            f"Loader: {type(dataset).__name__} has open what forked workers would share: {shown}. They move each other's "
-            "position in it, and samples may be wrong. Let each worker open its own: lk.Handle(open, path), or open it at the "
+            f"Loader: {type(dataset).__name__} has files open that forked workers would share: {shown}. They move each other's "
+            "position in them, and samples may be wrong. Let each worker open its own: lk.Handle(open, path), or open it at the "
             "first read.",
             UserWarning,
             stacklevel=2,
@@ -67,7 +67,7 @@ def find_open_files(value: Any, *, name: str = "dataset") -> dict[str, str]:
 
 
 def _opened(value: Any) -> str | None:
-    """Return the name of what a value has open, if a fork shares a position or locks of it."""
+    """Return the name of the file or database that a value has open, if forked processes would share its state."""
     if isinstance(value, io.IOBase):
         try:
             descriptor = value.fileno()

@@ -1,4 +1,4 @@
-"""Calls that wait, many at a time, whose results come in order."""
+"""Run calls that wait, such as requests, many at a time, and get their results in order."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -18,11 +18,11 @@ def map_waiting(call: Callable[[A], T], arguments: Iterable[A], at_once: int) ->
 
     Args:
         call: A function that mostly waits, such as a request.
-        arguments: What it is called with. A single one needs no thread.
+        arguments: One for each call. A single call runs in this thread.
         at_once: The most calls at a time.
 
     Raises:
-        Exception: What a call raised, at the place of its result.
+        Exception: A call's error, when its result is due.
 
     Examples:
         >>> list(map_waiting(abs, [-3, 2, -1], at_once=2))

@@ -18,7 +18,7 @@ class PerThread(threading.local, Generic[T]):
     A thread's object is freed when the thread ends or when this is freed. A copied or pickled PerThread starts empty.
 
     Args:
-        make: Returns a thread's object. It must not hold this PerThread, which would then not be freed at once.
+        make: Returns a thread's object. It must not refer to this PerThread: the two would keep each other alive.
         args: Arguments for `make`.
     """
 
@@ -31,9 +31,9 @@ class PerThread(threading.local, Generic[T]):
 
 
 class Opened:
-    """A thread's open handles by number, least recently used first. Any thread may free this, which closes them.
+    """A thread's open handles by number, least recently used first. They are closed when this object is freed.
 
-    A handle must not hold what holds this: neither would be freed.
+    A handle must not refer to the owner of this object: the two would keep each other alive.
     """
 
     def __init__(self) -> None:
@@ -60,8 +60,8 @@ class Opened:
 
 
 def _close_own(handles: OrderedDict[int, Any], process: int) -> None:
-    # A forked child frees the objects of missing threads. Such a thread may have been reading, with a lock that closing would
-    # wait for.
+    # A forked child frees the objects of threads that only its parent has. Such a thread may have held a lock for a read,
+    # and closing would wait for that lock.
     if os.getpid() == process:
         _close(handles)
     elif handles:

@@ -40,9 +40,9 @@ def find_unpicklable(value: Any, *, name: str = "dataset") -> dict[str, str]:
 
 @contextlib.contextmanager
 def explained(context: Any, work: Any, **more: Any) -> Iterator[None]:
-    """Add a note to a pickling error inside: which parts of what a worker needs do not pickle.
+    """Add a note to a pickling error inside, with the parts that do not pickle.
 
-    In a notebook, refuse what only forked workers have.
+    In a notebook, refuse classes and functions that workers could not import.
 
     Args:
         context: A multiprocessing context, or the name of a start method.
@@ -84,7 +84,7 @@ def _check_notebook(method: str, work: Any) -> None:
 
 
 def start_method(context: Any) -> str:
-    """Return the name of the method that starts processes in a context, which may be that name or None."""
+    """Return the start method of a context, which may also be a method's name, or None for the default."""
     chosen = context if hasattr(context, "get_start_method") else multiprocessing.get_context(context)
     return str(chosen.get_start_method())
 

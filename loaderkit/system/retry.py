@@ -1,4 +1,4 @@
-"""Which errors of a read may pass, and how often and after which wait the read is tried again."""
+"""Which errors are temporary, and how often and when a read that fails with one is tried again."""
 
 import errno
 import logging
@@ -40,7 +40,7 @@ class _Warned:
 
 
 class TransientError(OSError):
-    """An error that may pass: whoever catches it may try again."""
+    """A temporary error: the same operation may succeed later."""
 
 
 def is_transient(error: BaseException) -> bool:
@@ -123,7 +123,7 @@ class Retry:
 
         Args:
             function: The operation.
-            transient: Returns whether an error of the function may pass.
+            transient: Returns whether an error is temporary.
             what: Names the operation in the log when it succeeds after a failure.
 
         Raises:

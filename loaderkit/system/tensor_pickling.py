@@ -12,7 +12,7 @@ _SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bs
 
 
 class TensorsByValue:
-    """A base class of a pickler with protocol 5: the memory of CPU tensors and storages goes to its buffer callback.
+    """A base class for picklers of protocol 5. It gives the memory of CPU tensors and storages to the buffer callback.
 
     A view is pickled without the rest of its storage. Tensors that share memory become separate ones.
     """
@@ -50,7 +50,7 @@ class TensorsByValue:
         return _make_tensor, (self._buffer(content, plain.data_ptr()), value.dtype, tuple(value.shape), *more)
 
     def _buffer(self, content: Any, address: int) -> pickle.PickleBuffer:
-        """Return the buffer that takes the memory at an address out of the pickle."""
+        """Return a buffer for memory at an address, which then stays out of the pickle."""
         return pickle.PickleBuffer(content)
 
 
@@ -62,7 +62,7 @@ def _make_tensor(
     requires_grad: bool = False,
     attributes: dict[str, Any] | None = None,
 ) -> Tensor:
-    """Make a tensor over memory. It has a storage of its own, so that saving it saves no more."""
+    """Make a tensor over memory. Its storage holds nothing else, so `torch.save` writes nothing else."""
     tensor: Tensor = torch.frombuffer(memory, dtype=dtype) if len(memory) else torch.empty(0, dtype=dtype)
     tensor = tensor.view(shape) if stride is None else tensor.as_strided(shape, stride)
     if requires_grad:

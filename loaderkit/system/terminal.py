@@ -5,7 +5,7 @@ from typing import Any, TextIO
 
 
 def console(stream: TextIO) -> Any | None:
-    """Return a rich Console for a terminal; None if the stream is none, or rich is not installed.
+    """Return a rich Console, or None if the stream is not a terminal or rich is not installed.
 
     Its `no_color` is True if the environment has `NO_COLOR`.
     """

@@ -26,7 +26,7 @@ _thread = _Thread()
 
 
 class Cancelled(BaseException):
-    """Ends the making of a batch that nobody wants any more; a dataset's `except Exception` does not catch it."""
+    """Stops the reading of a batch that is no longer wanted; a dataset's `except Exception` does not catch it."""
 
 
 def mark_reader(wanted: Callable[[], bool]) -> None:
@@ -48,7 +48,7 @@ def until_cancelled(samples: list[int]) -> Iterator[int]:
 
 
 def threads_of_a_read() -> int:
-    """Return how many threads a read may use: 1 in a thread that is one of several readers, else as many as torch."""
+    """Return how many threads a read may use: 1 if several threads read side by side, else as many as torch uses."""
     return 1 if _thread.is_reader else torch.get_num_threads()
 
 

@@ -54,9 +54,9 @@ class World:
 
     @classmethod
     def from_trainer(cls, trainer: Any) -> "World":
-        """Return the ranks that have data of their own, as a Lightning Trainer's strategy gives them.
+        """Return the world of a Lightning Trainer, as its strategy gives it.
 
-        Under model parallelism they are fewer than all ranks.
+        Only ranks that read different data count. Under model parallelism they are fewer than all ranks.
         """
         kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None)
         on_host = getattr(trainer, "num_devices", None)

@@ -107,9 +107,9 @@ class FolderIndexes:
 
 
 def fitted(index: ShardIndex, shard: str, found: Stat) -> ShardIndex | None:
-    """Return a folder's entry for the version of a shard that is there now, or None if it is of another content.
+    """Return a folder's entry with the shard's present time and tag, or None if the shard's content differs.
 
-    A copy has another time, and often another entity tag. So the size must agree, and then the tag, the time or the
+    A copied shard has another time, and often another entity tag. So the size must be the same, and one of tag, time and
     checksum. A remote shard's checksum is compared when it is downloaded.
     """
     if index.size_bytes != found.size_bytes:

@@ -3,7 +3,7 @@
 The dataset must split itself over ranks and workers, as in a `torch.utils.data.DataLoader`, and must give the same samples
 when a pass is read again. A run then resumes exactly on the same number of ranks and workers. It reads again what was
 read, in the workers and without collating. If the dataset has an exact `state_dict()` and `load_state_dict()`, the run
-resumes from that state instead. The loader's state holds it as JSON: the checksum covers it, nothing else is known of it.
+resumes from that state instead. The loader's state holds it as JSON, and can check it by the checksum alone.
 """
 
 import inspect
@@ -118,7 +118,7 @@ class WorkerLanes:
         return None
 
     def close(self) -> None:
-        if self._moves_dataset:  # else another loader would take the present state for the first
+        if self._moves_dataset:  # else another loader would start from here
             self._moves_dataset = False
             _load(self._dataset, self._first)
 
@@ -240,7 +240,7 @@ class _WorkerReader:
                 if first is not _END:
                     self._iterator = itertools.chain([first], self._iterator)
                 elif _state_of(task.dataset) == place.state:
-                    # It says at its end that nothing is left, and would say so forever.
+                    # The state of the dataset's end: it would give no sample ever again.
                     self._iterator = self._iter_from(None)
         return self._iterator
 
@@ -278,7 +278,7 @@ def _is_stateful(dataset: Any) -> bool:
 
 
 def _check_state_dict(dataset: Any) -> None:
-    """Refuse a dataset whose `state_dict` is for a loader of its own, which gives it arguments."""
+    """Refuse a dataset whose `state_dict` needs arguments: only a loader made for it could give them."""
     if not _is_stateful(dataset):
         return
     try:
@@ -297,7 +297,7 @@ def _check_state_dict(dataset: Any) -> None:
 
 
 def _first_state(dataset: Any) -> str | None:
-    """Return the state of a dataset that nobody has read; None if it has a state only after `iter()`."""
+    """Return the state of a dataset before its first read; None if it has a state only after `iter()`."""
     try:
         state = state_of_start(dataset)
     except Exception:

@@ -57,7 +57,7 @@ class Lanes(Protocol):
         """Return everything that a place depends on: a state is valid only for the same values."""
 
     def flaw(self, lane: int, place: Sequence[Any]) -> str | None:
-        """Say what a place in a state should be instead; None if the lane can be there. Its number of values may be wrong too."""
+        """Return what a place in a state should be, or None if it is valid. It may have any number of values."""
 
     def read(self, lanes: range, places: Sequence[Any], cycle: int, turn: int) -> Iterator[Item]:
         """Read a cycle of these lanes from these places."""

@@ -22,7 +22,7 @@ class RankReader:
         self.places, self.turn = list(places), turn
         self._lanes = lanes  # their numbers
         self._items: Iterator[Item] | None = None
-        self.cycle: int = min(place.cycle for place in places)  # that is read
+        self.cycle: int = min(place.cycle for place in places)  # the one that is being read
         self._unheard: set[int] = set()  # lanes that have given no item yet, and may be empty
         self.ahead: Item | None = None  # its batch is ready
         self._ended: list[Item] = []  # from lanes without data, read before the batch that is ready

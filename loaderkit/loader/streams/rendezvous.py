@@ -109,7 +109,7 @@ class Rendezvous:
         return values, _listed(rank for rank, found in enumerate(values) if found is None)
 
     def _agree(self, store: Any, meeting: str, world: World, wait: "_Wait") -> list[int]:
-        """Agree on a prefix with the ranks of this attempt and return no rank, or return those that are late."""
+        """Agree on a prefix with the ranks of this attempt. Return the ranks that are late; none if all agree."""
         if self._token is None:
             self._token = secrets.token_hex(8)
         lead = self._lead if world.rank == 0 else self._follow
@@ -143,7 +143,7 @@ class Rendezvous:
         if self._offer is not None and store.check([f"{(run := _run_of(meeting, self._offer))}/start"]):
             self._run = run
             return []
-        if self._offer is None:  # again each time: a rank of a dead attempt may still have written
+        if self._offer is None:  # each time: a dying rank of an earlier attempt may have overwritten it
             store.set(f"{meeting}/token/{world.rank}", self._token)
         offer = store.get(f"{meeting}/offer").decode() if store.check([f"{meeting}/offer"]) else "[]"
         if offer != self._offer and self._token in json.loads(offer):

@@ -20,9 +20,8 @@ _FORM = {
     "lanes": lists_of(_LANE),
     "missing": lists_of(COUNT),
 }
-Flaw = Callable[
-    [int, Sequence[Any]], str | None
-]  # for a lane and a place in it, what it should be; None if it can be there
+# From a lane and a place in it to what the place should be, or None if it is valid.
+Flaw = Callable[[int, Sequence[Any]], str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
