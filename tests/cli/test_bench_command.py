@@ -190,7 +190,7 @@ def test_a_setting_that_fails_does_not_hide_the_others(capsys: pytest.CaptureFix
     assert 'recommended: engine="inline"' in text
 
 
-def test_what_the_time_was_not_enough_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rounds_that_the_time_limit_cut_off_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("Slow", "--workers", "0,1,2,3", "--engines", "inline,ring", "--seconds", 0.01) == 1
     text = capsys.readouterr().out
     assert len(table(text)) == 4
@@ -245,7 +245,7 @@ def test_a_recommendation_needs_three_complete_rounds_or_all(rounds: int, enough
     assert any(line.startswith("recommended: engine=") for line in report.lines()) == enough
 
 
-def test_a_setting_that_fails_is_no_round_that_lacks() -> None:
+def test_a_failed_setting_does_not_count_as_a_missing_round() -> None:
     found = {INLINE: measured(10.0, 11.0, 12.0), Setting(1, "ring"): Measured(error="KeyError: 1")}
     assert Report("x", 8, 5, found, Costs([Cost("read", 0.001)], "samples", [])).advice is not None
 
@@ -259,7 +259,7 @@ def test_the_columns_agree() -> None:
     assert rows["ring", "1"][:3] == ["240", "30.0", "1.50"]
 
 
-def test_without_a_measurement_there_is_no_advice() -> None:
+def test_no_workers_are_recommended_without_a_measurement() -> None:
     assert advise({INLINE: Measured(error="KeyError: 1")}) is None
 
 
@@ -343,7 +343,7 @@ def test_a_streams_workers_are_measured_once(capsys: pytest.CaptureFixture[str])
     assert set(table(capsys.readouterr().out)) == {("inline", "0"), ("torch", "1")}
 
 
-def test_what_a_loader_has_for_workers_is_left_out_without_them() -> None:
+def test_settings_for_workers_are_dropped_when_there_are_no_workers() -> None:
     loader = lk.Loader(list(range(8)), 2, num_workers=1, timeout=60, prefetch_factor=3, multiprocessing_context="fork")
     subject = subject_of(loader, batch_size=None, spawn=False)
     assert len(list(subject.loader(INLINE))) == 4

@@ -12,7 +12,7 @@ from loaderkit.cli import main
 COMMANDS = ("bench", "doctor", "index", "inspect", "lengths", "preview", "shard", "verify")
 
 
-def test_alone_it_prints_its_help_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_alone_prints_its_help_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     text = capsys.readouterr().out
     assert text.startswith("usage: loaderkit ")

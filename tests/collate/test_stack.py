@@ -153,7 +153,7 @@ def test_tensor_subclasses_stay_what_they_are() -> None:
     assert stacked.format == boxes[0].format
 
 
-def test_numbers_of_several_types_become_floats_where_one_is() -> None:
+def test_a_field_of_integers_and_floats_becomes_floats() -> None:
     assert stack([1, 2.5]).tolist() == [1.0, 2.5]
     assert stack([2.5, 1]).dtype == torch.float64
     assert stack([True, 2]).tolist() == [1, 2]

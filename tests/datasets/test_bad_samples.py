@@ -514,7 +514,7 @@ def test_they_are_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("policy", [SKIP, REPLACE], ids=["skip", "replace"])
 @pytest.mark.parametrize("name", DATASETS)
-def test_nothing_of_the_caller_is_held_by_errors_that_are_not_raised(name: str, policy: lk.BadSamples) -> None:
+def test_errors_that_are_not_raised_keep_no_object_of_the_caller_alive(name: str, policy: lk.BadSamples) -> None:
     """Otherwise the caller's workers would live until the garbage is collected."""
 
     class Workers:

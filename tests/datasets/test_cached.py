@@ -574,7 +574,7 @@ def test_it_has_what_the_dataset_has(tmp_path: Path) -> None:
     assert not knows_lengths(plain)
 
 
-def test_memory_is_given_back_and_a_copy_without_its_process_starts_again(tmp_path: Path) -> None:
+def test_memory_is_freed_and_a_copy_that_outlives_its_process_starts_empty(tmp_path: Path) -> None:
     with nothing_left():
         data = lk.CachedDataset(Counted(tmp_path), max_bytes=ROOM)
         data[0]
@@ -601,7 +601,7 @@ def test_a_copy_never_opens_another_file_in_the_same_place(tmp_path: Path, caplo
     assert "starts an empty cache of its own" in caplog.text
 
 
-def test_without_files_in_memory_it_is_a_file_that_goes_with_its_process(
+def test_without_memfd_the_cache_is_a_file_that_its_process_deletes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "memfd_create")

@@ -116,7 +116,7 @@ def test_the_state_of_many_datasets_together_stays_small() -> None:
         lk.Loader(other, 4).load_state_dict(lk.Loader(many, 4).state_dict())
 
 
-def test_what_reads_many_is_seen_through_torchs_wrappers() -> None:
+def test_reads_many_looks_through_the_wrappers_of_torch() -> None:
     subset, stacked = torch.utils.data.Subset, torch.utils.data.StackDataset
     assert reads_many(subset(ARRAY, [1]))  # type: ignore[arg-type]
     assert not reads_many(subset(LIST, [1]))  # type: ignore[arg-type]

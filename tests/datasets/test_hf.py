@@ -50,7 +50,7 @@ def drawing_batch(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
     return {"id": batch["id"], "draws": [draws() for _ in batch["id"]]}
 
 
-def test_their_own_transform_draws_for_its_row() -> None:
+def test_the_own_transform_of_a_hf_dataset_draws_under_the_seed_of_its_row() -> None:
     """Whatever batch the row is in."""
     data = lk.HFDataset(make().with_transform(drawing_batch), transform=add_draws)
     runs = [[row for batch in lk.Loader(data, size, collate_fn=as_list) for row in batch] for size in (2, 5)]

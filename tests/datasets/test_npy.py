@@ -46,7 +46,7 @@ def test_the_laws(sizes: list[int], tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.lkindex"))  # the header says it all
 
 
-def test_a_batch_at_once_only_where_rows_are_alike(tmp_path: Path) -> None:
+def test_batches_are_read_at_once_only_if_all_rows_have_one_shape(tmp_path: Path) -> None:
     write(tmp_path, [2], (2,))
     assert reads_batches(lk.NpyDataset(tmp_path))
     assert not reads_batches(lk.NpyDataset(tmp_path, transform=with_draws))

@@ -242,7 +242,7 @@ def test_batches_at_once_where_types_allow_them(tmp_path: Path) -> None:
     assert not reads_batches(lk.ParquetDataset(tmp_path, ["id"], transform=dict))
 
 
-def test_nulls_make_no_batch_and_others_near_them_do(tmp_path: Path) -> None:
+def test_a_batch_with_nulls_is_refused_and_one_without_is_read(tmp_path: Path) -> None:
     columns = {
         "number": pa.array([1, None, 3]),
         "text": pa.array(["a", None, "c"]),

@@ -93,7 +93,7 @@ def test_the_fingerprint_is_that_of_the_values_in_any_process() -> None:
     assert len(prints) == 6
 
 
-def test_records_that_were_read_are_read_where_they_lie_after_they_moved() -> None:
+def test_records_are_read_correctly_after_pickling_moved_them() -> None:
     data = lk.RecordDataset([{"id": 1}, {"id": 2}])
     assert data[0] == {"id": 1}
     ForkingPickler.dumps(data)  # as for a spawned worker

@@ -128,7 +128,7 @@ def test_columns_of_a_frame_and_tensors_are_keys_groups_and_strata() -> None:
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5)), min_size=1, max_size=80), st.integers(0, 5))
-def test_a_group_counts_for_the_stratum_that_most_of_it_is_in(pairs: list[tuple[int, int]], seed: int) -> None:
+def test_a_group_belongs_to_the_stratum_of_most_of_its_samples(pairs: list[tuple[int, int]], seed: int) -> None:
     groups, strata = map(list, zip(*pairs, strict=True))
     found = lk.split(range(len(pairs)), SHARES, seed=seed, group_by=groups, stratify_by=strata)
     most = [max(range(6), key=[kind for group, kind in pairs if group == own].count) for own in groups]

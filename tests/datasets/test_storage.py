@@ -190,7 +190,7 @@ def test_two_ranks_with_two_workers_download_each_shard_once(nginx: Nginx, tmp_p
 
 @pytest.mark.parametrize("fault", ["503", "429", "500", "half", "reset", "stall", "no ranges"])
 @pytest.mark.parametrize("cached", [True, False])
-def test_what_passes_is_tried_again(faulty: Faulty, tmp_path: Path, fault: str, cached: bool) -> None:
+def test_temporary_errors_are_retried(faulty: Faulty, tmp_path: Path, fault: str, cached: bool) -> None:
     storage = lk.Storage(cache_dir=tmp_path / "cache" if cached else None, retry=QUICK, timeout_s=0.5)
     faulty.faults = [fault] * 3
     data = lk.JsonlDataset(faulty.url, storage=storage, index_dir=tmp_path)
@@ -201,7 +201,7 @@ def test_what_passes_is_tried_again(faulty: Faulty, tmp_path: Path, fault: str, 
         assert len(faulty.gets) == 4
 
 
-def test_what_does_not_pass_is_one_clear_error(faulty: Faulty, tmp_path: Path) -> None:
+def test_an_error_that_outlasts_all_retries_is_one_clear_error(faulty: Faulty, tmp_path: Path) -> None:
     size = len(faulty.content)
     for fault, says in (("503", "503"), ("half", "received 350 of 701 bytes"), ("stall", "no answer within 0.3 s")):
         faulty.faults = [fault] * 4
@@ -217,9 +217,7 @@ def test_what_does_not_pass_is_one_clear_error(faulty: Faulty, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("status", "error"), [("403", PermissionError), ("404", FileNotFoundError)])
-def test_what_will_not_pass_is_not_tried_again(
-    faulty: Faulty, tmp_path: Path, status: str, error: type[OSError]
-) -> None:
+def test_permanent_errors_are_not_retried(faulty: Faulty, tmp_path: Path, status: str, error: type[OSError]) -> None:
     faulty.faults = [status] * 9
     start = time.monotonic()
     with pytest.raises(error, match=r"data.jsonl: bytes"):

@@ -221,7 +221,7 @@ def test_few_batches_and_none(use: Any) -> None:
         assert [int(batch) for batch in prefetch(map(torch.tensor, range(count)), "cpu", depth=3)] == list(range(count))
 
 
-def test_the_first_batch_waits_for_one_more_only(use: Any) -> None:
+def test_the_first_batch_is_yielded_after_two_were_fetched(use: Any) -> None:
     use(FakeCuda("all"))
     taken = []
 

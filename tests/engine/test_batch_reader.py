@@ -301,7 +301,7 @@ def test_a_dataset_that_draws_nothing_is_read_without_seeds(dataset: Any) -> Non
     assert not torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_false_word_is_found_by_the_laws() -> None:
+def test_the_laws_find_a_wrong_declaration_of_draws() -> None:
     with pytest.raises(lk.testing.LawError):
         lk.testing.assert_resumable(lambda: lk.Loader(Untrue(), 4), epochs=1, stops=[1])
 

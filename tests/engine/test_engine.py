@@ -253,7 +253,7 @@ def test_workers_end_with_a_pass_at_once(is_ahead: bool, is_closed: bool) -> Non
     assert not left
 
 
-def test_workers_end_with_the_epoch_or_with_its_breaking_off() -> None:
+def test_workers_end_when_the_epoch_ends_or_is_left() -> None:
     before = set(multiprocessing.active_children())
     loader = make_loader(12, 3, 2)
     assert len(list(loader)) == 4

@@ -85,6 +85,6 @@ def test_small_tensors_need_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(opened) == 1
 
 
-def test_what_is_more_than_a_tensor_goes_its_own_way() -> None:
+def test_subclasses_of_tensor_are_pickled_by_their_own_method() -> None:
     parameter = torch.nn.Parameter(torch.ones(2))
     assert isinstance(pickle.loads(ForkingPickler.dumps(seal(parameter))).content, torch.nn.Parameter)

@@ -360,7 +360,7 @@ def test_without_memory_batches_come_through_the_pipe(monkeypatch: pytest.Monkey
     assert firsts(batches) == list(range(0, 40, 4))
 
 
-def test_without_memory_for_a_key_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_shared_memory_for_a_key_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     with pytest.raises(OSError, match=r"no memory left for a batch's key of .* bytes: No space left on device"):
         list(make_loader())

@@ -40,7 +40,7 @@ def test_each_leaf_begins_at_a_cache_line(slots: Slots, pickled: bool) -> None:
     assert {start % 64 for start in starts} == {0}
 
 
-def test_a_leaf_that_is_saved_takes_its_own_room_only(slots: Slots) -> None:
+def test_saving_one_tensor_of_a_batch_does_not_save_the_others(slots: Slots) -> None:
     found = through(slots, {"small": torch.arange(4), "large": torch.zeros(1_000_000)})
     file = io.BytesIO()
     torch.save(found["small"], file)

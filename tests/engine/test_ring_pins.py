@@ -126,7 +126,7 @@ def test_a_batch_in_use_stays_registered_after_its_workers(how: str) -> None:
     assert cudart.registered == {}
 
 
-def test_what_stays_on_the_host_does_not_lie_in_registered_memory() -> None:
+def test_arrays_that_stay_on_the_host_are_not_in_registered_memory() -> None:
     """Else the next batch could overwrite memory that a queued copy still reads."""
     cudart = Cudart()
     engine, keys = make_engine(cudart)

@@ -204,7 +204,7 @@ def test_the_trainers_generators_are_left_alone_while_threads_read(kind: str) ->
     assert equal(found, expected)
 
 
-def test_the_seeds_of_a_thread_are_no_other_threads() -> None:
+def test_threads_do_not_mix_up_their_seeds() -> None:
     """Four threads switch as often as they can."""
     before = sys.getswitchinterval()
     expected = epochs(make_loader("many", 400, 5, 0, "drawing"))

@@ -86,7 +86,7 @@ def test_a_run_resumes_on_another_number_of_ranks(before: int, after: int, at: i
 
 
 @pytest.mark.parametrize("limit", [7, 0.5])
-def test_a_limit_that_is_reached_in_the_new_unit_ends_the_epoch(limit: float, tmp_path: Path) -> None:
+def test_a_resume_with_half_the_batch_size_ends_epochs_at_the_limit(limit: float, tmp_path: Path) -> None:
     """Steps of half the size: the batches done count twice, and the limit may lie behind them."""
     first: dict[str, Any] = {"dir": str(tmp_path), "name": "first", "save_every": 1, "loader": {"batch_size": 8}}
     first["trainer"] = {"limit_train_batches": limit}

@@ -216,7 +216,7 @@ def test_labels_may_be_numbers_where_classes_say_which() -> None:
             DetectionDataModule(changed(labels=labels)).num_classes  # noqa: B018
 
 
-def test_a_training_sample_without_boxes_or_labels_is_refused_and_not_taken_for_background(tmp_path: Path) -> None:
+def test_a_training_sample_without_boxes_or_labels_is_refused(tmp_path: Path) -> None:
     for sample in ({"labels": None}, {"boxes": None}, {"labels": None, "boxes": None, "annotations": []}):
         data = DetectionDataModule(changed(**sample), val=changed(**sample), classes=["odd", "even"])
         for make in (data.train_dataloader, data.val_dataloader):

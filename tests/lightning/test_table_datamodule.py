@@ -190,7 +190,7 @@ def test_a_checkpoint_of_a_class_of_another_name_is_said(tmp_path: Path) -> None
         )
 
 
-def test_columns_that_differ_from_a_checkpoints_are_said_with_both_values() -> None:
+def test_columns_other_than_the_checkpoints_are_warned_of_with_both_values() -> None:
     first = lk.TableDataModule({"x": [1.0, 2.0], "c": ["a", "b"], "y": [0, 1]}, columns=lk.TableColumns(target="y"))
     assert first.num_numeric == 1
     state = first.state_dict()

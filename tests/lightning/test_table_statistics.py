@@ -113,7 +113,7 @@ def test_a_constant_column_becomes_zero() -> None:
     assert encode({"x": [0.1] * 10}, {"x": [0.1, 1.1]})["numeric"].ravel().tolist() == [0, 1]
 
 
-def test_integers_with_gaps_are_the_categories_they_are_without() -> None:
+def test_missing_values_do_not_change_the_categories_of_integers() -> None:
     arrays = encode({"x": [1, 2]}, {"x": [1.0, np.nan, 2.0]}, categorical=["x"], missing="mean")
     assert arrays["categorical"].ravel().tolist() == [1, 0, 2]
 

@@ -45,7 +45,7 @@ def test_what_is_no_dataset_is_refused(dataset: Any, message: str) -> None:
         ("xyz", "'xyz': see loaderkit.LoaderConfig"),
     ],
 )
-def test_what_has_another_name_in_the_data_loader_is_refused_with_ours(name: str, hint: str) -> None:
+def test_a_wrong_name_of_a_setting_is_refused_with_the_right_one(name: str, hint: str) -> None:
     settings: dict[str, Any] = {name: None}
     with pytest.raises(TypeError, match=hint):
         lk.Loader(DATA, **settings)

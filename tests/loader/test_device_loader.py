@@ -164,7 +164,7 @@ def test_a_moved_loader_ends_the_iterator(depth: int) -> None:
                 next(old)
 
 
-def test_a_closed_or_moved_loader_goes_on_where_it_should(depth: int) -> None:
+def test_a_loader_continues_after_close_and_after_seek(depth: int) -> None:
     loader = on_device(lk.Loader(list(range(13)), 3), depth)
     next(iter(loader))
     loader.close()

@@ -232,7 +232,7 @@ class Changing(Plain):
         return super().numbers()[:10]
 
 
-def test_data_that_has_become_shorter_is_told() -> None:
+def test_resuming_into_data_that_has_shrunk_is_a_clear_error() -> None:
     first = make_loader(Plain)
     iterator = iter(first)
     for _ in range(4):
@@ -302,7 +302,7 @@ def drawing_of(batch_size: int | None) -> Any:
     return None if batch_size is None else drawing_collate
 
 
-def test_a_wrong_length_is_said_once_it_was_used() -> None:
+def test_a_wrong_length_is_warned_of_only_if_len_was_called() -> None:
     for told, message in ((9, "is 3 batches.* gives 9 samples for this rank and there were 11"), (60, "is 15 batches")):
         loader = lk.Loader(Sized(told=told), 4, collate_fn=drawing_collate)
         for _ in loader:  # nobody has asked for the length

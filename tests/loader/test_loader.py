@@ -282,7 +282,7 @@ def test_a_trainer_moves_a_loader_ahead_but_never_back() -> None:
         loader.state_dict()
 
 
-def test_an_epoch_that_a_trainer_ends_twice_is_not_passed_over() -> None:
+def test_an_epoch_that_a_trainer_ends_twice_is_not_skipped() -> None:
     """Lightning does so after it loads a state that was saved at an epoch's end under max_steps."""
     whole = make_loader()
     epochs = [list(whole) for _ in range(4)]

@@ -95,9 +95,7 @@ def test_workers_that_are_waited_for_are_counted() -> None:
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("batch_s", [0.001, 0.011, 0.3])
 @pytest.mark.parametrize("compute_s", [0.001, 0.01])
-def test_the_workers_that_are_named_keep_up_and_one_less_does_not(
-    workers: int, batch_s: float, compute_s: float
-) -> None:
+def test_the_suggested_workers_keep_up_and_one_fewer_would_not(workers: int, batch_s: float, compute_s: float) -> None:
     step_s = max(batch_s / workers, compute_s) if workers else batch_s + compute_s
     wait_s = step_s - compute_s
     if not wait_s:
@@ -218,7 +216,7 @@ def test_a_batch_is_freed_when_the_loop_drops_it() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 1024, 1025, 3000])
-def test_the_course_is_bounded_and_has_each_step(steps: int) -> None:
+def test_the_history_of_waits_is_bounded_and_counts_each_step(steps: int) -> None:
     monitor, hand = monitor_by_hand(window=3)
     for step in range(steps):
         steps_of(monitor, hand, 1, step, 1)

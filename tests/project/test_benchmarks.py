@@ -57,7 +57,7 @@ for count in range(1, 16):
 """
 
 
-def test_a_contender_that_hangs_fails_or_dies_is_left_out_and_said() -> None:
+def test_a_peer_that_hangs_fails_or_dies_is_reported_and_left_out() -> None:
     done = python("-c", CONTENDERS)
     assert done.returncode == 0, done.stderr[-3000:]
     assert len(set(done.stdout.split())) == 2  # programs that say their process

@@ -381,7 +381,7 @@ def test_numpys_numbers_are_as_good_as_pythons() -> None:
         assert len(states[0]) > 4
 
 
-def test_a_window_that_fills_no_step_is_said_once_with_the_numbers() -> None:
+def test_a_window_smaller_than_a_step_is_warned_of_once_with_numbers() -> None:
     lengths = np.full(1000, 10)
     data = [np.zeros(10)] * 1000
 

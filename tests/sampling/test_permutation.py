@@ -95,7 +95,7 @@ def test_fewer_rounds_would_fail_the_displacement_test(size: int, rounds: int) -
     assert min(displacement_excess(feistel(size, seed, rounds=rounds)) for seed in range(3)) > LIMIT
 
 
-def test_small_orders_are_all_as_likely() -> None:
+def test_small_orders_are_equally_likely() -> None:
     """All 120 orders of 5, over 12,000 epochs and over as many seeds."""
     for vary in (lambda n: small(5, 3, n), lambda n: small(5, n, 3)):
         counts = Counter(tuple(vary(number).tolist()) for number in range(12_000))
@@ -113,7 +113,7 @@ class Coarse(np.random.PCG64DXSM):
         return super().random_raw(size) >> np.uint64(61) << np.uint64(61)
 
 
-def test_small_orders_are_all_as_likely_if_words_are_often_equal() -> None:
+def test_small_orders_are_equally_likely_even_if_random_words_collide() -> None:
     """In a third of the draws two of 3 words are equal; if these kept their places, 0 would come first too often."""
     orders = [drawn_permutation(3, Coarse([1, epoch])) for epoch in range(6000)]
     counts = Counter(tuple(order.tolist()) for order in orders)

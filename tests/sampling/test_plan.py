@@ -67,7 +67,7 @@ def violations(size: int, samples: int, batch_size: int, world: int, tail: Tail)
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("tail", TAILS)
-def test_what_is_left_comes_exactly_once_wherever_the_run_stands(tail: Tail, world: int) -> None:
+def test_the_rest_of_an_epoch_comes_exactly_once_from_any_position(tail: Tail, world: int) -> None:
     """Every size, position and batch size: this covers every stop and every resume with other ranks or batch sizes."""
     cells = raised = 0
     for size in SIZES:
@@ -170,7 +170,7 @@ def test_resumes_in_a_row_deliver_the_epoch_exactly_once(journey: tuple[int, Tai
         assert 0 <= repeats < full
 
 
-def test_placed_counts_the_batches_done_in_the_plans_own_batches() -> None:
+def test_placed_counts_finished_batches_by_the_batch_size_of_the_plan() -> None:
     cells = 0
     for size in SIZES:
         for samples in range(0, size, 3):

@@ -78,7 +78,7 @@ def test_any_shards_come_once_at_random_access(
         assert not np.array_equal(whole(other, epoch), expected)
 
 
-def test_windows_that_were_given_up_are_made_again_alike() -> None:
+def test_evicted_windows_are_shuffled_the_same_way_again() -> None:
     order = lk.ShardOrder([10**5] * 10, window=65_536, lanes=1, block=1)  # of 16 windows, 4 are kept
     expected = whole(order)
     places = np.random.default_rng(0).permutation(10**6)[:50_000]

@@ -173,5 +173,5 @@ class Empty:
         return "collated", len(samples)
 
 
-def test_a_collate_is_called_though_it_is_false() -> None:
+def test_a_collate_that_is_falsy_is_still_called() -> None:
     assert list(lk.Loader(range(5), 2, collate_fn=Empty())) == [("collated", 2), ("collated", 2), ("collated", 1)]

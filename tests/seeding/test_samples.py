@@ -196,7 +196,7 @@ def bare_loader(rank: str, monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
     return [[batch[1] for batch in loader] for _ in range(2)]
 
 
-def test_a_bare_dataloaders_workers_differ_by_worker_epoch_and_rank_and_are_reproducible(
+def test_seed_worker_gives_other_seeds_to_each_worker_epoch_and_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runs = {rank: bare_loader(rank, monkeypatch) for rank in ("0", "1")}

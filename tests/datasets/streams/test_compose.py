@@ -274,7 +274,7 @@ def test_shares_are_exact_to_one_sample_after_any_number(weights: tuple[float, .
 
 
 @pytest.mark.parametrize(("ends", "a", "b"), [("all", 4, 20), ("first", 4, 4), ("again", 20, 20)])
-def test_what_comes_of_a_source_that_ends_is_named(ends: Any, a: int, b: int) -> None:
+def test_ends_decides_what_follows_a_source_that_ends(ends: Any, a: int, b: int) -> None:
     """One source of 4 samples and one of 20, half and half."""
     options = {"lanes": 1, "shuffle": False}
     stream = lk.interleave({named("a", [4])(**options): 1, named("b", [20])(**options): 1}, ends=ends)
@@ -288,7 +288,7 @@ def test_what_comes_of_a_source_that_ends_is_named(ends: Any, a: int, b: int) ->
 
 
 @pytest.mark.parametrize(("a", "b", "lacking"), [(3, 4, 1), (1, 8, 3), (2, 3, 1)])
-def test_lanes_that_lack_a_source_are_said_once(a: int, b: int, lacking: int) -> None:
+def test_lanes_without_one_of_the_sources_are_warned_of_once(a: int, b: int, lacking: int) -> None:
     one, two = named("a", [5] * a)(lanes=4), named("b", [5] * b)(lanes=4)
     with pytest.warns(
         UserWarning, match=rf"\[{a}, {b}\] shards for 4 lanes: in {lacking} of them a stream is missing.*lanes={a}"
@@ -300,7 +300,7 @@ def test_lanes_that_lack_a_source_are_said_once(a: int, b: int, lacking: int) ->
     assert counts == expected([5] * a) + Counter(100_000 + value for value in expected([5] * b))
 
 
-def test_lanes_that_lack_all_sources_or_none_are_not_warned_of() -> None:
+def test_lanes_with_all_sources_or_with_none_are_not_warned_of() -> None:
     for parts in (2, 4, 9):
         lk.interleave({named("a", [5] * parts)(lanes=4): 1, named("b", [5] * max(parts, 4 * (parts > 2)))(lanes=4): 1})
 

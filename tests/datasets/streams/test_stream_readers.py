@@ -221,7 +221,7 @@ def test_a_state_of_another_stream_is_refused() -> None:
         make_loader([9, 9]).load_state_dict(lk.Loader([1, 2]).state_dict())
 
 
-def test_a_shard_that_has_become_shorter_is_told() -> None:
+def test_resuming_into_a_shard_that_has_shrunk_is_a_clear_error() -> None:
     def loader_of(size: int, shuffle: bool) -> Any:
         def read(shard: str) -> Iterator[int]:
             return iter(range(size))

@@ -211,7 +211,7 @@ def test_samples_that_do_not_fit_are_an_error_whatever_the_policy(tmp_path: Path
         list(lk.Loader(mixed, 12))
 
 
-def test_a_read_that_passes_when_tried_again_is_told(
+def test_a_read_that_succeeds_on_a_retry_is_logged(
     tmp_path: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = write(tmp_path / "x", [plain])

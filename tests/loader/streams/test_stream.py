@@ -206,7 +206,7 @@ def test_shuffling_stays_within_windows_and_mixes_shards() -> None:
             assert window != [sorted(window[0] + window[1])[:10], sorted(window[0] + window[1])[10:]]
 
 
-def test_without_shuffling_a_lane_is_as_it_lies() -> None:
+def test_without_shuffling_a_lane_keeps_the_order_of_the_shards() -> None:
     stream = make_stream([3, 2, 4], lanes=1, shuffle=False, transform=None)
     batches = [batch.tolist() for batch in lk.Loader(stream, 4, world=lk.World())]
     assert batches == [[0, 1, 2, 1000], [1001, 2000, 2001, 2002], [2003]]

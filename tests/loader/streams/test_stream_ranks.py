@@ -171,7 +171,7 @@ class Late:
 
 
 @pytest.mark.parametrize("stop", ["shortest", "repeat"])
-def test_a_late_rank_does_not_miss_what_was_left_in_an_earlier_pass_from_the_same_place(stop: str) -> None:
+def test_a_late_rank_does_not_read_answers_of_an_earlier_pass(stop: str) -> None:
     """As in evaluation: each pass is that of epoch 0."""
 
     def work(rank: int, store: Any) -> Any:
@@ -190,7 +190,7 @@ def test_a_late_rank_does_not_miss_what_was_left_in_an_earlier_pass_from_the_sam
         assert passes[0] == passes[1] == passes[2]
 
 
-def test_a_second_loader_of_the_same_data_does_not_find_what_the_first_has_left() -> None:
+def test_a_second_loader_does_not_read_answers_of_the_first() -> None:
     def work(rank: int, store: Any) -> Any:
         store, passes = Late(store) if rank else store, []
         for saves_first in (True, False):
