@@ -28,7 +28,7 @@ _KEY = (int, str, np.integer)
 Part = TypeVar("Part", covariant=True, default=Any)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Split(Mapping[str, Part], Generic[Part]):
     """The result of `split`: a mapping from a side's name, such as "train", to its part of the data.
 
@@ -47,6 +47,8 @@ class Split(Mapping[str, Part], Generic[Part]):
         >>> parts = lk.split(range(1000), {"train": 0.9, "val": 0.1})
         >>> list(parts), len(parts["train"]) + len(parts["val"])
         (['train', 'val'], 1000)
+        >>> parts
+        Split(train: 890 samples, val: 110 samples)
         >>> parts.save("split.json")
         >>> parts.moved("split.json")
         {}
@@ -71,6 +73,9 @@ class Split(Mapping[str, Part], Generic[Part]):
 
     def __len__(self) -> int:
         return len(self.sides)
+
+    def __repr__(self) -> str:
+        return f"Split({', '.join(f'{side}: {len(self.indices(side)):,} samples' for side in self)})"
 
     def _repr_html_(self) -> str:
         counts = [len(self.indices(side)) for side in self.sides]

@@ -1,6 +1,5 @@
 """Check the data that a DataModule gets for each stage: a dataset, a factory, a path, or several of these."""
 
-import functools
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import torch
 import torch.utils.data as torch_data
 
 from loaderkit.loader.checks import check_indexed
+from loaderkit.loader.loader import describe_data
 
 STAGES = ("train", "val", "test", "predict")
 Data = Any  # a dataset, a factory without arguments that returns one, or a dict or list of these
@@ -139,12 +139,29 @@ def factories(stage_data: list[StageData], make: Callable[[StageData], Any]) -> 
     """Return the arguments for DataModule: each stage's factory, or a dict of factories by name."""
     found: dict[str, Any] = {}
     for one in stage_data:
-        factory = functools.partial(make, one)
+        factory = _StageFactory(make, one)
         if one.name is None:
             found[one.stage] = factory
         else:
             found.setdefault(one.stage, {})[one.name] = factory
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _StageFactory:
+    """Makes the dataset of a stage."""
+
+    make: Callable[[StageData], Any]
+    data: StageData
+
+    def __call__(self) -> Any:
+        return self.make(self.data)
+
+    def __str__(self) -> str:
+        source = self.data.source
+        if isinstance(source, str | os.PathLike):
+            return os.fspath(source)
+        return f"{len(source)} columns" if isinstance(source, Mapping) else describe_data(source)
 
 
 def is_dict_of_tables(source: Any) -> bool:

@@ -144,7 +144,10 @@ def test_a_repr_says_what_is_given_and_makes_nothing() -> None:
     assert str(data) == repr(data) == f"DataModule(train=Numbers of 10 samples, {given}, {settings}"
     assert len(list(batches)) == 2
     tables = lk.TableDataModule({"x": [1, 2], "y": [0, 1]}, columns=lk.TableColumns(target="y"))
-    assert repr(tables).startswith("TableDataModule(train=what ")
+    assert repr(tables).startswith("TableDataModule(train=2 columns, ")
+    assert repr(lk.ShardDataModule("shards/*.tar", val="val.tar")).startswith(
+        "ShardDataModule(train=shards/*.tar, val=val.tar, "
+    )
 
 
 def test_print_of_a_lightning_module_that_returns_loaders_fails_in_lightning() -> None:
