@@ -16,8 +16,18 @@ PRINT_WEIGHTS = "\nimport hashlib\nprint(hashlib.md5(model.weight.detach().numpy
 KILL = "\n        if loader.cursor.epoch == 1 and loader.cursor.batches == 30:\n            os._exit(9)\n"
 
 
+NO_PROSE = re.compile(r"^```.*?^```$|^[|#!<][^\n]*$|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
+
+
 def test_the_readme_is_short() -> None:
     assert len(README.encode()) <= 9000
+
+
+def test_its_sentences_are_short() -> None:
+    blocks = re.split(r"\n\s*\n|\n- ", NO_PROSE.sub("", README))
+    sentences = [sentence for block in blocks for sentence in re.split(r"(?<=[.!?:])\s+", block) if sentence.split()]
+    assert len(sentences) > 30
+    assert [sentence for sentence in sentences if len(sentence.split()) > 25] == []
 
 
 def test_the_quickstart_trains_and_goes_on_when_it_is_run_again(tmp_path: Path) -> None:
