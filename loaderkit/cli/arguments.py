@@ -98,7 +98,7 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.contextmanager
 def executor_of(arguments: argparse.Namespace) -> Iterator[tuple[int, Executor | None]]:
-    """Give the number of processes, and the executor that replaces them; it is shut down afterwards."""
+    """Yield the number of processes and the executor to use instead, if one is named. Shut it down at the end."""
     if arguments.executor is None:
         yield arguments.jobs or Cpus.detect().usable, None
         return

@@ -25,7 +25,7 @@ class TrainerLoader(Loader):
 
     @property
     def sampler(self) -> Never:
-        """Missing: the DataModule decides the order, also under `overfit_batches`."""
+        """Raise AttributeError: the DataModule decides the order, also under `overfit_batches`."""
         raise AttributeError(
             f"{type(self).__name__!r} object has no attribute 'sampler': the DataModule counts the epochs."
         )
