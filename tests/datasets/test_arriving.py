@@ -178,7 +178,7 @@ def test_a_kill_in_the_middle_of_a_download_leaves_nothing_behind(store: SlowSto
             time.sleep(0.01)
         time.sleep(wait_s)
         os.kill(child.pid or 0, signal.SIGKILL)
-        child.join(10)
+        child.join(60)
         read_all(data)
         assert len(copies(tmp_path / str(wait_s))) == SHARDS
         assert not list((tmp_path / str(wait_s) / "cache").glob("*.lkpart"))

@@ -91,7 +91,7 @@ def ended(*processes: multiprocessing.process.BaseProcess) -> list[int | None]:
         process.join(60)
         if process.is_alive():
             process.kill()
-            process.join(10)
+            process.join(60)
     return [process.exitcode for process in processes]
 
 
@@ -643,11 +643,9 @@ def test_a_process_that_holds_the_lock_does_not_stop_the_others(
     (path,) = tmp_path.iterdir()
     with path.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        start = time.monotonic()
         assert [data[index] for index in range(SIZE)] == list(range(SIZE))
-        assert time.monotonic() - start < 20
     assert data.cached_samples == 1
-    assert "another process has held the lock" in caplog.text
+    assert caplog.text.count("another process has held the lock") == 1  # it waits once
 
 
 def test_samples_that_a_dataset_gains_later_are_made_each_time(tmp_path: Path) -> None:

@@ -61,9 +61,9 @@ def in_threads(count: int, function: Callable[[int], Any]) -> list[Any]:
     barrier = threading.Barrier(count)
 
     def run(number: int) -> Any:
-        barrier.wait(10)
+        barrier.wait(60)
         found = function(number)
-        barrier.wait(10)
+        barrier.wait(60)
         return found
 
     with ThreadPoolExecutor(count) as pool:
@@ -104,17 +104,17 @@ def test_what_all_threads_have_open_is_closed_with_the_handle() -> None:
     def stay() -> None:
         opened.append(handles[0]())
         ready.set()
-        end.wait(10)
+        end.wait(60)
 
     thread = threading.Thread(target=stay)
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     opened.append(handles[0]())
     handles.clear()
     assert opened[0].closed
     assert opened[1].closed
     end.set()
-    thread.join(10)
+    thread.join(60)
 
 
 def test_threads_share_the_one_environment_of_lmdb(written: tuple[Path, Any]) -> None:
@@ -144,7 +144,7 @@ def fork_meanwhile(thread_has: threading.Event, handle: Any, opened: list[Any]) 
         gc.collect()
         results.put([opened[0].closed, handle().process == os.getpid(), handle() is opened[0]])
 
-    assert thread_has.wait(10)
+    assert thread_has.wait(60)
     process = context.Process(target=child)
     process.start()
     found: list[Any] = results.get()
@@ -160,7 +160,7 @@ def test_a_fork_leaves_what_another_thread_has_open_alone() -> None:
     def stay() -> None:
         opened.append(handle())
         has.set()
-        end.wait(10)
+        end.wait(60)
 
     thread = threading.Thread(target=stay)
     thread.start()
@@ -168,7 +168,7 @@ def test_a_fork_leaves_what_another_thread_has_open_alone() -> None:
         assert fork_meanwhile(has, handle, opened) == [False, True, False]
     finally:
         end.set()
-        thread.join(10)
+        thread.join(60)
     assert opened[0].closed
 
 
@@ -180,7 +180,7 @@ def test_a_fork_may_open_while_another_thread_of_its_parent_does() -> None:
     def slow(name: str) -> Opened:
         if os.getpid() == parent:
             opening.set()
-            end.wait(10)
+            end.wait(60)
         return Opened(name)
 
     handle: Any = lk.Handle(slow, "a")
@@ -190,7 +190,7 @@ def test_a_fork_may_open_while_another_thread_of_its_parent_does() -> None:
         assert fork_meanwhile(opening, handle, [Opened("b")]) == [False, True, False]
     finally:
         end.set()
-        thread.join(10)
+        thread.join(60)
 
 
 AT_EXIT = """
@@ -269,7 +269,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, An
         thread.start()
         yield folder, server.server_address
         server.shutdown()
-        thread.join(10)
+        thread.join(60)
 
 
 @pytest.mark.parametrize(("method", "engine"), [("fork", "ring"), ("forkserver", "torch"), ("spawn", "ring")])

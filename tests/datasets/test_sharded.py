@@ -138,9 +138,9 @@ def test_each_thread_opens_its_own_and_they_are_closed_when_it_ends(tmp_path: Pa
 
         def read_all(_: int) -> tuple[list[Any], int]:
             found = data.__getitems__(range(len(wanted)))
-            barrier.wait(10)
+            barrier.wait(60)
             alive = len(ByteFile.alive)
-            barrier.wait(10)
+            barrier.wait(60)
             return found, alive
 
         for found, alive in pool.map(read_all, range(3)):
@@ -155,7 +155,7 @@ def test_what_threads_have_open_is_closed_with_the_dataset(tmp_path: Path) -> No
     write(tmp_path, [3, 2])
     kept = [Bytes(tmp_path)]
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(lambda: kept[0][0]).result(10) == kept[0][0]
+        assert pool.submit(lambda: kept[0][0]).result(60) == kept[0][0]
         assert len(ByteFile.alive) == 2
         kept.clear()
         assert not ByteFile.alive
@@ -188,7 +188,7 @@ def test_a_fork_amid_another_threads_read_does_not_wait_for_it(tmp_path: Path) -
 
         def readinto(self, buffer: Any) -> int:
             reading.set()
-            end.wait(30)
+            end.wait(60)
             return 0
 
     def read_slowly() -> None:
@@ -200,17 +200,17 @@ def test_a_fork_amid_another_threads_read_does_not_wait_for_it(tmp_path: Path) -
     thread = threading.Thread(target=read_slowly)
     thread.start()
     try:
-        assert reading.wait(30)
+        assert reading.wait(60)
         context = multiprocessing.get_context("fork")
         results = context.SimpleQueue()
         process = context.Process(target=read_in_child, args=(data, results))
         process.start()
-        process.join(30)
+        process.join(60)
         assert process.exitcode == 0
         assert results.get() == wanted
     finally:
         end.set()
-        thread.join(30)
+        thread.join(60)
 
 
 class Wrapped:

@@ -219,11 +219,9 @@ def test_an_error_that_outlasts_all_retries_is_one_clear_error(faulty: Faulty, t
 @pytest.mark.parametrize(("status", "error"), [("403", PermissionError), ("404", FileNotFoundError)])
 def test_permanent_errors_are_not_retried(faulty: Faulty, tmp_path: Path, status: str, error: type[OSError]) -> None:
     faulty.faults = [status] * 9
-    start = time.monotonic()
     with pytest.raises(error, match=r"data.jsonl: bytes"):
         lk.JsonlDataset(faulty.url, storage=lk.Storage(cache_dir=tmp_path), index_dir=tmp_path)
     assert len(faulty.gets) == 1
-    assert time.monotonic() - start < 5
 
 
 @pytest.fixture
@@ -371,7 +369,7 @@ def test_a_killed_download_is_done_again(faulty: Faulty, tmp_path: Path) -> None
         time.sleep(0.01)
     assert faulty.gets
     os.kill(child.pid or 0, signal.SIGKILL)
-    child.join(10)
+    child.join(60)
     assert [path.suffix for path in (tmp_path / "cache").iterdir() if path.suffix != ".lock"] == [".lkpart"]
     check_reads(lk.JsonlDataset(faulty.url, storage=storage, index_dir=tmp_path), ROWS)
 

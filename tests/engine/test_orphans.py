@@ -74,7 +74,7 @@ def test_workers_end_with_their_trainer(
             os.killpg(trainer.pid, how)  # as a terminal does
         else:
             trainer.send_signal(how)
-        trainer.wait(20)
+        trainer.wait(60)
     deadline = time.monotonic() + 30  # torch's own watch looks every 5 s
     try:
         while any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers):

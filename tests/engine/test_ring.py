@@ -355,5 +355,5 @@ def test_batches_may_die_in_another_thread() -> None:
         held.put(batch)
         del batch
     held.put(None)
-    thread.join(20)
+    thread.join(60)
     assert number == 1999

@@ -225,7 +225,7 @@ class Rendezvous(Silent):
         self.barrier = threading.Barrier(parties)
 
     def __getitem__(self, index: int) -> tuple[int, Tensor]:
-        self.barrier.wait(20)
+        self.barrier.wait(60)
         return super().__getitem__(index)
 
 
@@ -245,7 +245,7 @@ class Gated(Silent):
 
     def __getitem__(self, index: int) -> tuple[int, Tensor]:
         if index == 0:
-            assert self.gate.wait(20)
+            assert self.gate.wait(60)
         self.read += 1
         return index, torch.full((self.length,), float(index))
 
@@ -264,7 +264,7 @@ def test_a_slow_sample_delays_no_other_and_the_order_is_kept(factor: int | None,
     time.sleep(0.1)
     assert (data.read, found) == (ahead - 1, [])
     data.gate.set()
-    reader.join(20)
+    reader.join(60)
     assert found == list(range(40))
     assert loader.describe().prefetch == ahead
 
@@ -468,7 +468,7 @@ import loaderkit as lk
 
 class Slow:
     draws_nothing = True
-    def __len__(self): return 1000
+    def __len__(self): return 10**6  # reading all would take hours
     def __getitem__(self, index):
         time.sleep({sleep})
         return torch.ones(200, 200) @ torch.ones(200, 200)
@@ -490,17 +490,15 @@ def started(then: str, sleep: float | str = 0.01, batch: int = 4) -> "subprocess
     [("", (0, "")), ("sys.exit(0)", (0, "")), ("raise ValueError('mine')", (1, "ValueError: mine"))],
 )
 def test_a_process_ends_cleanly_with_threads_at_work(then: str, ends: tuple[int, str]) -> None:
-    start = time.monotonic()
     process = started(then, sleep=0.2)
-    _, complaints = process.communicate(timeout=60)
+    _, complaints = process.communicate(timeout=240)
     assert (process.returncode, complaints.strip().split("\n")[-1]) == ends
-    assert time.monotonic() - start < 30
 
 
 def test_a_process_ends_after_the_current_samples() -> None:
     """It does not wait for their batches, which take longer."""
     process = started("", sleep="0.5 * (index >= 40)", batch=40)
-    said, complaints = process.communicate(timeout=60)
+    said, complaints = process.communicate(timeout=240)
     assert (process.returncode, complaints, said.split("\n")) == (0, "", ["ready", "0 threads", ""])
 
 
@@ -553,10 +551,8 @@ def test_signals_end_the_process(number: signal.Signals, code: int) -> None:
     assert process.stdout.readline() == "ready\n"
     time.sleep(0.3)
     process.send_signal(number)
-    start = time.monotonic()
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     assert process.returncode in (code, 130)
-    assert time.monotonic() - start < 10
 
 
 def drawing_function(samples: Any) -> Any:

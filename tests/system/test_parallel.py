@@ -30,7 +30,7 @@ def test_as_many_calls_run_as_allowed_and_no_more() -> None:
         with lock:
             running += 1
             most = max(most, running)
-        barrier.wait(30)
+        barrier.wait(60)
         with lock:
             running -= 1
         return value
@@ -93,6 +93,6 @@ print(next(results), flush=True)
 
 @pytest.mark.parametrize("how", ["", "results.close()", "raise KeyboardInterrupt"])
 def test_nothing_waits_for_calls_that_do_not_end(how: Any) -> None:
-    done = subprocess.run([sys.executable, "-c", ENDS + how], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", ENDS + how], capture_output=True, text=True, timeout=240)
     assert done.stdout == "0\n"
     assert ("KeyboardInterrupt" in done.stderr) == how.startswith("raise")

@@ -34,16 +34,16 @@ def other_thread(kept: PerThread[Opened]) -> Iterator[Closed]:
     def stay() -> None:
         kept.own.handles[0] = found
         ready.set()
-        end.wait(30)
+        end.wait(60)
 
     thread = threading.Thread(target=stay)
     thread.start()
-    assert ready.wait(30)
+    assert ready.wait(60)
     try:
         yield found
     finally:
         end.set()
-        thread.join(30)
+        thread.join(60)
 
 
 def test_a_threads_handles_close_when_it_ends() -> None:
@@ -107,5 +107,5 @@ def test_a_fork_closes_no_handles_of_its_parents_threads() -> None:
         process = context.Process(target=child)
         process.start()
         assert results.get() == (False, False, [], True)
-        process.join(30)
+        process.join(60)
     assert theirs.closed

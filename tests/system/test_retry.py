@@ -120,10 +120,8 @@ def test_permanent_errors_are_raised_at_once() -> None:
 
 def test_no_attempt_begins_after_the_time_is_up() -> None:
     function = Failing(*[TimeoutError() for _ in range(99)])
-    start = time.monotonic()
     with pytest.raises(TimeoutError):
         Retry(attempts=99, wait_s=0.05, longest_s=0.05, total_s=0.2).call(function)
-    assert time.monotonic() - start < 5
     assert 1 <= function.calls <= 9  # on a busy machine fewer
 
 
