@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import scripts
 import torch
 from leftovers import nothing_left
 
@@ -508,12 +509,12 @@ print(*[process.pid for process in psutil.Process().children()])
 
 @pytest.mark.parametrize("held", [False, True])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_an_iterator_that_is_left_at_the_end_of_the_process_says_nothing(persistent: bool, held: bool) -> None:
-    script = LEFT_AT_THE_END.format(persistent=persistent, held=held)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    workers = done.stdout.split()
-    assert len(workers) == 2
+def test_an_iterator_that_is_left_at_the_end_of_the_process_says_nothing(
+    persistent: bool, held: bool, tmp_path: Path
+) -> None:
+    said = scripts.run_code(tmp_path, LEFT_AT_THE_END.format(persistent=persistent, held=held))
+    workers = said.split()
+    assert len(workers) == 2, said
     assert not [worker for worker in workers if Path(f"/proc/{worker}").exists()]
 
 

@@ -7,16 +7,17 @@ import os
 import pickle
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import scripts
 import torch
 from drawing import Drawing, drawing_collate, equal
 from leftovers import nothing_left
@@ -480,26 +481,24 @@ print("ready", flush=True)
 """
 
 
-def started(then: str, sleep: float | str = 0.01, batch: int = 4) -> "subprocess.Popen[str]":
-    script = SCRIPT.format(then=then, sleep=sleep, batch=batch)
-    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def script(then: str, sleep: float | str = 0.01, batch: int = 4) -> str:
+    return SCRIPT.format(then=then, sleep=sleep, batch=batch)
 
 
 @pytest.mark.parametrize(
     ("then", "ends"),
-    [("", (0, "")), ("sys.exit(0)", (0, "")), ("raise ValueError('mine')", (1, "ValueError: mine"))],
+    [("", (0, "ready")), ("sys.exit(0)", (0, "ready")), ("raise ValueError('mine')", (1, "ValueError: mine"))],
 )
-def test_a_process_ends_cleanly_with_threads_at_work(then: str, ends: tuple[int, str]) -> None:
-    process = started(then, sleep=0.2)
-    _, complaints = process.communicate(timeout=240)
-    assert (process.returncode, complaints.strip().split("\n")[-1]) == ends
+def test_a_process_ends_cleanly_with_threads_at_work(then: str, ends: tuple[int, str], tmp_path: Path) -> None:
+    code, last = ends
+    said = scripts.run_code(tmp_path, script(then, sleep=0.2), code=code)
+    assert said.splitlines()[-2:] == [last, "0 threads"]
 
 
-def test_a_process_ends_after_the_current_samples() -> None:
+def test_a_process_ends_after_the_current_samples(tmp_path: Path) -> None:
     """It does not wait for their batches, which take longer."""
-    process = started("", sleep="0.5 * (index >= 40)", batch=40)
-    said, complaints = process.communicate(timeout=240)
-    assert (process.returncode, complaints, said.split("\n")) == (0, "", ["ready", "0 threads", ""])
+    said = scripts.run_code(tmp_path, script("", sleep="0.5 * (index >= 40)", batch=40))
+    assert said == "ready\n0 threads\n"
 
 
 class Noted:
@@ -545,14 +544,12 @@ def test_a_batch_that_is_waited_for_is_made_when_the_loader_is_closed() -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, -signal.SIGTERM)])
-def test_signals_end_the_process(number: signal.Signals, code: int) -> None:
-    process = started("for batch in batches: pass", sleep=0.05)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    time.sleep(0.3)
-    process.send_signal(number)
-    process.communicate(timeout=240)
-    assert process.returncode in (code, 130)
+def test_signals_end_the_process(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    with scripts.start(tmp_path, scripts.saved(tmp_path, script("for batch in batches: pass", sleep=0.05))) as process:
+        assert process.first_line() == "ready"
+        time.sleep(0.3)
+        os.kill(process.pid, number)
+        assert process.wait() in (code, 130)
 
 
 def drawing_function(samples: Any) -> Any:

@@ -1,15 +1,12 @@
 """The torch engine ends with an error, whatever a worker cannot send and however it hangs."""
 
-import os
-import signal
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import scripts
 import torch
 import torch.utils.data as torch_data
 
@@ -149,30 +146,8 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("engine", ["torch", "ring", "stream"])
 def test_a_process_ends_whose_worker_is_stopped(engine: str, when: str, then: str, tmp_path: Path) -> None:
     """A batch is larger than a pipe: a worker may be stopped in the middle of a message."""
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, str(script), engine, when, then],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=50)
-    finally:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            left = False
-        else:
-            left = True
-        process.wait()
-    assert process.returncode == 0, output
+    output = scripts.run_code(tmp_path, textwrap.dedent(SCRIPT), engine, when, then, alone=True)
     assert "end" in output
     if then == "read on":
         assert "no batch in 1 s (timeout)" in output
         assert "worker 0 (process" in output
-    assert not left, "a worker is left behind"

@@ -2,14 +2,15 @@
 
 import concurrent.futures
 import random
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import scripts
 import torch
 import torch.utils.data as torch_data
 from drawing import Drawing, drawing_collate, draws, equal, generator_states
@@ -240,9 +241,8 @@ print("right")
 """
 
 
-def test_a_dataset_that_seeds_numpy_itself_works() -> None:
-    done = subprocess.run([sys.executable, "-c", SEEDING_DATASET], capture_output=True, text=True, timeout=120)
-    assert done.stdout == "right\n", done.stderr
+def test_a_dataset_that_seeds_numpy_itself_works(tmp_path: Path) -> None:
+    assert scripts.run_code(tmp_path, SEEDING_DATASET) == "right\n"
 
 
 def test_threads_that_read_at_once_have_their_own_draws() -> None:

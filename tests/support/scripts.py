@@ -7,6 +7,7 @@ seed of hashes, so a script that should have its own runs in a fresh interpreter
 import atexit
 import contextlib
 import functools
+import gc
 import importlib
 import json
 import os
@@ -15,6 +16,8 @@ import select
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,55 +27,110 @@ PRELOAD = ("lightning.pytorch.cli", "sklearn.datasets", "torchvision.transforms.
 
 
 def run(
-    folder: Path, *command: str | Path, code: int = 0, fresh: bool = False, preload: tuple[str, ...] = PRELOAD
+    folder: Path,
+    *command: str | Path,
+    code: int = 0,
+    fresh: bool = False,
+    alone: bool = False,
+    preload: tuple[str, ...] = PRELOAD,
 ) -> str:
     """Run a Python script in a folder and return what it printed; nothing that it started is left behind.
 
-    There is one server for each `preload`.
+    Args:
+        folder: The script's current folder.
+        command: The script and its arguments.
+        code: The exit code that it must have.
+        fresh: Whether it needs an interpreter of its own.
+        alone: Whether the script itself must end all processes that it started.
+        preload: What the server has imported. There is one server for each `preload`.
     """
+    with _fresh(folder, *command) if fresh else start(folder, *command, preload=preload) as process:
+        found = process.wait()
+    assert found == code, process.output()[-5000:]
+    assert not (alone and process.left_others), "a process is left behind"
+    return process.output()
+
+
+def run_code(folder: Path, text: str, *arguments: str | Path, code: int = 0, alone: bool = False) -> str:
+    """Run a script that is given as text; see `run`."""
+    return run(folder, saved(folder, text), *arguments, code=code, alone=alone)
+
+
+def saved(folder: Path, text: str) -> Path:
+    """Return the path of a new script."""
+    path = folder / "script.py"
+    path.write_text(text)
+    return path
+
+
+class Started:
+    """A script that runs."""
+
+    def __init__(self, pid: int, output: Path, wait: Callable[[], int]) -> None:
+        self.pid, self._output, self._wait = pid, output, wait
+        self.ended: int | None = None
+        self.left_others = False
+
+    def wait(self) -> int:
+        """Return the exit code: the signal that ended it, if it is negative."""
+        if self.ended is None:
+            self.ended = self._wait()
+        return self.ended
+
+    def output(self) -> str:
+        """Return what it has printed, errors too."""
+        return self._output.read_text() if self._output.exists() else ""
+
+    def first_line(self) -> str:
+        """Wait for its first line, and return it."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while "\n" not in (text := self.output()):
+            assert time.monotonic() < deadline, "the script printed nothing"
+            time.sleep(0.01)
+        return text.partition("\n")[0]
+
+    def end(self) -> None:
+        """Kill it, and all that it started."""
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:  # all have ended
+            self.left_others = False
+        else:
+            self.left_others = self.ended is not None
+        self.wait()
+
+
+@contextlib.contextmanager
+def start(folder: Path, *command: str | Path, preload: tuple[str, ...] = PRELOAD) -> Iterator[Started]:
+    """Start a Python script in a folder, in a group of processes of its own, which is killed on leaving."""
     output = folder / "output.txt"
-    words = list(map(str, command))
-    found = _run_fresh(folder, words, output) if fresh else _run_forked(folder, words, output, preload)
-    text = output.read_text()
-    assert found == code, text[-5000:]
-    return text
+    output.unlink(missing_ok=True)
+    server = _server(preload)
+    _tell(server, {"folder": str(folder), "command": list(map(str, command)), "output": str(output)})
+    started = Started(_answer(server), output, lambda: _answer(server))
+    try:
+        yield started
+    finally:
+        started.end()
 
 
-def _run_fresh(folder: Path, command: list[str], output: Path) -> int:
-    environment = {**os.environ, **ENVIRONMENT}
+@contextlib.contextmanager
+def _fresh(folder: Path, *command: str | Path) -> Iterator[Started]:
+    output = folder / "output.txt"
     with output.open("w") as file:
         process = subprocess.Popen(
-            [sys.executable, *command],
+            [sys.executable, *map(str, command)],
             cwd=folder,
-            env=environment,
+            env={**os.environ, **ENVIRONMENT},
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    started = Started(process.pid, output, lambda: process.wait(TIMEOUT_S))
     try:
-        return process.wait(TIMEOUT_S)
+        yield started
     finally:
-        _end_all(process.pid)
-        process.wait()
-
-
-def _run_forked(folder: Path, command: list[str], output: Path, preload: tuple[str, ...]) -> int:
-    server = _server(preload)
-    _tell(server, {"folder": str(folder), "command": command, "output": str(output)})
-    pid = _answer(server)
-    try:
-        return _answer(server)
-    except TimeoutError:
-        _end_all(pid)
-        _answer(server)
-        raise
-    finally:
-        _end_all(pid)
-
-
-def _end_all(group: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # all have ended
-        os.killpg(group, signal.SIGKILL)
+        started.end()
 
 
 @functools.cache
@@ -106,11 +164,16 @@ def _serve() -> dict[str, Any]:
     """Fork a process for each message and answer with its id, then its exit code; return the message in the process."""
     for name in sys.argv[1:]:
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # else each process looks at all that was imported when it ends
     while line := sys.stdin.readline():
         sys.stdout.flush()
         pid = os.fork()
         if not pid:
+            os.setsid()
             return json.loads(line)
+        while os.getsid(pid) != pid:  # else its group could not be killed yet
+            time.sleep(1e-3)
         print(pid, flush=True)
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
     sys.exit()
@@ -121,7 +184,6 @@ def _become(message: dict[str, Any]) -> None:
     import numpy as np
 
     np.random.seed()  # a fork has its parent's state
-    os.setsid()
     output = os.open(message["output"], os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
     for number, descriptor in ((0, os.open(os.devnull, os.O_RDONLY)), (1, output), (2, output)):
         os.dup2(descriptor, number)

@@ -1,12 +1,12 @@
 """Calls that wait: in order, many at a time, and nobody waits for what is no longer wanted."""
 
-import subprocess
-import sys
+import signal
 import threading
 import time
-from typing import Any
+from pathlib import Path
 
 import pytest
+import scripts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,7 +79,7 @@ def test_threads_end_with_the_results() -> None:
     end = time.monotonic() + 20
     while len(names()) > before and time.monotonic() < end:
         time.sleep(0.01)
-    assert len(names()) == before
+    assert len(names()) <= before  # threads of an earlier test may end too
 
 
 ENDS = """
@@ -91,8 +91,10 @@ print(next(results), flush=True)
 """
 
 
-@pytest.mark.parametrize("how", ["", "results.close()", "raise KeyboardInterrupt"])
-def test_nothing_waits_for_calls_that_do_not_end(how: Any) -> None:
-    done = subprocess.run([sys.executable, "-c", ENDS + how], capture_output=True, text=True, timeout=240)
-    assert done.stdout == "0\n"
-    assert ("KeyboardInterrupt" in done.stderr) == how.startswith("raise")
+@pytest.mark.parametrize(
+    ("how", "code"), [("", 0), ("results.close()", 0), ("raise KeyboardInterrupt", -signal.SIGINT)]
+)
+def test_nothing_waits_for_calls_that_do_not_end(how: str, code: int, tmp_path: Path) -> None:
+    said = scripts.run_code(tmp_path, ENDS + how, code=code)
+    assert said.startswith("0\n")
+    assert ("KeyboardInterrupt" in said) == how.startswith("raise")
