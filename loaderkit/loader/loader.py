@@ -358,7 +358,8 @@ def describe_data(data: Any) -> str:
         return f"{type(data).__name__}, a stream"
     if hasattr(data, "__len__") and not isinstance(data, type):
         return f"{type(data).__name__} of {len(data):,} sample{'s' * (len(data) != 1)}"
-    if type(data).__str__ is not object.__str__:  # it says what it is
+    kind: Any = type(data)
+    if kind.__str__ is not object.__str__:  # it says what it is
         return str(data)
     made = data.func if isinstance(data, functools.partial) else data
     return f"what {getattr(made, '__name__', type(made).__name__)} makes"
