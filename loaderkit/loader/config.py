@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from loaderkit.datasets.bad_samples import RAISE, BadSamples
 from loaderkit.sampling.plan import Plan, Tail
-from loaderkit.system.world import World
+from loaderkit.system.world import World, as_world
 
 Stop = Literal["shortest", "repeat", "each"]
 
@@ -35,7 +35,9 @@ class LoaderConfig:
         tail: What happens to the samples at an epoch's end that do not fill a step of all ranks. "keep" spreads them evenly over
             the ranks, "drop" leaves them out, "pad" repeats samples. For a stream, "drop" leaves out the last batch of a
             lane if it is smaller.
-        world: The rank of this process and the number of ranks; detected by default.
+        world: The rank of this process and the number of ranks; detected by default. If ranks share data (tensor, context or
+            pipeline parallel), give the data-parallel dimensions of the DeviceMesh, such as `mesh["dp"]`, or their process
+            group. A config keeps them as a World.
         device: The device of the batches; None leaves them on the host.
         pin_memory: Copy batches to page-locked memory; "auto" does so for CUDA only.
         engine: Who makes batches. "inline" is this process, "torch" are torch's worker processes, "ring" are worker processes
@@ -147,10 +149,7 @@ class LoaderConfig:
             for name, default in (("batch_size", 1), ("shuffle", None), ("order", None), ("plan", None)):
                 if (value := getattr(self, name)) not in (default, False):
                     raise ValueError(f"loader: batch_sampler= makes the batches alone. Leave out {name}={value!r}.")
-        if self.world is not None and not isinstance(self.world, World):
-            raise ValueError(
-                f"loader: world is {self.world!r}, wanted a World such as loaderkit.World(0, 2): rank 0 of 2."
-            )
+        object.__setattr__(self, "world", as_world(self.world))  # a mesh does not pickle
         for name in ("collate_fn", "worker_init_fn"):
             if (function := getattr(self, name)) is not None and not callable(function):
                 raise ValueError(f"loader: {name} is {function!r}, wanted a function.")

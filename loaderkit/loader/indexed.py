@@ -63,6 +63,7 @@ class IndexedPosition(Position):
         self._left = 0  # batches of the pass
 
     def begin(self) -> Iterator[Any]:
+        self.check_ranks()
         self._look_at_size(self.upcoming())
         cursor = self.cursor_at(self.upcoming())
         self._stand_at(cursor)

@@ -23,7 +23,7 @@ from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.plan import Plan, Tail
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.html import table
-from loaderkit.system.world import World
+from loaderkit.system.world import Ranks, World
 
 Batch = TypeVar("Batch", covariant=True, default=Any)
 
@@ -88,7 +88,7 @@ class Loader(Generic[Batch]):
         num_workers: int | Literal["auto"] = 0,
         drop_last: bool = False,
         tail: Tail = "keep",
-        world: World | None = None,
+        world: "Ranks | None" = None,
         device: torch.device | str | None = None,
         pin_memory: bool | Literal["auto"] = "auto",
         engine: Literal["auto", "inline", "torch", "ring", "threads"] = "auto",

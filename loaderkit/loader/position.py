@@ -14,7 +14,7 @@ from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.skips import Skips
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.cpus import Cpus, ranks_on_host
-from loaderkit.system.world import World
+from loaderkit.system.world import World, sharing_dimensions
 
 
 class Crew:
@@ -43,7 +43,8 @@ class Crew:
         given = self._config.num_workers
         if given != "auto":
             return given, "num_workers"
-        cpus, ranks = Cpus.detect(), self.world.on_host or ranks_on_host()
+        # Ranks that share data share this host's CPUs too.
+        cpus, ranks = Cpus.detect(), max(self.world.on_host or 1, ranks_on_host())
         return cpus.workers(ranks), f"auto: {cpus}, {ranks} rank{'s' * (ranks > 1)} on this host"
 
 
@@ -227,6 +228,16 @@ class Position(ABC):
         self.__dict__.update(state)
         if (point := self.yielded()) is not None:  # the original took batches beyond it
             self.go_to(point)
+
+    def check_ranks(self) -> None:
+        """Warn if ranks that should read the same data read different data."""
+        if self.config.world is None and (shared := sharing_dimensions()):
+            named = ", ".join(f"{name!r} ({size} ranks)" for name, size in shared.items())
+            self.say(
+                f"Loader: torch.distributed has a DeviceMesh with the dimension {named}, and each of the "
+                f"{self.crew.world.size} ranks reads data of its own. If the ranks along it train on the same batches, give the "
+                "data-parallel dimensions: world=mesh['dp']. If not, give world=loaderkit.World.detect()."
+            )
 
     def say(self, message: str) -> None:
         """Warn once."""

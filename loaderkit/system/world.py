@@ -1,10 +1,22 @@
 """The rank of this process among those that share the data."""
 
+import hashlib
 import os
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+Ranks: TypeAlias = "World | DeviceMesh | ProcessGroup"  # what `world=` takes
+
+# Words in the names of mesh dimensions whose ranks read the same data.
+_SHARING = {"tp", "cp", "pp", "sp", "mp", "tensor", "context", "pipeline", "pipe", "sequence", "seq", "model", "ulysses"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +27,14 @@ class World:
         rank: This process's number, from 0.
         size: How many processes share the data.
         on_host: How many of them run on this host and share its CPUs; None if unknown.
+        group: Names these ranks among groups of ranks that each read the whole data; such groups meet separately.
 
     Raises:
         ValueError: If the rank is not in [0, size).
 
     Examples:
+        `World.from_mesh(mesh["dp"])` and `World.from_group(group)` return the world of ranks that share data with others.
+
         >>> data = torch.arange(8)
         >>> [torch.cat(list(lk.Loader(data, 2, world=lk.World(rank, 2)))).tolist() for rank in (0, 1)]
         [[0, 1, 4, 5], [2, 3, 6, 7]]
@@ -28,6 +43,7 @@ class World:
     rank: int = 0
     size: int = 1
     on_host: int | None = field(default=None, compare=False, repr=False)
+    group: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.size < 1 or not 0 <= self.rank < self.size:
@@ -38,14 +54,57 @@ class World:
     @classmethod
     def detect(cls) -> "World":
         """Return the world of torch.distributed, else that of torchrun's RANK and WORLD_SIZE, else a world of one."""
-        distributed = torch.distributed
-        on_host = os.environ.get("LOCAL_WORLD_SIZE", "")
-        here = int(on_host) if on_host.isdigit() and int(on_host) else None
+        distributed, here = torch.distributed, _local_world_size()
         if distributed.is_available() and distributed.is_initialized():
             return cls(distributed.get_rank(), distributed.get_world_size(), here)
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             return cls(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), here)
         return cls()
+
+    @classmethod
+    def from_mesh(cls, mesh: "DeviceMesh") -> "World":
+        """Return this process's place in the data-parallel dimension of a mesh, or in several.
+
+        Ranks that differ in other dimensions get the same rank here, so they read the same batches.
+
+        Args:
+            mesh: Data-parallel dimensions, such as `mesh["dp"]` or `mesh["dp_replicate", "dp_shard"]`. Several count as one, in
+                row-major order.
+
+        Raises:
+            ValueError: If the process is not in the mesh, or a dimension is named like one whose ranks read the same data.
+        """
+        if shared := [name for name in mesh.mesh_dim_names or () if _shares(name)]:
+            raise ValueError(
+                f"world: a mesh with the dimensions {list(mesh.mesh_dim_names or ())}, and ranks along {shared} read the same "
+                "data. Give the data-parallel dimensions alone, such as mesh['dp']. For another meaning of these names, give "
+                "loaderkit.World(rank, size)."
+            )
+        return cls._among(mesh.mesh.flatten().tolist(), _local_world_size())
+
+    @classmethod
+    def from_group(cls, group: "ProcessGroup") -> "World":
+        """Return this process's place in a data-parallel process group.
+
+        Raises:
+            ValueError: If the process is not in the group.
+        """
+        distributed = torch.distributed
+        ranks = distributed.get_process_group_ranks(group) if isinstance(group, distributed.ProcessGroup) else []
+        return cls._among(ranks, _local_world_size())
+
+    @classmethod
+    def _among(cls, ranks: Sequence[int], local: int | None) -> "World":
+        """Return the world of these ranks of torch.distributed, of which each host has `local`."""
+        own = torch.distributed.get_rank()
+        if own not in ranks:
+            raise ValueError(
+                f"world: rank {own} of torch.distributed is not in the group of the ranks {list(ranks)}. Make the Loader in its "
+                "ranks alone, or give it the group of this rank."
+            )
+        on_host = local and sum(rank // local == own // local for rank in ranks)
+        name = hashlib.blake2b(repr(ranks).encode(), digest_size=8).hexdigest()
+        return cls(ranks.index(own), len(ranks), on_host, f"/{name}")
 
     @property
     def nodes(self) -> int | None:
@@ -58,8 +117,56 @@ class World:
 
         Only ranks that read different data count. Under model parallelism they are fewer than all ranks.
         """
-        kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None)
-        on_host = getattr(trainer, "num_devices", None)
+        strategy, on_host = trainer.strategy, getattr(trainer, "num_devices", None)
+        kwargs = getattr(strategy, "distributed_sampler_kwargs", None)
         if kwargs is None:
             return cls(on_host=on_host)
+        mesh: Any = getattr(strategy, "device_mesh", None)
+        if "data_parallel" in (getattr(mesh, "mesh_dim_names", None) or ()):
+            return cls._among(mesh["data_parallel"].mesh.flatten().tolist(), on_host)
         return cls(kwargs["rank"], kwargs["num_replicas"], on_host)
+
+
+def as_world(given: "Ranks | None") -> World | None:
+    """Return the World that a setting `world=` means.
+
+    Raises:
+        ValueError: If it is neither a World, a DeviceMesh nor a process group.
+    """
+    if given is None or isinstance(given, World):
+        return given
+    if torch.distributed.is_available():
+        from torch.distributed.device_mesh import DeviceMesh
+
+        if isinstance(given, DeviceMesh):
+            return World.from_mesh(given)
+        if isinstance(given, torch.distributed.ProcessGroup):
+            return World.from_group(given)
+    raise ValueError(
+        f"loader: world is {given!r}, wanted a World such as loaderkit.World(0, 2): rank 0 of 2; or the data-parallel "
+        "dimensions of a DeviceMesh, such as mesh['dp']; or a process group."
+    )
+
+
+def sharing_dimensions() -> dict[str, int]:
+    """Return the number of ranks along each mesh dimension of this process whose ranks read the same data, by its name.
+
+    A dimension of all ranks is not found: it has no process group of its own.
+    """
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return {}
+    groups: Iterable[ProcessGroup] = distributed.distributed_c10d._world.pg_map  # there is no public list of meshes or groups
+    meshes = [group for group in groups if group.group_desc.startswith("mesh_")]
+    sizes = {group.group_desc.removeprefix("mesh_"): group.size() for group in meshes}
+    return {name: size for name, size in sizes.items() if size > 1 and _shares(name)}
+
+
+def _shares(dimension: str) -> bool:
+    return not _SHARING.isdisjoint(re.findall("[a-z]+", dimension.lower()))
+
+
+def _local_world_size() -> int | None:
+    """Return how many ranks torchrun started on this host; None if unknown."""
+    given = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(given) if given.isdigit() and int(given) else None

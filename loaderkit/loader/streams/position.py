@@ -48,6 +48,7 @@ class StreamPosition(Position):
             if self._told_length and self._batches == self._lanes.batches():
                 self._say_length("and there are more")
             self._go_to_next_epoch()
+        self.check_ranks()
         self.begun = True
         self._passes += 1
         self.turn += 1

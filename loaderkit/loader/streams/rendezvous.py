@@ -89,7 +89,7 @@ class Rendezvous:
         values: list[str | None] = [None] * world.size
         values[world.rank] = value
         wait = _Wait(self._timeout_s)
-        late = [] if self._run else self._agree(store, f"loaderkit/{name}/{world.size}", world, wait)
+        late = [] if self._run else self._agree(store, f"loaderkit/{name}/{world.size}{world.group}", world, wait)
         if (run := self._run) is None:
             return values, _listed(late)
         own = {f"{run}/{at}/{world.rank}": left for at, left in {**others, point: value}.items()}
