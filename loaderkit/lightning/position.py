@@ -118,14 +118,16 @@ class TrainPosition:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position as plain values, the same on every rank."""
+        # A tuple is one entry for torch.distributed.checkpoint, so a state has the same entries with and without loaders.
         if not self._loaders:
-            return seal(self._restored or {"train": [], "batches": 0, "epoch_over": False, "ended": []})
+            fields = self._restored or {"train": (), "batches": 0, "epoch_over": False, "ended": []}
+            return seal({**fields, "train": tuple(fields["train"])})
         if self._trainer is None:
-            states = [loader.state_dict() for loader in self._loaders]
+            states = tuple(loader.state_dict() for loader in self._loaders)
             batches = self._loaders[0].cursor.batches
             return seal({"train": states, "batches": batches, "epoch_over": False, "ended": []})
         batches, over = self._learnt()
-        states = [loader.state_after(batches - self._first, over=over) for loader in self._loaders]
+        states = tuple(loader.state_after(batches - self._first, over=over) for loader in self._loaders)
         # At an epoch's start the last epoch is over; otherwise it would look like one stopped before its first batch.
         over = over or (self._waiting and self._first == 0 and between_epochs(self._trainer))
         ended = [not over and loader.has_ended(state) for loader, state in zip(self._loaders, states, strict=True)]
