@@ -16,7 +16,21 @@ if TYPE_CHECKING:
 Ranks: TypeAlias = "World | DeviceMesh | ProcessGroup"  # what `world=` takes
 
 # Words in the names of mesh dimensions whose ranks read the same data.
-_SHARING = {"tp", "cp", "pp", "sp", "mp", "tensor", "context", "pipeline", "pipe", "sequence", "seq", "model", "ulysses"}
+_SHARING = {
+    "tp",
+    "cp",
+    "pp",
+    "sp",
+    "mp",
+    "tensor",
+    "context",
+    "pipeline",
+    "pipe",
+    "sequence",
+    "seq",
+    "model",
+    "ulysses",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +170,9 @@ def sharing_dimensions() -> dict[str, int]:
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return {}
-    groups: Iterable[ProcessGroup] = distributed.distributed_c10d._world.pg_map  # there is no public list of meshes or groups
+    groups: Iterable[ProcessGroup] = (
+        distributed.distributed_c10d._world.pg_map
+    )  # there is no public list of meshes or groups
     meshes = [group for group in groups if group.group_desc.startswith("mesh_")]
     sizes = {group.group_desc.removeprefix("mesh_"): group.size() for group in meshes}
     return {name: size for name, size in sizes.items() if size > 1 and _shares(name)}

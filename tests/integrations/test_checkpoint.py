@@ -191,9 +191,7 @@ class Training:
         return {"model": model, "optimizer": optimizer}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        set_state_dict(
-            self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-        )
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
     def run(self, kill_at: int | None) -> list[torch.Tensor]:
         per_epoch = len(self.loader)
@@ -208,7 +206,9 @@ class Training:
                     if self.saving is not None:
                         self.saving.result()
                     states = {"training": self, "loader": self.loader}
-                    self.saving = dcp.async_save(states, checkpoint_id=self.folder / f"step-{step:03}", process_group=self.group)
+                    self.saving = dcp.async_save(
+                        states, checkpoint_id=self.folder / f"step-{step:03}", process_group=self.group
+                    )
                 if step == kill_at:
                     os.kill(os.getpid(), signal.SIGKILL)
                 if step == STEPS:
