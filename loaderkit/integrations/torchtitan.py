@@ -1,0 +1,106 @@
+"""A Loader as torchtitan's dataloader, which also resumes on another data-parallel degree."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchtitan.components.dataloader import BaseDataLoader
+
+from loaderkit.loader import Loader, LoaderConfig
+from loaderkit.system import World
+
+Batch = tuple[dict[str, Tensor], Tensor]
+
+
+class TitanLoader(BaseDataLoader):  # type: ignore[misc]  # torchtitan is Any where it is not installed
+    """Gives batches of any loaderkit data to torchtitan's Trainer, whose checkpoints then hold the position.
+
+    In a config registry, put `TitanLoader.Config(make_dataset=..., loader=...)` in the place of
+    `HuggingFaceTextDataLoader.Config(...)`. The Trainer makes the loader from it, with its own batch size and ranks.
+
+    Raises:
+        ValueError: If the config has no `make_dataset`, or a batch size or ranks of its own.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseDataLoader.Config):  # type: ignore[misc]
+        """What the loader reads, and how.
+
+        Args:
+            make_dataset: Called with the tokenizer and the sequence length L; returns a dataset or a stream. Without a
+                `collate_fn` in `loader`, its samples are L + 1 tokens each.
+            loader: Settings of the Loader. The Trainer gives the batch size and the ranks.
+            infinite: Whether one epoch follows another. If not, the data ends after one epoch.
+        """
+
+        make_dataset: Callable[[Any, int], Any] | None = None
+        loader: LoaderConfig = dataclasses.field(default_factory=LoaderConfig)
+        infinite: bool = True
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        dp_world_size: int,
+        dp_rank: int,
+        seq_len: int,
+        local_batch_size: int,
+        tokenizer: Any = None,
+        **_: Any,
+    ) -> None:
+        given = config.loader
+        if config.make_dataset is None:
+            raise ValueError(
+                "TitanLoader: make_dataset is None, wanted a function of the tokenizer and the sequence length that returns a "
+                "dataset, such as lambda tokenizer, length: loaderkit.TokenDataset(files, length=length + 1, stride=length)."
+            )
+        if given.batch_size not in (1, local_batch_size):
+            raise ValueError(
+                f"TitanLoader: batch_size is {given.batch_size}, and the Trainer's local batch size is {local_batch_size}. Leave "
+                "batch_size out of the LoaderConfig."
+            )
+        if given.world is not None:
+            raise ValueError(
+                f"TitanLoader: world is {given.world}, and the Trainer gives its ranks itself. Leave world out of the "
+                "LoaderConfig."
+            )
+        makes_batches = given.plan is not None or given.batch_sampler is not None
+        self.loader: Loader[Batch] = Loader.from_config(
+            config.make_dataset(tokenizer, seq_len),
+            given,
+            batch_size=1 if makes_batches else local_batch_size,
+            collate_fn=given.collate_fn or next_tokens,
+            world=World(dp_rank, dp_world_size),
+        )
+        self._infinite = config.infinite
+
+    def __iter__(self) -> Iterator[Batch]:
+        while self._infinite or not self.loader.cursor.epoch:
+            before = self.loader.cursor
+            yield from self.loader
+            if self.loader.cursor == before:
+                return  # the Loader has warned that the data is empty
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        if state_dict:  # torchtitan's contract: an empty state is valid
+            self.loader.load_state_dict(state_dict)
+
+
+def next_tokens(rows: list[Any]) -> Batch:
+    """Return inputs and labels shifted by one: `{"input": (B, L), "positions": (B, L)}, (B, L)`, all int64.
+
+    Args:
+        rows: B rows of L + 1 tokens.
+    """
+    tokens = torch.stack([torch.as_tensor(row) for row in rows]).long()
+    inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    return {"input": inputs, "positions": torch.arange(inputs.shape[1]).expand_as(inputs).contiguous()}, labels
+
+
+next_tokens.draws_nothing = True  # type: ignore[attr-defined]
