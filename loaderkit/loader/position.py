@@ -43,8 +43,10 @@ class Crew:
         given = self._config.num_workers
         if given != "auto":
             return given, "num_workers"
-        # Ranks that share data share this host's CPUs too.
-        cpus, ranks = Cpus.detect(), max(self.world.on_host or 1, ranks_on_host())
+        cpus, world = Cpus.detect(), self.world
+        ranks = world.on_host or ranks_on_host()
+        if world.group:  # ranks outside the group share the host's CPUs too
+            ranks = max(ranks, ranks_on_host())
         return cpus.workers(ranks), f"auto: {cpus}, {ranks} rank{'s' * (ranks > 1)} on this host"
 
 

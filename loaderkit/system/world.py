@@ -1,5 +1,6 @@
 """The rank of this process among those that share the data."""
 
+import dataclasses
 import hashlib
 import os
 import re
@@ -94,7 +95,7 @@ class World:
                 "data. Give the data-parallel dimensions alone, such as mesh['dp']. For another meaning of these names, give "
                 "loaderkit.World(rank, size)."
             )
-        return cls._among(mesh.mesh.flatten().tolist(), _local_world_size())
+        return cls._among(mesh.mesh.flatten().tolist())
 
     @classmethod
     def from_group(cls, group: "ProcessGroup") -> "World":
@@ -105,12 +106,12 @@ class World:
         """
         distributed = torch.distributed
         ranks = distributed.get_process_group_ranks(group) if isinstance(group, distributed.ProcessGroup) else []
-        return cls._among(ranks, _local_world_size())
+        return cls._among(ranks)
 
     @classmethod
-    def _among(cls, ranks: Sequence[int], local: int | None) -> "World":
-        """Return the world of these ranks of torch.distributed, of which each host has `local`."""
-        own = torch.distributed.get_rank()
+    def _among(cls, ranks: Sequence[int]) -> "World":
+        """Return the world of these ranks of torch.distributed."""
+        own, local = torch.distributed.get_rank(), _local_world_size()
         if own not in ranks:
             raise ValueError(
                 f"world: rank {own} of torch.distributed is not in the group of the ranks {list(ranks)}. Make the Loader in its "
@@ -137,7 +138,7 @@ class World:
             return cls(on_host=on_host)
         mesh: Any = getattr(strategy, "device_mesh", None)
         if "data_parallel" in (getattr(mesh, "mesh_dim_names", None) or ()):
-            return cls._among(mesh["data_parallel"].mesh.flatten().tolist(), on_host)
+            return dataclasses.replace(cls.from_mesh(mesh["data_parallel"]), on_host=on_host)
         return cls(kwargs["rank"], kwargs["num_replicas"], on_host)
 
 
