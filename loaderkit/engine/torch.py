@@ -207,6 +207,7 @@ class Crew:
 
     def _new(self, *args: Any, **kwargs: Any) -> Any:
         process = self._start(*args, **kwargs)
+        self.processes[:] = [each for each in self.processes if each.is_alive()]  # a later pass has workers of its own
         self.processes.append(process)
         return process
 

@@ -1,0 +1,123 @@
+"""A restart inside the process: a state is loaded into the same Loader a hundred times, and nothing is left over.
+
+Trainers that survive a failure in place (torchft, a retry around the step) do this: they keep the Loader.
+"""
+
+import gc
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import leftovers
+import pytest
+import torch.utils.data as torch_data
+
+import loaderkit as lk
+
+SIZE = 48
+NUMBERS = list(range(SIZE))
+LENGTHS = [1 + number * 7 % 13 for number in range(SIZE)]
+
+
+class Plain(torch_data.IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        info = torch_data.get_worker_info()
+        yield from NUMBERS[info.id :: info.num_workers] if info else NUMBERS
+
+
+class Own(torch_data.IterableDataset[int]):
+    """Has a state of its own."""
+
+    at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        info = torch_data.get_worker_info()
+        numbers = NUMBERS[info.id :: info.num_workers] if info else NUMBERS
+        while self.at < len(numbers):
+            self.at += 1
+            yield numbers[self.at - 1]
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def read(shard: str, start: int) -> range:
+    return range(8 * int(shard) + start, 8 * int(shard) + 8)
+
+
+def as_list(rows: list[Any]) -> list[Any]:
+    return rows
+
+
+as_list.draws_nothing = True  # type: ignore[attr-defined]
+
+
+def sampler() -> Any:
+    return torch_data.BatchSampler(torch_data.RandomSampler(NUMBERS), 4, False)
+
+
+INDEXED: dict[str, Callable[..., Any]] = {
+    "indexed": lambda **k: lk.Loader(NUMBERS, 4, shuffle=True, **k),
+    "packed": lambda **k: lk.Loader(NUMBERS, plan=lk.PackPlan(LENGTHS, 16), collate_fn=as_list, **k),
+    "batch_sampler": lambda **k: lk.Loader(NUMBERS, batch_sampler=sampler(), **k),
+}
+STREAMS: dict[str, Callable[..., Any]] = {
+    "stream": lambda **k: lk.Loader(lk.StreamDataset(list("012345"), read, shuffle=True, lanes=2), 4, **k),
+    "iterable": lambda **k: lk.Loader(Plain(), 4, **k),
+    "iterable with a state": lambda **k: lk.Loader(Own(), 4, **k),
+}
+ENGINES: dict[str, dict[str, Any]] = {
+    "inline": {},
+    "threads": {"engine": "threads", "num_workers": 2},
+    "ring": {"engine": "ring", "num_workers": 2},
+    "torch": {"engine": "torch", "num_workers": 2},
+}
+CASES = [(kind, engine) for kind in INDEXED for engine in ("inline", "threads")] + [
+    ("indexed", "ring"),
+    ("indexed", "torch"),
+    *((kind, engine) for kind in STREAMS for engine in ("inline", "torch")),
+]
+
+
+def memory() -> int:
+    """Bytes that this process alone has in memory."""
+    gc.collect()
+    _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(("kind", "engine"), CASES)
+def test_a_state_is_loaded_a_hundred_times_into_one_loader(
+    kind: str, engine: str, request: pytest.FixtureRequest
+) -> None:
+    """With worker processes, which each pass starts, 20 times by default; `--kills 5` makes that a hundred."""
+    times = 100 if engine in ("inline", "threads") else min(100, 20 * request.config.getoption("--kills"))
+    make = {**INDEXED, **STREAMS}[kind]
+    with leftovers.nothing_left():
+        loader = make(**ENGINES[engine])
+        batches = iter(loader)
+        states, wanted = [], []
+        for _ in range(6):
+            states.append(loader.state_dict())
+            wanted.append(str(next(batches)))
+        assert len(set(wanted)) == 6
+        early: Any = None
+        for number in range(times):
+            place = number % 5
+            loader.load_state_dict(states[place])
+            assert loader.state_dict() == states[place]
+            found = [str(batch) for batch in itertools.islice(loader, 1 + number % 2)]
+            assert found == wanted[place : place + 1 + number % 2]
+            if number == times // 5:
+                early = leftovers.found({os.getpid()}), memory()
+        late = leftovers.found({os.getpid()}), memory()
+        assert len(late[0]["processes"]) <= ENGINES[engine].get("num_workers", 0)
+        assert sum(late[0]["files"].values()) <= sum(early[0]["files"].values()) + 2
+        assert late[1] < early[1] + 2**21
+        del batches, loader
