@@ -20,8 +20,10 @@ from loaderkit.cli.arguments import count, number
 from loaderkit.cli.bench.subject import INLINE, Subject, add_subject, subject_from
 from loaderkit.cli.report import complain_of, say
 from loaderkit.cli.store import measure_store
+from loaderkit.datasets.remote.storage import REQUESTS
 from loaderkit.datasets.shards.sharded import shards_within
 from loaderkit.engine.description import batches_ahead
+from loaderkit.sampling.shard_order import ShardOrder, shuffled_order
 from loaderkit.system.cpus import Cpus, ranks_on_host
 from loaderkit.system.nested import tensor_bytes
 from loaderkit.system.terminal import coloured
@@ -32,6 +34,7 @@ _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 _ENOUGH_FILES = 4096  # for some tens of workers that pass tensors by file descriptor
 _UNLIMITED_FILES = 1 << 20
 _MANY = 100_000  # objects in a container that should be packed
+_READ_AHEAD = 2  # shards in use in order: the one that is read, and the next
 _SHOWN = 8  # paths in a line
 _COLOURS = {"ok": "green", "note": "yellow", "wrong": "bold red"}
 _IN_USE = 4  # batches that the trainer holds, about
@@ -152,7 +155,7 @@ def check_data(subject: Subject, host: Host, *, workers: int, ranks: int) -> Ite
     yield from _check_pickling(subject, host)
     yield _check_generators(subject.dataset)
     yield from _check_records(subject.dataset)
-    yield from _check_store(subject.dataset)
+    yield from _check_store(subject)
     batches = list(islice(subject.loader(INLINE), 1))
     if batches:
         size, tensors = measure(batches[0])
@@ -213,23 +216,32 @@ def _check_records(dataset: Any) -> Iterator[Finding]:
             )
 
 
-def _check_store(dataset: Any) -> Iterator[Finding]:
-    """Measure the store of remote shards, and say what an epoch costs."""
-    data = shards_within(dataset)
+def _check_store(subject: Subject) -> Iterator[Finding]:
+    """Measure the store of remote shards, and say what an epoch costs and how much cache the run wants."""
+    data = shards_within(subject.dataset)
     speed = None if data is None else measure_store(data)
     if data is None or speed is None:
         return
     total = data.remote_bytes
     what = f"{len(data.remote_sizes):,} remote shards, {in_units(total)}: {speed.latency_s * 1e3:.0f} ms to the first byte, "
-    what += f"{speed.connection / 1e6:.0f} MB/s on a connection, {speed.together / 1e6:.0f} MB/s on 16 together; "
+    what += (
+        f"{speed.connection / 1e6:.0f} MB/s on a connection, {speed.together / 1e6:.0f} MB/s on {REQUESTS} together; "
+    )
     what += f"an epoch takes at least {total / speed.together:.0f} s from an empty cache"
-    yield Finding("ok", what)
+    yield Finding("ok", f"{what}; {speed.advice()}")
     if (cost := data.cache_cost()) is None:
         return
+    order = subject.config.order
+    if order is None and subject.config.shuffle:
+        order = shuffled_order(data, len(data), seed=0, batch_size=subject.config.batch_size)
+    used = order.shards_in_use if isinstance(order, ShardOrder) else min(_READ_AHEAD, len(data.shards))
+    wanted = used * total // len(data.shards)
+    cost += f"; about {used:,} shards are in use at a time, {in_units(wanted)}: the run wants at least that much cache"
     if data.storage.cache_dir is None or data.storage.cache_bytes >= total:
         yield Finding("ok", f"cache: {cost}")
     else:
-        remedy = f"Each epoch downloads the rest again. To keep all of it: lk.Storage(cache_bytes={total})."
+        within = "" if data.storage.cache_bytes >= wanted else ", and shards in use again and again"
+        remedy = f"Each epoch downloads the rest again{within}. To keep all of it: lk.Storage(cache_bytes={total})."
         yield Finding("note", f"cache: {cost}", remedy)
 
 

@@ -5,11 +5,11 @@ import sys
 from collections import Counter
 from typing import Any
 
-from loaderkit.cli.arguments import add_jobs, add_settings, executor_of, see_own_modules, size
+from loaderkit.cli.arguments import add_jobs, add_settings, executor_of, see_own_modules
 from loaderkit.cli.report import complain, complain_of, say
+from loaderkit.cli.source import add_storage, storage_from
 from loaderkit.datasets.formats import format_named, known_suffixes
 from loaderkit.datasets.indexing import GOOD, IndexJob, Outcome, index_each, write_folder_indexes
-from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import expand
 from loaderkit.system.terminal import coloured
 
@@ -43,16 +43,14 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--quiet", action="store_true", help="print only shards that failed")
     add_settings(parser, "--option", "an argument of the format's dataset; VALUE is JSON or plain text")
-    add_settings(parser, "--storage-option", "an argument of the fsspec file system, such as endpoint_url=http://...")
-    parser.add_argument("--cache-dir", metavar="DIR", help="folder for copies of remote shards")
-    parser.add_argument("--cache-bytes", type=size, metavar="BYTES", help="most bytes that the copies take")
+    add_storage(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Index the shards, print the results and return the exit code."""
     try:
-        storage = _storage(arguments)
+        storage = storage_from(arguments)
         see_own_modules()
         kind = format_named(arguments.format) if arguments.format else None
         shards = expand(arguments.paths, kind.suffixes if kind else known_suffixes(), storage)
@@ -86,11 +84,6 @@ def run(arguments: argparse.Namespace) -> int:
     summary = ", ".join(f"{number:,} {status}" for status, number in sorted(counts.items()))
     say(f"{len(shards):,} shard{'s' * (len(shards) != 1)}: {summary}; {samples:,} samples")
     return 0 if counts.total() == sum(counts[status] for status in GOOD) else 1
-
-
-def _storage(arguments: argparse.Namespace) -> Storage:
-    cache = {"cache_dir": arguments.cache_dir, "cache_bytes": arguments.cache_bytes}
-    return Storage(dict(arguments.storage_option), **{name: value for name, value in cache.items() if value})
 
 
 def _line(shard: str, outcome: Outcome) -> str:

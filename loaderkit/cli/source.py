@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from loaderkit.cli.arguments import add_settings, named, see_own_modules
+from loaderkit.cli.arguments import add_settings, named, see_own_modules, size
 from loaderkit.datasets.formats import format_named, formats_of, known_suffixes
 from loaderkit.datasets.images.decode import decode_picture
 from loaderkit.datasets.images.folder import ImageFolder
+from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import expand, is_remote
 from loaderkit.datasets.tar.dataset import TarDataset
 from loaderkit.system.regular_file import read_regular
@@ -31,7 +32,21 @@ def add_source(parser: argparse.ArgumentParser, *, required: bool = True) -> Non
         "--source-format", metavar="FORMAT", help="such as jsonl or tar, or MODULE:CLASS; default: by suffix"
     )
     add_settings(parser, "--option", "an argument of the source's dataset")
+    add_storage(parser)
     parser.add_argument("--spawn", action="store_true", help="spawn processes, for a source that can't be forked")
+
+
+def add_storage(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say how to reach remote files, and where their copies are."""
+    add_settings(parser, "--storage-option", "an argument of the fsspec file system, such as endpoint_url=http://...")
+    parser.add_argument("--cache-dir", metavar="DIR", help="folder for copies of remote shards")
+    parser.add_argument("--cache-bytes", type=size, metavar="BYTES", help="most bytes that the copies take")
+
+
+def storage_from(arguments: argparse.Namespace) -> Storage:
+    """Return the storage that the arguments describe."""
+    cache = {"cache_dir": arguments.cache_dir, "cache_bytes": arguments.cache_bytes}
+    return Storage(dict(arguments.storage_option), **{name: value for name, value in cache.items() if value})
 
 
 def source_from(arguments: argparse.Namespace, *, decoded: bool = False) -> tuple[Any, Literal["fork", "spawn"]]:
@@ -39,13 +54,21 @@ def source_from(arguments: argparse.Namespace, *, decoded: bool = False) -> tupl
 
     Files in tars and folders of pictures stay undecoded bytes, unless `decoded`.
     """
-    dataset = _open(arguments.source, arguments.source_format, dict(arguments.option), decoded)
+    options, storage = dict(arguments.option), storage_from(arguments)
+    if is_remote(arguments.source):
+        options = {"storage": storage} | options
+    elif storage != Storage():
+        raise ValueError(
+            f"--storage-option, --cache-dir and --cache-bytes are for URLs, and {arguments.source!r} is none. A function that "
+            "returns a dataset gives it its own lk.Storage(...)."
+        )
+    dataset = _open(arguments.source, arguments.source_format, options, decoded, storage)
     # fsspec's threads don't survive a fork.
     return dataset, "spawn" if arguments.spawn or is_remote(arguments.source) else "fork"
 
 
-def _open(source: str, format_name: str | None, options: dict[str, Any], decoded: bool) -> Any:
-    """Return the dataset that SOURCE names, made with keyword arguments `options`."""
+def _open(source: str, format_name: str | None, options: dict[str, Any], decoded: bool, storage: Storage) -> Any:
+    """Return the dataset that SOURCE names, made with keyword arguments `options`; list a URL through the storage."""
     if _FACTORY.fullmatch(source) and not Path(source).exists():
         factory = named(source)
         if not callable(factory):
@@ -61,7 +84,7 @@ def _open(source: str, format_name: str | None, options: dict[str, Any], decoded
         see_own_modules()
         kind = format_named(format_name)
     else:
-        kinds = formats_of(expand(source, known_suffixes())[0])
+        kinds = formats_of(expand(source, known_suffixes(), storage)[0])
         if len(kinds) > 1:
             raise ValueError(f"{source}: may be {' or '.join(sorted(kinds))}. Say which: --source-format.")
         [kind] = kinds.values()

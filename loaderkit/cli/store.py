@@ -1,11 +1,13 @@
 """What `loaderkit doctor` measures of an object store: how long a request takes, and how fast bytes come."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
 from loaderkit.datasets.remote.ranges import BLOCK
+from loaderkit.datasets.remote.storage import REQUESTS
 from loaderkit.datasets.shards.sharded import ShardedDataset
 
 _REQUESTS = 5  # whose median is the latency
@@ -20,11 +22,25 @@ class StoreSpeed:
         latency_s: Seconds until the answer to a request of one byte.
         connection: Bytes a second of one connection.
         together: Bytes a second of a download by parallel ranges.
+        block: Bytes of each of its requests.
     """
 
     latency_s: float
     connection: float
     together: float
+    block: int
+
+    @property
+    def connections(self) -> int:
+        """How many connections reach the rate of a download, if each waits for the latency before a block."""
+        alone = self.block / (self.latency_s + self.block / self.connection)
+        return max(1, math.ceil(self.together / alone))
+
+    def advice(self) -> str:
+        """Say how many connections the run wants."""
+        if self.connections < REQUESTS - 1:
+            return f"{self.connections} connections would reach that, and a download opens {REQUESTS}"
+        return f"all {REQUESTS} connections of a download are busy: two workers, which download at the same time, may get more"
 
 
 def measure_store(data: ShardedDataset) -> StoreSpeed | None:
@@ -40,7 +56,7 @@ def measure_store(data: ShardedDataset) -> StoreSpeed | None:
     alone = _seconds(lambda: storage.read(url, 0, block, size))
     some = min(size, _SAMPLE_BYTES)
     together = _seconds(lambda: sum(map(len, storage.read_many(url, [(0, some)], size))))
-    return StoreSpeed(latency, block / max(1e-6, alone - latency), some / max(1e-6, together))
+    return StoreSpeed(latency, block / max(1e-6, alone - latency), some / max(1e-6, together), block)
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -1,12 +1,13 @@
 """The command's arguments and the order of its measurements."""
 
 import argparse
+import contextlib
 import sys
 import warnings
 from typing import Any
 
 from loaderkit.cli.arguments import count
-from loaderkit.cli.bench.measure import measure_costs, settings_of, turns
+from loaderkit.cli.bench.measure import empty_cache, measure_costs, settings_of, turns
 from loaderkit.cli.bench.report import Report, draw, write_csv
 from loaderkit.cli.bench.subject import Subject, add_subject, subject_from
 from loaderkit.cli.report import complain_of, say
@@ -25,7 +26,8 @@ def add_to(commands: Any) -> None:
         help="measure engines and worker counts, and recommend one",
         description="Measure how many batches a second each engine delivers, and what each part of a batch costs. "
         "MODULE:FACTORY returns a Loader, a DataModule or a dataset. Run nothing else meanwhile. The training itself is not "
-        "measured, and needs a CPU as well. The exit code is 1 if no setting can be recommended.",
+        "measured, and needs a CPU as well. Remote shards are measured from a warm cache, as in the second epoch, unless you ask "
+        "for --cache cold. The exit code is 1 if no setting can be recommended.",
         examples=(
             ("loaderkit bench mine:make_loader", "the function make_loader of mine.py returns a Loader"),
             (
@@ -53,6 +55,12 @@ def add_to(commands: Any) -> None:
         help="time for all; a round that has begun is finished (%(default)g)",
     )
     parser.add_argument("--rounds", type=count, default=5, metavar="N", help="turns of each setting (%(default)s)")
+    parser.add_argument(
+        "--cache",
+        choices=("warm", "cold"),
+        default="warm",
+        help="remote shards: read what is in the cache, or begin each turn with an empty one (%(default)s)",
+    )
     parser.add_argument("--plot", metavar="FILE.png", help="also draw a picture; needs matplotlib")
     parser.add_argument("--csv", metavar="FILE", help="also write every measurement to a file")
     parser.set_defaults(run=run)
@@ -87,10 +95,12 @@ def _measure(subject: Subject, arguments: argparse.Namespace) -> Report:
             "the other engines at least 1."
         )
     seconds = arguments.seconds
-    costs = measure_costs(subject, engines, seconds=0.25 * seconds)
-    done = turns(subject, settings, seconds=0.75 * seconds, rounds=arguments.rounds)
+    cache = arguments.cache if subject.remote is not None else None
+    done = turns(subject, settings, seconds=0.75 * seconds, rounds=arguments.rounds, cache=arguments.cache)
     *_, found = with_progress(done, len(settings) * arguments.rounds, "measuring")
-    return Report(str(subject), subject.samples_per_batch(), arguments.rounds, found, costs)
+    with empty_cache(subject) if cache == "cold" else contextlib.nullcontext():
+        costs = measure_costs(subject, engines, seconds=0.25 * seconds)
+    return Report(str(subject), subject.samples_per_batch(), arguments.rounds, found, costs, cache)
 
 
 def _numbers(text: str) -> list[int]:

@@ -5,11 +5,13 @@ import copy
 import itertools
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,6 +23,10 @@ from loaderkit.engine.batch_reader import takes_batches
 from loaderkit.loader.loader import Loader
 from loaderkit.system.nested import pin, to_device
 
+Cache = Literal["warm", "cold"]  # of remote shards
+
+_WARM_UP = 2  # the longest of a turn, over the time for all
+_COLD_S = 10.0  # the shortest turn: the downloads of a start come in bursts
 _LEAST_NOISE, _MOST_NOISE = 0.05, 0.25
 
 
@@ -30,6 +36,7 @@ class Measured:
 
     rates: dict[int, float] = field(default_factory=dict)  # batches per second, by round
     first_s: list[float] = field(default_factory=list)  # from making the loader to its first batch
+    downloads: dict[int, float] = field(default_factory=dict)  # bytes per second, by round
     error: str = ""
 
     @property
@@ -66,45 +73,121 @@ def settings_of(engines: Sequence[str], workers: Sequence[int]) -> list[Setting]
 
 
 def turns(
-    subject: Subject, settings: Sequence[Setting], *, seconds: float, rounds: int
+    subject: Subject, settings: Sequence[Setting], *, seconds: float, rounds: int, cache: Cache = "warm"
 ) -> Iterator[dict[Setting, Measured]]:
     """Measure the settings in turns, in a new order each round; yield all measurements after each turn.
 
     A round that has begun is finished, so that all settings have the same rounds: the first one too, however short `seconds`
-    is.
+    is. With remote shards each turn reads an epoch's first batches: from a cache that has them ("warm"), which takes no part of
+    `seconds`, or from an empty cache of its own ("cold"), each turn as many.
     """
     draw, end = random.Random(0), time.perf_counter() + seconds
     slice_s = min(5.0, max(0.05, 0.6 * seconds / (rounds * len(settings))))
     found = {setting: Measured() for setting in settings}
+    batches = 0  # of each cold turn
     for number in range(rounds):
         in_time = number == 0 or time.perf_counter() < end
         for setting in draw.sample(list(settings), len(settings)):
-            if in_time and not found[setting].error:
-                _turn(subject, setting, number, slice_s, found[setting])
+            into = found[setting]
+            if in_time and not into.error:
+                try:
+                    if subject.remote is None:
+                        # Start with other samples, which the page cache does not hold.
+                        _measure(subject, setting, number, slice_s, number, into)
+                    elif cache == "cold":
+                        batches = _measure_cold(subject, setting, batches, max(_COLD_S, slice_s), number, into)
+                    else:
+                        end += _measure_warm(subject, setting, slice_s, _WARM_UP * seconds, number, into)
+                except Exception as error:
+                    into.rates.pop(number, None)  # a failed attempt's
+                    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+                    into.error = f"{type(error).__name__}: {error}{notes}"
             yield found
 
 
-def _turn(subject: Subject, setting: Setting, number: int, slice_s: float, into: Measured) -> None:
+def _measure_warm(
+    subject: Subject, setting: Setting, slice_s: float, limit_s: float, number: int, into: Measured
+) -> float:
+    """Measure a setting when all shards that it opens are in the cache. Return the seconds that it took to make that so."""
+    begin = time.perf_counter()
+    while True:
+        start, before = time.perf_counter(), _missing(subject)
+        _measure(subject, setting, 0, slice_s, number, into)
+        if _missing(subject) == before:
+            return start - begin
+        if start - begin > limit_s:
+            raise ValueError(
+                f"shards are still downloaded after {limit_s:g} s: the network is slow, or the cache is too small for what is "
+                "read. Give more --seconds or a larger --cache-bytes, or measure from an empty cache: --cache cold."
+            )
+        _measure(subject, setting, 0, 2 * slice_s + 1, number, into)  # further than the next attempt
+
+
+def _missing(subject: Subject) -> int:
+    """Return how often a shard was opened that the cache did not have, after closing those that this process has open."""
+    if subject.remote is None:
+        return 0
+    subject.remote.close()
+    found = subject.remote.storage.counts.read()
+    return found["opened"] - found["hits"]
+
+
+def _measure_cold(subject: Subject, setting: Setting, batches: int, slice_s: float, number: int, into: Measured) -> int:
+    """Time an epoch's first batches from an empty cache; if their number is 0, those that come in a while. Return their number."""
+    with empty_cache(subject), contextlib.closing(subject.loader(setting)) as loader:
+        loader.seek(epoch=0)
+        start, count, first_s = time.perf_counter(), 0, 0.0
+        for _ in loader:
+            count += 1
+            spent_s = time.perf_counter() - start
+            first_s = first_s or spent_s
+            if count == batches or (not batches and spent_s > slice_s):
+                break
+        if not count:
+            raise ValueError(_NO_BATCHES)
+        into.rates[number] = count / spent_s
+        into.downloads[number] = loader.downloads.size_bytes / spent_s if loader.downloads else 0.0
+        into.first_s.append(first_s)
+    return count
+
+
+@contextlib.contextmanager
+def empty_cache(subject: Subject) -> Iterator[None]:
+    """Let remote shards be downloaded to an empty folder within their cache's, which is deleted afterwards."""
+    data = subject.remote
+    if data is None or data.storage.cache_dir is None:
+        yield
+        return
+    storage, place = data.storage, Path(data.storage.cache_dir).expanduser()
+    place.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=place, ignore_cleanup_errors=True) as folder:
+        data.close()
+        data.storage = replace(storage, cache_dir=folder)
+        try:
+            yield
+        finally:
+            data.close()
+            data.storage = storage
+
+
+def _measure(subject: Subject, setting: Setting, epoch: int, slice_s: float, number: int, into: Measured) -> None:
+    """Measure a setting from the start of an epoch, as round `number`."""
     start = time.perf_counter()
-    try:
-        with contextlib.closing(subject.loader(setting)) as loader:
-            loader.seek(epoch=number)  # start with other samples, which the page cache does not hold
-            batches = _epochs(loader)
+    with contextlib.closing(subject.loader(setting)) as loader:
+        loader.seek(epoch=epoch)
+        batches = _epochs(loader)
+        next(batches)
+        first_s = time.perf_counter() - start
+        for _ in range(2 * setting.workers):  # let every worker start, and use up the first batches
             next(batches)
-            first_s = time.perf_counter() - start
-            for _ in range(2 * setting.workers):  # let every worker start, and use up the first batches
-                next(batches)
-                if time.perf_counter() - start > slice_s + first_s:
-                    break
-            count, begin = 0, time.perf_counter()
-            while count < max(2, setting.workers) or time.perf_counter() - begin < slice_s:
-                next(batches)
-                count += 1
-            into.rates[number] = count / (time.perf_counter() - begin)
-            into.first_s.append(first_s)
-    except Exception as error:
-        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-        into.error = f"{type(error).__name__}: {error}{notes}"
+            if time.perf_counter() - start > slice_s + first_s:
+                break
+        count, begin = 0, time.perf_counter()
+        while count < max(2, setting.workers) or time.perf_counter() - begin < slice_s:
+            next(batches)
+            count += 1
+        into.rates[number] = count / (time.perf_counter() - begin)
+        into.first_s[number:] = [first_s]
 
 
 def _epochs(loader: Loader) -> Iterator[Any]:

@@ -3,14 +3,20 @@
 import csv
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from loaderkit.cli.bench.measure import Advice, Costs, Measured, advise, short
+from loaderkit.cli.bench.measure import Advice, Cache, Costs, Measured, advise, short
 from loaderkit.cli.bench.subject import INLINE, Setting
 from loaderkit.cli.report import table, two_axes
 from loaderkit.system.cpus import Cpus
 
 _NOISY = 0.2
+_MEASURED: dict[Cache, str] = {
+    "warm": "cache: warm. What was measured had been downloaded before, as in the second and later epochs.",
+    "cold": "cache: cold. Each turn began with an empty cache and downloaded its shards, as in the first epoch.",
+}
+_EPOCHS: dict[Cache, str] = {"warm": " from a warm cache", "cold": " for the first epoch"}
 _ENOUGH_ROUNDS = 3  # to tell a difference from noise
 
 
@@ -23,6 +29,7 @@ class Report:
     rounds: int  # planned
     found: dict[Setting, Measured]
     costs: Costs
+    cache: Cache | None = None  # of remote shards
 
     @property
     def advice(self) -> Advice | None:
@@ -42,22 +49,24 @@ class Report:
     def lines(self) -> list[str]:
         """Return the report's lines."""
         cpus = Cpus.detect().usable
-        lines = [f"{self.subject}; {cpus} CPU{'s' * (cpus > 1)}", ""]
+        lines = [f"{self.subject}; {cpus} CPU{'s' * (cpus > 1)}", *([_MEASURED[self.cache]] if self.cache else []), ""]
         return [*lines, *table(self._throughput()), "", *table(self._parts()), "", *self._hints()]
 
     def _throughput(self) -> list[list[str]]:
         first = self.found.get(INLINE)
         head = ["engine", "workers", "samples/s", "batches/s", "over inline", "spread", "first batch (ms)"]
+        head += ["downloads (MB/s)"] if self.cache == "cold" else []
         rows = [head]
         for setting, one in self.found.items():
             row = [setting.engine, str(setting.workers)]
             if one.error or not one.rates:
-                row += ["failed", *[""] * 4]
+                row += ["failed", *[""] * (len(head) - 3)]
             else:
                 ratio = f"{one.rate / first.rate:.2f} x" if first is not None and first.rates else ""
                 first_ms = sorted(one.first_s)[len(one.first_s) // 2] * 1e3
                 row += [f"{one.rate * self.samples_per_batch:,.0f}", f"{one.rate:,.1f}", ratio]
                 row += [f"{one.spread:.0%}", short(first_ms)]
+                row += [short(median(one.downloads.values()) / 1e6)] if self.cache == "cold" else []
             rows.append(row)
         return rows
 
@@ -77,7 +86,7 @@ class Report:
             few = f"{self.needed} rounds are needed. Give more --seconds"
             return [*lines, f"recommended: nothing, because {few if self.complete else 'nothing could be measured'}."]
         chosen, best = self.found[advice.setting], self.found[advice.fastest]
-        line = f"recommended: {advice.setting}  ({chosen.rate * self.samples_per_batch:,.0f} samples/s)"
+        line = f"recommended{_EPOCHS[self.cache] if self.cache else ''}: {advice.setting}  ({chosen.rate * self.samples_per_batch:,.0f} samples/s)"
         if advice.setting == advice.fastest:
             line += ": the fastest."
         else:

@@ -9,6 +9,7 @@ import torch.utils.data as torch_data
 
 from loaderkit.cli.arguments import count
 from loaderkit.cli.source import add_source, source_from
+from loaderkit.datasets.shards.sharded import ShardedDataset, shards_within
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.loader import Loader
 
@@ -61,6 +62,12 @@ class Subject:
     def _has_plan(self) -> bool:
         return self.config.plan is not None or self.config.batch_sampler is not None
 
+    @property
+    def remote(self) -> ShardedDataset | None:
+        """The remote shards that are read through a cache; None if there are none."""
+        data = shards_within(self.dataset)
+        return data if data is not None and data.remote_bytes and data.storage.cache_dir is not None else None
+
     def samples_per_batch(self) -> float:
         """Return the mean number of samples in a batch."""
         if self._has_plan:
@@ -87,8 +94,8 @@ def add_subject(parser: argparse.ArgumentParser, *, required: bool = True) -> No
 
 def subject_from(arguments: argparse.Namespace) -> Subject:
     """Return the subject that the arguments name."""
-    source, method = source_from(arguments)
-    return subject_of(source, batch_size=arguments.batch_size, spawn=method == "spawn")
+    source, _ = source_from(arguments)
+    return subject_of(source, batch_size=arguments.batch_size, spawn=arguments.spawn)
 
 
 def subject_of(source: Any, *, batch_size: int | None, spawn: bool) -> Subject:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_REQUESTS = 16  # at the same time
+REQUESTS = 16  # at the same time
 _CONNECTIONS = 64  # of a process to an S3 server, at most
 _SOON_BYTES = 8 << 20  # smaller files are waited for
 # Names that file systems give to the time of the last change, and to the entity tag.
@@ -120,7 +120,7 @@ class Storage:
     def stat_many(self, urls: Sequence[str]) -> list[Stat]:
         """Return the versions of files, by parallel requests."""
         first = [self.stat(url) for url in urls[:1]]  # opens the session that the other requests share
-        return first + list(map_waiting(self.stat, urls[1:], _REQUESTS))
+        return first + list(map_waiting(self.stat, urls[1:], REQUESTS))
 
     def open_ranges(self, url: str, size_bytes: int) -> BinaryIO:
         """Open a file that requests the ranges that are read. No request is made before."""
@@ -229,7 +229,7 @@ class Storage:
     def read_many(self, url: str, ranges: Iterable[tuple[int, int]], size_bytes: int) -> Iterator[bytes]:
         """Return ranges of bytes of a file in their order, by parallel requests of at most 4 MiB each."""
         parts = ((at, min(at + BLOCK, stop)) for start, stop in ranges for at in range(start, stop, BLOCK))
-        return map_waiting(lambda part: self.read(url, *part, size_bytes), parts, _REQUESTS)
+        return map_waiting(lambda part: self.read(url, *part, size_bytes), parts, REQUESTS)
 
     def read_some(self, url: str, start: int, stop: int) -> bytes:
         """Return a range of bytes of a file whose size is unknown; fewer if the file ends before."""
