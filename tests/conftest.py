@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import gc
+import multiprocessing
 import signal
 import traceback
 from collections.abc import Generator
@@ -25,7 +26,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C end what tests start, also where a shell started all of this in the background, to ignore it."""
+    """Let the fork server import torch once, for all. Let Ctrl-C end what tests start, also if a shell ignores it for us."""
+    multiprocessing.set_forkserver_preload(["torch", "loaderkit"])  # `lightning_job` sets a longer list
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

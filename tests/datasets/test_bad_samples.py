@@ -180,10 +180,10 @@ def test_workers_do_not_change_a_batch(name: str, batch_size: int, policy: lk.Ba
     assert loaders[0].state_dict() == loaders[1].state_dict()
 
 
-def test_a_resume_with_other_workers_and_under_spawn_is_the_same() -> None:
+def test_a_resume_from_workers_that_were_not_forked_is_the_same() -> None:
     dataset = Damaged(BAD["a run"])
     whole, _ = take(make(dataset, 4, REPLACE), 12)
-    first, state = take(make(dataset, 4, REPLACE, num_workers=2, multiprocessing_context="spawn"), 4)
+    first, state = take(make(dataset, 4, REPLACE, num_workers=2, multiprocessing_context="forkserver"), 4)
     resumed = make(dataset, 4, REPLACE, num_workers=1)
     resumed.load_state_dict(state)
     assert equal(first + take(resumed, 8)[0], whole)

@@ -121,9 +121,7 @@ def test_a_batch_is_the_same_without_a_cache_made_and_read(
     assert data.cached_samples == SIZE
 
 
-@pytest.mark.parametrize(
-    ("method", "in_folder"), [("fork", True), ("forkserver", False), ("spawn", False), ("spawn", True)]
-)
+@pytest.mark.parametrize(("method", "in_folder"), [("fork", True), ("forkserver", True), ("spawn", False)])
 def test_workers_share_it_however_they_are_started(method: str, in_folder: bool, tmp_path: Path) -> None:
     raw = Counted(tmp_path)
     whole = epochs(lk.MapDataset(raw, add_draws), 2)

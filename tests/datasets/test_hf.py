@@ -38,12 +38,11 @@ def test_the_rows_are_in_the_datasets_format(form: str | None) -> None:
 @pytest.mark.parametrize("size", [1, 7, 10])
 def test_the_laws(size: int, tmp_path: Path) -> None:
     make(size).save_to_disk(str(tmp_path / "data"))
-    pickled = "spawn" if size == 7 else None
 
     def loaded() -> Any:
         return lk.HFDataset(datasets.load_from_disk(str(tmp_path / "data")), transform=with_draws)
 
-    check_laws(loaded, lambda row: int(row["id"]), pickled=pickled)
+    check_laws(loaded, lambda row: int(row["id"]))
 
 
 def drawing_batch(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:

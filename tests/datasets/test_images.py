@@ -177,7 +177,7 @@ def test_the_laws_hold(tmp_path: Path) -> None:
     testing.assert_exactly_once(loader, samples=11, worlds=[1, 2], ids=ids)
     testing.assert_resumable(loader, epochs=1, stops=[1, 4], consumers=["trainer"], ids=ids)
     testing.assert_workers_dont_matter(
-        loader, workers=[0, 2], start_methods=["fork", "spawn"], persistent=[False], epochs=1, ids=ids
+        loader, workers=[0, 2], start_methods=["fork", "forkserver"], persistent=[False], epochs=1, ids=ids
     )
 
 

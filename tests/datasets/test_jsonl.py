@@ -34,11 +34,9 @@ def test_the_samples_are_the_lines(sizes: list[int], tmp_path: Path) -> None:
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_the_laws(sizes: list[int], tmp_path: Path) -> None:
     write(tmp_path, sizes)
-    pickled = "spawn" if sizes == SIZES[1] else None
     check_laws(
         lambda: lk.JsonlDataset(tmp_path, transform=with_draws, max_open=2),
         lambda row: row["id"],
-        pickled=pickled,
     )
 
 

@@ -83,8 +83,7 @@ def test_the_samples_are_the_rows(sizes: list[int], kind: str, group: int, tmp_p
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_the_laws(sizes: list[int], tmp_path: Path) -> None:
     write(tmp_path, sizes)
-    pickled = "spawn" if sizes == SIZES[1] else None
-    check_laws(lambda: lk.ParquetDataset(tmp_path, transform=with_draws), lambda row: int(row["id"]), pickled=pickled)
+    check_laws(lambda: lk.ParquetDataset(tmp_path, transform=with_draws), lambda row: int(row["id"]))
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])

@@ -51,11 +51,9 @@ def test_dicts_that_are_part_of_themselves_come_back_so() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 10, 25])
 def test_the_laws(size: int) -> None:
-    pickled = "spawn" if size == 10 else None
     check_laws(
         lambda: lk.RecordDataset(({"id": number} for number in range(size)), transform=with_draws),
         lambda record: int(record["id"]),
-        pickled=pickled,
     )
 
 

@@ -114,7 +114,7 @@ def test_open_handles_are_not_pickled(tmp_path: Path) -> None:
     assert copy.fingerprint() == data.fingerprint()
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_open_their_own(method: str, tmp_path: Path) -> None:
     """`read` checks it."""
     wanted = write(tmp_path, [40, 40])

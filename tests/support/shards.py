@@ -1,6 +1,8 @@
 """The laws that every dataset over shards keeps."""
 
+import pickle
 from collections.abc import Callable, Sequence
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import pytest
@@ -37,10 +39,10 @@ def check_reads(dataset: Any, wanted: Sequence[Any]) -> None:
         dataset.__getitems__([0, len(wanted)])
 
 
-def check_laws(make: Callable[[], Any], number: Callable[[Any], int], *, pickled: str | None = None) -> None:
-    """Exactly once, resumable, the same with workers; for a dataset with `transform=with_draws`.
+def check_laws(make: Callable[[], Any], number: Callable[[Any], int]) -> None:
+    """Exactly once, resumable, the same with workers and after pickling; for a dataset with `transform=with_draws`.
 
-    `number` gives a raw sample's place among all; `pickled` is a second start method of workers, after "fork".
+    `number` gives a raw sample's place among all.
     """
     size = len(make())
     assert size > 0
@@ -55,5 +57,7 @@ def check_laws(make: Callable[[], Any], number: Callable[[Any], int], *, pickled
     testing.assert_exactly_once(loader, samples=size, worlds=[1, 2] if size > 1 else [1], ids=ids)
     testing.assert_resumable(loader, epochs=1, stops=[1, len(loader())], consumers=["trainer"], ids=ids)
     workers = [0, min(2, len(loader()))]
-    methods = ["fork", pickled] if pickled else ["fork"]
-    testing.assert_workers_dont_matter(loader, workers=workers, start_methods=methods, persistent=[False], ids=ids)
+    testing.assert_workers_dont_matter(loader, workers=workers, start_methods=["fork"], persistent=[False], ids=ids)
+    # As a worker that is not forked gets it.
+    copy = lk.Loader(pickle.loads(ForkingPickler.dumps(make())), 3, shuffle=True, seed=5, collate_fn=as_list)
+    assert equal(list(copy), list(loader()))

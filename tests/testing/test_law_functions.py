@@ -52,7 +52,7 @@ class TestLoaderKeepsThem:
 
     def test_start_methods_dont_matter(self) -> None:
         assert_workers_dont_matter(
-            make_loader, workers=(0, 2), start_methods=("forkserver", "spawn"), persistent=(True,)
+            make_loader, workers=(0, 1), start_methods=("forkserver", "spawn"), persistent=(True,)
         )
 
     def test_elastic(self) -> None:

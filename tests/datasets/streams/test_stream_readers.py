@@ -94,10 +94,9 @@ def test_a_bare_dataloader_gets_each_sample_once(sizes: list[int], ranks: int, w
     assert got[0] == got[1]
 
 
-@pytest.mark.parametrize("context", ["spawn", "forkserver"])
-def test_workers_may_start_any_way(context: str) -> None:
+def test_workers_may_be_spawned() -> None:
     wanted = list(make_loader([9, 4]))
-    assert equal(list(make_loader([9, 4], num_workers=1, multiprocessing_context=context)), wanted)
+    assert equal(list(make_loader([9, 4], num_workers=1, multiprocessing_context="spawn")), wanted)
 
 
 def test_a_stream_and_its_loader_pickle_where_they_stand() -> None:

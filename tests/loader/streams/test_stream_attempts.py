@@ -33,7 +33,6 @@ def start_rank(attempt: int, rank: int, port: int, folder: Path) -> None:
 def test_attempts_share_a_store_that_the_parent_holds(tmp_path: Path) -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "loaderkit"])
     for attempt, plan in enumerate(job.ATTEMPTS):
         ranks: Any = plan["ranks"]
         processes: list[Any] = [
