@@ -58,6 +58,8 @@ __all__ = [
     "Shuffled",
     "Split",
     "StateError",
+    "StepLog",
+    "StepLogCallback",
     "Storage",
     "StreamDataset",
     "Subset",
@@ -162,12 +164,14 @@ from .lightning import TextBatching as TextBatching
 from .lightning import TextDataModule as TextDataModule
 from .lightning.callbacks import DataWaitCallback as DataWaitCallback
 from .lightning.callbacks import SeedSteps as SeedSteps
+from .lightning.step_log import StepLogCallback as StepLogCallback
 from .lightning.tables.columns import TableColumns as TableColumns
 from .loader.config import LoaderConfig as LoaderConfig
 from .loader.device_loader import DeviceLoader as DeviceLoader
 from .loader.downloads import Downloads as Downloads
 from .loader.lengths import measure_lengths as measure_lengths
 from .loader.loader import Loader as Loader
+from .loader.step_log import StepLog as StepLog
 from .loader.streams.state import merge_states as merge_states
 from .monitor import DataWaitMonitor as DataWaitMonitor
 from .sampling.by_length.packing import PackPlan as PackPlan

@@ -70,7 +70,7 @@ class History:
 
     def state_after(self, batches: int, *, over: bool) -> dict[str, Any]:
         """Return the state `batches` batches after the mark; if the epoch is over there, its end's state."""
-        point = self._after(batches)
+        point = self.point_after(batches)
         return self._position.state_at(self._position.epoch_after(point) if over else point, self._points)
 
     def rewind(self) -> None:
@@ -79,9 +79,10 @@ class History:
 
     def end_epoch(self, batches: int) -> None:
         """End a Trainer's epoch that used this many batches since the mark."""
-        self._position.go_to(self._position.epoch_after(self._after(batches)))
+        self._position.go_to(self._position.epoch_after(self.point_after(batches)))
 
-    def _after(self, batches: int) -> Any:
+    def point_after(self, batches: int) -> Any:
+        """Return the point `batches` batches after the mark."""
         if batches < self._forgotten:
             raise RuntimeError(
                 f"loader: no state after {batches} batches: the states before batch {self._forgotten} are dropped."
@@ -109,6 +110,7 @@ class TrainLoader(TrainerLoader):
     _at_end = False  # whether its last pass since the mark ended
     _waiting = False  # whether no batch has begun since the mark
     _learnt = 0  # batches trained on since the mark, when the last batch began
+    _begun = 0  # batches that began since the mark
 
     @property
     def step(self) -> int | None:
@@ -131,7 +133,7 @@ class TrainLoader(TrainerLoader):
             self._position.discard_ahead()
             self._history = History(self._position)
             self._first_epoch = self._history.epoch
-            self._waiting, self._learnt = True, 0
+            self._waiting, self._learnt, self._begun = True, 0, 0
             self._ended, self._at_end = ended, False
 
     def begin_batch(self, learnt: int) -> None:
@@ -139,6 +141,12 @@ class TrainLoader(TrainerLoader):
         if self._history is not None:
             self._history.forget(self._learnt)  # keeps one batch more: another rank may save one step earlier
         self._waiting, self._learnt = False, learnt
+        self._begun += 1
+
+    @property
+    def point_after_step(self) -> Any:
+        """The position after the batch that is being trained on; None if no Trainer draws the batches."""
+        return None if self._history is None else self._history.point_after(self._begun)
 
     def state_after(self, batches: int, *, over: bool) -> dict[str, Any]:
         """Return the state `batches` batches after the mark; if the epoch is over there, its end's state."""

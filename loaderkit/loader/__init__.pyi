@@ -7,6 +7,8 @@ __all__ = [
     "Loader",
     "LoaderConfig",
     "Position",
+    "StepBatch",
+    "StepLog",
     "check_indexed",
     "describe_data",
     "measure_lengths",
@@ -22,4 +24,6 @@ from .lengths import measure_lengths as measure_lengths
 from .loader import Loader as Loader
 from .loader import describe_data as describe_data
 from .position import Position as Position
+from .step_log import StepBatch as StepBatch
+from .step_log import StepLog as StepLog
 from .streams.state import merge_states as merge_states

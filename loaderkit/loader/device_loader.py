@@ -70,6 +70,10 @@ class DeviceLoader(Loader):
         return AheadEpoch(iter(self.loader), self._prefetcher)
 
     @override
+    def in_this_process(self, **changes: Any) -> "DeviceLoader":
+        return DeviceLoader(self.loader.in_this_process(**changes), self.device, transform=self._prefetcher.transform)
+
+    @override
     def replay(self, cursor: Cursor, *, ahead: int = 0) -> Any:
         position, batch = self._position, self.loader.replay(cursor, ahead=ahead)
         found = position.cursor_at((cursor, ahead))

@@ -1,6 +1,7 @@
 """The position in data with an index: a cursor on a plan, whose batches an engine makes."""
 
 import dataclasses
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from typing import Any
@@ -20,7 +21,7 @@ from loaderkit.loader.position import Position
 from loaderkit.sampling.batch_sampler import MOST_BATCHES, BatchSamplerOrder, BatchSamplerPlan
 from loaderkit.sampling.cursor import Cursor, Identity, Saved, check_resume, fingerprint, pack_state, unpack_state
 from loaderkit.sampling.order import Order, Sequential
-from loaderkit.sampling.plan import BatchPlan, Plan
+from loaderkit.sampling.plan import BatchKey, BatchPlan, Plan
 from loaderkit.sampling.samplers import SamplerOrder, as_order
 from loaderkit.sampling.shard_order import ShardOrder, shuffled_order
 from loaderkit.sampling.skipping_plan import Remaining, SkippingPlan
@@ -28,6 +29,7 @@ from loaderkit.sampling.skips import Skips
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.state import StateError
 
+_PASSES = 64  # that a training step may span
 _LOOKED_AHEAD = 1024  # batches whose shards are looked up in the cache
 
 
@@ -61,6 +63,8 @@ class IndexedPosition(Position):
         self._origin = Cursor()  # where the current pass started, or will start
         self._counted = 0  # batches since then
         self._left = 0  # batches of the pass
+        self._passes: deque[tuple[Cursor, int]] = deque(maxlen=_PASSES)  # that ended: their last points, for logs
+        self._ended = 0  # number of passes that ended
 
     def begin(self) -> Iterator[Any]:
         self.check_ranks()
@@ -220,21 +224,21 @@ class IndexedPosition(Position):
         return self._bound_plan().step
 
     def indices(self, epoch: int, batch: int) -> Int64Array:
-        return self._bound_plan().batch(Cursor(epoch=epoch), batch).indices
+        return self.key(Cursor(epoch=epoch), batch).indices
 
     def skip(self, epoch: int, steps: Sequence[range], samples: Sequence[range]) -> None:
         cursor = self.cursor_at(self.yielded())
         stretches = [(epoch, part.start, part.stop) for part in samples]
         if steps:
             plan = self._whole_plan()
-            batches, end = plan.batches(epoch), self._epoch_size(epoch)
+            batches, end = plan.batches(epoch), self.size_of(epoch)
             for part in steps:
                 if part.stop > batches:
                     raise ValueError(f"loader: skip of {part}, wanted steps of the {batches:,} of epoch {epoch}.")
                 start, stop = (plan.advance(Cursor(epoch=epoch), step).samples for step in (part.start, part.stop))
                 stretches.append((epoch, start, stop if part.stop < batches else end))
         for part in samples:
-            if part.stop > (size := self._epoch_size(epoch)):
+            if part.stop > (size := self.size_of(epoch)):
                 raise ValueError(f"loader: skip of {part}, wanted samples of the {size:,} of epoch {epoch}.")
         self._leave_out(self._joined(self._skips, Skips.of(stretches), cursor))
         self._stand_at(cursor)
@@ -243,8 +247,36 @@ class IndexedPosition(Position):
     def skips(self) -> Skips:
         return self._skips
 
+    def mark(self, point: tuple[Cursor, int]) -> tuple[int, tuple[Cursor, int]]:
+        return self._ended, point
+
+    def batches_since(
+        self, mark: tuple[int, tuple[Cursor, int]] | None, now: tuple[Cursor, int]
+    ) -> tuple[list[tuple[Cursor, int]], bool]:
+        passes, first, follows = [*self._passes, now], 0, False
+        found: list[tuple[Cursor, int]] = []
+        if mark is not None and self._ended - mark[0] < len(passes):
+            passes, first, follows = passes[-1 - (self._ended - mark[0]) :], mark[1][1], True
+        for number, (origin, counted) in enumerate(passes):
+            if number:
+                first, at = 0, self.cursor_at(passes[number - 1])
+                if origin != at and not (origin.epoch > at.epoch and not origin.samples):  # something moved the loader
+                    found, follows = [], False
+            found += [(origin, batch) for batch in range(first, counted)]
+        return found, follows
+
+    def start_of_log(self, point: tuple[Cursor, int]) -> dict[str, Any]:
+        return self.state_at(point)
+
+    def size_of(self, epoch: int) -> int:
+        order = _order_of(self._plan)
+        return self._size if order is None else int(order.size(epoch))
+
+    def key(self, cursor: Cursor, ahead: int) -> BatchKey:
+        return self._bound_plan().batch(cursor, ahead)
+
     def replay(self, cursor: Cursor, ahead: int) -> Any:
-        batch = self._make_reader().read(self._bound_plan().batch(cursor, ahead))
+        batch = self._make_reader().read(self.key(cursor, ahead))
         return batch.batch if type(batch) is Reported else batch
 
     def _joined(self, skips: Skips, more: Skips, cursor: Cursor, *, counted: bool = True) -> Skips:
@@ -291,12 +323,11 @@ class IndexedPosition(Position):
             self.close()
             self._engine = None
 
-    def _epoch_size(self, epoch: int) -> int:
-        """Return the number of positions in the order of an epoch."""
-        order = _order_of(self._plan)
-        return self._size if order is None else int(order.size(epoch))
-
     def _stand_at(self, cursor: Cursor) -> None:
+        last = self.yielded() or self.point()
+        if last[1]:
+            self._passes.append(last)
+            self._ended += 1
         self.bad.go_back(cursor.epoch, cursor.batches)
         self._origin, self._counted, self.begun = cursor, 0, False
         self.turn += 1

@@ -121,6 +121,12 @@ class Loader(Generic[Batch]):
         settings = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)} | changes
         return cls(dataset, **{**settings, "shuffle": bool(settings["shuffle"])})
 
+    def in_this_process(self, **changes: Any) -> "Loader[Batch]":
+        """Make a loader of the same data that uses no workers, with some settings changed. It stands at the start."""
+        workers: dict[str, Any] = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": None, "timeout": 0}
+        workers |= {"engine": "auto", "multiprocessing_context": None, "worker_init_fn": None, "pin_memory": False}
+        return Loader.from_config(self.dataset, self.config, **workers, **changes)
+
     def __setattr__(self, name: str, value: Any) -> None:
         if "config" in self.__dict__ and (name == "dataset" or hasattr(self.config, name)):
             data, change = ("new_dataset", "") if name == "dataset" else ("loader.dataset", f", {name}=...")

@@ -11,6 +11,7 @@ from loaderkit.engine.description import Description
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.downloads import DownloadMeter, Downloads
 from loaderkit.sampling.cursor import Cursor
+from loaderkit.sampling.plan import BatchKey
 from loaderkit.sampling.skips import Skips
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.cpus import Cpus, ranks_on_host
@@ -218,6 +219,40 @@ class Position(ABC):
     @abstractmethod
     def skip(self, epoch: int, steps: Sequence[range], samples: Sequence[range]) -> None:
         """Leave out steps and samples of an epoch, as far as they lie ahead; see `Loader.skip`."""
+
+    @abstractmethod
+    def mark(self, point: Any) -> Any:
+        """Return a mark at a point of the present pass, for `batches_since`."""
+
+    @abstractmethod
+    def batches_since(self, mark: Any, now: Any) -> tuple[list[Any], bool]:
+        """Return the points before the batches that were counted from a mark to a point, for a log.
+
+        Args:
+            mark: The mark; None if it is unknown.
+            now: The point.
+
+        Returns:
+            The points, and whether nothing has moved the position to another place inside an epoch since the mark. If
+            something has, they are those since then.
+        """
+
+    @abstractmethod
+    def start_of_log(self, point: Any) -> dict[str, Any] | None:
+        """Return the state of a point for a log, without asking other ranks; None if that is impossible."""
+
+    @abstractmethod
+    def key(self, cursor: Cursor, ahead: int) -> BatchKey:
+        """Return the key of this rank's batch that follows `ahead` batches after a cursor.
+
+        Raises:
+            IndexError: If the cursor's epoch has no such batch.
+            TypeError: If the data has no index.
+        """
+
+    @abstractmethod
+    def size_of(self, epoch: int) -> int:
+        """Return the number of positions in the order of an epoch; raise a TypeError if the data has no index."""
 
     @abstractmethod
     def replay(self, cursor: Cursor, ahead: int) -> Any:

@@ -20,6 +20,7 @@ from loaderkit.loader.streams.rendezvous import Rendezvous
 from loaderkit.loader.streams.shards import ShardLanes
 from loaderkit.loader.streams.state import RankCursor, StreamCursor, join_ranks, pack_cursor, unpack_cursor
 from loaderkit.sampling.cursor import Cursor
+from loaderkit.sampling.plan import BatchKey
 from loaderkit.sampling.skips import Skips
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.state import EPOCH
@@ -178,10 +179,40 @@ class StreamPosition(Position):
             "reader."
         )
 
+    def mark(self, point: RankCursor) -> RankCursor:
+        return point
+
+    def batches_since(self, mark: RankCursor | None, now: RankCursor) -> tuple[list[RankCursor], bool]:
+        before = mark
+        if now.batches:
+            same = before is not None and before.epoch == now.epoch and before.batches < now.batches
+            first = before.batches if same and before is not None else now.batches - 1
+            follows = same or (before is not None and before.epoch + 1 == now.epoch and first == 0)
+            return [now._replace(batches=number) for number in range(first, now.batches)], follows
+        if before == now or not now.epoch:
+            return [], False
+        # The epoch ended with one more batch, as far as anybody knows.
+        follows = before is not None and before.epoch + 1 == now.epoch
+        batches = before.batches if follows and before is not None else 0
+        return [now._replace(epoch=now.epoch - 1, batches=batches)], follows
+
+    def start_of_log(self, point: RankCursor) -> None:
+        return None  # the lanes of all ranks are too much for a log
+
+    def size_of(self, epoch: int) -> int:
+        raise self._no_index()
+
+    def key(self, cursor: Cursor, ahead: int) -> BatchKey:
+        raise self._no_index()
+
     def replay(self, cursor: Cursor, ahead: int) -> Any:
-        raise TypeError(
-            "loader: replay() is for data with an index: a cursor does not say where the lanes of a stream are. Load the "
-            "last state before that batch into another Loader, and read on from there."
+        raise self._no_index()
+
+    @staticmethod
+    def _no_index() -> TypeError:
+        return TypeError(
+            "loader: replay() and locate() are for data with an index: a cursor does not say where the lanes of a stream are. "
+            "Load the last state before that batch into another Loader, and read on from there."
         )
 
     def _stand_at(self, cursor: StreamCursor) -> None:
