@@ -1,5 +1,6 @@
-# One line for each framework, such as `from . import fabric as fabric`, and its name here.
+# One line for each framework.
 
-__all__ = ["torchtitan"]
+__all__ = ["fabric", "torchtitan"]
 
+from . import fabric as fabric
 from . import torchtitan as torchtitan

@@ -128,11 +128,12 @@ class World:
 
     @classmethod
     def from_trainer(cls, trainer: Any) -> "World":
-        """Return the world of a Lightning Trainer, as its strategy gives it.
+        """Return the world of a Lightning Trainer or Fabric, as its strategy gives it.
 
         Only ranks that read different data count. Under model parallelism they are fewer than all ranks.
         """
-        strategy, on_host = trainer.strategy, getattr(trainer, "num_devices", None)
+        strategy = trainer.strategy
+        on_host = getattr(trainer, "num_devices", None) or getattr(strategy, "num_processes", None)
         kwargs = getattr(strategy, "distributed_sampler_kwargs", None)
         if kwargs is None:
             return cls(on_host=on_host)

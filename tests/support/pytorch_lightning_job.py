@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
+from lightning_fabric import Fabric
 from pytorch_lightning.callbacks import BasePredictionWriter
 from pytorch_lightning.cli import LightningCLI
 from pytorch_lightning.demos.boring_classes import BoringModel
@@ -56,6 +57,10 @@ def main() -> None:
     trainer = pl.Trainer(accelerator="cpu", callbacks=[writer, lk.DataWaitCallback()], **OFF)
     assert len(trainer.predict(BoringModel(), cli.datamodule)) == 3
     assert writer.indices == [[[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]]
+
+    fabric = Fabric(accelerator="cpu", devices=1)
+    loader = lk.integrations.fabric.setup(fabric, lk.Loader(range(4), 2))
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
     assert "lightning" not in sys.modules
     print("under pytorch_lightning alone")
 

@@ -1,0 +1,93 @@
+"""A Loader under Lightning Fabric: the ranks and the device are the fabric's."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from loaderkit.loader.device_loader import DeviceLoader
+from loaderkit.loader.loader import Batch, Loader
+from loaderkit.system.world import World
+
+
+def setup(fabric: Any, loader: Loader[Batch], *, move_to_device: bool = True) -> Loader[Batch]:
+    """Return a Loader for this process of a fabric; it takes the place of `fabric.setup_dataloaders`.
+
+    Fabric itself takes only torch's DataLoader. The result reads this rank's part of the data, as the fabric's strategy divides
+    it: under model parallelism, ranks that share data read the same batches. Its batches are on the fabric's device; on CUDA
+    they are copied ahead. Put it into the state of `fabric.save` and of `load`, next to the model.
+
+    Args:
+        fabric: A launched Fabric, of `lightning.fabric` or `lightning_fabric`.
+        loader: The Loader. The result continues where it is. A `world` or `device` of its own stays.
+        move_to_device: Whether to put the batches on the fabric's device.
+
+    Raises:
+        TypeError: If `loader` is not a Loader, or is a DeviceLoader.
+        RuntimeError: If the fabric has several processes, and is not launched.
+
+    Examples:
+        >>> from lightning.fabric import Fabric
+        >>> fabric = Fabric(accelerator="cpu", devices=1)
+        >>> loader = lk.Loader(lk.ArrayDataset(torch.arange(10)), batch_size=4, shuffle=True)
+        >>> loader = lk.integrations.fabric.setup(fabric, loader)
+        >>> [len(batch) for batch in loader]
+        [4, 4, 2]
+    """
+    if not isinstance(loader, Loader) or isinstance(loader, DeviceLoader):
+        raise TypeError(
+            f"fabric: the loader is a {type(loader).__name__}, wanted an lk.Loader. For torch's DataLoader call "
+            "fabric.setup_dataloaders; instead of an lk.DeviceLoader give its loader."
+        )
+    if fabric.world_size > 1 and not torch.distributed.is_initialized():
+        raise RuntimeError(
+            f"fabric: it has {fabric.world_size} processes and is not launched, so this process has no rank yet. Call "
+            "fabric.launch() before."
+        )
+    if loader.config.world is None:
+        before, world = loader, World.from_trainer(fabric)
+        loader = type(loader).from_config(loader.dataset, loader.config, world=world)
+        loader.load_state_dict(before.state_dict())
+    if not move_to_device or loader.config.device is not None:
+        return loader
+    return DeviceLoader(loader, fabric.device)
+
+
+def load(fabric: Any, path: Path | str, state: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """Load a checkpoint by `fabric.load`, and give each Loader its state.
+
+    Under FSDP and model parallelism, `fabric.load` itself only replaces the Loader in `state` by its saved state. The training
+    would silently start the epoch again.
+
+    Args:
+        fabric: The Fabric.
+        path: The checkpoint that `fabric.save` wrote.
+        state: What to restore, as for `fabric.load`: a dict with the model, the optimizer and the Loader.
+        options: Further arguments of `fabric.load`.
+
+    Returns:
+        What the checkpoint has beyond `state`.
+
+    Raises:
+        StateError: If the Loader's state is of other data, or is damaged.
+
+    Examples:
+        >>> from lightning.fabric import Fabric
+        >>> fabric = Fabric(accelerator="cpu", devices=1)
+        >>> loader = lk.integrations.fabric.setup(fabric, lk.Loader(lk.ArrayDataset(torch.arange(10)), batch_size=4))
+        >>> state = {"loader": loader, "step": 0}
+        >>> batch, state["step"] = next(iter(loader)), 1
+        >>> fabric.save("last.ckpt", state)
+        >>> loader.seek(epoch=7)
+        >>> lk.integrations.fabric.load(fabric, "last.ckpt", state)
+        {}
+        >>> state["step"], loader.cursor.epoch, loader.cursor.samples
+        (1, 0, 4)
+    """
+    loaders = {name: value for name, value in state.items() if isinstance(value, Loader)}
+    remainder: dict[str, Any] = fabric.load(path, state, **options)
+    for name, loader in loaders.items():
+        if state[name] is not loader:
+            loader.load_state_dict(state[name])
+            state[name] = loader
+    return remainder
