@@ -43,6 +43,14 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert missing == []
 
 
+def test_the_diagrams_are_those_of_their_source() -> None:
+    module = runpy.run_path(str(DOCS / "diagrams" / "draw.py"))
+    used = set(re.findall(r"diagrams/(\w+)\.svg", "".join(page.read_text() for page in PAGES)))
+    assert used == set(module["DIAGRAMS"])
+    for name, diagram in module["DIAGRAMS"].items():
+        assert (DOCS / "diagrams" / f"{name}.svg").read_text() == module["draw"](diagram)
+
+
 @pytest.mark.parametrize("page", TUTORIALS, ids=name_of)
 def test_a_notebook_has_the_code_of_its_page(page: Path) -> None:
     """Each python block is a code cell; the rest is prose without links that only the site has."""
