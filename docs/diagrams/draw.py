@@ -201,11 +201,9 @@ def arrow(start: Place, end: Place, label: str, width: int) -> list[str]:
     if label:
         level = abs(v - y) < 1
         lines = label.count("|") + 1
-        place = (
-            ((x + u) / 2, y - 6 - LINE * lines / 2)
-            if level
-            else ((x + u) / 2 + CHARACTER * len(label) / 4 + 14, (y + v) / 2)
-        )
+        longest = max(map(len, label.split("|")))
+        right = (x + u) / 2 + CHARACTER * longest / 2 + 8
+        place = ((x + u) / 2, y - 6 - LINE * lines / 2) if level else (right, (y + v) / 2)
         found += text(label, place, "#888")
     return found
 

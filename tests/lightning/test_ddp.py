@@ -47,13 +47,13 @@ def test_ranks_share_each_epoch_and_resume_exactly(tmp_path: Path) -> None:
     check_same_end(whole, resumed, begins_at=10, ranks=2)
 
 
-def test_ranks_started_as_scripts(tmp_path: Path) -> None:
-    whole: dict[str, Any] = {"dir": str(tmp_path), "name": "whole", "save_every": 4}
-    whole["trainer"] = {"strategy": "ddp", "devices": 2}
-    assert launch_script(whole) == 0, jobs.log_of(whole)
+def test_ranks_started_as_scripts_continue_a_run_of_forked_ranks(tmp_path: Path) -> None:
+    whole: dict[str, Any] = {"dir": str(tmp_path), "name": "whole", "save_every": 4, "trainer": TWO_RANKS}
+    run_in_process(whole)
     steps = [jobs.steps_of(whole, rank) for rank in (0, 1)]
     assert [len(part) for part in steps] == [21, 21]
-    resumed = resumed_job(whole, tmp_path / "saved-whole" / "step-step=12.ckpt")
+    as_scripts = {"strategy": "ddp", "devices": 2}
+    resumed = resumed_job(whole, tmp_path / "saved-whole" / "step-step=12.ckpt", trainer=as_scripts)
     assert launch_script(resumed) == 0, jobs.log_of(resumed)
     check_same_end(whole, resumed, begins_at=12, ranks=2)
 

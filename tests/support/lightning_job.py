@@ -338,13 +338,13 @@ _context = multiprocessing.get_context("forkserver")
 set_forkserver_preload(["lightning_job", "s3fs"])  # Lightning imports s3fs, if installed, to save a checkpoint
 
 
-def launch(job: dict[str, Any], target: Callable[[dict[str, Any]], None] = run, *, timeout_s: float = 120) -> int:
+def launch(job: dict[str, Any], target: Callable[[dict[str, Any]], None] = run, *, timeout_s: float = 250) -> int:
     """Run a job in a new process and return its exit code (negative: the signal that ended it)."""
     return launch_all([job], target, timeout_s=timeout_s)[0]
 
 
 def launch_all(
-    jobs: list[dict[str, Any]], target: Callable[[dict[str, Any]], None] = run, *, timeout_s: float = 120
+    jobs: list[dict[str, Any]], target: Callable[[dict[str, Any]], None] = run, *, timeout_s: float = 250
 ) -> list[int]:
     """Run jobs in parallel, such as the tasks of one SLURM job; return their exit codes."""
     processes = [_context.Process(target=_main, args=(job, target)) for job in jobs]
