@@ -77,6 +77,17 @@ def test_two_killed_ranks_and_one_more_give_every_sample_exactly_once(tmp_path: 
     assert "601 of 601 samples trained, each 1 time(s)" in text
 
 
+def test_a_node_that_is_killed_leaves_each_sample_to_be_trained_once(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    for _ in range(request.config.getoption("--kills")):
+        text = run(tmp_path, EXAMPLES / "elastic.py")
+        assert "exit code -9; node 0 went on and ended with 0" in text
+        assert re.search(r"node 0: rank 0 of 1 begins after step [1-9]", text)
+        assert "1600 of 1600 samples trained, each 1 time(s)" in text
+        assert text.endswith("the same training\n")
+
+
 def test_two_killed_ranks_on_s3_and_one_more_give_every_sample_exactly_once(tmp_path: Path) -> None:
     for package in ("moto", "s3fs", "flask", "flask_cors"):
         pytest.importorskip(package, reason=f"{package} is not installed: pip install 'loaderkit[test]'")
