@@ -142,6 +142,7 @@ def look_at_meshes(rank: int) -> Any:
 
 
 def test_a_world_comes_from_a_mesh_or_a_group_and_a_mesh_without_one_is_warned_of() -> None:
+    assert lk.DataModule  # imports lightning once, before the forks
     for rank, found in enumerate(on_gloo(4, look_at_meshes)):
         wanted = lk.World(rank // 2, 2)
         assert found["config"] == found["module"] == found["group"] == wanted
