@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import loaderkit as lk
 
@@ -51,7 +52,7 @@ class Training:
             for batch in self.loader:
                 loss = nn.functional.mse_loss(self.model(batch["x"]), batch["y"])
                 self.optimizer.zero_grad()
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 if self.step == kill_at:
                     os.kill(os.getppid(), signal.SIGKILL)  # torchrun's agent
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -107,7 +108,7 @@ def main() -> None:
         return
     shutil.rmtree(given.folder, ignore_errors=True)
     (given.folder / "alone").mkdir(parents=True)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # where the nodes meet: it must stay
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # where the nodes meet: it must stay
     nodes = [start_node(node, store.port, given.folder, given.kill_at) for node in range(2)]
     try:
         killed, ended = nodes[1].wait(120), nodes[0].wait(120)
