@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.sampling.order import Order, Shuffled, check_size, shortened
-from loaderkit.sampling.shard_order import ShardOrder
+from loaderkit.sampling.order import Order, check_size, shortened
+from loaderkit.sampling.sources import Sources, shuffled_source, split_window, spread
 from loaderkit.system.arrays import Int64Array
 
 
@@ -45,8 +45,9 @@ class Mixture(Order):
         size: int | None = None,
         window: int = 1000,
     ) -> None:
-        self._orders = [_shuffled(source, seed + row) for row, source in enumerate(sources)]
+        self._orders = [shuffled_source(source, seed + row) for row, source in enumerate(sources)]
         self._sizes = [order.size(0) for order in self._orders]
+        self._sources = Sources(self._orders, self._sizes)
         found = np.asarray(weights, dtype=np.float64)
         if found.shape != (len(self._orders),) or not found.size or not np.isfinite(found).all() or found.min() <= 0:
             raise ValueError(
@@ -57,7 +58,7 @@ class Mixture(Order):
         self._weights = found / found.sum()
         self._size = sum(self._sizes) if size is None else size
         check_size(self._size, "Mixture")
-        if window < 1 or _shares(self._weights, window).min() < 1:
+        if window < 1 or split_window(self._weights, window).min() < 1:
             raise ValueError(
                 f"Mixture: in a window of {window} positions a source with weight {found.min():g} of {found.sum():g} "
                 "gets no sample. Use a larger window."
@@ -69,17 +70,7 @@ class Mixture(Order):
         return self._size
 
     def at(self, epoch: int, positions: Int64Array) -> Int64Array:
-        result = np.empty_like(positions)
-        source, count = self._sources(epoch, positions)
-        start = 0
-        for row, order in enumerate(self._orders):
-            mine = np.flatnonzero(source == row)
-            passes, inside = np.divmod(count[mine], self._sizes[row])
-            for number in np.unique(passes).tolist():
-                now = passes == number
-                result[mine[now]] = start + order.at(number, inside[now])
-            start += self._sizes[row]
-        return result
+        return self._sources.at(*self._dealt(epoch, positions))
 
     @property
     def reach(self) -> int:
@@ -94,16 +85,16 @@ class Mixture(Order):
         number, rest = divmod(samples, self._window)
         whole, _ = divmod(self._size, self._window)
         source, _ = self._pattern(self._window if number < whole else self._size % self._window)
-        counts = epoch * self._in_epoch() + number * _shares(self._weights, self._window)
+        counts = epoch * self._in_epoch() + number * split_window(self._weights, self._window)
         counts += np.bincount(source[:rest], minlength=len(self._sizes)).astype(np.int64)
         return counts / np.array(self._sizes, dtype=np.float64)
 
     def _in_epoch(self) -> Int64Array:
         """Return the samples of each source (S,) in an epoch."""
         whole, rest = divmod(self._size, self._window)
-        return whole * _shares(self._weights, self._window) + _shares(self._weights, rest)
+        return whole * split_window(self._weights, self._window) + split_window(self._weights, rest)
 
-    def _sources(self, epoch: int, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+    def _dealt(self, epoch: int, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return each position's source (N,), and the samples of that source before it (N,)."""
         whole, rest = divmod(self._size, self._window)
         windows: Int64Array = positions // self._window
@@ -114,50 +105,12 @@ class Mixture(Order):
         if late.size:
             pattern, before = self._pattern(rest)
             source[late], count[late] = pattern[slots[late]], before[slots[late]]
-        count += epoch * self._in_epoch()[source] + windows * _shares(self._weights, self._window)[source]
+        count += epoch * self._in_epoch()[source] + windows * split_window(self._weights, self._window)[source]
         return source, count
 
     def _pattern(self, window: int) -> tuple[Int64Array, Int64Array]:
         """Return the source (W,) of each place in a window, and the samples of that source before it there (W,)."""
         if window not in self._epochs:
-            self._epochs[window] = _spread(_shares(self._weights, window))
+            self._epochs[window] = spread(split_window(self._weights, window))
         pattern: tuple[Int64Array, Int64Array] = self._epochs[window]
         return pattern
-
-
-def _shuffled(source: Order | int | Sized, seed: int) -> Order:
-    if isinstance(source, Order):
-        return source
-    if isinstance(source, Sized):
-        sizes = getattr(source, "shard_sizes", None)
-        return Shuffled(len(source), seed=seed) if sizes is None else ShardOrder(sizes, seed=seed)
-    return Shuffled(source, seed=seed)
-
-
-def _spread(shares: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Spread sources over a window as evenly as possible (Tijdeman, "The chairman assignment problem", 1980).
-
-    After n places each of S sources has its part of n, to within 1 - 1 / (2 S - 2).
-    """
-    window = int(shares.sum())
-    sources = np.flatnonzero(shares)
-    rates = shares[sources] / max(1, window)
-    slack = 1 / (2 * len(sources) - 2) if len(sources) > 1 else 0.0
-    had = np.zeros(len(sources), dtype=np.int64)
-    pattern, before = np.empty(window, dtype=np.int64), np.empty(window, dtype=np.int64)
-    for place in range(window):
-        owed = rates * (place + 1) - had
-        due = np.where((owed >= slack - 1e-9) & (had < shares[sources]), (1 - slack - owed) / rates, np.inf)
-        chosen = int(due.argmin())
-        pattern[place], before[place] = sources[chosen], had[chosen]
-        had[chosen] += 1
-    return pattern, before
-
-
-def _shares(weights: npt.NDArray[np.float64], window: int) -> Int64Array:
-    """Split `window` positions in proportion to weights, by largest remainder."""
-    exact = weights * window
-    shares = np.floor(exact).astype(np.int64)
-    order = np.argsort(shares - exact, kind="stable")
-    shares[order[: window - int(shares.sum())]] += 1
-    return shares
