@@ -57,6 +57,8 @@ __all__ = [
     "ShardOrder",
     "Shuffled",
     "Split",
+    "Stage",
+    "Stages",
     "StateError",
     "StepLog",
     "StepLogCallback",
@@ -171,6 +173,8 @@ from .loader.device_loader import DeviceLoader as DeviceLoader
 from .loader.downloads import Downloads as Downloads
 from .loader.lengths import measure_lengths as measure_lengths
 from .loader.loader import Loader as Loader
+from .loader.stages import Stage as Stage
+from .loader.stages import Stages as Stages
 from .loader.step_log import StepLog as StepLog
 from .loader.streams.state import merge_states as merge_states
 from .monitor import DataWaitMonitor as DataWaitMonitor

@@ -1,6 +1,7 @@
 """What runs in a worker: from a batch key to a batch, under the samples' own seeds."""
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -209,6 +210,25 @@ class BatchReader:
         except Exception as error:
             error.add_note(f"loaderkit: raised while collating samples {_shorten(indices)}.")
             raise
+
+
+@dataclass(frozen=True)
+class StagedReader(BatchReader):
+    """Reads the batches of each stage of a training by a reader of its own.
+
+    Args:
+        stages: The reader of each stage.
+        ends: For each stage the position after its last.
+    """
+
+    stages: Sequence[BatchReader] = ()
+    ends: Sequence[int] = ()
+
+    def read(self, key: BatchKey) -> Any:
+        return self.stages[bisect_right(self.ends, int(key.positions[0]))].read(key)
+
+    def draws_from(self) -> Draws:
+        return max(stage.draws_from() for stage in self.stages)
 
 
 def takes_batches(collate_fn: Any) -> bool:

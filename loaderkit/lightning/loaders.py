@@ -163,6 +163,21 @@ class TrainLoader(TrainerLoader):
         if self._history is not None:
             self._history.end_epoch(batches)
 
+    def is_over(self) -> bool:
+        """Return whether no later epoch will have a batch either, and warn."""
+        why = self._position.why_over()
+        if why is not None:
+            self._position.say(why)
+        return why is not None
+
+    def leave_epoch(self) -> None:
+        """Move to the start of the next epoch."""
+        position = self._position
+        if position.step is None:
+            self.seek(epoch=position.cursor.epoch + 1)
+        else:
+            position.go_to(position.epoch_after(position.point()))
+
     def stop(self) -> None:
         """Move to the start of the next pass, and stop the workers."""
         self._position.discard_ahead()

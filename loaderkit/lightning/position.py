@@ -153,6 +153,8 @@ class TrainPosition:
             self._stand(0)
         if self._trainer is not None and len(self._loaders) == 1 and (batches := self._loaders[0].batches) is not None:
             set_epoch_batches(self._trainer, batches)
+        if self._trainer is not None and any(loader.is_over() for loader in self._loaders):
+            self._trainer.should_stop = True  # else a Trainer without a limit would begin empty epochs forever
 
     def begin_batch(self) -> None:
         """Record that the Trainer begins a batch."""
@@ -237,7 +239,12 @@ class TrainPosition:
         old = [saved.get("step") for saved in state["train"]]
         new = [loader.step for loader in self._loaders]
         fewer_steps = new == [None] and state["batches"] and not self._loaders[0].cursor.batches
-        if old == new and not fewer_steps:
+        # Stages have no step of one size, so their batches are compared too.
+        recounted = any(
+            loader.step is not None and loader.cursor.batches != saved["cursor"]["batches"]
+            for loader, saved in zip(self._loaders, state["train"], strict=True)
+        )
+        if old == new and not fewer_steps and not recounted:
             return int(state["batches"])
         if len(new) > 1:
             raise StateError(
@@ -252,7 +259,7 @@ class TrainPosition:
         if fewer_steps or at_limit:
             # The epoch is already over in the new unit, or a stream ended unnoticed before the limit.
             if at_limit:
-                loader.seek(epoch=loader.cursor.epoch + 1)
+                loader.leave_epoch()
             self._restored = {**state, "epoch_over": True}
             return 0
         return done

@@ -10,6 +10,7 @@ import torch
 
 from loaderkit.datasets.base import is_frame
 from loaderkit.loader.config import LoaderConfig
+from loaderkit.loader.stages import Stages
 from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import Plan
 from loaderkit.sampling.samplers import Weighted
@@ -77,6 +78,8 @@ def check_indexed(dataset: Any) -> None:
         TypeError: If the dataset is a path, a table, a tuple of columns, or has no length or index.
     """
     name = type(dataset).__name__
+    if isinstance(dataset, Stages):
+        raise TypeError("loader: the dataset is a Stages, wanted its dataset: Loader(stages.dataset, plan=stages).")
     if isinstance(dataset, str | bytes | os.PathLike):
         raise TypeError(
             f"loader: the dataset is {dataset!r}, wanted the data itself. For files use loaderkit.ImageFolder, "
@@ -119,6 +122,11 @@ def check_plan(config: LoaderConfig, size: int) -> None:
             f"loader: batch_size={config.batch_size} and tail={config.tail_policy!r} are given with plan=, which alone "
             f"makes the batches. Give {name} these settings."
         )
+    if isinstance(config.plan, Stages) and config.plan.order.reach != size:
+        raise ValueError(
+            f"loader: the sources of the Stages have {config.plan.order.reach:,} samples, the dataset has {size:,}. Give the "
+            "Loader stages.dataset."
+        )
     collate = config.collate_fn
     if isinstance(config.plan, PackPlan) and (collate is None or not getattr(collate, "takes_rows", True)):
         name = "the default collate" if collate is None else type(collate).__name__
@@ -142,6 +150,11 @@ def check_order(order: Order, size: int) -> None:
 
 def no_batches(config: LoaderConfig, plan: Plan, epoch: int, size: int) -> str:
     """Say why an epoch is empty."""
+    if isinstance(plan, Stages):
+        return (
+            f"Loader: no batches in epoch {epoch}: the {len(plan.stages)} stages, {plan.ends[-1]:,} samples, are over. They are "
+            "one epoch. To continue, add a Stage."
+        )
     how = f"batch size {config.batch_size}" if config.plan is None else type(plan).__name__
     settings = "".join(
         f", {name}={getattr(plan, name)!r}" for name in ("tail", "too_long") if getattr(plan, name, "error") != "error"

@@ -1,6 +1,7 @@
 """The position in data with an index: a cursor on a plan, whose batches an engine makes."""
 
 import dataclasses
+import functools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
@@ -11,15 +12,16 @@ import numpy as np
 from loaderkit.datasets.bad_samples import JUDGED_FROM, Reported
 from loaderkit.datasets.shards.sharded import ShardedDataset, shards_within
 from loaderkit.engine import Engine
-from loaderkit.engine.batch_reader import BatchReader
+from loaderkit.engine.batch_reader import BatchReader, StagedReader
 from loaderkit.engine.description import Description
 from loaderkit.engine.threads import check_threads
 from loaderkit.loader.checks import check_indexed, check_order, check_plan, no_batches
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.engines import describe, make_engine
 from loaderkit.loader.position import Position
+from loaderkit.loader.stages import Stages
 from loaderkit.sampling.batch_sampler import MOST_BATCHES, BatchSamplerOrder, BatchSamplerPlan
-from loaderkit.sampling.cursor import Cursor, Identity, Saved, check_resume, fingerprint, pack_state, unpack_state
+from loaderkit.sampling.cursor import Cursor, Identity, Saved, check_resume, pack_state, unpack_state
 from loaderkit.sampling.order import Order, Sequential
 from loaderkit.sampling.plan import BatchKey, BatchPlan, Plan
 from loaderkit.sampling.samplers import SamplerOrder, as_order
@@ -114,6 +116,12 @@ class IndexedPosition(Position):
         if self._left:  # the epoch would end without an error
             raise RuntimeError(f"loader: the data raised StopIteration {self._left} batches before the epoch's end.")
 
+    def why_over(self) -> str | None:
+        plan = self._bound_plan()
+        if not isinstance(plan, Stages) or plan.remaining(cursor := self.cursor_at(self.upcoming())):
+            return None
+        return no_batches(self.config, plan, cursor.epoch, self._size)
+
     def close(self) -> None:
         if self._engine is not None:
             self._engine.close()
@@ -150,7 +158,7 @@ class IndexedPosition(Position):
 
     def epoch_after(self, point: tuple[Cursor, int]) -> tuple[Cursor, int]:
         cursor = self.cursor_at(point)
-        return cursor.next_epoch() if cursor.samples else cursor, 0
+        return self._bound_plan().next_epoch(cursor) if cursor.samples else cursor, 0
 
     def go_to(self, point: tuple[Cursor, int], *, left: bool = False) -> None:
         self._stand_at(self.cursor_at(point))
@@ -165,14 +173,14 @@ class IndexedPosition(Position):
         cursor = self.cursor_at(point)
         bad, judged = self.bad.saved(cursor, alone=self.crew.world.size == 1)
         skips = Skips(self._skips.since(cursor.epoch))
-        return pack_state(Saved(cursor, self._identity(cursor.epoch, self._plan), self.step, bad, judged, skips))
+        return pack_state(Saved(cursor, self._identity(cursor, self._plan), self.step, bad, judged, skips))
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._look_at_size((Cursor(), 0))
         saved = unpack_state(state)
         cursor = saved.cursor
         plan = self._with_block(saved.identity.block)
-        check_resume(cursor, saved.identity, self._identity(cursor.epoch, plan), self._samples(cursor))
+        check_resume(cursor, saved.identity, self._identity(cursor, plan), self._samples(cursor))
         plan.check_cursor(cursor)
         try:
             skips = self._joined(saved.skips, self._skips, cursor, counted=saved.step == self.step)
@@ -198,6 +206,8 @@ class IndexedPosition(Position):
         start = before.cursor_at(before.upcoming())
         self._leave_out(self._joined(before._skips, self._skips, start))
         self.seek(start.epoch, start.samples)
+        if start.plan and self._identity(start, self._plan) == before._identity(start, before._plan):
+            self._stand_at(start)  # what a plan adds to a cursor has no meaning in another order
         if (block := _block_of(before._plan)) is not None:
             plan = self._with_block(block)
             if plan.key(0) == before._plan.key(0):  # only the batch size differs
@@ -355,9 +365,9 @@ class IndexedPosition(Position):
         order = _order_of(self._plan)
         return order.size(cursor.epoch) if cursor.samples and order is not None else cursor.samples
 
-    def _identity(self, epoch: int, plan: Plan) -> Identity:
-        dataset = fingerprint(self.dataset, self._size)
-        return Identity(dataset=dataset, order=plan.key(epoch), seed=self.config.seed, block=_block_of(plan))
+    def _identity(self, cursor: Cursor, plan: Plan) -> Identity:
+        dataset, order = plan.identity(cursor, self.dataset, self._size)
+        return Identity(dataset=dataset, order=order, seed=self.config.seed, block=_block_of(plan))
 
     def _make_plan(self) -> Plan:
         config = self.config
@@ -388,16 +398,25 @@ class IndexedPosition(Position):
         return make_engine(self._make_reader(), self.config, self.crew.num_workers, in_turn=in_turn)
 
     def _make_reader(self) -> BatchReader:
-        config = self.config
-        return BatchReader(
+        config, plan = self.config, self._plan
+        make = functools.partial(
+            BatchReader,
             self.dataset,
-            config.collate_fn,
-            config.seed,
+            seed=config.seed,
             batched=config.batch_size is not None,
             bad_samples=config.bad_samples,
-            order=self._replacements(),
-            lengths=None if config.bad_samples.policy == "raise" else getattr(self._plan, "lengths", None),
+            lengths=None if config.bad_samples.policy == "raise" else getattr(plan, "lengths", None),
         )
+        if not isinstance(plan, Stages):
+            return make(collate_fn=config.collate_fn, order=self._replacements())
+        replaces = self._replacements() is not None
+        stages = [
+            make(collate_fn=stage.collate_fn or config.collate_fn, order=order if replaces else None)
+            for stage, order in zip(plan.stages, plan.stage_orders(), strict=True)
+        ]
+        # The most demanding one decides which engine can be used.
+        shown = max(stages, key=lambda one: (one.draws_from(), one.collate_fn is not None))
+        return StagedReader(self.dataset, shown.collate_fn, config.seed, stages=stages, ends=plan.ends)
 
     def _replacements(self) -> Order | None:
         """Return the order that replacements of bad samples come from; None if none are needed.
@@ -425,7 +444,7 @@ class IndexedPosition(Position):
         self.bad.add(
             report,
             epoch=before.epoch,
-            batches=plan.batches(before.epoch) - self._left + 1,
+            batches=plan.placed(before).batches + 1,
             seen=max(seen, min(self._size, JUDGED_FROM)),
         )
 

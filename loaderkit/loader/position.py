@@ -99,6 +99,10 @@ class Position(ABC):
     def check_end(self) -> None:  # noqa: B027 - streams have no length to check
         """Raise a RuntimeError if the batches ended before the epoch."""
 
+    def why_over(self) -> str | None:
+        """Say why no later epoch will have a batch either; None if one may have."""
+        return None
+
     def fail(self, error: BaseException) -> None:
         """End the pass because a batch failed: workers may have read past it."""
         self.turn += 1

@@ -22,6 +22,7 @@ class TrainerEpochs(torch_data.Sampler[int]):
         self._used = False
         self._loaded = -1  # the turn of the position just after a state was loaded
         self._loaded_step: int | None = None  # samples of a step in the run that wrote the state
+        self._loaded_batches: int | None = None  # of its epoch, by that run's count
         self._last = (-1, -1)  # the turn and the epoch of the last call
         self._empty = 0  # epochs that the Trainer counted without reading a batch
 
@@ -44,6 +45,7 @@ class TrainerEpochs(torch_data.Sampler[int]):
     def note_loaded(self, state: Mapping[str, Any]) -> None:
         """Record that the position has just loaded a state."""
         self._loaded, self._loaded_step = self._position.turn, state.get("step")
+        self._loaded_batches = None if self._position.step is None else state["cursor"]["batches"]
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the epoch that the Trainer starts, unless the position is there already.
@@ -61,7 +63,9 @@ class TrainerEpochs(torch_data.Sampler[int]):
         if position.step is None:
             self._follow_stream(epoch - self._empty, first=first)
         else:
-            self._follow_indexed(epoch - self._empty, position.step)
+            # Stages have no step of one size, so their batches are compared too.
+            recounted = resumes and self._loaded_batches not in (None, position.cursor.batches)
+            self._follow_indexed(epoch - self._empty, position.step, recounted=recounted)
         if position.skips:
             position.say(
                 "Loader: steps are left out (loader.skip), so epochs have different numbers of batches, and a Trainer asks for the "
@@ -72,15 +76,17 @@ class TrainerEpochs(torch_data.Sampler[int]):
         if resumes:
             self._loaded = position.turn
 
-    def _follow_indexed(self, epoch: int, step: int) -> None:
-        if self._loaded_step not in (None, step):
+    def _follow_indexed(self, epoch: int, step: int, *, recounted: bool) -> None:
+        if recounted or self._loaded_step not in (None, step):
             raise RuntimeError(
                 f"cannot resume under this Trainer: it counts batches. A step of the checkpoint had {self._loaded_step} "
                 f"samples over all ranks, now it has {step}. Pass the data in a loaderkit.DataModule, which translates the "
                 "Trainer's counts, or keep the world and the batch size."
             )
-        if self._position.cursor.epoch < epoch:
+        if self._position.cursor_at(self._position.upcoming()).epoch < epoch:
             self._position.seek(epoch, 0)
+        if (why := self._position.why_over()) is not None:  # a Trainer without a limit would begin empty epochs forever
+            raise RuntimeError(f"{why} Or let the Trainer end with them: max_epochs=1.")
 
     def _follow_stream(self, epoch: int, *, first: bool) -> None:
         position = self._position

@@ -5,11 +5,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
-from loaderkit.sampling.cursor import Cursor, bad_cursor
+from loaderkit.sampling.cursor import Cursor, bad_cursor, fingerprint
 from loaderkit.sampling.order import Order
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.world import World
@@ -60,6 +60,10 @@ class Plan(ABC):
     def key(self, epoch: int) -> str:
         """Return a text that names the order of the samples: its version and all settings that shape it."""
 
+    def identity(self, cursor: Cursor, dataset: Any, size: int) -> tuple[str, str]:
+        """Return texts that name the dataset and the order that a cursor belongs to, for its state."""
+        return fingerprint(dataset, size), self.key(cursor.epoch)
+
     @property
     @abstractmethod
     def step(self) -> int:
@@ -76,6 +80,10 @@ class Plan(ABC):
     @abstractmethod
     def keys(self, cursor: Cursor) -> Iterator[BatchKey]:
         """Yield this rank's batches from the cursor to the end of its epoch."""
+
+    def next_epoch(self, cursor: Cursor) -> Cursor:
+        """Return the start of the epoch after the cursor's."""
+        return cursor.next_epoch()
 
     def check_cursor(self, cursor: Cursor) -> None:  # noqa: B027 - a plan need not check
         """Raise a StateError unless this plan can have given a cursor of a state. It must not read the whole epoch."""
@@ -100,7 +108,7 @@ class Plan(ABC):
             if left == 0 and cursor.samples == 0:
                 return cursor, 0  # no epoch has batches
             batches -= left
-            cursor = cursor.next_epoch()
+            cursor = self.next_epoch(cursor)
         return cursor, batches
 
     def batches(self, epoch: int) -> int:

@@ -46,6 +46,12 @@ CASES: dict[str, dict[str, Any]] = {
     "three datasets, cycled": {"sizes": {"a": 18, "b": 50, "c": 7}},
     "cycled, limit": {"sizes": {"a": 50, "b": 18}, "trainer": {"limit_train_batches": 7}},
     "two datasets, the shortest stops": {"sizes": {"a": 50, "b": 18}, "mode": "min_size", "save_in_validation": True},
+    "stages, max_steps": {
+        "stages": (4, 3),
+        "trainer": {"max_steps": 13, "max_epochs": -1, "val_check_interval": 4},
+        "save_in_validation": True,
+    },
+    "stages in epochs of 4 batches": {"stages": (4, 3), "trainer": {"limit_train_batches": 4, "max_epochs": 4}},
     "dropped tail": {"loader": {"drop_last": True}},
     "padded tail": {"loader": {"tail": "pad"}},
 }

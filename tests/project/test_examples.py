@@ -139,6 +139,18 @@ def test_a_killed_language_model_goes_on_with_the_losses_of_an_uninterrupted_run
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
+def test_a_run_in_stages_that_was_killed_goes_on_with_a_stage_that_is_added(tmp_path: Path) -> None:
+    script = EXAMPLES / "stages.py"
+    killed = run(tmp_path, script, "--kill-after", "70", code=-signal.SIGKILL)
+    assert "killed in stage 1, after step 70" in killed
+    assert "mail" not in killed
+    resumed = run(tmp_path, script, "--anneal", "--workers", "1")
+    assert "resumed in stage 1, step 60 of 120" in resumed
+    whole = run(tmp_path, script, "--anneal", "--folder", "whole")
+    assert re.findall("step 120, stage 2: .*", whole) == re.findall("step 120, stage 2: .*", resumed) != []
+    assert re.findall("final weights: .*", whole) == re.findall("final weights: .*", resumed) != []
+
+
 def test_a_tables_checkpoint_predicts_without_the_training_data(tmp_path: Path) -> None:
     text = run(tmp_path, EXAMPLES / "table_csv.py", "--epochs", "8")
     right = re.search(r"(\d+) of 45 wines right, from the checkpoint alone", text)

@@ -137,6 +137,13 @@ def make_stream(shards: list[int], **settings: Any) -> Any:
     return lk.StreamDataset(names, Shards(shards), **settings)
 
 
+def make_stages(*batch_sizes: int) -> lk.Stages:
+    """Return stages of two sources, of 30 samples and then of 20, in batches of these sizes."""
+    weights: list[Any] = [{"a": (3, 1), "b": (1, 3)}, {"a": 1, "b": 1}, {"b": 1}]
+    stages = [lk.Stage(weights[number], size, samples=20 if number else 30) for number, size in enumerate(batch_sizes)]
+    return lk.Stages(stages, {"a": Samples(30), "b": Samples(14, offset=1000)}, window=8)
+
+
 class Model(pl.LightningModule):
     """A small network with dropout that writes each step's ids and loss to a file."""
 
@@ -278,6 +285,9 @@ def make_data(job: dict[str, Any]) -> lk.DataModule:
         train.bad = set(job["bad"])
     if job.get("shards"):
         train = make_stream(job["shards"], shuffle=True, transform=Augment(job.get("bad", [])), **job.get("stream", {}))
+    if job.get("stages"):
+        settings["plan"] = make_stages(*job["stages"])
+        train = settings["plan"].dataset
     if job.get("sizes"):
         more = {name: Samples(size, offset=1000 * row) for row, (name, size) in enumerate(job["sizes"].items())}
         stream = {"stream": train} if job.get("shards") or "data" in job else {}
