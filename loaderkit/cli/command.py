@@ -4,17 +4,18 @@ import sys
 from collections.abc import Sequence
 
 import loaderkit
-from loaderkit.cli import doctor, index, inspect, lengths, preview, shard, verify
+from loaderkit.cli import doctor, index, inspect, lengths, locate, preview, shard, verify
 from loaderkit.cli.arguments import Parser
 from loaderkit.cli.bench import command as bench
 
-COMMANDS = (bench, doctor, index, inspect, lengths, preview, shard, verify)
+COMMANDS = (bench, doctor, index, inspect, lengths, locate, preview, shard, verify)
 _EXAMPLES = (
     ("loaderkit doctor mine:make_loader", "what on this machine, or in your data, will cause trouble?"),
     ("loaderkit preview 'shards/*.tar' --plot sheet.png", "what is in these shards?"),
     ("loaderkit bench mine:make_loader", "which engine, and how many workers?"),
     ("loaderkit shard photos/ shards/", "write a folder of pictures to tar shards"),
     ("loaderkit inspect last.ckpt", "where does this run stand in its data?"),
+    ("loaderkit locate steps.log 'shards/*.tar' --step 4510", "what was in this training step?"),
 )
 
 

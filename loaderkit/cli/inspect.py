@@ -45,10 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print where the states stand, and return the exit code."""
     path = Path(arguments.checkpoint)
     try:
-        content = _load(path, trust=arguments.trust)
-        found = list(_states(content))
-        if any(words is _data_module for _, _, words in found):  # then the Trainer's loops only repeat its loaders
-            found = [one for one in found if not one[0].startswith(_LOOPS)]
+        content = load_file(path, trust=arguments.trust)
+        found = _found(content)
         if not found:
             raise ValueError(f"{path}: no state of a Loader or a DataModule in it; {_what_there_is(content)}")
     except Exception as error:  # whatever a damaged file causes
@@ -68,7 +66,19 @@ def run(arguments: argparse.Namespace) -> int:
     return int(wrong)
 
 
-def _load(path: Path, *, trust: bool) -> Any:
+def states_in(content: Any) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the states of Loaders and DataModules in a checkpoint, and where each is."""
+    return [(place, state) for place, state, _ in _found(content)]
+
+
+def _found(content: Any) -> list[tuple[str, Any, Callable[[Any], list[str]]]]:
+    found = list(_states(content))
+    if any(words is _data_module for _, _, words in found):  # then the Trainer's loops only repeat its loaders
+        found = [one for one in found if not one[0].startswith(_LOOPS)]
+    return found
+
+
+def load_file(path: Path, *, trust: bool) -> Any:
     """Return a file's content; a ValueError says what is wrong with the file."""
     if path.is_dir():
         path = path / "meta.pt"  # of a checkpoint that FSDP has split
@@ -141,6 +151,10 @@ def _loader(state: Mapping[str, Any]) -> list[str]:
         f"order: {identity.order}",
         f"seed: {identity.seed}",
         f"a step of all ranks took {_number(saved.step, 'sample')}",
+    ]
+    lines += [
+        f"left out of epoch {epoch}: samples {start:,} to {stop - 1:,} of its order"
+        for epoch, start, stop in saved.skips.stretches
     ]
     return lines + _bad(saved.bad, f" of {saved.judged:,}")
 

@@ -27,6 +27,7 @@ __all__ = [
     "NpyDataset",
     "PageReader",
     "ParquetDataset",
+    "Place",
     "Ragged",
     "RecordDataset",
     "Reported",
@@ -65,6 +66,7 @@ __all__ = [
     "load_index",
     "load_manifest",
     "open_file",
+    "place_of",
     "portable",
     "read_many",
     "read_npy_header",
@@ -115,6 +117,8 @@ from .memory.array import ArrayDataset as ArrayDataset
 from .memory.array import in_memory as in_memory
 from .memory.records import RecordDataset as RecordDataset
 from .memory.shared import share as share
+from .places import Place as Place
+from .places import place_of as place_of
 from .ragged import Ragged as Ragged
 from .remote.cache import Cache as Cache
 from .remote.storage import Storage as Storage

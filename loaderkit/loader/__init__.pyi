@@ -11,6 +11,9 @@ __all__ = [
     "StepLog",
     "check_indexed",
     "describe_data",
+    "is_step_log",
+    "loader_then",
+    "locate_in_stream",
     "measure_lengths",
     "merge_states",
 ]
@@ -24,6 +27,9 @@ from .lengths import measure_lengths as measure_lengths
 from .loader import Loader as Loader
 from .loader import describe_data as describe_data
 from .position import Position as Position
+from .step_file import is_step_log as is_step_log
 from .step_log import StepBatch as StepBatch
 from .step_log import StepLog as StepLog
+from .step_log import loader_then as loader_then
+from .streams.locate import locate_in_stream as locate_in_stream
 from .streams.state import merge_states as merge_states

@@ -83,6 +83,15 @@ def pack_step(record: Record) -> bytes:
     return _sealed(content)
 
 
+def is_step_log(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file is a log of steps; raise a FileNotFoundError if there is none."""
+    path = Path(path)
+    if path.is_dir():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(START)) == START
+
+
 def read_steps(path: str | os.PathLike[str]) -> Content:
     """Return what a file of steps holds.
 

@@ -113,6 +113,14 @@ class StepLog:
         """
         return [Cursor(epoch=one.epoch, samples=one.samples, batches=one.batches) for _, one in self._find(step)]
 
+    def settings(self, step: int) -> dict[str, Any]:
+        """Return what a step was trained with.
+
+        These are `ranks`, `batch_size` of each, `tail`, and `start`: the loader's state before the first step with these
+        settings, None for a stream. The errors are those of `find`.
+        """
+        return dict(self._find(step)[0][0].settings)
+
     def locate(self, loader: Loader, step: int, *, rank: int | None = None) -> list[StepBatch]:
         """Return which samples were in a step, without reading data.
 

@@ -10,7 +10,7 @@ from command_line import loaderkit
 
 from loaderkit.cli import main
 
-COMMANDS = ("bench", "doctor", "index", "inspect", "lengths", "preview", "shard", "verify")
+COMMANDS = ("bench", "doctor", "index", "inspect", "lengths", "locate", "preview", "shard", "verify")
 
 
 def test_the_command_alone_prints_its_help_with_examples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from loaderkit.datasets.base import check_index
 from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
 from loaderkit.datasets.images.decode import decode_picture
+from loaderkit.datasets.places import Place
 from loaderkit.sampling.order import digest
 from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.system.arrays import Int64Array
@@ -111,6 +112,10 @@ class ImageFolder(DeclaresDraws):
         index %= len(self)
         start = int(self._ends[index - 1]) if index else 0
         return self.root / os.fsdecode(self._paths[start : int(self._ends[index])])
+
+    def place(self, index: int) -> Place:
+        """Return where a sample is: a file of its own."""
+        return Place(str(self.path(index)))
 
     def fingerprint(self) -> str:
         """Return a digest of the paths relative to the root, which name the classes and the order."""

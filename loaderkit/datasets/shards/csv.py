@@ -103,6 +103,10 @@ class CsvDataset(ShardedDataset):
     def has_offsets(index: ShardIndex) -> bool:
         return are_spans(index)
 
+    @staticmethod
+    def start_and_key(index: ShardIndex, row: int) -> tuple[int | None, str | None]:
+        return None if index.offsets is None else int(index.offsets[row, 0]), None
+
     def open(self, shard: str, index: ShardIndex) -> "_Records":
         names = self._names(shard, self.open_file)
         if missing := [name for name in self.columns if name not in names]:

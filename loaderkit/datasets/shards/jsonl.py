@@ -50,6 +50,10 @@ class JsonlDataset(ShardedDataset):
     def has_offsets(index: ShardIndex) -> bool:
         return are_spans(index)
 
+    @staticmethod
+    def start_and_key(index: ShardIndex, row: int) -> tuple[int | None, str | None]:
+        return None if index.offsets is None else int(index.offsets[row, 0]), None
+
     def open(self, shard: str, index: ShardIndex) -> LineFile:
         return LineFile(shard, self.open_soon(shard))
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from loaderkit.datasets.base import check_index, check_indices
 from loaderkit.datasets.errors import ShardError
+from loaderkit.datasets.places import Place
 from loaderkit.datasets.remote.storage import Stat, Storage
 from loaderkit.datasets.remote.urls import Urls, find_shards, is_remote, open_file, shard_name, stat
 from loaderkit.datasets.shards.folder_index import FolderIndexes, fitted
@@ -227,6 +228,18 @@ class ShardedDataset(DeclaresDraws, ABC):
         """Return whether the shard of that number is on this machine, as a whole."""
         shard = self.shards[part]
         return not is_remote(shard) or self.storage.has_copy(shard, self.stat(shard))
+
+    def place(self, index: int) -> Place:
+        """Return where a sample is: its shard, its number there, and its first byte and key if the index knows them."""
+        check_index(self, index)
+        [(part, _, rows)] = self.by_shard([index % len(self)])
+        row = int(rows[0])
+        return Place(self.shards[part], row, *self.start_and_key(self._load(part), row))
+
+    @staticmethod
+    def start_and_key(index: ShardIndex, row: int) -> tuple[int | None, str | None]:  # noqa: ARG004 - for formats
+        """Return a sample's first byte and its key in the shard; None for what the format lacks."""
+        return None, None
 
     def handle(self, part: int) -> Any:
         """Return the open shard of that number, which belongs to this thread; raise a ShardError if it changed."""

@@ -108,6 +108,13 @@ class TarDataset(ShardedDataset):
         except (ValueError, RecursionError):
             return False
 
+    @staticmethod
+    def start_and_key(index: ShardIndex, row: int) -> tuple[int | None, str | None]:
+        if index.offsets is None:
+            return None, None
+        [key], _, (offsets, *_) = TarTable.unpack(index.offsets).samples([row])
+        return offsets[0], key
+
     def open(self, shard: str, index: ShardIndex) -> OpenTar:
         table = TarTable.unpack(index.spans(shard))
         return OpenTar(shard, self.open_soon(shard), table)

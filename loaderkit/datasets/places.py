@@ -1,0 +1,53 @@
+"""Where a dataset keeps a sample: the file, and the sample's number and first byte in it."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from loaderkit.datasets.cached import CachedDataset
+from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
+
+
+class Place(NamedTuple):
+    """Where a sample is kept.
+
+    Attributes:
+        file: Path or URL.
+        row: The sample's number in the file; None if the file has only this one.
+        start: Its first byte, if the format has one.
+        key: Its name in the file, if the format has one.
+    """
+
+    file: str
+    row: int | None = None
+    start: int | None = None
+    key: str | None = None
+
+    def __str__(self) -> str:
+        parts = [self.file, *([] if self.row is None else [f"sample {self.row:,}"])]
+        parts += [] if self.start is None else [f"byte {self.start:,}"]
+        parts += [] if self.key is None else [repr(self.key)]
+        return ", ".join(parts)
+
+
+def place_of(dataset: Any, index: int) -> Place | None:
+    """Return where a dataset keeps a sample, without reading it; None if it does not say.
+
+    A dataset says it by a method `place(index)`. Subsets, maps, caches and concatenations pass the question on; a
+    ZipDataset asks its first part.
+    """
+    own = getattr(dataset, "place", None)
+    if callable(own):
+        found: Place | None = own(index)
+        return found
+    if isinstance(dataset, SubsetDataset):
+        return place_of(dataset.dataset, int(dataset.indices[index]))
+    if isinstance(dataset, MapDataset | CachedDataset):
+        return place_of(dataset.dataset, index)
+    if isinstance(dataset, ZipDataset):
+        return place_of(dataset.datasets[0], index)
+    if isinstance(dataset, ConcatDataset):
+        ends = np.cumsum([len(part) for part in dataset.datasets])
+        part = int(np.searchsorted(ends, index, side="right"))
+        return place_of(dataset.datasets[part], index - (int(ends[part - 1]) if part else 0))
+    return None
