@@ -1,6 +1,8 @@
 # One line for each framework.
 
-__all__ = ["fabric", "torchtitan"]
+__all__ = ["accelerate", "fabric", "huggingface", "torchtitan"]
 
+from . import accelerate as accelerate
 from . import fabric as fabric
+from . import huggingface as huggingface
 from . import torchtitan as torchtitan

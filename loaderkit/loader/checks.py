@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -160,3 +161,19 @@ def no_batches(config: LoaderConfig, plan: Plan, epoch: int, size: int) -> str:
         f", {name}={getattr(plan, name)!r}" for name in ("tail", "too_long") if getattr(plan, name, "error") != "error"
     )
     return f"Loader: no batches in epoch {epoch}: {size:,} samples, {how}, {plan.world.size} ranks{settings}."
+
+
+def unprepared() -> str | None:
+    """Return a warning if Accelerate runs this process and cannot see a Loader's passes, or None."""
+    accelerate: Any = sys.modules.get("accelerate.state")
+    if accelerate is None or not accelerate.is_initialized():
+        return None
+    found, steps = accelerate.AcceleratorState(), accelerate.GradientState().num_steps
+    if found.num_processes == 1 and steps == 1 and found.device.type == "cpu":
+        return None
+    return (
+        f"Loader: an Accelerator runs here ({found.num_processes} processes, {steps} steps of accumulation, {found.device}), and "
+        "Accelerator.prepare returns a Loader as it is. Accumulation then does not end with an epoch, gather_for_metrics counts "
+        "wrongly, and batches stay on the host. Use loaderkit.integrations.accelerate.prepare(accelerator, loader), or "
+        "loaderkit.integrations.huggingface.ResumableTrainer."
+    )

@@ -95,14 +95,14 @@ class AheadEpoch:
         self._position = self._epoch.position
         self._prefetcher = prefetcher
         self._batches: Iterator[Fetched] | None = None
-        self._over = False
+        self.over = False
         self._turn = 0
 
     def __iter__(self) -> "AheadEpoch":
         return self
 
     def __next__(self) -> Any:
-        if self._over:
+        if self.over:
             raise StopIteration
         if self._batches is None:
             self._begin()
@@ -111,9 +111,9 @@ class AheadEpoch:
         self._turn = -1  # stays if an error is raised: the pass is then over
         try:
             fetched = next(self._batches)  # type: ignore[arg-type]  # begun
-            self._point, self._over = fetched.place, fetched.is_last
+            self._point, self.over = fetched.place, fetched.is_last
         except StopIteration:
-            self._over = True
+            self.over = True
             raise
         finally:
             self._position.note_yielded(self._point)

@@ -7,6 +7,7 @@ import torch
 
 from loaderkit.datasets.bad_samples import Reported
 from loaderkit.device.cuda import HostBatches
+from loaderkit.loader.checks import unprepared
 from loaderkit.loader.position import Position
 
 
@@ -28,6 +29,8 @@ class Epoch:
         position = self.position
         position.discard_ahead()
         position.meter.start()
+        if not position.prepared and (remark := unprepared()) is not None:
+            position.say(remark)
         try:
             self._batches = position.begin()
         except BaseException as error:

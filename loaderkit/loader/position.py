@@ -68,12 +68,14 @@ class Position(ABC):
         begun: Whether a pass has started at this point, or was left here. The next pass then starts the next epoch.
         bad: The count of bad samples.
         meter: What the data has downloaded.
+        prepared: Whether an integration does for a trainer what the Loader does not.
     """
 
     def __init__(self, dataset: Any, config: LoaderConfig) -> None:
         self.dataset, self.config, self.crew = dataset, config, Crew(config)
         self.turn = 0
         self.begun = False
+        self.prepared = False
         self.bad = BadSampleCount(config.bad_samples)
         self.meter = DownloadMeter(dataset)
         self._said: set[str] = set()

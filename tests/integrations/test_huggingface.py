@@ -1,0 +1,153 @@
+"""Under the Trainer of transformers: runs that are killed and resumed, and evaluation on several ranks."""
+
+import functools
+import itertools
+import json
+import random
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from killed_runs import PRELOAD, Runs
+from kills import count_exact
+
+import loaderkit as lk
+
+pytest.importorskip("transformers", reason="transformers is not installed: pip install 'loaderkit[huggingface]'")
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "huggingface_trainer.py"
+JOB, SIZE = "trainer_job.py", 43
+ACCUMULATE = {"gradient_accumulation_steps": 2}
+STEPS = {"max_steps": 14, **ACCUMULATE}  # for data without a length
+BEST = {
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "load_best_model_at_end": True,
+    "metric_for_best_model": "mean",
+    "eval_on_start": True,
+    "save_total_limit": 2,
+    "dataloader_num_workers": 1,
+}
+Survives = Callable[..., bool]
+# Each with the batches of a rank in which it may be killed, all after its first checkpoint.
+CASES: dict[str, tuple[range, dict[str, Any]]] = {
+    "two ranks, accumulation": (range(5, 12), {"ranks": 2, "settings": ACCUMULATE}),
+    "one rank": (range(5, 22), {}),
+    "accumulation": (range(5, 22), {"settings": ACCUMULATE}),
+    "best model, evaluation, workers": (range(5, 22), {"settings": BEST}),
+    "checkpoints at epochs' ends": (range(12, 22), {"settings": {"save_strategy": "epoch"}}),
+    "max_steps in an epoch": (range(5, 14), {"settings": {**ACCUMULATE, "max_steps": 7}}),
+    "datasets.Dataset": (range(5, 22), {"data": "hf"}),
+    "datasets.IterableDataset": (range(5, 28), {"data": "hf_stream", "settings": STEPS}),
+    "datasets.IterableDataset, two ranks": (
+        range(5, 14),
+        {"data": "hf_stream", "ranks": 2, "settings": {"max_steps": 14}},
+    ),
+    "StreamDataset, two ranks": (range(5, 14), {"data": "stream", "ranks": 2, "settings": {"max_steps": 14}}),
+    "LengthBuckets": (range(5, 20), {"data": "lengths"}),
+    "LengthBuckets, two ranks": (range(5, 10), {"data": "lengths", "ranks": 2}),
+}
+
+
+@pytest.fixture(scope="module")
+def survives(tmp_path_factory: pytest.TempPathFactory) -> Survives:
+    """Kill a run of a case at a random batch, resume it, and say whether it ends with the uninterrupted run's weights."""
+
+    @functools.cache
+    def whole(case: str, **job: Any) -> Runs:
+        runs = Runs(tmp_path_factory.mktemp("runs"), JOB, **CASES[case][1], **job)
+        runs.start("whole", "whole.pt")
+        return runs
+
+    return lambda case, number, **job: whole(case, **job).survives(number, CASES[case][0])
+
+
+def test_a_killed_run_resumes_to_the_same_weights(survives: Survives, pytestconfig: pytest.Config) -> None:
+    """By default on two ranks; `--kills` takes one case after another, and counts what the Trainer's own loader does."""
+    kills = pytestconfig.getoption("kills")
+    own: dict[str, list[bool]] = {"random augmentation": [], "none": []}
+    for number, case in zip(range(kills), itertools.cycle(CASES)):
+        assert survives(case, number), (case, number)
+        print(f"{number} {case}: exact", flush=True)
+        if kills > 1 and CASES[case][1].get("data") in (None, "hf", "hf_stream"):
+            own["random augmentation"].append(survives(case, number, loader="own"))
+            own["none"].append(survives(case, number, loader="own", noise=1))
+    print(
+        f"{kills} of {kills} exact; with the Trainer's own loader:",
+        {what: f"{sum(n)} of {len(n)}" for what, n in own.items()},
+    )
+
+
+def test_a_kill_while_it_saves_leaves_a_checkpoint_to_resume_from(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    """It saves at each step, on two ranks, and is killed at random times: most of the time it is saving."""
+    kills = pytestconfig.getoption("kills")
+    if kills == 1:
+        pytest.skip("takes many kills: --kills 10")
+    runs = Runs(tmp_path, JOB, ranks=2, settings={"save_steps": 1, "save_total_limit": 2})
+    start = time.monotonic()
+    runs.start("whole", "whole.pt")
+    took = time.monotonic() - start
+    halves = resumed = 0
+    for number in range(kills):
+        folder = f"killed-{number}"
+        runs.start(folder, "x.pt", kill_after_s=random.Random(number).uniform(0.3, 1) * took, code=-9)
+        last = lk.integrations.huggingface.last_checkpoint(tmp_path / folder)
+        halves += last != max(
+            map(str, (tmp_path / folder).glob("*")), key=lambda path: int(path.split("-")[-1]), default=None
+        )
+        resumed += last is not None
+        runs.start(folder, f"{number}.pt", resume=True)
+        assert runs.same("whole.pt", f"{number}.pt"), number
+    print(f"{kills} of {kills} exact, {resumed} of them resumed, {halves} times after half a checkpoint")
+
+
+def test_the_example_is_killed_and_resumes_to_the_same_weights(tmp_path: Path) -> None:
+    assert count_exact(tmp_path, EXAMPLE, steps=60, kills=1, preload=PRELOAD) == 1
+
+
+def test_another_number_of_ranks_resumes_if_an_optimizer_step_has_as_many_samples(tmp_path: Path) -> None:
+    runs = Runs(tmp_path, JOB, settings={**ACCUMULATE, "num_train_epochs": 1})
+    runs.start("two", "two.pt", ranks=2, kill_at=4, code=-9)  # after two optimizer steps of 16 samples
+    shutil.copytree(tmp_path / "two", tmp_path / "again")
+    text = runs.start("again", "again.pt", resume=True, code=1)
+    assert "An optimizer step had 16 samples over all ranks, and has 8 now" in text
+    assert "the Trainer takes it for epoch 0 after batch 4 of 11" in text
+    settings = {"gradient_accumulation_steps": 4, "num_train_epochs": 1}
+    runs.start("two", "one.pt", resume=True, settings=settings)
+    assert Path(runs.read("one.pt")["resumed"]).name == "checkpoint-2"
+    read = Counter(n for _, numbers in runs.log("two.pt", 2) + runs.log("one.pt", 1) for n in numbers)
+    assert read == Counter(range(SIZE))
+
+
+def test_evaluation_gives_one_processs_metrics_and_repeats_nothing(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    """On two ranks; with `--kills` above 1 also what the Trainer's own loader gives, whose last step repeats samples."""
+    runs = Runs(tmp_path, JOB, evaluate=True)
+
+    def metrics(loader: str, ranks: int) -> Any:
+        runs.start("unused", "metrics.json", loader=loader, ranks=ranks)
+        return json.loads((tmp_path / "metrics.json").read_text())
+
+    one, two = metrics("ours", 1), metrics("ours", 2)
+    assert one["eval_labels"] == two["eval_labels"] == [n % 3 for n in range(SIZE)]
+    assert two["eval_loss"] == pytest.approx(one["eval_loss"], rel=1e-6)
+    if pytestconfig.getoption("kills") > 1:
+        own = metrics("own", 2)
+        print(f"loss {two['eval_loss']} as of one process; with the Trainer's own loader {own['eval_loss']}")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_half_written_checkpoint_is_not_taken(seed: int, tmp_path: Path) -> None:
+    assert lk.integrations.huggingface.last_checkpoint(tmp_path) is None
+    text = json.dumps({"stateful_callbacks": {"loaderkit": {"loader": {}}}})
+    for step in (2, 10, 4):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(text)
+    assert lk.integrations.huggingface.last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-10")
+    cut = random.Random(seed).randrange(len(text))
+    (tmp_path / "checkpoint-10" / "trainer_state.json").write_text(text[:cut])
+    (tmp_path / "checkpoint-12").mkdir()
+    assert lk.integrations.huggingface.last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
