@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, TypeVar
 
 from loaderkit.datasets.remote.arriving import Arrival, ArrivingFile
+from loaderkit.datasets.remote.objects import read_range
 from loaderkit.datasets.remote.ranges import BLOCK, RangeFile
 from loaderkit.system.parallel import map_waiting
 from loaderkit.system.retry import Retry, TransientError, http_status
@@ -214,10 +215,14 @@ class Storage:
 
     def read(self, url: str, start: int, stop: int, size_bytes: int, *, or_all: bool = False) -> bytes:
         """Return a range of bytes; with `or_all`, the whole file if the server ignores ranges."""
+        return bytes(self._read(url, start, stop, size_bytes, or_all=or_all))
+
+    def _read(self, url: str, start: int, stop: int, size_bytes: int, *, or_all: bool = False) -> bytes:
+        """As `read`, but without a copy: the bytes may be obstore's buffer."""
         wanted = stop - start
 
         def get(files: Any, path: str) -> bytes:
-            content = self._fetch_bytes(files, path, start, stop)
+            content = self._fetch_bytes(files, url, path, start, stop)
             if len(content) == size_bytes > wanted:  # the server ignores ranges
                 return content if or_all else content[start:stop]
             if len(content) != wanted:
@@ -227,15 +232,15 @@ class Storage:
         return self._ask(url, get, f"bytes {start:,} to {stop:,} of {size_bytes:,}")
 
     def read_many(self, url: str, ranges: Iterable[tuple[int, int]], size_bytes: int) -> Iterator[bytes]:
-        """Return ranges of bytes of a file in their order, by parallel requests of at most 4 MiB each."""
+        """Return ranges of bytes of a file in their order, as buffers, by parallel requests of at most 4 MiB each."""
         parts = ((at, min(at + BLOCK, stop)) for start, stop in ranges for at in range(start, stop, BLOCK))
-        return map_waiting(lambda part: self.read(url, *part, size_bytes), parts, REQUESTS)
+        return map_waiting(lambda part: self._read(url, *part, size_bytes), parts, REQUESTS)
 
     def read_some(self, url: str, start: int, stop: int) -> bytes:
         """Return a range of bytes of a file whose size is unknown; fewer if the file ends before."""
 
         def get(files: Any, path: str) -> bytes:
-            content = self._fetch_bytes(files, path, start, stop)
+            content = bytes(self._fetch_bytes(files, url, path, start, stop))
             return content[start:stop] if len(content) > stop - start else content  # some servers ignore ranges
 
         return self._ask(url, get, f"bytes {start:,} to {stop:,}")
@@ -347,8 +352,10 @@ class Storage:
         except Exception as error:
             _raise_named(error, f"{url}: {what}: " if what else f"{url}: ")
 
-    def _fetch_bytes(self, files: Any, path: str, start: int, stop: int) -> bytes:
-        content: bytes = self._run(files, "cat_file", path, start=start, end=stop)
+    def _fetch_bytes(self, files: Any, url: str, path: str, start: int, stop: int) -> bytes:
+        content: bytes | None = read_range(url, start, stop, self.options, self.timeout_s)
+        if content is None:
+            content = self._run(files, "cat_file", path, start=start, end=stop)
         self.counts.add("bytes", len(content))
         return content
 

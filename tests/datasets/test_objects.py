@@ -1,0 +1,148 @@
+"""Large ranges of S3 objects come through obstore: the same bytes and the same errors, also in processes that fork."""
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from servers import FaultyProxy, SlowStore, run_s3, run_store
+
+import loaderkit as lk
+from loaderkit.datasets.remote.objects import read_range
+
+pytest.importorskip("obstore")
+SIZE = 9_000_001
+CONTENT = np.random.default_rng(3).bytes(SIZE)
+URL = "s3://bucket/train/a=1/x-1.bin"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlowStore]:
+    with run_store(tmp_path_factory.mktemp("store")) as found:
+        for name in ("a=1/x-1.bin", "odd %20+name.bin"):
+            path = found.root / "bucket" / "train" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(CONTENT)
+        yield found
+
+
+@pytest.fixture
+def proxy(store: SlowStore) -> Iterator[FaultyProxy]:
+    found = FaultyProxy(urlsplit(store.url).port or 0)
+    yield found
+    found.close()
+
+
+def make(options: dict[str, Any], folder: Path, **settings: Any) -> lk.Storage:
+    return lk.Storage(options, **{"cache_dir": folder / "cache", "retry": lk.Retry(wait_s=0.01)} | settings)
+
+
+def content(storage: lk.Storage, url: str = URL) -> bytes:
+    with storage.open(url) as file:
+        return file.read()
+
+
+def is_fast(options: dict[str, Any], url: str = URL) -> bool:
+    return read_range(url, 0, SIZE, options, 10) is not None
+
+
+def test_the_bytes_are_those_of_the_object(store: SlowStore, tmp_path: Path) -> None:
+    assert content(make(store.options, tmp_path)) == CONTENT
+    assert "obstore" in sys.modules
+    storage = make(store.options, tmp_path, cache_dir=None)
+    spans = [(0, 1), (5, 5_000_000), (SIZE - 3, SIZE), (4_000_000, SIZE)]
+    assert list(map(bytes, storage.read_many(URL, spans[:1] + spans[2:3], SIZE))) == [CONTENT[:1], CONTENT[-3:]]
+    assert b"".join(storage.read_many(URL, spans, SIZE)) == b"".join(CONTENT[start:stop] for start, stop in spans)
+    assert storage.counts.read()["bytes"] == 4 + sum(stop - start for start, stop in spans)
+    assert storage.open_ranges(URL, SIZE).read() == CONTENT
+
+
+def test_what_obstore_does_not_know_is_read_by_s3fs(store: SlowStore, tmp_path: Path) -> None:
+    assert is_fast(store.options)
+    odd = "s3://bucket/train/odd %20+name.bin"
+    more = store.options | {"config_kwargs": {"read_timeout": 20}}
+    for options, url in ((more, URL), (store.options, odd)):
+        assert not is_fast(options, url)
+        assert content(make(options, tmp_path), url) == CONTENT
+    assert not is_fast({}, "memory://train/a.bin")
+
+
+def test_passing_faults_are_tried_again(store: SlowStore, proxy: FaultyProxy, tmp_path: Path) -> None:
+    options = store.options | {"endpoint_url": proxy.url}
+    storage = make(options, tmp_path, cache_dir=None)
+    for fault in ("503 SlowDown", "500 InternalError", "429 Slow", "drop", "truncate"):
+        proxy.faults[:] = [fault, fault]
+        assert storage.read(URL, 7, SIZE, SIZE) == CONTENT[7:], fault
+        assert proxy.asked[-3:] == [f"GET {fault}", f"GET {fault}", "GET "]
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [
+        ("403 AccessDenied", PermissionError, "x-1.bin: .*access is refused.*Storage\\(options\\)"),
+        ("404 NoSuchKey", FileNotFoundError, "x-1.bin: .*is not there"),
+        ("400 Wrong", OSError, "x-1.bin: .*can't be read.*400"),
+    ],
+)
+def test_lasting_errors_are_raised_at_once(
+    fault: str, error: type[Exception], message: str, store: SlowStore, proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    storage = make(store.options | {"endpoint_url": proxy.url}, tmp_path, cache_dir=None)
+    proxy.faults[:] = [fault]
+    with pytest.raises(error, match=message) as caught:
+        storage.read(URL, 0, SIZE, SIZE)
+    assert "Debug source" not in str(caught.value)
+    assert proxy.asked == [f"GET {fault}"]
+
+
+def test_a_request_without_an_answer_ends(store: SlowStore, tmp_path: Path) -> None:
+    storage = make(store.options, tmp_path, cache_dir=None, timeout_s=0.3, retry=lk.Retry(attempts=2, wait_s=0))
+    store.set(latency_s="3,3")
+    try:
+        with pytest.raises(OSError, match=r"x-1\.bin: .*can't be read.*tried 2 times"):
+            storage.read(URL, 0, SIZE, SIZE)
+    finally:
+        store.set(latency_s="0,0")
+
+
+def _read(fast: bool, options: dict[str, Any], folder: Path) -> None:
+    ok = is_fast(options) == fast and content(make(options, folder)) == CONTENT
+    os._exit(0 if ok else 1)
+
+
+def _fork(fast: bool, options: dict[str, Any], folder: Path) -> None:
+    child: Any = multiprocessing.get_context("fork").Process(target=_read, args=(fast, options, folder))
+    child.start()
+    child.join(60)
+    os._exit(child.exitcode)
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_a_forked_process_reads_whether_or_not_its_parent_has(used: bool, store: SlowStore, tmp_path: Path) -> None:
+    assert is_fast(store.options)  # this process has, and one that is spawned has not
+    context: Any = multiprocessing.get_context("fork" if used else "spawn")
+    process = context.Process(target=_read if used else _fork, args=(not used, store.options, tmp_path))
+    process.start()
+    process.join(90)
+    assert process.exitcode == 0
+
+
+def test_a_real_s3_server_with_credentials_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec
+
+    for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b"), ("DEFAULT_REGION", "us-east-1")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    with run_s3(tmp_path) as options:
+        files = fsspec.filesystem("s3", **options, skip_instance_cache=True)
+        files.mkdir("bucket")
+        files.pipe(URL.removeprefix("s3://"), CONTENT)
+        for some in (options, {"endpoint_url": options["endpoint_url"]}):
+            assert is_fast(some)
+            assert content(make(some, tmp_path / str(len(some)))) == CONTENT
+        with pytest.raises(FileNotFoundError, match=r"y\.bin"):
+            make(options, tmp_path, cache_dir=None).read("s3://bucket/y.bin", 0, SIZE, SIZE)
