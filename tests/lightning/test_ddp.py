@@ -1,11 +1,13 @@
 """Under Lightning with two ranks on gloo: exact on the same ranks, each sample once on others."""
 
 import contextlib
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +60,33 @@ def test_ranks_started_as_scripts_continue_a_run_of_forked_ranks(tmp_path: Path)
     check_same_end(whole, resumed, begins_at=12, ranks=2)
 
 
+TRAINERS: dict[int, dict[str, Any]] = {1: {}, 2: TWO_RANKS}
+
+
+@pytest.fixture(scope="module")
+def run_on(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, Any]]:
+    """Return a function that runs a job on some ranks, once, with a checkpoint after each step."""
+
+    @functools.cache
+    def run(ranks: int) -> dict[str, Any]:
+        folder = str(tmp_path_factory.mktemp(f"ranks-{ranks}"))
+        job: dict[str, Any] = {"dir": folder, "name": "first", "save_every": 1, "trainer": TRAINERS[ranks]}
+        run_in_process(job)
+        return job
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("before", "after", "at"), [(2, 1, 3), (2, 1, 6), (2, 1, 7), (1, 2, 5), (1, 2, 11), (1, 2, 13), (1, 2, 18)]
 )
-def test_a_run_resumes_on_another_number_of_ranks(before: int, after: int, at: int, tmp_path: Path) -> None:
+def test_a_run_resumes_on_another_number_of_ranks(
+    before: int, after: int, at: int, run_on: Callable[[int], dict[str, Any]], tmp_path: Path
+) -> None:
     """Each epoch has each sample once, and the Trainer's counts are those of the new number of ranks."""
-    trainers: dict[int, dict[str, Any]] = {1: {}, 2: TWO_RANKS}
-    first: dict[str, Any] = {"dir": str(tmp_path), "name": "first", "save_every": 1, "trainer": trainers[before]}
-    run_in_process(first)
-    second: dict[str, Any] = {"dir": str(tmp_path), "name": "second", "trainer": trainers[after]}
-    second["ckpt"] = str(tmp_path / "saved-first" / f"step-step={at}.ckpt")
+    first = run_on(before)
+    second: dict[str, Any] = {"dir": str(tmp_path), "name": "second", "trainer": TRAINERS[after]}
+    second["ckpt"] = str(Path(first["dir"], "saved-first", f"step-step={at}.ckpt"))
     run_in_process(second)
     old = [jobs.steps_of(first, rank)[:at] for rank in range(before)]
     new = [jobs.steps_of(second, rank) for rank in range(after)]
