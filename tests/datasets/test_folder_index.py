@@ -86,6 +86,12 @@ def test_a_thousand_shards_open_with_three_requests(store: SlowStore, storage: l
     assert (len(data.shards), len(data)) == (1000, 1000)
     assert len(store.requests()) <= 3  # two pages of the listing, and the index
     assert data[777]["cls"] == 777
+    for rank in range(2):
+        store.reset()
+        mine = NeverScans(f"{url}/*.tar", storage=storage, index_dir=tmp_path / "index")
+        assert len(store.requests()) <= 3
+        next(iter(lk.Loader(mine, 2, shuffle=True, world=lk.World(rank, 2))))
+        assert {asked["method"] for asked in store.requests()} == {"LIST", "GET"}  # no HEAD, before or after a download
 
 
 def test_a_header_of_several_megabytes_is_read_whole(store: SlowStore, storage: lk.Storage, tmp_path: Path) -> None:
