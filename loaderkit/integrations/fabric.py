@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from loaderkit.loader.device_loader import DeviceLoader
+from loaderkit.integrations.placement import place
 from loaderkit.loader.loader import Batch, Loader
 from loaderkit.system.world import World
 
@@ -34,23 +34,13 @@ def setup(fabric: Any, loader: Loader[Batch], *, move_to_device: bool = True) ->
         >>> [len(batch) for batch in loader]
         [4, 4, 2]
     """
-    if not isinstance(loader, Loader) or isinstance(loader, DeviceLoader):
-        raise TypeError(
-            f"fabric: the loader is a {type(loader).__name__}, wanted an lk.Loader. For torch's DataLoader call "
-            "fabric.setup_dataloaders; instead of an lk.DeviceLoader give its loader."
-        )
     if fabric.world_size > 1 and not torch.distributed.is_initialized():
         raise RuntimeError(
             f"fabric: it has {fabric.world_size} processes and is not launched, so this process has no rank yet. Call "
             "fabric.launch() before."
         )
-    if loader.config.world is None:
-        before, world = loader, World.from_trainer(fabric)
-        loader = type(loader).from_config(loader.dataset, loader.config, world=world)
-        loader.load_state_dict(before.state_dict())
-    if not move_to_device or loader.config.device is not None:
-        return loader
-    return DeviceLoader(loader, fabric.device)
+    device = fabric.device if move_to_device else None
+    return place(loader, World.from_trainer(fabric), device, instead="fabric.setup_dataloaders")
 
 
 def load(fabric: Any, path: Path | str, state: dict[str, Any], **options: Any) -> dict[str, Any]:

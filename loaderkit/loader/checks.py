@@ -42,7 +42,10 @@ def check_names(unknown: Mapping[str, Any], settings: Sequence[str]) -> None:
 def instead_of(name: str) -> str:
     """Return a hint what a Loader has in place of an attribute of DataLoader; empty if there is none."""
     if name == "worker_init_fn":
-        return ": See loader.config.worker_init_fn."
+        return (
+            ": See loader.config.worker_init_fn. In Ray Train give the Loader to loaderkit.integrations.ray.prepare, not to "
+            "prepare_data_loader."
+        )
     return f": {_INSTEAD[name]}" if name in _INSTEAD else ""
 
 

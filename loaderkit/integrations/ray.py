@@ -1,0 +1,40 @@
+"""A Loader under Ray Train: the ranks and the device are those of Ray's worker."""
+
+from typing import Any
+
+import ray.train
+import ray.train.torch
+
+from loaderkit.integrations.placement import place
+from loaderkit.loader.loader import Batch, Loader
+from loaderkit.system.world import World
+
+
+def prepare(loader: Loader[Batch], *, move_to_device: bool = True) -> Loader[Batch]:
+    """Return a Loader for this worker of Ray Train; it takes the place of `ray.train.torch.prepare_data_loader`.
+
+    That function makes a new DataLoader from its argument, and fails with a Loader on several workers. On one worker it wraps
+    the Loader and reads one batch ahead, so each saved state skips a batch. Give the Loader to `prepare` alone.
+
+    Call it in the function that Ray's workers run. Put `loader.state_dict()` into the checkpoint that `ray.train.report`
+    takes; it is the same on all workers, and any number of workers may load it.
+
+    Args:
+        loader: The Loader. The result continues where it is. A `world` or `device` of its own stays.
+        move_to_device: Whether to put the batches on the worker's device; on CUDA they are copied ahead.
+
+    Raises:
+        TypeError: If `loader` is not a Loader, or is a DeviceLoader.
+
+    Examples:
+        >>> def train():  # doctest: +SKIP
+        ...     loader = lk.integrations.ray.prepare(lk.Loader(data, batch_size=32, shuffle=True))
+        ...     if checkpoint := ray.train.get_checkpoint():
+        ...         with checkpoint.as_directory() as folder:
+        ...             loader.load_state_dict(torch.load(f"{folder}/state.pt")["loader"])
+        >>> TorchTrainer(train, scaling_config=ScalingConfig(num_workers=4)).fit()  # doctest: +SKIP
+    """
+    context: Any = ray.train.get_context()
+    world = World(context.get_world_rank(), context.get_world_size(), context.get_local_world_size())
+    device = ray.train.torch.get_device() if move_to_device else None
+    return place(loader, world, device, instead="ray.train.torch.prepare_data_loader")

@@ -1,0 +1,126 @@
+"""Ray Train: Loaders prepared for its workers, which are killed and started again.
+
+A cluster takes about a minute of CPU time. Tests that start one run with `--kills 2` or more; the others use Ray's local mode.
+"""
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import scripts
+import torch
+
+import loaderkit as lk
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'loaderkit[ray]'")
+pytest.importorskip("tensorboardX", reason="Ray Train is not installed: pip install 'loaderkit[ray]'")
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "examples" / "ray_train_digits.py"
+EPOCH = 19  # steps on two workers
+SAMPLES = 601
+
+
+@pytest.fixture
+def run(tmp_path: Path, pytestconfig: pytest.Config) -> Callable[..., str]:
+    if pytestconfig.getoption("--kills") < 2:
+        pytest.skip("a cluster takes about a minute of CPU time: --kills 10")
+    return lambda *command, **options: scripts.run(tmp_path, *command, fresh=True, **options)
+
+
+@pytest.mark.timeout(1800)
+def test_a_run_whose_workers_are_killed_ends_with_the_same_weights(
+    run: Callable[..., str], pytestconfig: pytest.Config
+) -> None:
+    """One run is killed at `--kills` random steps, and so is one with torch's DataLoader and `prepare_data_loader`."""
+    count = pytestconfig.getoption("--kills")
+    kills = map(str, random.Random(0).sample(range(1, 3 * EPOCH), count))
+    results = {}
+    for name, script in (("Loader", SCRIPT), ("DataLoader", ROOT / "tests" / "support" / "ray_torch_loader.py")):
+        whole = run(script, "--folder", f"{name}-whole")
+        killed = run(script, "--folder", f"{name}-killed", "--kill-after", *kills)
+        assert f"{count} kills, " in killed
+        weights = [re.findall("final weights: .*", text) for text in (whole, killed)]
+        assert len(weights[0]) == 1
+        results[name] = weights[0] == weights[1]
+    print(f"Ray Train, {count} kills in one run: {results}")
+    assert results == {"Loader": True, "DataLoader": False}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_other_workers_train_on_the_samples_that_were_left(
+    workers: int, run: Callable[..., str], tmp_path: Path
+) -> None:
+    run(SCRIPT, "--folder", "run", "--epochs", "1", "--kill-after", "18", "--max-failures", "0", code=1)
+    before = take_steps(tmp_path / "run")
+    assert "1 kills, " in run(SCRIPT, "--folder", "run", "--epochs", "1", "--workers", str(workers))
+    after = take_steps(tmp_path / "run")
+    first = min(step["step"] for step in after)
+    assert 1 < first <= 16
+    learnt = [step for step in before if step["step"] < first] + after
+    times = Counter(index for step in learnt for index in step["ids"])
+    assert sorted(times) == list(range(SAMPLES))
+    assert set(times.values()) == {1}
+
+
+def take_steps(folder: Path) -> list[dict[str, Any]]:
+    """Return the steps that the workers wrote down, and delete them."""
+    paths = list(folder.glob("rank-*.jsonl"))
+    lines = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    for path in paths:
+        path.unlink()
+    return lines
+
+
+def in_local_mode(train: Callable[[], None]) -> None:
+    """Run a function as Ray Train does without a cluster."""
+    import ray.train.torch
+
+    ray.train.torch.TorchTrainer(train, scaling_config=ray.train.ScalingConfig(num_workers=0)).fit()
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_a_loader_is_prepared_for_a_worker_and_keeps_its_place() -> None:
+    found: dict[str, Any] = {}
+
+    def train() -> None:
+        loader = lk.Loader(torch.arange(10), 4, shuffle=True)
+        found["whole"] = [batch.tolist() for batch in loader]
+        loader.seek(epoch=0, samples=4)
+        prepared = lk.integrations.ray.prepare(loader)
+        found["rest"] = [batch.tolist() for batch in prepared]
+        found["device"], found["world"] = prepared.device, prepared.config.world
+        own = lk.Loader(torch.arange(10), world=lk.World(1, 3))
+        found["own"] = lk.integrations.ray.prepare(own, move_to_device=False) is own
+
+    in_local_mode(train)
+    assert found["rest"] == found["whole"][1:]
+    assert len(found["rest"]) == 2
+    assert (found["device"], found["world"], found["own"]) == (torch.device("cpu"), lk.World(0, 1), True)
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_what_ray_does_to_a_loader_without_this() -> None:
+    """On several workers it asks for the worker_init_fn, whose error names the way out; on one it reads a batch ahead."""
+    found = {}
+
+    def train() -> None:
+        import ray.train.torch
+
+        loader = lk.Loader(torch.arange(10), 2)
+        next(iter(ray.train.torch.prepare_data_loader(loader)))
+        found["batches"] = loader.cursor.batches
+        with pytest.raises(TypeError, match=r"is a DataLoader, wanted an lk.Loader.*call ray.train.torch.prepare_data"):
+            lk.integrations.ray.prepare(torch.utils.data.DataLoader(torch.arange(3)))
+
+    in_local_mode(train)
+    assert found["batches"] == 2
+    way_out = "In Ray Train give the Loader to loaderkit.integrations.ray.prepare, not to prepare_data_loader"
+    with pytest.raises(AttributeError, match=way_out):
+        lk.Loader(torch.arange(10)).worker_init_fn  # noqa: B018
