@@ -22,6 +22,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--fuzz-seconds", type=float, default=30, help="how long kills and resumes of random runs are fuzzed"
     )
     parser.addoption("--kills", type=int, default=1, help="how often a run of each trainer is killed and resumed")
+    parser.addoption(
+        "--kill-chains", type=int, default=1, help="chains of runs over a bucket that are killed at random"
+    )
     parser.addoption("--fuzz-seed", default="0", help="the fuzzer's seed, or seed:number for one of its cases")
 
 

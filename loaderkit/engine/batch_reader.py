@@ -12,6 +12,7 @@ import torch.utils.data as torch_data
 from loaderkit.collate import CollateError, keep_rows, stack, stack_columns
 from loaderkit.datasets.bad_samples import RAISE, BadSamples
 from loaderkit.datasets.base import reads_batches, reads_columns, reads_many
+from loaderkit.datasets.shards.finished import FinishedShards
 from loaderkit.engine.repair import (
     ReadMany,
     Repair,
@@ -41,6 +42,7 @@ class BatchReader:
         bad_samples: What to do if a read fails.
         order: Replacements are chosen from it; the policy "raise" needs none.
         lengths: (N,) int64, of all samples, if the plan makes batches by length.
+        finished: Closes the shards that the batch and those after it do not want.
     """
 
     dataset: Any
@@ -50,6 +52,7 @@ class BatchReader:
     bad_samples: BadSamples = RAISE
     order: Order | None = None
     lengths: Int64Array | None = None
+    finished: FinishedShards | None = None
     _whole: bool = field(init=False, default=False)  # whether the dataset reads whole batches
     _columns: bool = field(init=False, default=False)  # whether to read columns instead of samples
     _many: bool = field(init=False, default=False)  # whether the dataset reads several samples at a time
@@ -78,6 +81,8 @@ class BatchReader:
             Exception: Whatever the dataset or the collate raises, with a note
                 that names the sample.
         """
+        if self.finished is not None and len(key.positions):
+            self.finished.close(key.epoch, int(key.positions.min()))
         with lends(self._buffers):
             if self._whole:
                 return self._make_whole(key)

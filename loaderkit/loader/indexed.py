@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from loaderkit.datasets.bad_samples import JUDGED_FROM, Reported
+from loaderkit.datasets.shards.finished import finished_shards
 from loaderkit.datasets.shards.sharded import ShardedDataset, shards_within
 from loaderkit.engine import Engine
 from loaderkit.engine.batch_reader import BatchReader, StagedReader
@@ -395,6 +396,8 @@ class IndexedPosition(Position):
     def _make_engine(self) -> Engine:
         # Workers take the batches of a shard order in turn, so that each keeps to its own shards.
         in_turn = isinstance(_order_of(self._plan), ShardOrder)
+        if self.crew.num_workers and (data := shards_within(self.dataset)) is not None and data.remote_bytes:
+            data.close()  # workers open their own: the cache may evict what nobody has open
         return make_engine(self._make_reader(), self.config, self.crew.num_workers, in_turn=in_turn)
 
     def _make_reader(self) -> BatchReader:
@@ -406,6 +409,7 @@ class IndexedPosition(Position):
             batched=config.batch_size is not None,
             bad_samples=config.bad_samples,
             lengths=None if config.bad_samples.policy == "raise" else getattr(plan, "lengths", None),
+            finished=finished_shards(self.dataset, plan.order, self.step) if isinstance(plan, BatchPlan) else None,
         )
         if not isinstance(plan, Stages):
             return make(collate_fn=config.collate_fn, order=self._replacements())
@@ -476,11 +480,13 @@ class IndexedPosition(Position):
         wanted = used * data.remote_bytes // len(data.shards)
         if wanted <= data.storage.cache_bytes:
             return None
-        fewer = f"shuffle with fewer lanes (order=lk.ShardOrder(dataset.shard_sizes, lanes=...), now {order.lanes}), "
+        fewer = (
+            f", or shuffle with fewer lanes (order=lk.ShardOrder(dataset.shard_sizes, lanes=...), now {order.lanes})"
+        )
         return (
             f"Loader: about {used:,} shards are in use at a time on this node, {wanted:,} bytes; the cache holds "
-            f"{data.storage.cache_bytes:,}, so shards will be downloaded again and again. Give Storage cache_bytes={wanted}, "
-            f"{fewer if order.lanes > 1 else ''}or read without a cache: cache_dir=None."
+            f"{data.storage.cache_bytes:,}, so samples of the other shards will be requested one by one. Give Storage "
+            f"cache_bytes={wanted}{fewer if order.lanes > 1 else ''}."
         )
 
     def _check_sampler(self, epoch: int) -> None:

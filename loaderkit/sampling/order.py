@@ -62,6 +62,13 @@ class Order(ABC):
         """
         return starts[:, None] + np.arange(low, high, dtype=np.int64)
 
+    def spans(self, epoch: int, ends: Int64Array) -> tuple[Int64Array, Int64Array] | None:
+        """Return the first and the last position of each part of the dataset (S,), or None if that would take long.
+
+        Part s has the indices from `ends[s - 1]` to `ends[s]`. An earlier first position and a later last one may be given.
+        """
+        return None
+
     def cost(self, world: World, batch_size: int) -> str | None:
         """Return what reads in this order keep in use on these ranks, in words, or None if there is nothing to say."""
         return None
@@ -132,6 +139,9 @@ class Sequential(Order):
     @property
     def reach(self) -> int:
         return self.length
+
+    def spans(self, epoch: int, ends: Int64Array) -> tuple[Int64Array, Int64Array]:
+        return np.concatenate((np.zeros(1, dtype=np.int64), ends[:-1])), ends - 1
 
     def key(self, epoch: int) -> str:
         return "sequential-1"

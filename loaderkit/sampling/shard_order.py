@@ -93,6 +93,7 @@ class ShardOrder(Order):
                 limit = f"from 1 to {most:,}" if most else "of at least 1"
                 raise ValueError(f"ShardOrder: {name} is {value!r}, wanted an integer {limit}.")
         self.seed, self.lanes, self.window, self.block = seed, lanes, window, block
+        self._ends = self.shard_sizes.cumsum()
         self._size = int(self.shard_sizes.sum())
         self._turns = _Turns(self._size, lanes, block)
         self._epochs: dict[int, Any] = {}
@@ -123,6 +124,10 @@ class ShardOrder(Order):
     def share(self, epoch: int, starts: Int64Array, step: int, low: int, high: int) -> Int64Array:
         """Sort the positions of each step by lane, and return those from `low` to `high`."""
         return self._turns.by_lane(starts, step, low, high)
+
+    def spans(self, epoch: int, ends: Int64Array) -> tuple[Int64Array, Int64Array] | None:
+        """Return where the windows that reach into each shard begin and end (S,); None if `ends` are not the shards'."""
+        return self._windows(epoch).spans(self._turns, ends) if np.array_equal(ends, self._ends) else None
 
     def cost(self, world: World, batch_size: int) -> str:
         shards = np.count_nonzero(self.shard_sizes)
@@ -198,7 +203,7 @@ class _Turns:
     """
 
     def __init__(self, size: int, lanes: int, block: int) -> None:
-        self._lanes, self._block = lanes, block
+        self.size, self._lanes, self._block = size, lanes, block
         self._lane_of_turn = spread_out(lanes)
         self._turn_of_lane = np.argsort(self._lane_of_turn)
         self._turns = size // lanes // block
@@ -292,6 +297,19 @@ class _Windows:
         for window, places in zip(ordered[heads].tolist(), np.split(by_window, heads[1:]), strict=True):
             result[places] = self._shuffled(window)[inside[places]]
         return result
+
+    def spans(self, turns: "_Turns", ends: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return the first and the last position at which each shard may be wanted (S,); an empty one never is."""
+        begins = np.concatenate((np.zeros(1, dtype=np.int64), self._ends[:-1]))  # of the pieces
+        shard = np.searchsorted(ends, begins + self._moves, side="right")
+        lane = np.searchsorted(self._begins, begins, side="right") - 1
+        lead = self._leads[lane]
+        first, last = ((at - self._begins[lane] + lead) // self._window for at in (begins, self._ends - 1))
+        firsts, lasts = np.full(len(ends), turns.size), np.full(len(ends), -1)
+        np.minimum.at(firsts, shard, turns.positions(lane, np.maximum(first * self._window - lead, 0)))
+        window_ends = np.minimum((last + 1) * self._window - lead, self._sizes[lane])
+        np.maximum.at(lasts, shard, turns.positions(lane, window_ends - 1))
+        return firsts, lasts
 
     def _shuffled(self, number: int) -> Int64Array:
         """Return the indices of a window in their order."""

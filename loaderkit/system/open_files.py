@@ -4,6 +4,7 @@ import contextlib
 import os
 import threading
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -44,9 +45,14 @@ class OpenFiles(Opened):
 
     def close_oldest(self) -> None:
         """Close the handle used longest ago."""
-        close = getattr(self.handles.popitem(last=False)[1], "close", None)
-        if callable(close):
-            close()
+        self.close_some([next(iter(self.handles))])
+
+    def close_some(self, numbers: Iterable[int]) -> None:
+        """Close the handles with these numbers, if there are any."""
+        for number in numbers:
+            close = getattr(self.handles.pop(number, None), "close", None)
+            if callable(close):
+                close()
 
     def _most(self) -> int:
         """Return how many handles this thread may have: an equal share, and no more than the others leave."""

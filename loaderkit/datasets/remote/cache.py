@@ -1,8 +1,8 @@
 """A folder of downloaded shards with a size limit, shared by all processes of a host.
 
-A shard becomes visible when it is complete, and never changes. The process that downloads a shard locks its part file; the kernel
-releases the lock when that process ends for any reason. Other processes delete parts without a lock. Evicting a shard
-unlinks its file: processes that have it open continue to read.
+A shard becomes visible when it is complete, and never changes. Locks say what is in use: a process that downloads a shard locks its
+part file alone, and each open shard has a shared lock. The kernel releases them when the process ends for any reason. Parts
+without a lock are deleted; shards without one may be evicted.
 """
 
 import contextlib
@@ -17,28 +17,76 @@ from pathlib import Path
 from typing import BinaryIO
 
 WHOLE, PART, LOCK = ".lkshard", ".lkpart", "loaderkit.lock"
+SAME_DATA = 8  # digits of a key that the shards of one dataset have in common
 _OURS = re.compile(rf"[0-9a-f]{{32}}({re.escape(WHOLE)}|{re.escape(PART)})")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _POLL_S = 0.02
 
 
+class _NoRoomError(Exception):
+    """All shards in the cache are in use."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Shards in a folder; the least recently opened shards are evicted first.
+    """Shards in a folder. Those that nobody has open are evicted to make room.
+
+    The shards of other data go first, least recently opened first. Then go those of the same data, most recently opened first: a
+    pass over the data wants these again last. Data that is larger than the cache leaves half of it to other data.
 
     Args:
         folder: The folder. The cache creates it, and leaves other files in it alone.
-        size_bytes: Limit for complete shards and parts together. An evicted shard takes space until it is closed.
+        size_bytes: Limit for complete shards and parts together.
+        data_bytes: Size of the data whose shards are opened; 0 if it is unknown.
     """
 
     folder: Path
     size_bytes: int
+    data_bytes: int = 0
 
     def open(self, key: str, size_bytes: int, download: Callable[[BinaryIO], None]) -> BinaryIO:
         """Open a shard; one process downloads it if it is missing, and the others wait.
 
-        `key` has 32 hexadecimal digits, which name the shard and its content. `download` writes the shard to a file.
+        If all other shards are in use, some are evicted nevertheless: their space is free when they are closed.
+
+        Args:
+            key: 32 hexadecimal digits, which name the shard and its content. Shards of the same data begin with the same 8.
+            size_bytes: Size of the shard.
+            download: Writes the shard to a file.
         """
+        return self._open(key, size_bytes, download, at_any_cost=True)
+
+    def open_if_room(self, key: str, size_bytes: int, download: Callable[[BinaryIO], None]) -> BinaryIO | None:
+        """Open a shard as `open` does, but return None if there is no room next to the shards in use."""
+        try:
+            return self._open(key, size_bytes, download, at_any_cost=False)
+        except _NoRoomError:
+            return None
+
+    def find(self, key: str, size_bytes: int) -> BinaryIO | None:
+        """Open a shard if it is there."""
+        path = self.folder / (key + WHOLE)
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            return None
+        fcntl.flock(file, fcntl.LOCK_SH)  # others hold the exclusive one for a moment only
+        if not _is_at(file.fileno(), path):  # evicted meanwhile
+            file.close()
+            return None
+        if os.fstat(file.fileno()).st_size != size_bytes:  # truncated
+            file.close()
+            path.unlink(missing_ok=True)
+            return None
+        with contextlib.suppress(PermissionError):  # another user's file
+            os.utime(file.fileno())  # marks the last use; most disks do not keep access times
+        return file
+
+    def has(self, key: str) -> bool:
+        """Return whether a shard is there, without opening it."""
+        return (self.folder / (key + WHOLE)).exists()
+
+    def _open(self, key: str, size_bytes: int, download: Callable[[BinaryIO], None], *, at_any_cost: bool) -> BinaryIO:
         part = self.folder / (key + PART)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -56,11 +104,13 @@ class Cache:
             ) from error
         try:
             found = self.find(key, size_bytes)  # another process may have downloaded it
-            if found is None:
-                found = self._download(part, descriptor, size_bytes, download)
-            else:
+            if found is not None:
                 part.unlink()
-            return found
+                return found
+            os.ftruncate(descriptor, 0)  # left by a killed process
+            while not self._reserve(part, descriptor, size_bytes, at_any_cost=at_any_cost):
+                time.sleep(_POLL_S)
+            return self._download(part, descriptor, size_bytes, download)
         except BaseException as error:
             with contextlib.suppress(FileNotFoundError):
                 part.unlink()
@@ -72,70 +122,71 @@ class Cache:
                 ) from error
             raise
         finally:
-            _unlock(descriptor)
-
-    def has(self, key: str) -> bool:
-        """Return whether a shard is there, without opening it."""
-        return (self.folder / (key + WHOLE)).exists()
-
-    def find(self, key: str, size_bytes: int) -> BinaryIO | None:
-        """Open a shard if it is there."""
-        path = self.folder / (key + WHOLE)
-        try:
-            file = path.open("rb")
-        except FileNotFoundError:
-            return None
-        if os.fstat(file.fileno()).st_size != size_bytes:  # truncated
-            file.close()
-            path.unlink(missing_ok=True)
-            return None
-        with contextlib.suppress(PermissionError):  # another user's file
-            os.utime(file.fileno())  # marks the last use; most disks do not keep access times
-        return file
+            _unlock_part(descriptor)
 
     def _download(self, part: Path, descriptor: int, size_bytes: int, download: Callable[[BinaryIO], None]) -> BinaryIO:
-        os.ftruncate(descriptor, 0)  # left by a killed process
-        while not self._reserve(part, descriptor, size_bytes):
-            time.sleep(_POLL_S)
-        with os.fdopen(os.dup(descriptor), "wb") as file:
+        with os.fdopen(descriptor, "wb", closefd=False) as file:
             download(file)
             file.flush()
             found = file.tell()
             if found != size_bytes:
                 raise OSError(f"{part}: the download has {found:,} bytes, wanted {size_bytes:,}.")
             os.fsync(file.fileno())
-        opened = part.open("rb")  # before other processes see it and may evict it
-        part.replace(part.with_suffix(WHOLE))
+        opened = part.open("rb")
+        with self._locked():  # nobody evicts it in between
+            part.replace(part.with_suffix(WHOLE))
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            fcntl.flock(opened, fcntl.LOCK_SH)
         return opened
 
-    def _reserve(self, part: Path, descriptor: int, size_bytes: int) -> bool:
-        """Reserve space for a part by evicting old shards; return False while other downloads fill the cache."""
+    def _reserve(self, part: Path, descriptor: int, size_bytes: int, *, at_any_cost: bool) -> bool:
+        """Reserve space for a part by evicting shards; return False while other downloads fill the cache.
+
+        Raises:
+            _NoRoomError: If there is no room next to what is in use, unless it is wanted at any cost.
+        """
         with self._locked():
-            shards = []
-            downloading = 0
-            for entry in self._entries():
-                with contextlib.suppress(FileNotFoundError):
-                    if entry.name.endswith(WHOLE):
-                        found = entry.stat(follow_symlinks=False)
-                        shards.append((found.st_mtime_ns, found.st_size, entry.path))
-                    elif entry.name != part.name and not _discard(Path(entry.path)):
-                        downloading += entry.stat(follow_symlinks=False).st_size
-            shards.sort(reverse=True)
-            used = downloading + sum(size for _, size, _ in shards)
-            while used + size_bytes > self.size_bytes and shards:
-                used -= _evict(shards)
-            if used + size_bytes > self.size_bytes and downloading:
-                return False
+            shards, downloading = self._found(part)
+            used = downloading + sum(size for _, size in shards)
+            while used + size_bytes > self.size_bytes and (freed := _evict(shards)):
+                used -= freed
+            if used + size_bytes > self.size_bytes:
+                if not at_any_cost:
+                    raise _NoRoomError
+                if downloading:
+                    return False
+                while used + size_bytes > self.size_bytes and shards:
+                    path, size = shards.pop(0)
+                    Path(path).unlink(missing_ok=True)
+                    used -= size
             while True:
                 try:
                     _allocate(descriptor, size_bytes)
                 except OSError as error:
                     os.ftruncate(descriptor, 0)
-                    if error.errno not in _FULL or not shards:
+                    if error.errno not in _FULL or not _evict(shards):
                         raise
-                    _evict(shards)
                 else:
                     return True
+
+    def _found(self, part: Path) -> tuple[list[tuple[str, int]], int]:
+        """Return paths and sizes of the shards in the order of eviction, and the size of other processes' parts."""
+        own: list[tuple[int, str, int]] = []
+        others: list[tuple[int, str, int]] = []
+        downloading = 0
+        for entry in self._entries():
+            with contextlib.suppress(FileNotFoundError):
+                found = entry.stat(follow_symlinks=False)
+                if entry.name.endswith(WHOLE):
+                    is_own = entry.name[:SAME_DATA] == part.name[:SAME_DATA]
+                    (own if is_own else others).append((found.st_mtime_ns, entry.path, found.st_size))
+                elif entry.name != part.name and not _discard(Path(entry.path)):
+                    downloading += found.st_size
+        own.sort(reverse=True)
+        others.sort()
+        has_half = 2 * sum(size for *_, size in own) >= self.size_bytes
+        in_turn = [*own, *others] if has_half and self.data_bytes > self.size_bytes else [*others, *own]
+        return [(path, size) for _, path, size in in_turn], downloading
 
     def _entries(self) -> Iterator["os.DirEntry[str]"]:
         with os.scandir(self.folder) as entries:
@@ -153,18 +204,39 @@ class Cache:
             _unlock(descriptor)
 
 
+_parts: set[int] = set()  # descriptors of the parts that this process downloads
+
+
+def _let_parts_go() -> None:
+    """Close them in a forked child: it would keep their locks if its parent is killed."""
+    while _parts:
+        os.close(_parts.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_parts_go)
+
+
 def _lock(path: Path) -> int:
-    """Create a file if needed, wait for its lock, and return its descriptor."""
+    """Create a part file if needed, wait for its lock, and return its descriptor."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        _parts.add(descriptor)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if _is_at(descriptor, path):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(descriptor, path):  # nobody has finished or deleted it meanwhile
                 return descriptor
+        except BlockingIOError:  # to wait for the lock itself would be to wait until nobody has the whole shard open
+            time.sleep(_POLL_S)
         except BaseException:
-            _unlock(descriptor)
+            _unlock_part(descriptor)
             raise
-        _unlock(descriptor)  # another process finished or deleted it meanwhile
+        _unlock_part(descriptor)
+
+
+def _unlock_part(descriptor: int) -> None:
+    _parts.discard(descriptor)
+    _unlock(descriptor)
 
 
 def _unlock(descriptor: int) -> None:
@@ -181,10 +253,32 @@ def _discard(part: Path) -> bool:
         return True
     except PermissionError:  # another user's file
         return False
+    return _delete_unlocked(part, descriptor)
+
+
+def _evict(shards: list[tuple[str, int]]) -> int:
+    """Delete the first shard that nobody has open, and remove it from the list; return its size, or 0 if there is none."""
+    for place, (path, size) in enumerate(shards):
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            is_gone = True
+        except PermissionError:  # another user's file
+            continue
+        else:
+            is_gone = _delete_unlocked(Path(path), descriptor)
+        if is_gone:
+            del shards[place]
+            return size
+    return 0
+
+
+def _delete_unlocked(path: Path, descriptor: int) -> bool:
+    """Delete an open file unless somebody else has a lock on it, and close it; return whether it is gone."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_at(descriptor, part):
-            part.unlink()
+        if _is_at(descriptor, path):
+            path.unlink()
         return True
     except BlockingIOError:
         return False
@@ -197,12 +291,6 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:
         return False
-
-
-def _evict(shards: list[tuple[int, int, str]]) -> int:
-    _, size, path = shards.pop()
-    Path(path).unlink(missing_ok=True)
-    return size
 
 
 def _allocate(descriptor: int, size_bytes: int) -> None:

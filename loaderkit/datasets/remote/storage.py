@@ -64,14 +64,16 @@ class Stat(NamedTuple):
 class Storage:
     """How to reach remote shards, and where to keep copies of them.
 
-    Shards are downloaded as a whole by parallel requests, once for all processes of a host that share the folder. The cache
-    removes the least recently opened copies. Requests that fail with a passing error are repeated.
+    Shards are downloaded as a whole by parallel requests, once for all processes of a host that share the folder. To make room,
+    the cache removes copies that nobody has open: first those of other folders, then those that were opened last. If all
+    copies are in use, a shard is read by ranges. Requests that fail with a passing error are repeated.
 
     Args:
         options: Options of the file system, as fsspec takes them: `{"key": ..., "secret": ..., "endpoint_url": ...}` for
             S3, `{"headers": {...}}` for HTTP.
         cache_dir: Folder of the copies; None reads byte ranges and keeps no copies.
-        cache_bytes: Limit for the size of all copies. A copy that is removed while it is open takes space until it is closed.
+        cache_bytes: Limit for the size of all copies. Files that are mapped into memory (tokens, `.npy`) must be whole: if
+            all copies are in use, they exceed it by what is in use.
         retry: How often and how long to repeat a request.
         timeout_s: Time limit of one request of at most 4 MiB.
 
@@ -127,91 +129,120 @@ class Storage:
         """Open a file that requests the ranges that are read. No request is made before."""
         return RangeFile(url, size_bytes, partial(self.read_many, url, size_bytes=size_bytes))
 
-    def open(self, url: str, found: Stat | None = None, *, checksum: str = "") -> BinaryIO:
-        """Open a file to read bytes: a local copy if there is a cache, else a file that requests ranges.
+    def open(
+        self, url: str, found: Stat | None = None, *, checksum: str = "", data_bytes: int = 0, whole: bool = False
+    ) -> BinaryIO:
+        """Open a file to read bytes: a local copy if there is room in the cache, else a file that requests ranges.
 
         Args:
             url: URL of the file.
             found: The version that the file must still have.
             checksum: The BLAKE2b checksum (32 hexadecimal digits) that a downloaded file must have; empty for any.
+            data_bytes: Size of the data that the file belongs to; 0 if it is unknown.
+            whole: Open a local copy if there is a cache, also if that removes copies that are in use.
 
         Raises:
-            ValueError: If the file has changed, has another checksum, or is larger than the cache.
+            ValueError: If the file has changed, has another checksum, or must be whole and is larger than the cache.
             OSError: If the file cannot be read, or the disk is full.
         """
+        if self.cache_dir is not None:
+            wanted = found or self.stat(url)
+            if whole and wanted.size_bytes > self.cache_bytes:
+                raise ValueError(
+                    f"{url}: has {wanted.size_bytes:,} bytes, the cache holds {self.cache_bytes:,}. "
+                    "Give Storage a larger cache_bytes, or read without a cache: cache_dir=None."
+                )
+            copy = self._find_counted(url, wanted) or self._open_copy(url, wanted, checksum, data_bytes, whole=whole)
+            if copy is not None:
+                return copy
+        now = self.stat(url)
+        _refuse_change(url, now, found)
+        return self.open_ranges(url, now.size_bytes)
+
+    def open_soon(
+        self, url: str, found: Stat, *, checksum: str = "", data_bytes: int = 0, arrival: Arrival | None = None
+    ) -> BinaryIO:
+        """Open a file of that version: as `open`, but do not wait for a download that is needed first.
+
+        The first spans that are read are requested by ranges; later ones wait for the copy. If `fetch` has begun the
+        download, all spans wait for its `arrival`.
+        """
+        size = found.size_bytes
         if self.cache_dir is None:
-            now = self.stat(url)
-            _refuse_change(url, now, found)
-            return self.open_ranges(url, now.size_bytes)
-        wanted = found or self.stat(url)
-        if wanted.size_bytes > self.cache_bytes:
-            raise ValueError(
-                f"{url}: has {wanted.size_bytes:,} bytes, the cache holds {self.cache_bytes:,}. "
-                "Give Storage a larger cache_bytes, or read without a cache: cache_dir=None."
-            )
-        return self._find_copy(url, wanted) or self._download_copy(url, wanted, checksum=checksum)
+            return self.open(url, found)
+        if (copy := self._find_counted(url, found)) is not None:
+            if arrival is not None:
+                arrival.close()
+            return copy
+        waits = arrival is not None or size < _SOON_BYTES
+        arrival = arrival or self._arrival(url, found, checksum, data_bytes)
+        read = partial(self.read_many, url, size_bytes=size)
+        return ArrivingFile(url, size, read, arrival, partial(self._find_copy, url, found), waits=waits)
+
+    def fetch(self, url: str, found: Stat, *, checksum: str = "", data_bytes: int = 0) -> Arrival | None:
+        """Begin to download a file of that version in the background, if there is a cache. The copy stays until it is closed."""
+        if self.cache_dir is None:
+            return None
+        arrival = self._arrival(url, found, checksum, data_bytes)
+        arrival.begin()
+        return arrival
+
+    def _arrival(self, url: str, found: Stat, checksum: str, data_bytes: int) -> Arrival:
+        def open_copy() -> BinaryIO | None:
+            copy = self._open_copy(url, found, checksum, data_bytes)
+            if copy is None:  # ranges are read: of what was found?
+                _refuse_change(url, self.stat(url), found)
+            return copy
+
+        return Arrival(url, open_copy)
 
     def has_copy(self, url: str, found: Stat) -> bool:
         """Return whether the cache has a whole copy of that version."""
         return self.cache_dir is not None and self._cache(self.cache_dir).has(self._key(url, found))
 
     def _find_copy(self, url: str, found: Stat) -> BinaryIO | None:
-        """Open the copy for a reader if there is one, and count whether there is."""
+        """Open the copy of a file if there is one."""
         if self.cache_dir is None:
             return None
-        copy = self._cache(self.cache_dir).find(self._key(url, found), found.size_bytes)
+        return self._cache(self.cache_dir).find(self._key(url, found), found.size_bytes)
+
+    def _find_counted(self, url: str, found: Stat) -> BinaryIO | None:
+        """Open the copy for a reader if there is one, and count whether there is."""
+        copy = self._find_copy(url, found)
         self.counts.add("opened", 1)
         if copy is not None:
             self.counts.add("hits", 1)
         return copy
 
-    def _download_copy(self, url: str, wanted: Stat, *, checksum: str) -> BinaryIO:
-        """Open the copy after downloading it, unless another process does."""
+    def _open_copy(
+        self, url: str, found: Stat, checksum: str, data_bytes: int, *, whole: bool = False
+    ) -> BinaryIO | None:
+        """Open the copy of a file, which is downloaded first if there is none; None if there is no room for it."""
+        if self.cache_dir is None or found.size_bytes > self.cache_bytes:
+            return None
 
         def download(file: BinaryIO) -> None:
-            content = self._download(url, wanted.size_bytes, file)
+            content = self._download(url, found.size_bytes, file)
             if checksum and content != checksum:
                 raise ValueError(
                     f"{url}: has the checksum {content}, its folder's index has {checksum}. Upload the shard again, or run "
                     "`loaderkit index --folder-index` on its folder."
                 )
             if not checksum:
-                _refuse_change(url, self.stat(url), wanted)  # a change during the download, too
+                _refuse_change(url, self.stat(url), found)  # a change during the download, too
 
+        cache = self._cache(self.cache_dir, data_bytes)
         try:
-            return self._cache(self.cache_dir or "").open(self._key(url, wanted), wanted.size_bytes, download)
+            return (cache.open if whole else cache.open_if_room)(self._key(url, found), found.size_bytes, download)
         except OSError as error:
             if url not in str(error):
                 error.add_note(f"loaderkit: raised while downloading {url}.")
             raise
 
-    def open_soon(self, url: str, found: Stat, *, checksum: str = "") -> BinaryIO:
-        """Open a file of that version: as `open`, but do not wait for a download that is needed first.
-
-        The first spans that are read are requested by ranges; later ones wait for the copy.
-        """
-        size = found.size_bytes
-        if self.cache_dir is None or not _SOON_BYTES <= size <= self.cache_bytes:
-            return self.open(url, found, checksum=checksum)
-        if (copy := self._find_copy(url, found)) is not None:
-            return copy
-        arrival = Arrival(partial(self._download_copy, url, found, checksum=checksum))
-        return ArrivingFile(url, size, partial(self.read_many, url, size_bytes=size), arrival)
-
-    def fetch(self, url: str, found: Stat, *, checksum: str = "") -> None:
-        """Begin to download a file of that version in the background, unless there is a copy."""
-        if self.cache_dir is None or found.size_bytes > self.cache_bytes:
-            return
-        if self.has_copy(url, found):
-            return
-        arrival = Arrival(partial(self._download_copy, url, found, checksum=checksum))
-        arrival.begin()
-        arrival.close()
-
-    def _cache(self, folder: str | os.PathLike[str]) -> "Cache":
+    def _cache(self, folder: str | os.PathLike[str], data_bytes: int = 0) -> "Cache":
         from loaderkit.datasets.remote.cache import Cache  # needs fcntl, which some systems lack
 
-        return Cache(Path(folder).expanduser(), self.cache_bytes)
+        return Cache(Path(folder).expanduser(), self.cache_bytes, data_bytes)
 
     def read(self, url: str, start: int, stop: int, size_bytes: int, *, or_all: bool = False) -> bytes:
         """Return a range of bytes; with `or_all`, the whole file if the server ignores ranges."""
@@ -321,8 +352,12 @@ class Storage:
         client = self.options.get("client_kwargs") or {}
         endpoint = self.options.get("endpoint_url") or client.get("endpoint_url") or ""
         version = found.etag or found.changed_ns
+        folder = json.dumps([url.rpartition("/")[0], str(endpoint)])  # names the data
         named = json.dumps([url, str(endpoint), found.size_bytes, version])
-        return hashlib.blake2b(named.encode(), digest_size=16).hexdigest()
+        digests = (
+            hashlib.blake2b(text.encode(), digest_size=size).hexdigest() for text, size in ((folder, 4), (named, 12))
+        )
+        return "".join(digests)
 
     def _filesystem(self, url: str) -> tuple[Any, str]:
         try:

@@ -75,9 +75,9 @@ def shard_name(url: str) -> str:
     return Path(urlsplit(url).path if url.startswith(("http://", "https://")) else url).name
 
 
-def open_file(url: str, storage: Storage | None = None, found: Stat | None = None, checksum: str = "") -> BinaryIO:
-    """Open a shard as a seekable file of bytes. A remote shard must still have the version and the checksum."""
-    return (storage or Storage()).open(url, found, checksum=checksum) if is_remote(url) else open_regular(url)
+def open_file(url: str, storage: Storage | None = None) -> BinaryIO:
+    """Open a shard as a seekable file of bytes."""
+    return (storage or Storage()).open(url) if is_remote(url) else open_regular(url)
 
 
 def stat(url: str, storage: Storage | None = None) -> Stat:

@@ -52,6 +52,7 @@ class DocumentDataset(ShardedDataset):
     kind = "documents-1"
     suffixes: ClassVar[tuple[str, ...]] = (".ds",)
     keeps_index: ClassVar[bool] = False
+    maps: ClassVar[bool] = True
     files_each: ClassVar[int] = 2
 
     def __init__(

@@ -32,6 +32,7 @@ class MappedDataset(ShardedDataset):
     """
 
     keeps_index: ClassVar[bool] = False
+    maps: ClassVar[bool] = True
     row_layout: Layout | None
 
     @abstractmethod

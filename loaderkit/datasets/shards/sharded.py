@@ -4,7 +4,7 @@ import errno
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from loaderkit.datasets.base import check_index, check_indices
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.places import Place
+from loaderkit.datasets.remote.arriving import Arrival
 from loaderkit.datasets.remote.storage import Stat, Storage
 from loaderkit.datasets.remote.urls import Urls, find_shards, is_remote, open_file, shard_name, stat
 from loaderkit.datasets.shards.folder_index import FolderIndexes, fitted
@@ -25,6 +26,8 @@ from loaderkit.system.per_thread import PerThread
 from loaderkit.system.progress import with_progress
 
 _AT_ONCE = 16  # remote shards that are indexed at the same time
+_FETCHED = -1  # the handle of the next shard's download
+_WORKERS = 16  # at most, that read samples in their order: each skips the batches of the others
 
 
 class ShardedDataset(DeclaresDraws, ABC):
@@ -53,6 +56,7 @@ class ShardedDataset(DeclaresDraws, ABC):
     suffixes: ClassVar[tuple[str, ...]]
     keeps_index: ClassVar[bool] = True  # in a file; False if a scan is as fast as reading that file
     files_each: ClassVar[int] = 1  # files that an open shard has open
+    maps: ClassVar[bool] = False  # shards into memory, so that a remote one needs a local copy
 
     def __init__(
         self,
@@ -76,6 +80,8 @@ class ShardedDataset(DeclaresDraws, ABC):
         self._last_read = -1
         self.transform = transform
         self._index_dir = None if index_dir is None else os.fspath(index_dir)
+        if self.maps and self.remote_bytes:  # they can't be evicted while they are open
+            max_open = min(max_open, max(1, self.storage.cache_bytes // max(self.remote_sizes.values())))
         self._limit = FileLimit(max_open, self.files_each)
         self._changed: list[str] = []
         self._indexes = self._index_all()
@@ -114,7 +120,7 @@ class ShardedDataset(DeclaresDraws, ABC):
         """Return a shard's whole index, after comparing the content of a shard that only its checksum vouches for."""
         shard = self.shards[part]
         if shard in self._unproven:
-            self.open_file(shard).close()  # a download compares the checksum
+            self.open_file(shard).close()
             self._unproven.discard(shard)
         return self._load(part)
 
@@ -180,13 +186,23 @@ class ShardedDataset(DeclaresDraws, ABC):
 
     def open_file(self, shard: str) -> BinaryIO:
         """Open a shard as bytes: a local file, unless the shard is remote and not cached."""
-        return open_file(shard, self.storage, self._remote.get(shard), self._checksums.get(shard, ""))
+        if not is_remote(shard):
+            return open_file(shard)
+        whole = self.maps or shard in self._unproven  # a download compares the checksum
+        return self.storage.open(shard, self._remote.get(shard), whole=whole, **self._copy_settings(shard))
 
     def open_soon(self, shard: str) -> BinaryIO:
         """Open a shard as bytes, without waiting for its download if its first samples can be read by ranges."""
         if not is_remote(shard) or shard in self._unproven:
             return self.open_file(shard)
-        return self.storage.open_soon(shard, self.stat(shard), checksum=self._checksums.get(shard, ""))
+        arrival: Arrival | None = self._opened.own.handles.pop(_FETCHED, None)
+        if arrival is not None and arrival.url != shard:
+            arrival.close()
+            arrival = None
+        return self.storage.open_soon(shard, self.stat(shard), arrival=arrival, **self._copy_settings(shard))
+
+    def _copy_settings(self, shard: str) -> dict[str, Any]:
+        return {"checksum": self._checksums.get(shard, ""), "data_bytes": self.remote_bytes}
 
     def open_head(self, shard: str) -> BinaryIO:
         """Open a shard to read little of it: a remote one by ranges, also if there is a cache."""
@@ -216,9 +232,11 @@ class ShardedDataset(DeclaresDraws, ABC):
         rows = wanted - (self._ends[part] - self._indexes[part].count)
         if rows.min() >= 0 and rows.max() < self._indexes[part].count:  # one shard, as in most batches of a ShardOrder
             yield part, np.arange(len(rows)), rows
-            return
-        for part, places in group_places(np.searchsorted(self._ends, wanted, side="right")):
-            yield part, places, wanted[places] - (self._ends[part] - self._indexes[part].count)
+        else:
+            for each, places in group_places(np.searchsorted(self._ends, wanted, side="right")):
+                yield each, places, wanted[places] - (self._ends[each] - self._indexes[each].count)
+        if self._remote:
+            self._look_ahead(part, wanted)
 
     def parts_of(self, indices: Int64Array) -> Int64Array:
         """Return the number of the shard (B,) that each index (B,) is in."""
@@ -264,16 +282,39 @@ class ShardedDataset(DeclaresDraws, ABC):
         names = [f"{shard_name(shard)}:{index.count}" for shard, index in zip(self.shards, self._indexes, strict=True)]
         return f"{self.kind} {', '.join(names)}"
 
+    @property
+    def ends(self) -> Int64Array:
+        """Where each shard ends in the dataset (S,)."""
+        return self._ends
+
     def close(self) -> None:
         """Close this thread's open shards; the next read opens them again."""
         self._opened.own.close()
 
-    def _read_ahead(self, part: int) -> None:
-        """Begin to download the next shard if shards are read in their order."""
-        following = self.shards[part + 1 : part + 2] if part == self._last_read + 1 else []
-        for shard in filter(is_remote, following):
-            self.storage.fetch(shard, self.stat(shard), checksum=self._checksums.get(shard, ""))
-        self._last_read = part
+    def close_shards(self, parts: Iterable[int]) -> None:
+        """Close those of this thread's open shards that have these numbers."""
+        opened = self._opened.own
+        if opened.process == os.getpid():
+            opened.close_some(parts)
+
+    def _look_ahead(self, part: int, wanted: Int64Array) -> None:
+        """If samples are read in their order, begin to download the shard after `part`, and close those before it."""
+        first, last = int(wanted[0]), int(wanted[-1])
+        is_run, skipped = last - first == len(wanted) - 1, first - self._last_read - 1
+        self._last_read = last
+        handles = self._opened.own.handles
+        if not is_run or not 0 <= skipped < _WORKERS * len(wanted):
+            return
+        if not skipped:  # no other process reads this epoch
+            self.close_shards([one for one in handles if _FETCHED < one < part])
+        following = self.shards[part + 1 : part + 2]
+        fetched = getattr(handles.get(_FETCHED), "url", None)
+        if part + 1 in handles or not following or following[0] == fetched or not is_remote(following[0]):
+            return
+        self.close_shards([_FETCHED])
+        arrival = self.storage.fetch(following[0], self.stat(following[0]), **self._copy_settings(following[0]))
+        if arrival is not None:
+            handles[_FETCHED] = arrival
 
     def _load(self, part: int) -> ShardIndex:
         index = self._indexes[part]
@@ -290,8 +331,6 @@ class ShardedDataset(DeclaresDraws, ABC):
             read = self.read(self.handle(part), rows, self._indexes[part])
             for place, sample in zip(places.tolist(), read, strict=True):
                 samples[place] = sample
-            if self._remote and part != self._last_read:
-                self._read_ahead(part)
         return samples
 
     def _open(self, opened: OpenFiles, shard: str, index: ShardIndex) -> Any:

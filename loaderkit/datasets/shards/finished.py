@@ -1,0 +1,47 @@
+"""Which shards the rest of an epoch does not want: they are closed, so that the cache may evict them."""
+
+from typing import Any
+
+import numpy as np
+
+from loaderkit.datasets.combine import MapDataset
+from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.sampling.order import Order
+from loaderkit.system.arrays import Int64Array
+
+_SLOWEST = 8  # steps that another process of the host may be behind
+
+
+class FinishedShards:
+    """Closes the shards of a dataset that an order is past, and those that it does not want for long.
+
+    Args:
+        data: The dataset.
+        order: In which its samples are read.
+        step: Positions that all ranks together take at a time.
+    """
+
+    def __init__(self, data: ShardedDataset, order: Order, step: int) -> None:
+        self._data, self._order, self._behind = data, order, _SLOWEST * step
+        self._epoch = -1
+        self._spans: tuple[Int64Array, Int64Array] | None = None
+
+    def close(self, epoch: int, position: int) -> None:
+        """Close the shards of this thread that no process of the host wants about a position."""
+        if epoch != self._epoch:
+            self._epoch, self._spans = epoch, self._order.spans(epoch, self._data.ends)
+        if self._spans is not None:
+            firsts, lasts = self._spans
+            unused = (lasts < position - self._behind) | (firsts > position + self._behind)
+            self._data.close_shards(np.flatnonzero(unused).tolist())
+
+
+def finished_shards(dataset: Any, order: Any, step: int) -> FinishedShards | None:
+    """Return what closes a dataset's shards; None if the cache has room for all of them, or there are none."""
+    while isinstance(dataset, MapDataset):
+        dataset = dataset.dataset
+    if not isinstance(dataset, ShardedDataset) or not isinstance(order, Order) or order.reach != len(dataset):
+        return None
+    cache = dataset.storage
+    is_small = cache.cache_dir is not None and cache.cache_bytes < dataset.remote_bytes
+    return FinishedShards(dataset, order, step) if is_small else None
