@@ -483,10 +483,14 @@ class IndexedPosition(Position):
         fewer = (
             f", or shuffle with fewer lanes (order=lk.ShardOrder(dataset.shard_sizes, lanes=...), now {order.lanes})"
         )
+        costs = (
+            "shards will be downloaded again and again"
+            if data.maps
+            else "samples of the others will be requested by ranges"
+        )
         return (
             f"Loader: about {used:,} shards are in use at a time on this node, {wanted:,} bytes; the cache holds "
-            f"{data.storage.cache_bytes:,}, so samples of the other shards will be requested one by one. Give Storage "
-            f"cache_bytes={wanted}{fewer if order.lanes > 1 else ''}."
+            f"{data.storage.cache_bytes:,}, so {costs}. Give Storage cache_bytes={wanted}{fewer if order.lanes > 1 else ''}."
         )
 
     def _check_sampler(self, epoch: int) -> None:

@@ -350,13 +350,10 @@ def test_changed_data_is_never_served_stale(faulty: Faulty, tmp_path: Path) -> N
         old[1]
 
 
-def test_a_shard_larger_than_the_cache_is_read_by_ranges_or_refused(nginx: Nginx, tmp_path: Path) -> None:
+def test_a_shard_larger_than_the_cache_is_read_by_ranges(nginx: Nginx, tmp_path: Path) -> None:
     storage = lk.Storage(cache_dir=tmp_path / "cache", cache_bytes=100)
     check_reads(lk.JsonlDataset(nginx.url + "/", storage=storage, index_dir=tmp_path), ROWS)
-    assert not list((tmp_path / "cache").glob("*.lkshard"))
-    tokens = lk.TokenDataset(nginx.url + "/big.npy", length=16, storage=storage)
-    with pytest.raises(ValueError, match=r"big.npy: has [0-9,]+ bytes, the cache holds 100"):
-        tokens[0]
+    assert all(path.stat().st_size <= 100 for path in (tmp_path / "cache").glob("*.lk*"))
     with pytest.raises(ValueError, match="cache_bytes is 0"):
         lk.Storage(cache_bytes=0)
 

@@ -85,6 +85,34 @@ def test_evicted_windows_are_shuffled_the_same_way_again() -> None:
     assert np.array_equal(order.at(0, places), expected[places])
 
 
+@pytest.mark.parametrize("sizes", SHARDS.values(), ids=SHARDS)
+@pytest.mark.parametrize("lanes", [1, 7])
+@pytest.mark.parametrize("block", [1, 20])
+def test_spans_hold_all_positions_of_a_shard(sizes: list[int], lanes: int, block: int) -> None:
+    order, ends = lk.ShardOrder(sizes, lanes=lanes, window=9, block=block), np.cumsum(sizes)
+    for epoch in range(3):
+        spans = order.spans(epoch, ends)
+        assert spans is not None
+        shard = np.searchsorted(ends, whole(order, epoch), side="right")
+        for number, (first, last) in enumerate(zip(*spans, strict=True)):
+            places = np.flatnonzero(shard == number)
+            assert len(places) == sizes[number]
+            if sizes[number]:
+                assert first <= places[0] <= places[-1] <= last
+            else:
+                assert first > last
+    assert order.spans(0, np.append(ends, sum(sizes))) is None
+
+
+def test_spans_are_narrow() -> None:
+    """In the middle of an epoch few shards are wanted, and about as many as are said to be in use."""
+    order = lk.ShardOrder([100] * 200, lanes=8, window=100)
+    spans = order.spans(0, np.cumsum(order.shard_sizes))
+    assert spans is not None
+    wanted = np.count_nonzero((spans[0] <= 10_000) & (spans[1] >= 10_000))
+    assert 8 <= wanted <= 1.5 * order.shards_in_use
+
+
 @pytest.mark.parametrize("block", [1, 64, 1000, 5000])
 def test_a_pass_shuffles_each_window_once(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if more positions come from a lane in turn than are looked up at a time."""

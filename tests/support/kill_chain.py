@@ -26,14 +26,14 @@ def drawn(sample: dict[str, Any]) -> tuple[int, str, int]:
     return sample["cls"], hashlib.md5(sample["bin"]).hexdigest(), int(lk.sample_rng().integers(1 << 30))
 
 
-def make_loader(data: Any, rank: int, workers: int) -> lk.Loader:
+def make_loader(data: Any, rank: int, workers: int, *, shuffle: bool) -> lk.Loader:
     world = lk.World(rank, RANKS)
-    return lk.Loader(data, 4, shuffle=True, seed=3, world=world, num_workers=workers, collate_fn=list)
+    return lk.Loader(data, 4, shuffle=shuffle, seed=3, world=world, num_workers=workers, collate_fn=list)
 
 
-def batches_of(data: Any, rank: int) -> dict[str, Any]:
+def batches_of(data: Any, rank: int, *, shuffle: bool) -> dict[str, Any]:
     """Return the batches of a rank by epoch and number, from a run without workers and interruptions."""
-    loader = make_loader(data, rank, 0)
+    loader = make_loader(data, rank, 0, shuffle=shuffle)
     return {f"{epoch}-{number}": batch for epoch in range(EPOCHS) for number, batch in enumerate(_as_json(loader))}
 
 
@@ -43,11 +43,12 @@ class Chain:
     Args:
         make: Returns the data, with `drawn` as its transform, in a new process.
         folder: Where batches and states are written.
+        shuffle: Of the loaders.
         seed: Of the kills.
     """
 
-    def __init__(self, make: Callable[[], Any], folder: Path, seed: str) -> None:
-        self._make, self._folder, self._random = make, folder, random.Random(seed)
+    def __init__(self, make: Callable[[], Any], folder: Path, *, shuffle: bool, seed: str) -> None:
+        self._make, self._folder, self._shuffle, self._random = make, folder, shuffle, random.Random(seed)
         self.killed: list[str] = []
         for rank in range(RANKS):
             (folder / str(rank)).mkdir(parents=True)
@@ -80,7 +81,7 @@ class Chain:
 
     def _read(self, rank: int, workers: int, state: dict[str, Any] | None) -> None:
         """Read as a rank, and write each batch and the state after it."""
-        loader = make_loader(self._make(), rank, workers)
+        loader = make_loader(self._make(), rank, workers, shuffle=self._shuffle)
         if state is not None:
             loader.load_state_dict(state)
         while loader.cursor.epoch < EPOCHS:
@@ -103,12 +104,13 @@ class Chain:
         return json.loads((self._folder / "0" / common[-1]).read_text()) if common else None
 
     def _kill(self, ranks: list[int], victim: str, batches: int) -> None:
-        """Kill a process of a kind once so many more batches were read; a rank if there is none of that kind for a second."""
+        """Kill a process of a kind once so many more batches were read; a rank if there is none of that kind for a while."""
         wanted, end = self._written() + batches, time.monotonic() + 20
         while self._written() < wanted and time.monotonic() < end:
             time.sleep(self._random.uniform(0, 0.02))
-        end, found = time.monotonic() + 1, []
+        end, found = time.monotonic() + 3, []
         while not found and time.monotonic() < end:
+            time.sleep(0.005)
             children = [child.pid for rank in ranks for child in _children(rank)]
             found = {"rank": ranks, "worker": children, "downloader": downloaders({*ranks, *children})}[victim]
         self.killed.append(victim if found else "rank")
