@@ -42,7 +42,7 @@ def main() -> None:
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    accelerator = Accelerator(gradient_accumulation_steps=4)
+    accelerator = Accelerator(gradient_accumulation_steps=4, cpu=not torch.accelerator.is_available())
     digits = load_digits()
     data = lk.ArrayDataset({"x": torch.tensor(digits.data).float() / 16, "y": torch.tensor(digits.target)})
     parts = lk.split(data, {"train": 0.8, "val": 0.2}, seed=0)

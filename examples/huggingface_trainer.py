@@ -84,6 +84,7 @@ def main() -> None:
             dataloader_num_workers=given.workers,
             disable_tqdm=True,
             report_to=[],
+            use_cpu=not torch.accelerator.is_available(),  # else ranks on CPUs would not work together
         ),
         train_dataset=Pairs(500),
         eval_dataset=lk.Loader(Pairs(100), 32, seed=1),  # a Loader keeps its own settings

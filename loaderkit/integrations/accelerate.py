@@ -185,6 +185,23 @@ def samples_in(batch: Any) -> int | None:
     return found
 
 
+def check_ranks(accelerator: Accelerator, loader: Loader) -> None:
+    """Raise a ValueError unless the Loader and the Accelerator mean the same ranks and batches."""
+    if accelerator.split_batches:
+        raise ValueError(
+            f"prepare: the Accelerator splits batches over ranks, and batch_size={loader.batch_size} of a Loader is for each "
+            "rank. Leave out split_batches=True, and divide batch_size by the ranks."
+        )
+    parallel = getattr(accelerator, "parallelism_config", None)
+    ranks = accelerator.num_processes // (parallel.non_data_parallel_size if parallel else 1)
+    if loader.config.world is None and loader.world.size != ranks:
+        raise ValueError(
+            f"prepare: the Loader reads for {loader.world.size} ranks, and the Accelerator has {ranks} with data of their own. If "
+            "ranks share data, give the Loader world=, the data-parallel dimension of accelerator.torch_device_mesh. On CPUs, "
+            "processes work together only with Accelerator(cpu=True), or TrainingArguments(use_cpu=True)."
+        )
+
+
 def _prepare(accelerator: Accelerator, loader: Loader, evaluation: bool | None) -> PreparedLoader:
     if not isinstance(loader, Loader):
         raise TypeError(
@@ -192,7 +209,7 @@ def _prepare(accelerator: Accelerator, loader: Loader, evaluation: bool | None) 
         )
     if isinstance(loader, PreparedLoader):
         return loader
-    _check_accelerator(accelerator, loader)
+    check_ranks(accelerator, loader)
     remainder = 0
     if loader.world.size > 1 and (loader._position.repeats if evaluation is None else evaluation):
         loader, remainder = _filled(loader, say=evaluation is None)
@@ -232,18 +249,3 @@ def _filled(loader: Loader, *, say: bool) -> tuple[Loader, int]:
         filled._position.follow(position)
         loader = filled
     return loader, remainder
-
-
-def _check_accelerator(accelerator: Accelerator, loader: Loader) -> None:
-    if accelerator.split_batches:
-        raise ValueError(
-            f"prepare: the Accelerator splits batches over ranks, and batch_size={loader.batch_size} of a Loader is for each "
-            "rank. Leave out split_batches=True, and divide batch_size by the ranks."
-        )
-    parallel = getattr(accelerator, "parallelism_config", None)
-    ranks = accelerator.num_processes // (parallel.non_data_parallel_size if parallel else 1)
-    if loader.config.world is None and loader.world.size != ranks:
-        raise ValueError(
-            f"prepare: the Loader reads for {loader.world.size} ranks, and the Accelerator has {ranks} with data of their own; "
-            "the others share them. Give the Loader world=, the data-parallel dimension of accelerator.torch_device_mesh."
-        )

@@ -24,7 +24,7 @@ from transformers import TrainerCallback
 
 from loaderkit.datasets.hf import HFDataset
 from loaderkit.datasets.streams.dataset import StreamDataset
-from loaderkit.integrations.accelerate import PreparedLoader, gather_samples, samples_in
+from loaderkit.integrations.accelerate import PreparedLoader, check_ranks, gather_samples, samples_in
 from loaderkit.loader.loader import Loader
 
 if TYPE_CHECKING:
@@ -131,8 +131,11 @@ class ResumableTrainer(_Base):  # type: ignore[misc]  # Any
         self.accelerator.wait_for_everyone()
 
     def _loader(self, data: Any, batch_size: int, use: str) -> Loader:
-        if isinstance(data, Loader):
-            return data
+        loader = data if isinstance(data, Loader) else self._made(data, batch_size, use)
+        check_ranks(self.accelerator, loader)
+        return loader
+
+    def _made(self, data: Any, batch_size: int, use: str) -> Loader:
         args, trains = self.args, use == "training"
         strategy = args.train_sampling_strategy if trains else "sequential"
         if strategy not in ("random", "sequential"):

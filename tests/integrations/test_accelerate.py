@@ -112,7 +112,7 @@ def test_a_loader_that_is_not_prepared_is_warned_of(accelerator: Any) -> None:
         next(iter(loader))
 
 
-def test_what_cannot_be_exact_is_refused(accelerator: Any) -> None:
+def test_what_cannot_be_exact_is_refused(accelerator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare, skip = lk.integrations.accelerate.prepare, lk.integrations.accelerate.skip_first_batches
     stream = lk.Loader(lk.StreamDataset(["a"], lk.from_start(lambda name: range(9))), BATCH)
     two = {"world": lk.World(0, 2)}
@@ -131,6 +131,10 @@ def test_what_cannot_be_exact_is_refused(accelerator: Any) -> None:
         prepare(accelerator, ahead, evaluation=True)
     with pytest.warns(UserWarning, match="the last step repeats 5 samples"):
         prepare(accelerator, lk.Loader(data(), BATCH, **two))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="reads for 2 ranks, and the Accelerator has 1"):
+        prepared(accelerator)
     accelerator.dataloader_config.split_batches = True
     with pytest.raises(ValueError, match="batch_size=4 of a Loader is for each rank"):
         prepared(accelerator)

@@ -7,11 +7,13 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from killed_runs import PRELOAD, Runs
 from kills import count_exact
 
@@ -117,6 +119,8 @@ def test_another_number_of_ranks_resumes_if_an_optimizer_step_has_as_many_sample
     assert "An optimizer step had 16 samples over all ranks, and has 8 now" in text
     assert "the Trainer takes it for epoch 0 after batch 4 of 11" in text
     settings = {"gradient_accumulation_steps": 4, "num_train_epochs": 1}
+    text = runs.start("again", "again.pt", resume=True, settings=settings | {"ignore_data_skip": True}, code=1)
+    assert "ignore_data_skip=True trains on the whole epoch again" in text
     runs.start("two", "one.pt", resume=True, settings=settings)
     assert Path(runs.read("one.pt")["resumed"]).name == "checkpoint-2"
     read = Counter(n for _, numbers in runs.log("two.pt", 2) + runs.log("one.pt", 1) for n in numbers)
@@ -151,3 +155,31 @@ def test_a_half_written_checkpoint_is_not_taken(seed: int, tmp_path: Path) -> No
     (tmp_path / "checkpoint-10" / "trainer_state.json").write_text(text[:cut])
     (tmp_path / "checkpoint-12").mkdir()
     assert lk.integrations.huggingface.last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
+
+
+def test_what_cannot_be_exact_is_refused(tmp_path: Path) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    class Resumable(lk.integrations.huggingface.ResumableTrainer, Trainer):  # type: ignore[misc]
+        pass
+
+    def trainer(**settings: Any) -> Any:
+        args = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], **settings)
+        return Resumable(torch.nn.Linear(2, 2), args, train_dataset=lk.ArrayDataset({"x": torch.ones(9, 2)}))
+
+    with pytest.raises(ValueError, match="found no whole checkpoint of a ResumableTrainer in"):
+        trainer().train(resume_from_checkpoint=True)
+    (tmp_path / "checkpoint-3").mkdir()
+    with pytest.raises(ValueError, match="checkpoint-3 is not a whole checkpoint"):
+        trainer().train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    with pytest.raises(ValueError, match=r"Give the Trainer train_dataset=lk\.Loader\(dataset, plan=lk\.LengthBuckets"):
+        trainer(train_sampling_strategy="group_by_length").get_train_dataloader()
+    two = trainer()
+    two.args = SimpleNamespace(world_size=2, eval_batch_size=4)
+    with pytest.raises(ValueError, match="the evaluation data, Numbers, does not say how 2 ranks share it"):
+        two.get_eval_dataloader(Numbers())
+
+
+class Numbers(torch.utils.data.IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(9))

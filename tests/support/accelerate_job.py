@@ -16,6 +16,7 @@ os.environ |= {"ACCELERATE_USE_CPU": "true"}
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration
 from torch import nn
 
 import loaderkit as lk
@@ -49,7 +50,8 @@ def make_loader(job: dict[str, Any], accelerator: Accelerator) -> Any:
 
 
 def work(job: dict[str, Any], rank: int) -> None:
-    accelerator = Accelerator(gradient_accumulation_steps=job.get("accumulate", 1))
+    config = DataLoaderConfiguration(use_seedable_sampler=True)  # of its own loader
+    accelerator = Accelerator(gradient_accumulation_steps=job.get("accumulate", 1), dataloader_config=config)
     if job.get("evaluate"):
         evaluate(job, accelerator)
         return
