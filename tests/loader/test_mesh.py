@@ -3,6 +3,7 @@
 import pickle
 import warnings
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,6 +127,11 @@ def look_at_meshes(rank: int) -> Any:
         list(lk.Loader(list(range(8)), 2, world=lk.World.detect()))
         list(lk.Loader(list(range(8)), 2, world=mesh["dp"]))
     found["said"] = [str(each.message) for each in said]
+    model = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data_parallel", "tensor_parallel"))
+    sampler = {"rank": model["data_parallel"].get_local_rank(), "num_replicas": 2}
+    strategy = SimpleNamespace(distributed_sampler_kwargs=sampler, device_mesh=model)
+    trained = lk.World.from_trainer(SimpleNamespace(strategy=strategy, num_devices=4))
+    found["trainer"] = trained, trained.on_host, trained.group == lk.World.from_mesh(mesh["dp"]).group
     both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
     found["rows"] = lk.World.from_mesh(both), lk.World.from_mesh(both["dp_shard"])
     one = dist.new_group([2])
@@ -147,6 +153,7 @@ def test_a_world_comes_from_a_mesh_or_a_group_and_a_mesh_without_one_is_warned_o
         wanted = lk.World(rank // 2, 2)
         assert found["config"] == found["module"] == found["group"] == wanted
         assert found["on_host"] == 2
+        assert found["trainer"] == (wanted, 4, True)
         assert found["rows"] == (lk.World(rank, 4), lk.World(rank % 2, 2))
         (said,) = found["said"]
         assert "a DeviceMesh with the dimension 'tp' (2 ranks), and each of the 4 ranks reads data of its own" in said
