@@ -166,10 +166,12 @@ def train(rank: int, folder: Path, steps: int, kill_at: int | None) -> Any:
     checkpointer.load()
     metrics = SimpleNamespace(ntokens_since_last_log=0, data_loading_times=[])
     batches = Trainer.batch_generator(SimpleNamespace(metrics_processor=metrics), loader)
-    for step in range(1 + loader.loader.cursor.batches, steps + 1):
-        inputs, labels = next(batches)
+    position = loader.loader.cursor
+    for step in range(1 + (position.epoch * 8 + position.batches) // 2, steps + 1):
         optimizer.zero_grad()
-        (model(inputs["input"].float()) - labels).square().mean().backward()
+        for _ in range(2):  # accumulation; an epoch has 8 batches
+            inputs, labels = next(batches)
+            (model(inputs["input"].float()) - labels).square().mean().backward()
         for parameter in model.parameters():
             torch.distributed.all_reduce(parameter.grad)
         optimizer.step()
