@@ -81,6 +81,7 @@ def test_two_killed_ranks_and_one_more_give_every_sample_exactly_once(tmp_path: 
     assert "601 of 601 samples trained, each 1 time(s)" in text
 
 
+@pytest.mark.timeout(3000)  # of many kills
 def test_a_node_that_is_killed_leaves_each_sample_to_be_trained_once(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
