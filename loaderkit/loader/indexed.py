@@ -273,6 +273,7 @@ class IndexedPosition(Position):
                 first, at = 0, self.cursor_at(passes[number - 1])
                 if origin != at and not (origin.epoch > at.epoch and not origin.samples):  # something moved the loader
                     found, follows = [], False
+                follows = follows and not origin.plan  # then its number does not tell where this epoch began
             found += [(origin, batch) for batch in range(first, counted)]
         return found, follows
 

@@ -267,6 +267,18 @@ def test_each_epoch_of_a_trainer_continues_the_schedule() -> None:
         assert list(loader) == []
 
 
+def test_a_log_of_steps_finds_the_batches_of_every_epoch(tmp_path: Path) -> None:
+    log, loader, steps = lk.StepLog(tmp_path / "steps.log"), make(), []
+    while loader.cursor.epoch < 5 and len(steps) < BATCHES:
+        for batch in itertools.islice(loader, 5):
+            log.record(loader, len(steps))
+            steps.append(batch)
+    assert len(steps) == BATCHES
+    assert same([log.replay(make(), step)[0] for step in range(BATCHES)], steps)
+    with pytest.raises(ValueError, match="Stages cannot leave out a stretch of the order"):
+        make().skip(epoch=0, steps=[range(2, 3)])
+
+
 def test_later_stages_may_change_and_sources_may_be_added_at_a_resume() -> None:
     first, state = stopped(15)  # in the second stage
     more = {"code": CODE, **SOURCES}
@@ -370,12 +382,12 @@ def test_a_bad_sample_is_replaced_by_one_of_its_stage() -> None:
     loader = Loader(plan.dataset, plan=plan, bad_samples=lk.BadSamples("replace", max_rate=1))
     batches = [batch.tolist() for batch in loader]
     assert [{sample // 1000 for sample in batch} for batch in batches] == [{0}] * 5 + [{1}] * 5
-    assert sorted(bad.index for bad in loader.bad_samples) == [3, 18]
+    assert sorted(bad.index for bad in loader.bad_samples) == [*range(6), *range(15, 21)]
     assert all(bad.replacement is not None for bad in loader.bad_samples)
 
 
 class Bad:
-    """15 samples, one of which cannot be read."""
+    """15 samples, six of which cannot be read."""
 
     def __init__(self, start: int) -> None:
         self.start = start
@@ -384,7 +396,7 @@ class Bad:
         return 15
 
     def __getitem__(self, index: int) -> int:
-        if index == 3:
+        if index < 6:
             raise ValueError("damaged")
         return self.start + index
 
