@@ -19,15 +19,16 @@ class Mixture(Order):
     is used up starts its next pass. An epoch continues each source where the previous epoch left it.
 
     Args:
-        sources: The datasets, or their sizes, or an Order for each. Datasets and sizes are shuffled; a dataset with
-            shards by a ShardOrder.
+        sources: The datasets, or their sizes, or an Order for each that reads a whole dataset. Datasets and sizes are
+            shuffled; a dataset with shards by a ShardOrder.
         weights: One for each source, above 0; they need not sum to 1 (S,).
         seed: Of the shuffle of sources that are not given as orders.
         size: Positions in an epoch; by default the sum of the sources' sizes.
         window: Positions over which the shares are exact.
 
     Raises:
-        ValueError: If a weight is missing or not above 0, a source is empty, or a share of a window is below one sample.
+        ValueError: If a weight is missing or not above 0, a source is empty, a share of a window is below one sample, or an
+            Order has a number of samples that its dataset has not.
 
     Examples:
         >>> web, books = list(range(60)), list(range(100, 140))
@@ -55,6 +56,12 @@ class Mixture(Order):
             )
         if not all(self._sizes):
             raise ValueError(f"Mixture: the sources have sizes {self._sizes}, wanted at least one sample in each.")
+        for row, order in enumerate(self._orders):
+            if order.reach != order.size(0):  # the next source's indices would begin at a wrong place
+                raise ValueError(
+                    f"Mixture: source {row} is an order of {order.size(0):,} samples with indices below {order.reach:,}, wanted as "
+                    "many samples as its dataset has. Give a dataset of these samples, such as lk.SubsetDataset(dataset, indices)."
+                )
         self._weights = found / found.sum()
         self._size = sum(self._sizes) if size is None else size
         check_size(self._size, "Mixture")

@@ -67,7 +67,7 @@ def test_keys_tell_orders_apart() -> None:
         Mixture([20, Sequential(7)], [3, 1], seed=6, size=90, window=17),
         Mixture([20, Sequential(7)], [3, 1], seed=7, size=90, window=16),
         Mixture([20, Shuffled(7)], [3, 1], seed=6, size=90, window=16),
-        Mixture([Subset([number]) for number in range(99)], [1] * 99),
+        Mixture([Shuffled(1, seed=number) for number in range(99)], [1] * 99),
         SamplerOrder([3, 1, 0, 2]),
     ]
     keys = [order.key(0) for order in orders]

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.utils.data as torch_data
 
-from loaderkit import BadSamples, Loader, Mixture, Sequential, ShardOrder, Shuffled, Weighted, World
+from loaderkit import BadSamples, Loader, Mixture, Sequential, ShardOrder, Shuffled, Subset, Weighted, World
 from loaderkit.sampling import as_order
 from loaderkit.testing import assert_resumable
 
@@ -179,6 +179,7 @@ def test_a_mixtures_sources_come_in_full_passes_across_epochs() -> None:
         ([], [], {}, "0 sources"),
         ([3, 4], [1000, 1], {"window": 10}, "gets no sample. Use a larger window"),
         ([3, 4], [1, 1], {"window": 0}, "window of 0 positions"),
+        ([3, Subset([0, 5])], [1, 1], {}, "source 1 is an order of 2 samples with indices below 6, wanted as many"),
     ],
 )
 def test_a_mixture_that_cannot_be_is_refused(
