@@ -52,6 +52,7 @@ SCRIPTS = (
     Script("data_wait", 1),
     Script("index", 4),
     Script("cloud", 12),
+    Script("cloud_cases", 4),
     Script("ranges", 3),
     Script("device", 0.5),
 )

@@ -328,10 +328,49 @@ def on_cuda(results: Results) -> Iterator[Target]:
     )
 
 
+def from_a_bucket(results: Results) -> Iterator[Target]:
+    def cold(column: str, order: str, name: str = LOADER) -> float:
+        return results.value("cloud", column, order=order, workers="2", step_ms="0", contender=name)
+
+    def of(case: str, column: str) -> float:
+        return results.value("cloud_cases", column, case=case)
+
+    small = ("small cache, in order", "small cache, shuffled")
+    yield Target(
+        "First epoch from a slow bucket, 2 workers, in order and shuffled: over the network's limit",
+        lambda: [cold("ratio_to_limit", order) for order in ORDERS],
+        most=1.2,
+    )
+    yield Target("Its first batch, shuffled", lambda: [cold("first_batch_s", "shuffled")], most=1.5, unit=" s")
+    yield Target(
+        "The same over webdataset's",
+        lambda: [cold("first_batch_s", "shuffled") / cold("first_batch_s", "shuffled", "webdataset")],
+        most=1,
+    )
+    yield Target("Requests that open 1,000 shards", lambda: [of("open 1,000 shards", "open_requests")], most=3)
+    yield Target("Their time", lambda: [of("open 1,000 shards", "open_s")], most=1, unit=" s")
+    yield Target(
+        "A cache of 3 shards, in order and shuffled: peak over the limit",
+        lambda: [of(case, "peak_shards_over_limit") for case in small],
+        most=1,
+        unit=" shards",
+    )
+    yield Target(
+        "The same: bytes over the minimum", lambda: [of(case, "bytes_over_minimum") for case in small], most=1.3
+    )
+    yield Target(
+        "First batch of a resume on an empty node",
+        lambda: [of("resume on an empty node", "first_batch_s")],
+        most=2,
+        unit=" s",
+    )
+
+
 GROUPS: dict[str, Callable[[Results], Iterator[Target]]] = {
     "On the host": on_the_host,
     "Data on disk": on_disk,
     "Variable lengths": of_lengths,
     "Order and resume": of_order,
+    "From a bucket": from_a_bucket,
     "Copies to the device": on_cuda,
 }
