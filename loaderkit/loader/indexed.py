@@ -149,7 +149,7 @@ class IndexedPosition(Position):
         first = next(keys, None)
         if first is None:
             return 0
-        now = {part for part, *_ in data.by_shard(first.indices)}
+        now = set(data.parts_of(first.indices).tolist())
         later = data.parts_of(np.concatenate([first.indices, *(key.indices for key in keys)]))
         coming = [part for part in dict.fromkeys(later.tolist()) if part not in now]
         return sum(1 for _ in takewhile(data.has_copy, coming)) if all(map(data.has_copy, now)) else 0

@@ -56,6 +56,9 @@ class TrainerEpochs(torch_data.Sampler[int]):
         position, first = self._position, not self._used
         self._used = True
         resumes = self._loaded == position.turn
+        # Stages have no step of one size, so their batches are compared too, before the Trainer moves on.
+        is_first = resumes and self._last[0] != position.turn
+        recounted = is_first and self._loaded_batches not in (None, position.cursor.batches)
         if resumes and self._last == (position.turn, epoch - 1):
             # A run that `max_steps` ended, and that is resumed, ends the same epoch again without a batch.
             self._empty += 1
@@ -63,8 +66,6 @@ class TrainerEpochs(torch_data.Sampler[int]):
         if position.step is None:
             self._follow_stream(epoch - self._empty, first=first)
         else:
-            # Stages have no step of one size, so their batches are compared too.
-            recounted = resumes and self._loaded_batches not in (None, position.cursor.batches)
             self._follow_indexed(epoch - self._empty, position.step, recounted=recounted)
         if position.skips:
             position.say(

@@ -188,6 +188,7 @@ def test_chains_of_kills_change_nothing_and_leave_nothing(
         with nothing_left():
             shuffle = number % 2 == 1
             whole = [batches_of(local, rank, shuffle=shuffle) for rank in range(RANKS)]
+            local.close()
             assert sum(len(batch) for batches in whole for batch in batches.values()) == EPOCHS * 4 * SHARD
             chain = Chain(bucket, folder, shuffle=shuffle, seed=f"kills {number}")
             with peak_of(folder / "cache") as peak:

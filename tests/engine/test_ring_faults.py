@@ -73,6 +73,7 @@ def is_whole(loader: lk.Loader, size: int = 40) -> bool:
 @pytest.fixture(scope="module", autouse=True)
 def _warm() -> None:
     """Open what a process opens only once, such as the fork server and its tracker."""
+    scripts.warm()
     assert is_whole(make_loader())
     assert is_whole(make_loader(multiprocessing_context="forkserver"))
 

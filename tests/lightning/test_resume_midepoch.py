@@ -159,4 +159,4 @@ def test_a_checkpoint_holds_a_small_state_that_can_be_read_safely(tmp_path: Path
     state = saved["DataModule"]
     assert len(str(state)) < 1024
     assert state["train"][0]["cursor"] == {"epoch": 0, "samples": 20, "batches": 5, "plan": []}
-    assert saved["loops"]["fit_loop"]["state_dict"]["combined_loader"] == state["train"]
+    assert saved["loops"]["fit_loop"]["state_dict"]["combined_loader"] == list(state["train"])

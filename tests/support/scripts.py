@@ -133,6 +133,11 @@ def _fresh(folder: Path, *command: str | Path) -> Iterator[Started]:
         started.end()
 
 
+def warm(preload: tuple[str, ...] = PRELOAD) -> None:
+    """Start the server, so that it is not counted among what a test leaves behind."""
+    _server(preload)
+
+
 @functools.cache
 def _server(preload: tuple[str, ...]) -> subprocess.Popen[bytes]:
     environment = {**os.environ, **ENVIRONMENT}

@@ -224,7 +224,10 @@ class ShardedDataset(DeclaresDraws, ABC):
         return samples if self.transform is None else per_sample(self.transform, samples)
 
     def by_shard(self, indices: Sequence[int] | Int64Array) -> Iterator[tuple[int, Int64Array, Int64Array]]:
-        """Group indices (B,) by shard: yield the shard's number, places in `indices`, and rows in the shard."""
+        """Group indices (B,) by shard, to read them: yield the shard's number, places in `indices`, and rows in the shard.
+
+        Remote shards that are wanted next then begin to arrive; `parts_of` only looks.
+        """
         wanted = check_indices(self, indices)
         if not wanted.size:
             return
