@@ -72,3 +72,23 @@ def of_speeds(folder: Path) -> Iterator[Line]:
                 f"{best['contender']} {both_epochs(best)}, the best of the peers",
                 "peers/peers_throughput",
             )
+
+
+def of_cloud(folder: Path) -> Iterator[Line]:
+    rows = read("cloud", folder)
+    for order in ("in order", "shuffled"):
+        setting = {"order": order, "workers": "2", "step_ms": "0.0"}
+        found = [row for row in rows if setting.items() <= row.items()]
+        ours = pick(found, contender="lk.Loader")
+        others = ", ".join(
+            f"{row['contender']} {number(row['ratio_to_limit'])} x ({number(row['first_batch_s'], ' s')})"
+            for row in found
+            if row is not ours
+        )
+        yield (
+            f"Ten shards of 64 MB from a slow bucket with an empty cache, {order}, 2 workers: epoch over the network's limit "
+            f"(first batch; {ours['repeats']} rounds)",
+            f"**{number(ours['ratio_to_limit'])} x** ({number(ours['first_batch_s'], ' s')})",
+            others,
+            "cloud",
+        )

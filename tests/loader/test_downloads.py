@@ -1,6 +1,7 @@
 """What a loader says of its downloads is what the store has sent, whoever downloads; without remote data it says nothing."""
 
 import pickle
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -173,3 +174,15 @@ def _target(fd: Path) -> str:
         return str(fd.readlink())
     except OSError:
         return ""
+
+
+def test_places_and_shards_ahead_are_told_without_a_download(store: SlowStore, tmp_path: Path) -> None:
+    data = make(store, tmp_path)
+    loader = lk.Loader(data, 4)
+    assert data.place(0).row == 0
+    data.storage.counts.add("opened", 1)
+    assert loader.downloads is not None
+    assert loader.downloads.shards_ahead == 0
+    time.sleep(0.2)  # a download in the background would have begun
+    assert not [request for request in store.requests() if request["path"].endswith(".tar")]
+    assert not (tmp_path / "cache").exists()

@@ -118,7 +118,7 @@ class ParquetDataset(ShardedDataset):
             ValueError: If a column has another type than in the first shard, or a row is null.
         """
         parts: list[tuple[dict[str, Column], Int64Array, Int64Array]] = []
-        for part, places, rows in self.by_shard(indices):
+        for part, places, rows in self.to_read(indices):
             handle = self.handle(part)
             for group, inner, inside in _by_group(rows, self._indexes[part]):
                 parts.append((handle.columns_of(group), places[inner], inside))

@@ -104,7 +104,7 @@ class DocumentDataset(ShardedDataset):
 
     def read_batch(self, indices: Int64Array) -> Ragged:
         """Return the documents' tokens end to end."""
-        parts = [(self.handle(part), places, rows) for part, places, rows in self.by_shard(indices)]
+        parts = [(self.handle(part), places, rows) for part, places, rows in self.to_read(indices)]
         return join_parts(parts, len(indices), self.dtype)
 
     def lengths(self) -> Int64Array:

@@ -45,7 +45,7 @@ class MappedDataset(ShardedDataset):
     def _read_batch(self, indices: Int64Array) -> Tensor:
         if self.row_layout is None:
             raise TypeError(f"{type(self).__name__}: the rows have several layouts, wanted one to make a batch.")
-        parts = list(self.by_shard(indices))
+        parts = list(self.to_read(indices))
         if len(parts) == 1:
             part, _, rows = parts[0]
             return torch.from_numpy(self.gather(self.handle(part), rows))

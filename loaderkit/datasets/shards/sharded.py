@@ -224,10 +224,7 @@ class ShardedDataset(DeclaresDraws, ABC):
         return samples if self.transform is None else per_sample(self.transform, samples)
 
     def by_shard(self, indices: Sequence[int] | Int64Array) -> Iterator[tuple[int, Int64Array, Int64Array]]:
-        """Group indices (B,) by shard, to read them: yield the shard's number, places in `indices`, and rows in the shard.
-
-        Remote shards that are wanted next then begin to arrive; `parts_of` only looks.
-        """
+        """Group indices (B,) by shard: yield the shard's number, places in `indices`, and rows in the shard."""
         wanted = check_indices(self, indices)
         if not wanted.size:
             return
@@ -238,8 +235,15 @@ class ShardedDataset(DeclaresDraws, ABC):
         else:
             for each, places in group_places(np.searchsorted(self._ends, wanted, side="right")):
                 yield each, places, wanted[places] - (self._ends[each] - self._indexes[each].count)
-        if self._remote:
+
+    def to_read(self, indices: Sequence[int] | Int64Array) -> Iterator[tuple[int, Int64Array, Int64Array]]:
+        """As `by_shard`, for samples that are read now: the remote shard after them begins to arrive."""
+        if self._remote and len(indices):
+            wanted = check_indices(self, indices)
+            part = int(self.parts_of(wanted[:1])[0])
+            self.handle(part)  # before the next download begins, and without waiting for this one
             self._look_ahead(part, wanted)
+        return self.by_shard(indices)
 
     def parts_of(self, indices: Int64Array) -> Int64Array:
         """Return the number of the shard (B,) that each index (B,) is in."""
@@ -330,7 +334,7 @@ class ShardedDataset(DeclaresDraws, ABC):
 
     def _gather(self, indices: Sequence[int]) -> list[Any]:
         samples: list[Any] = [None] * len(indices)
-        for part, places, rows in self.by_shard(indices):
+        for part, places, rows in self.to_read(indices):
             read = self.read(self.handle(part), rows, self._indexes[part])
             for place, sample in zip(places.tolist(), read, strict=True):
                 samples[place] = sample

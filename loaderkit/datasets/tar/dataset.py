@@ -129,7 +129,7 @@ class TarDataset(ShardedDataset):
             IndexError: If an index is not in the dataset.
             ShardError: If a shard has changed, or a file cannot be decoded.
         """
-        parts = {part: (places.tolist(), rows.tolist()) for part, places, rows in self.by_shard(indices)}
+        parts = {part: (places.tolist(), rows.tolist()) for part, places, rows in self.to_read(indices)}
         blocks = [block for part, (_, rows) in parts.items() for block in self.handle(part).read(rows)]
         if len({block.extensions for block in blocks}) == 1:
             columns = self._decode_all(blocks)
