@@ -118,15 +118,15 @@ class PreparedLoader(Loader, DataLoaderStateMixin):  # type: ignore[misc]  # Any
     @override
     def state_dict(self) -> dict[str, Any]:
         steps, state = self.gradient_state.num_steps, self.gradient_state
-        behind = 0 if state.sync_gradients else self.accelerator.step % steps
-        if not behind or behind >= len(self._points):
+        unfinished = 0 if state.sync_gradients else self.accelerator.step % steps
+        if not unfinished or unfinished >= len(self._points):
             return self.loader.state_dict()
         self._position.say(
-            f"Accelerator.save_state after batch {behind} of a gradient accumulation of {steps}: the gradients are not saved, "
+            f"Accelerator.save_state after batch {unfinished} of a gradient accumulation of {steps}: the gradients are not saved, "
             "so the resumed run repeats these batches, and dropout draws other numbers than here. Save if "
             "accelerator.sync_gradients."
         )
-        return self._position.state_at(self._points[-1 - behind], self._points)
+        return self._position.state_at(self._points[-1 - unfinished], self._points)
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

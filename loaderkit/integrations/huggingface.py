@@ -11,7 +11,7 @@ Where the Trainer of transformers 5.24 touches its data, and what happens there:
 | `_run_epoch` | `set_epoch`, if there is one | there is none: the Loader counts its epochs |
 | `get_batch_samples` | takes the batches of one optimizer step ahead | the state is that after the last `on_step_end` |
 | `_save_checkpoint` | `_save_rng_state` on each rank, then `trainer_state.json` | the state is part of `trainer_state.json`, the last file |
-| `evaluation_loop` | `len`, `dataset`, `gather_function` | joins the rows of samples, none of which comes twice |
+| `evaluation_loop` | `len`, `dataset`, `gather_function` | joins the rows of all ranks; no sample comes twice |
 """
 
 import json
@@ -74,8 +74,8 @@ class ResumableTrainer(_Base):  # type: ignore[misc]  # Any
             resume_from_checkpoint = last_checkpoint(folder)
             if resume_from_checkpoint is None:
                 raise ValueError(
-                    f"cannot resume: found no whole checkpoint of a ResumableTrainer in {folder}. To start anew if there is "
-                    "none, give resume_from_checkpoint=last_checkpoint(folder)."
+                    f"cannot resume: found no whole checkpoint of a ResumableTrainer in {folder}. To start a new run "
+                    "then, give resume_from_checkpoint=last_checkpoint(folder)."
                 )
         elif resume_from_checkpoint and not _is_whole(Path(resume_from_checkpoint)):
             raise ValueError(
@@ -227,7 +227,7 @@ class TrainBatches:
 
 
 class _Rest(torch_data.IterableDataset[Any]):
-    """The batches of an epoch, of which those that were trained on are None; its length is that of the data."""
+    """The batches of an epoch, with None for each that was trained on. Its length is that of the data."""
 
     def __init__(self, batches: TrainBatches) -> None:
         self._batches = batches

@@ -9,7 +9,7 @@ from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.sampling.order import Order
 from loaderkit.system.arrays import Int64Array
 
-_SLOWEST = 8  # steps that another process of the host may be behind
+_SLOWEST = 8  # steps by which the slowest process of the host may lag
 
 
 class FinishedShards:
