@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from loaderkit.system.retry import TRANSIENT_STATUS, TransientError
 
-_LEAST_BYTES = 1 << 20  # of a range: the small ones of a dataset's start come before workers are forked
+_LEAST_BYTES = 1 << 20  # of a range: for smaller ones, opening a store costs more than it saves
 _OPTIONS = {"key", "secret", "token", "anon", "endpoint_url", "client_kwargs"}  # of s3fs, that are understood here
 _CLIENT = {"endpoint_url", "region_name"}
 _KEY = re.compile(r"[\w=.-]+(/[\w=.-]+)*", re.ASCII)  # an object's name that obstore does not write in another way
