@@ -28,6 +28,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlowStore]:
             path = found.root / "bucket" / "train" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(CONTENT)
+        lk.write_shards([{"cls": number} for number in range(4)], found.root / "tars" / "train")
         yield found
 
 
@@ -116,6 +117,9 @@ def _read(fast: bool, options: dict[str, Any], folder: Path) -> None:
 
 
 def _fork(fast: bool, options: dict[str, Any], folder: Path) -> None:
+    """Open a dataset, which reads the index of its folder, and then start a worker."""
+    data = lk.TarDataset("s3://tars/train/*.tar", storage=make(options, folder), index_dir=folder / "index")
+    assert len(data) == 4
     child: Any = multiprocessing.get_context("fork").Process(target=_read, args=(fast, options, folder))
     child.start()
     child.join(60)
