@@ -10,7 +10,7 @@ from loaderkit.cli.arguments import count, number
 from loaderkit.cli.inspect import load_file, states_in
 from loaderkit.cli.preview import fields_of
 from loaderkit.cli.report import complain_of, say, table
-from loaderkit.cli.source import add_source, source_from
+from loaderkit.cli.source import add_source, training_source
 from loaderkit.datasets.places import place_of
 from loaderkit.datasets.streams.dataset import StreamDataset
 from loaderkit.loader import Loader, StepBatch, StepLog, is_step_log, loader_then, locate_in_stream
@@ -56,11 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            source, _ = source_from(arguments, decoded=True)
-            if callable(getattr(source, "train_dataloader", None)):
-                source.prepare_data()
-                source.setup("fit")
-                source = source.train_dataloader()
+            source = training_source(arguments)
             path = Path(arguments.log)
             (_of_log if is_step_log(path) else _of_checkpoint)(arguments, path, source)
     except Exception as error:  # also from the user's code

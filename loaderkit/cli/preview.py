@@ -16,7 +16,7 @@ from torch import Tensor
 from loaderkit.cli.arguments import count
 from loaderkit.cli.contact_sheet import draw, pictures_of
 from loaderkit.cli.report import complain_of, say, table
-from loaderkit.cli.source import add_source, source_from
+from loaderkit.cli.source import add_source, training_source
 from loaderkit.loader.loader import Loader
 
 _SHOWN = 60  # characters of a value
@@ -59,11 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise FileNotFoundError(f"no folder for --plot {arguments.plot}.")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            source, _ = source_from(arguments, decoded=True)
-            if callable(getattr(source, "train_dataloader", None)):
-                source.prepare_data()
-                source.setup("fit")
-                source = source.train_dataloader()
+            source = training_source(arguments)
             _show(source, arguments)
     except Exception as error:  # also from the user's code
         complain_of("preview", error)

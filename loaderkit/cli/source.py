@@ -49,6 +49,16 @@ def storage_from(arguments: argparse.Namespace) -> Storage:
     return Storage(dict(arguments.storage_option), **{name: value for name, value in cache.items() if value})
 
 
+def training_source(arguments: argparse.Namespace) -> Any:
+    """Return the dataset or loader that the arguments name, decoded; of a DataModule its training loader."""
+    source, _ = source_from(arguments, decoded=True)
+    if not callable(getattr(source, "train_dataloader", None)):
+        return source
+    source.prepare_data()
+    source.setup("fit")
+    return source.train_dataloader()
+
+
 def source_from(arguments: argparse.Namespace, *, decoded: bool = False) -> tuple[Any, Literal["fork", "spawn"]]:
     """Return the dataset that the arguments name, and the start method for processes that read it.
 

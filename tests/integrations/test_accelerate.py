@@ -1,18 +1,17 @@
 """Under Accelerate: accumulation, metrics, and runs that are killed and resumed."""
 
 import doctest
-import functools
 import itertools
 import json
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from killed_runs import PRELOAD, Runs
+from killed_runs import PRELOAD, Runs, Survives, survivor
 from kills import count_exact
 
 import loaderkit as lk
@@ -24,7 +23,6 @@ accelerate = pytest.importorskip(
 EXAMPLE = Path(__file__).parents[2] / "examples" / "accelerate_loop.py"
 JOB, SIZE, BATCH, STEPS = "accelerate_job.py", 43, 4, 4
 DROPOUT = {"accumulate": 2, "dropout": 0.3, "save_every": 1}
-Survives = Callable[..., bool]
 # Each with the batches of a rank in which it may be killed, all after its first checkpoint.
 CASES: dict[str, tuple[range, dict[str, Any]]] = {
     "two ranks, accumulation": (range(4, 12), {"ranks": 2, **DROPOUT}),
@@ -147,15 +145,7 @@ def test_gather_for_metrics_gives_each_sample_once(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def survives(tmp_path_factory: pytest.TempPathFactory) -> Survives:
-    """Kill a run of a case at a random batch, resume it, and say whether it ends with the uninterrupted run's weights."""
-
-    @functools.cache
-    def whole(case: str, **job: Any) -> Runs:
-        runs = Runs(tmp_path_factory.mktemp("runs"), JOB, **CASES[case][1], **job)
-        runs.start("whole", "whole.pt")
-        return runs
-
-    return lambda case, number, **job: whole(case, **job).survives(number, CASES[case][0])
+    return survivor(tmp_path_factory, JOB, CASES)
 
 
 def test_a_killed_run_resumes_to_the_same_weights(survives: Survives, pytestconfig: pytest.Config) -> None:

@@ -1,20 +1,19 @@
 """Under the Trainer of transformers: runs that are killed and resumed, and evaluation on several ranks."""
 
-import functools
 import itertools
 import json
 import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from killed_runs import PRELOAD, Runs
+from killed_runs import PRELOAD, Runs, Survives, survivor
 from kills import count_exact
 
 import loaderkit as lk
@@ -34,7 +33,6 @@ BEST = {
     "save_total_limit": 2,
     "dataloader_num_workers": 1,
 }
-Survives = Callable[..., bool]
 # Each with the batches of a rank in which it may be killed, all after its first checkpoint.
 CASES: dict[str, tuple[range, dict[str, Any]]] = {
     "two ranks, accumulation": (range(5, 12), {"ranks": 2, "settings": ACCUMULATE}),
@@ -57,15 +55,7 @@ CASES: dict[str, tuple[range, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def survives(tmp_path_factory: pytest.TempPathFactory) -> Survives:
-    """Kill a run of a case at a random batch, resume it, and say whether it ends with the uninterrupted run's weights."""
-
-    @functools.cache
-    def whole(case: str, **job: Any) -> Runs:
-        runs = Runs(tmp_path_factory.mktemp("runs"), JOB, **CASES[case][1], **job)
-        runs.start("whole", "whole.pt")
-        return runs
-
-    return lambda case, number, **job: whole(case, **job).survives(number, CASES[case][0])
+    return survivor(tmp_path_factory, JOB, CASES)
 
 
 def test_a_killed_run_resumes_to_the_same_weights(survives: Survives, pytestconfig: pytest.Config) -> None:

@@ -1,15 +1,19 @@
 """Runs of a job script that are killed, resumed, and compared with a run that was not."""
 
+import functools
 import json
 import random
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from scripts import run
 
 PRELOAD = ("hugging_face",)
+Survives = Callable[..., bool]
 
 
 class Runs:
@@ -50,6 +54,21 @@ class Runs:
         self.start(f"killed-{number}", f"resumed-{number}.pt", resume=True, **job)
         assert self.read(f"resumed-{number}.pt")["resumed"] is not None
         return self.same("whole.pt", f"resumed-{number}.pt")
+
+
+def survivor(folders: pytest.TempPathFactory, script: str, cases: dict[str, tuple[range, dict[str, Any]]]) -> Survives:
+    """Return what kills a run of a case, resumes it, and says whether it ends with the uninterrupted run's weights.
+
+    Each case has the batches of a rank in which it may be killed, and its job.
+    """
+
+    @functools.cache
+    def whole(case: str, **job: Any) -> Runs:
+        runs = Runs(folders.mktemp("runs"), script, **cases[case][1], **job)
+        runs.start("whole", "whole.pt")
+        return runs
+
+    return lambda case, number, **job: whole(case, **job).survives(number, cases[case][0])
 
 
 def free_port() -> str:
