@@ -4,13 +4,20 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from typing import Any
+
+import numpy as np
 
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.sampling.cursor import Cursor
+from loaderkit.sampling.plan import BatchPlan, Plan
+from loaderkit.sampling.samplers import SamplerOrder
 
 _WINDOW_S = 10.0  # of the rate
 _AT_LEAST_S = 1.0  # between two looks at the order and the cache
+_LOOKED_AHEAD = 1024  # batches whose shards are looked up in the cache
 _ONE, _MANY = ("storage", "read", "dataset"), ("datasets", "streams")  # attributes that hold what data is made from
 
 
@@ -111,3 +118,19 @@ def storages_within(data: Any) -> list[Storage]:
         waiting += [kept[name] for name in _ONE if name in kept]
         waiting += [inner for name in _MANY if isinstance(kept.get(name), list) for inner in kept[name]]
     return found
+
+
+def shards_ahead(data: Any, plan: Plan, cursor: Cursor) -> int | None:
+    """Count the shards that come next after a cursor and are in the cache; None if that is unknown."""
+    if not isinstance(data, ShardedDataset) or not data.remote_sizes or data.storage.cache_dir is None:
+        return None
+    if not isinstance(plan, BatchPlan) or isinstance(plan.order, SamplerOrder):
+        return None  # to look ahead would draw from the user's sampler, or arrange a window
+    keys = islice(plan.keys(cursor), _LOOKED_AHEAD)
+    first = next(keys, None)
+    if first is None:
+        return 0
+    now = set(data.parts_of(first.indices).tolist())
+    later = data.parts_of(np.concatenate([first.indices, *(key.indices for key in keys)]))
+    coming = [part for part in dict.fromkeys(later.tolist()) if part not in now]
+    return sum(1 for _ in takewhile(data.has_copy, coming)) if all(map(data.has_copy, now)) else 0

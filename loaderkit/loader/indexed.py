@@ -4,20 +4,18 @@ import dataclasses
 import functools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice, takewhile
 from typing import Any
-
-import numpy as np
 
 from loaderkit.datasets.bad_samples import JUDGED_FROM, Reported
 from loaderkit.datasets.shards.finished import finished_shards
-from loaderkit.datasets.shards.sharded import ShardedDataset, shards_within
+from loaderkit.datasets.shards.sharded import shards_within
 from loaderkit.engine import Engine
 from loaderkit.engine.batch_reader import BatchReader, StagedReader
 from loaderkit.engine.description import Description
 from loaderkit.engine.threads import check_threads
 from loaderkit.loader.checks import check_indexed, check_order, check_plan, no_batches
 from loaderkit.loader.config import LoaderConfig
+from loaderkit.loader.downloads import shards_ahead
 from loaderkit.loader.engines import describe, make_engine
 from loaderkit.loader.position import Position
 from loaderkit.loader.stages import Stages
@@ -27,13 +25,12 @@ from loaderkit.sampling.order import Order, Sequential
 from loaderkit.sampling.plan import BatchKey, BatchPlan, Plan
 from loaderkit.sampling.samplers import SamplerOrder, as_order
 from loaderkit.sampling.shard_order import ShardOrder, shuffled_order
-from loaderkit.sampling.skipping_plan import Remaining, SkippingPlan
+from loaderkit.sampling.skipping_plan import Remaining, SkippingPlan, leave_out_more
 from loaderkit.sampling.skips import Skips
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.state import StateError
 
 _PASSES = 64  # that a training step may span
-_LOOKED_AHEAD = 1024  # batches whose shards are looked up in the cache
 
 
 class IndexedPosition(Position):
@@ -140,19 +137,7 @@ class IndexedPosition(Position):
         )
 
     def _shards_ahead(self) -> int | None:
-        data, plan = self.dataset, self._bound_plan()
-        if not isinstance(data, ShardedDataset) or not data.remote_sizes or data.storage.cache_dir is None:
-            return None
-        if not isinstance(plan, BatchPlan) or isinstance(plan.order, SamplerOrder):
-            return None  # to look ahead would draw from the user's sampler, or arrange a window
-        keys = islice(plan.keys(self.cursor), _LOOKED_AHEAD)
-        first = next(keys, None)
-        if first is None:
-            return 0
-        now = set(data.parts_of(first.indices).tolist())
-        later = data.parts_of(np.concatenate([first.indices, *(key.indices for key in keys)]))
-        coming = [part for part in dict.fromkeys(later.tolist()) if part not in now]
-        return sum(1 for _ in takewhile(data.has_copy, coming)) if all(map(data.has_copy, now)) else 0
+        return shards_ahead(self.dataset, self._bound_plan(), self.cursor)
 
     def point(self) -> tuple[Cursor, int]:
         return self._origin, self._counted
@@ -184,7 +169,9 @@ class IndexedPosition(Position):
         check_resume(cursor, saved.identity, self._identity(cursor, plan), self._samples(cursor))
         plan.check_cursor(cursor)
         try:
-            skips = self._joined(saved.skips, self._skips, cursor, counted=saved.step == self.step)
+            skips = leave_out_more(
+                self._whole_plan(), saved.skips, self._skips, cursor, counted=saved.step == self.step
+            )
         except ValueError as error:
             raise StateError(f"cannot resume: {error}") from error
         if plan is not self._plan:
@@ -205,7 +192,7 @@ class IndexedPosition(Position):
             self.seek(before.cursor.epoch, 0)
             return
         start = before.cursor_at(before.upcoming())
-        self._leave_out(self._joined(before._skips, self._skips, start))
+        self._leave_out(leave_out_more(self._whole_plan(), before._skips, self._skips, start))
         self.seek(start.epoch, start.samples)
         if start.plan and self._identity(start, self._plan) == before._identity(start, before._plan):
             self._stand_at(start)  # what a plan adds to a cursor has no meaning in another order
@@ -251,7 +238,7 @@ class IndexedPosition(Position):
         for part in samples:
             if part.stop > (size := self.size_of(epoch)):
                 raise ValueError(f"loader: skip of {part}, wanted samples of the {size:,} of epoch {epoch}.")
-        self._leave_out(self._joined(self._skips, Skips.of(stretches), cursor))
+        self._leave_out(leave_out_more(self._whole_plan(), self._skips, Skips.of(stretches), cursor))
         self._stand_at(cursor)
 
     @property
@@ -290,44 +277,6 @@ class IndexedPosition(Position):
     def replay(self, cursor: Cursor, ahead: int) -> Any:
         batch = self._make_reader().read(self.key(cursor, ahead))
         return batch.batch if type(batch) is Reported else batch
-
-    def _joined(self, skips: Skips, more: Skips, cursor: Cursor, *, counted: bool = True) -> Skips:
-        """Return what is left out if more is, as far as that lies ahead of a cursor.
-
-        Args:
-            skips: What is left out already.
-            more: What is to be left out too.
-            cursor: Where the loader stands.
-            counted: Whether a Trainer may have counted the batches up to there.
-
-        Raises:
-            ValueError: If the plan cannot leave it out, or an epoch would have no step left.
-        """
-        whole, more = self._whole_plan(), more.ahead_of(cursor.epoch, cursor.samples)
-        joined = skips | more
-        if joined and not isinstance(whole, BatchPlan):
-            raise ValueError(
-                f"loader: {type(whole).__name__} cannot leave out a stretch of the order: it decides for many samples at once "
-                "which of them share a step, wanted batches of a fixed size. Let the dataset raise an error for the samples, "
-                "and give bad_samples=lk.BadSamples('skip')."
-            )
-        if joined == skips or not isinstance(whole, BatchPlan):
-            return skips
-        plan = SkippingPlan(whole, joined)
-        for epoch in sorted({epoch for epoch, _, _ in more.stretches}):
-            if not plan.batches(epoch):
-                raise ValueError(
-                    f"loader: skip leaves no step of epoch {epoch}, wanted at least one. To go on with the next epoch: "
-                    f"loader.seek(epoch={epoch + 1})."
-                )
-        before, after = (SkippingPlan(whole, each).placed(cursor).batches for each in (skips, joined))
-        if counted and before != after:  # a Trainer that counts batches would end the epoch too early or too late
-            raise ValueError(
-                f"loader: {after} batches would be done after this skip, and {before} are counted, because the number of ranks "
-                f"or the batch size has changed in this epoch. What is left out is not a multiple of {plan.step} samples, a "
-                "step of all ranks, as wanted then."
-            )
-        return joined
 
     def _leave_out(self, skips: Skips) -> None:
         changed, self._skips = skips != self._skips, skips

@@ -92,3 +92,43 @@ class SkippingPlan(Plan):
     def _on_line(self, cursor: Cursor) -> Cursor:
         gaps = self._skips.gaps(cursor.epoch)
         return cursor if gaps is None else dataclasses.replace(cursor, samples=gaps.place(cursor.samples))
+
+
+def leave_out_more(whole: Plan, skips: Skips, more: Skips, cursor: Cursor, *, counted: bool = True) -> Skips:
+    """Return what is left out if more is, as far as that lies ahead of a cursor.
+
+    Args:
+        whole: The plan of the whole order.
+        skips: What is left out already.
+        more: What is to be left out too.
+        cursor: Where the loader stands.
+        counted: Whether a Trainer may have counted the batches up to there.
+
+    Raises:
+        ValueError: If the plan cannot leave it out, or an epoch would have no step left.
+    """
+    more = more.ahead_of(cursor.epoch, cursor.samples)
+    joined = skips | more
+    if joined and not isinstance(whole, BatchPlan):
+        raise ValueError(
+            f"loader: {type(whole).__name__} cannot leave out a stretch of the order: it decides for many samples at once "
+            "which of them share a step, wanted batches of a fixed size. Let the dataset raise an error for the samples, "
+            "and give bad_samples=lk.BadSamples('skip')."
+        )
+    if joined == skips or not isinstance(whole, BatchPlan):
+        return skips
+    plan = SkippingPlan(whole, joined)
+    for epoch in sorted({epoch for epoch, _, _ in more.stretches}):
+        if not plan.batches(epoch):
+            raise ValueError(
+                f"loader: skip leaves no step of epoch {epoch}, wanted at least one. To go on with the next epoch: "
+                f"loader.seek(epoch={epoch + 1})."
+            )
+    before, after = (SkippingPlan(whole, each).placed(cursor).batches for each in (skips, joined))
+    if counted and before != after:  # a Trainer that counts batches would end the epoch too early or too late
+        raise ValueError(
+            f"loader: {after} batches would be done after this skip, and {before} are counted, because the number of ranks "
+            f"or the batch size has changed in this epoch. What is left out is not a multiple of {plan.step} samples, a "
+            "step of all ranks, as wanted then."
+        )
+    return joined
