@@ -44,6 +44,7 @@ __all__ = [
     "PageReader",
     "ParquetDataset",
     "ParquetFormat",
+    "PieceDataset",
     "Plan",
     "Ragged",
     "RaggedCollate",
@@ -135,6 +136,7 @@ from .datasets.indexing import index_shards as index_shards
 from .datasets.memory.array import ArrayDataset as ArrayDataset
 from .datasets.memory.records import RecordDataset as RecordDataset
 from .datasets.memory.shared import share as share
+from .datasets.pieces import PieceDataset as PieceDataset
 from .datasets.ragged import Ragged as Ragged
 from .datasets.remote.storage import Storage as Storage
 from .datasets.shards.csv import CsvDataset as CsvDataset

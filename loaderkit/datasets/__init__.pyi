@@ -27,6 +27,7 @@ __all__ = [
     "NpyDataset",
     "PageReader",
     "ParquetDataset",
+    "PieceDataset",
     "Place",
     "Ragged",
     "RecordDataset",
@@ -73,6 +74,7 @@ __all__ = [
     "reads_batches",
     "reads_columns",
     "reads_many",
+    "reads_pieces",
     "save_index",
     "scan_lines",
     "share",
@@ -97,6 +99,7 @@ from .base import read_many as read_many
 from .base import reads_batches as reads_batches
 from .base import reads_columns as reads_columns
 from .base import reads_many as reads_many
+from .base import reads_pieces as reads_pieces
 from .cached import CachedDataset as CachedDataset
 from .combine import ConcatDataset as ConcatDataset
 from .combine import MapDataset as MapDataset
@@ -117,6 +120,7 @@ from .memory.array import ArrayDataset as ArrayDataset
 from .memory.array import in_memory as in_memory
 from .memory.records import RecordDataset as RecordDataset
 from .memory.shared import share as share
+from .pieces import PieceDataset as PieceDataset
 from .places import Place as Place
 from .places import place_of as place_of
 from .ragged import Ragged as Ragged

@@ -61,6 +61,15 @@ def knows_lengths(dataset: Any) -> bool:
     return _has_fast(dataset, "lengths")
 
 
+def reads_pieces(dataset: Any) -> bool:
+    """Return whether `dataset.read_pieces(indices, starts, stops)` gives parts of samples (B,), as a `Ragged`.
+
+    A part has the tokens from `starts` to `stops` (B,) of its sample, or up to the sample's end. A transform or override
+    disables it, too.
+    """
+    return _has_fast(dataset, "read_pieces")
+
+
 def reads_columns(dataset: Any) -> bool:
     """Return whether the Loader may call `dataset.read_columns(indices)` for samples (B,) as one list per field.
 

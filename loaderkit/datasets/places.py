@@ -6,6 +6,7 @@ import numpy as np
 
 from loaderkit.datasets.cached import CachedDataset
 from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
+from loaderkit.datasets.pieces import PieceDataset
 
 
 class Place(NamedTuple):
@@ -33,8 +34,8 @@ class Place(NamedTuple):
 def place_of(dataset: Any, index: int) -> Place | None:
     """Return where a dataset keeps a sample, without reading it; None if it does not say.
 
-    A dataset says it by a method `place(index)`. Subsets, maps, caches and concatenations pass the question on; a
-    ZipDataset asks its first part.
+    A dataset says it by a method `place(index)`. Subsets, maps, caches, concatenations and pieces pass the question
+    on; a ZipDataset asks its first part.
     """
     own = getattr(dataset, "place", None)
     if callable(own):
@@ -42,6 +43,8 @@ def place_of(dataset: Any, index: int) -> Place | None:
         return found
     if isinstance(dataset, SubsetDataset):
         return place_of(dataset.dataset, int(dataset.indices[index]))
+    if isinstance(dataset, PieceDataset):
+        return place_of(dataset.dataset, dataset.document(index))
     if isinstance(dataset, MapDataset | CachedDataset):
         return place_of(dataset.dataset, index)
     if isinstance(dataset, ZipDataset):

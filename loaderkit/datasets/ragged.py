@@ -12,6 +12,7 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.system.arrays import Int64Array, native
 
 Array = npt.NDArray[Any]
+Cut = tuple[Int64Array, Int64Array]  # for each of B sequences the first token to take, and the end (B,)
 
 
 class Ragged(NamedTuple):
@@ -41,18 +42,18 @@ class Spans:
         self._ends, self._name, self._size, self._dtype = ends, name, len(flat), flat.dtype
         self._content = flat.data if flat.size else memoryview(b"")
 
-    def batch(self, rows: Int64Array) -> Ragged:
-        """Return a copy of sequences (B,); raise a ShardError if an end is out of range."""
-        starts, ends = self._places(rows)
+    def batch(self, rows: Int64Array, cut: Cut | None = None) -> Ragged:
+        """Return a copy of sequences (B,), or of a part of each; raise a ShardError if an end is out of range."""
+        starts, ends = self._places(rows, cut)
         if len(rows) and (starts[1:] == ends[:-1]).all():  # neighbours: one copy takes half the time
             return _join([self._content[starts[0] : ends[-1]]], ends - starts, self._dtype)
         return _join(self._cut(starts, ends), ends - starts, self._dtype)
 
-    def pieces(self, rows: Int64Array) -> list[memoryview]:
-        """Return sequences (B,) without copying them; raise a ShardError if an end is out of range."""
-        return self._cut(*self._places(rows))
+    def pieces(self, rows: Int64Array, cut: Cut | None = None) -> list[memoryview]:
+        """Return sequences (B,), or a part of each, without copying; raise a ShardError if an end is out of range."""
+        return self._cut(*self._places(rows, cut))
 
-    def _places(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
+    def _places(self, rows: Int64Array, cut: Cut | None) -> tuple[Int64Array, Int64Array]:
         ends = self._ends[rows]
         starts = self._ends[rows - 1]
         starts[rows == 0] = 0
@@ -62,20 +63,26 @@ class Spans:
                 f"{self._name}: document {rows[wrong]} is from token {starts[wrong]:,} to {ends[wrong]:,} of {self._size:,}; "
                 "wanted ends that do not decrease. They are damaged."
             )
-        return starts, ends
+        return (starts, ends) if cut is None else (np.minimum(starts + cut[0], ends), np.minimum(starts + cut[1], ends))
 
     def _cut(self, starts: Int64Array, ends: Int64Array) -> list[memoryview]:
         content = self._content
         return [content[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
 
-def join_parts(parts: Sequence[tuple[Spans, Int64Array, Int64Array]], size: int, dtype: np.dtype[Any]) -> Ragged:
-    """Return a copy of `size` sequences as one batch. A part is an array, places in the batch, and the sequences there."""
+def join_parts(
+    parts: Sequence[tuple[Spans, Int64Array, Int64Array]], size: int, dtype: np.dtype[Any], cut: Cut | None = None
+) -> Ragged:
+    """Return a copy of `size` sequences, or of a part of each, as one batch.
+
+    Each of `parts` is an array, places in the batch, and the sequences there.
+    """
     if len(parts) == 1:
-        return parts[0][0].batch(parts[0][2])
+        return parts[0][0].batch(parts[0][2], cut)
     pieces: list[memoryview] = [memoryview(b"")] * size
     for spans, places, rows in parts:
-        for place, piece in zip(places.tolist(), spans.pieces(rows), strict=True):
+        here = None if cut is None else (cut[0][places], cut[1][places])
+        for place, piece in zip(places.tolist(), spans.pieces(rows, here), strict=True):
             pieces[place] = piece
     return _join(pieces, np.array(list(map(len, pieces)), dtype=np.int64), dtype)
 

@@ -117,10 +117,7 @@ def check_plan(config: LoaderConfig, size: int) -> None:
 
     lengths, name = getattr(config.plan, "lengths", None), type(config.plan).__name__
     if lengths is not None and len(lengths) != size:
-        raise ValueError(
-            f"loader: {name} has the lengths of {len(lengths):,} samples, the dataset has {size:,}. Give it the length of each "
-            "sample. To leave some out, give it order=Subset(...)."
-        )
+        raise _other_lengths(config.plan, len(lengths), size)
     if config.batch_size not in (1, None) or config.tail_policy != "keep":
         raise ValueError(
             f"loader: batch_size={config.batch_size} and tail={config.tail_policy!r} are given with plan=, which alone "
@@ -140,6 +137,26 @@ def check_plan(config: LoaderConfig, size: int) -> None:
         )
 
 
+def in_pieces(dataset: Any, plan: Plan, collate_fn: Any) -> Any:
+    """Return the dataset that a plan is for: if the plan cuts samples, their pieces, else the dataset itself.
+
+    Raises:
+        ValueError: If the plan has the lengths of another number of samples.
+    """
+    lengths = getattr(plan, "document_lengths", None)
+    if lengths is None or not hasattr(dataset, "__len__"):
+        return dataset
+    from loaderkit.collate.pack import PackCollate  # few need them, and their import takes time
+    from loaderkit.datasets.pieces import PieceDataset
+
+    if isinstance(dataset, PieceDataset) and len(dataset) == len(plan.lengths):  # type: ignore[attr-defined]
+        return dataset  # another Loader's
+    if len(lengths) != len(dataset):
+        raise _other_lengths(plan, len(lengths), len(dataset))
+    fields = (collate_fn.tokens, *collate_fn.fields) if isinstance(collate_fn, PackCollate) else ("tokens",)
+    return PieceDataset(dataset, plan.row_length, lengths=lengths, fields=fields)  # type: ignore[attr-defined]
+
+
 def check_order(order: Order, size: int) -> None:
     """Raise a ValueError if an order is for other data."""
     if order.reach > size:
@@ -150,6 +167,13 @@ def check_order(order: Order, size: int) -> None:
         raise ValueError(
             f"loader: Weighted has {order.reach:,} weights, the dataset {size:,} samples. Give each sample a weight; 0 leaves it out."
         )
+
+
+def _other_lengths(plan: Plan | None, found: int, size: int) -> ValueError:
+    return ValueError(
+        f"loader: {type(plan).__name__} has the lengths of {found:,} samples, the dataset has {size:,}. Give it the length of "
+        "each sample. To leave some out, give it order=Subset(...)."
+    )
 
 
 def no_batches(config: LoaderConfig, plan: Plan, epoch: int, size: int) -> str:

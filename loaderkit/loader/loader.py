@@ -12,7 +12,7 @@ from typing_extensions import TypeVar
 from loaderkit.datasets.bad_samples import RAISE, BadSample, BadSamples
 from loaderkit.device.cuda import HostBatches
 from loaderkit.engine.description import Description
-from loaderkit.loader.checks import check_names, check_skip, instead_of
+from loaderkit.loader.checks import check_names, check_skip, in_pieces, instead_of
 from loaderkit.loader.config import LoaderConfig, Stop
 from loaderkit.loader.downloads import Downloads
 from loaderkit.loader.epoch import Epoch
@@ -108,6 +108,8 @@ class Loader(Generic[Batch]):
         names = [each.name for each in dataclasses.fields(LoaderConfig)]
         check_names(unknown, names)
         settings = {name: given[name] for name in names}
+        if plan is not None:
+            dataset = in_pieces(dataset, plan, collate_fn)
         self.dataset = dataset
         self.config = LoaderConfig(**settings | {"device": None if device is None else str(device)})
         self._device = None if device is None else torch.device(device)

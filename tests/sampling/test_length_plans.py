@@ -439,7 +439,7 @@ def test_a_loader_without_batches_names_the_plans_settings() -> None:
             r"lengths are a list that numpy can't make an array of .*measure_lengths\(dataset\) finds",
         ),
         (lambda: PackPlan([3, 9, 8], 7), "sample 1 counts 9, over row_length=7 .2 samples are.*too_long='drop'"),
-        (lambda: PackPlan([7], 7, too_long="alone"), "too_long is 'alone', wanted one of 'error', 'drop'"),  # type: ignore[arg-type]
+        (lambda: PackPlan([7], 7, too_long="alone"), "too_long is 'alone', wanted one of 'error', 'drop', 'split'"),  # type: ignore[arg-type]
     ],
 )
 def test_bad_settings_are_refused(make: Any, message: str) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.ragged import Ragged, Spans, join_parts
+from loaderkit.datasets.ragged import Cut, Ragged, Spans, join_parts
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls, is_remote, shard_name
 from loaderkit.datasets.shards.index import ShardIndex
@@ -104,8 +104,11 @@ class DocumentDataset(ShardedDataset):
 
     def read_batch(self, indices: Int64Array) -> Ragged:
         """Return the documents' tokens end to end."""
-        parts = [(self.handle(part), places, rows) for part, places, rows in self.to_read(indices)]
-        return join_parts(parts, len(indices), self.dtype)
+        return self._join(indices, None)
+
+    def read_pieces(self, indices: Int64Array, starts: Int64Array, stops: Int64Array) -> Ragged:
+        """Return the tokens from `starts` to `stops` (B,) of documents (B,) end to end; other tokens are not read."""
+        return self._join(indices, (starts, stops))
 
     def lengths(self) -> Int64Array:
         """Return the number of tokens (N,) of each document."""
@@ -115,6 +118,10 @@ class DocumentDataset(ShardedDataset):
     def fingerprint(self) -> str:
         """Return the files' names, sizes and number of tokens."""
         return f"{self.dtype} {sum(self._tokens.values())} tokens {super().fingerprint()}"
+
+    def _join(self, indices: Int64Array, cut: Cut | None) -> Ragged:
+        parts = [(self.handle(part), places, rows) for part, places, rows in self.to_read(indices)]
+        return join_parts(parts, len(indices), self.dtype, cut)
 
     def _map_ends(self, shard: str) -> Array:
         path = shard + ENDS_SUFFIX

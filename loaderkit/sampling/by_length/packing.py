@@ -9,12 +9,14 @@ import numpy.typing as npt
 
 from loaderkit.sampling.by_length.checks import (
     TAILS,
+    as_lengths,
     check_choice,
     check_count,
     check_longest,
     small_window,
     too_few,
 )
+from loaderkit.sampling.by_length.pieces import piece_lengths
 from loaderkit.sampling.by_length.segments import BATCH, RANKS, SIZE, Arrangement, Geometry
 from loaderkit.sampling.by_length.window_plan import WindowPlan
 from loaderkit.sampling.order import Order
@@ -37,7 +39,8 @@ class PackPlan(WindowPlan):
         batch_size: The most rows of a batch, for each rank.
         window: Samples that are packed together; by default half of them, from 1,024 to 32,768.
         too_long: What happens to a sample longer than a row: "error" refuses it when the plan is made, "drop" leaves
-            it out.
+            it out, "split" cuts it. Then the samples of the plan are the pieces of a `PieceDataset`, which the Loader makes.
+            Shorter samples stay whole, each token comes once an epoch, and 8 bytes of memory are needed for each piece.
         shuffle: Whether samples and steps come in a new order each epoch.
         seed: Of the shuffle.
         order: Another order of the samples, instead of `shuffle`.
@@ -68,20 +71,28 @@ class PackPlan(WindowPlan):
         batch_size: int = 1,
         *,
         window: int | None = None,
-        too_long: Literal["error", "drop"] = "error",
+        too_long: Literal["error", "drop", "split"] = "error",
         shuffle: bool = True,
         seed: int = 0,
         order: Order | None = None,
         tail: Tail = "keep",
     ) -> None:
-        super().__init__(lengths, window=window, shuffle=shuffle, seed=seed, order=order, tail=tail)
         check_count(row_length, "PackPlan", "row_length")
         check_count(batch_size, "PackPlan", "batch_size")
+        check_choice(too_long, ("error", "drop", "split"), "PackPlan", "too_long")
+        self.document_lengths = as_lengths(lengths, "PackPlan") if too_long == "split" else None
+        if self.document_lengths is not None:
+            if order is not None:
+                raise ValueError(
+                    "PackPlan: order= and too_long='split' are both given, and an order of samples does not order their pieces. Make "
+                    "pieces = loaderkit.PieceDataset(dataset, row_length), and give pieces.lengths() and an order of the pieces."
+                )
+            lengths = piece_lengths(self.document_lengths, int(row_length))
+        super().__init__(lengths, window=window, shuffle=shuffle, seed=seed, order=order, tail=tail)
         self.row_length, self.batch_size = int(row_length), int(batch_size)
-        check_choice(too_long, ("error", "drop"), "PackPlan", "too_long")
         self.too_long = too_long
         if too_long == "error":
-            way_out = "or leave such samples out: too_long='drop'"
+            way_out = "or cut such samples: too_long='split', or leave them out: too_long='drop'"
             check_longest(self.lengths, self.row_length, "PackPlan", "row_length", way_out)
 
     @property

@@ -1,0 +1,141 @@
+"""A dataset whose samples are the pieces of another dataset's documents."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderkit.datasets.base import MapStyle, check_index, check_indices, knows_lengths, read_many, reads_pieces
+from loaderkit.sampling.by_length.checks import as_lengths, check_count
+from loaderkit.sampling.by_length.pieces import piece_ends, piece_lengths
+from loaderkit.sampling.cursor import fingerprint
+from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
+from loaderkit.system.arrays import Int64Array
+
+
+class PieceDataset(DeclaresDraws):
+    """Documents cut into pieces of at most `length` tokens: each token is in exactly one piece.
+
+    A document that fits is one piece. The pieces of a longer one follow each other, and all but the last are full.
+    `PackPlan(too_long="split")` makes this dataset by itself. Make it yourself to give the pieces to another plan or order.
+
+    A piece of a `DocumentDataset` without a transform reads only its own part of the file. Of other datasets it reads
+    the whole document.
+
+    Args:
+        dataset: Its samples are sequences (T, *), or dicts or tuples with sequences.
+        length: The most tokens of a piece.
+        lengths: Tokens of each document (N,). Default: what the dataset's `lengths()` returns.
+        fields: The fields with one value for each token, for dicts and namedtuples. They are cut, and the others stay whole.
+            The first part of a plain tuple is always cut, further parts if you give their positions.
+
+    Raises:
+        TypeError: If there are no lengths.
+        ValueError: If a number is out of range, or there are not as many lengths as documents.
+
+    Examples:
+        >>> documents = [[1, 2, 3, 4, 5], [6]]
+        >>> pieces = lk.PieceDataset(documents, 2, lengths=[5, 1])
+        >>> list(pieces)
+        [[1, 2], [3, 4], [5], [6]]
+        >>> pieces.lengths(), pieces.document(2)
+        (array([2, 2, 1, 1]), 0)
+    """
+
+    def __init__(
+        self,
+        dataset: MapStyle,
+        length: int,
+        *,
+        lengths: npt.ArrayLike | None = None,
+        fields: Sequence[Any] = ("tokens",),
+    ) -> None:
+        check_count(length, "PieceDataset", "length")
+        if lengths is None:
+            if not knows_lengths(dataset):
+                raise TypeError(
+                    f"PieceDataset: {type(dataset).__name__} does not know its lengths, wanted lengths=, the tokens of each "
+                    "document. loaderkit.measure_lengths(dataset) finds them."
+                )
+            lengths = dataset.lengths()  # type: ignore[attr-defined]
+        self.dataset, self.length, self.fields = dataset, int(length), tuple(fields)
+        self._lengths = as_lengths(lengths, "PieceDataset")
+        if len(self._lengths) != len(dataset):
+            raise ValueError(
+                f"PieceDataset: there are lengths of {len(self._lengths):,} documents, the dataset has {len(dataset):,}. "
+                "Give the length of each."
+            )
+        self._ends = piece_ends(self._lengths, self.length)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> Any:
+        check_index(self, index)
+        return self.__getitems__([index % len(self)])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        documents, starts = self._find(check_indices(self, indices))
+        if reads_pieces(self.dataset):
+            read = self.dataset.read_pieces(documents, starts, starts + self.length)  # type: ignore[attr-defined]
+            return np.split(read.values.numpy(), read.offsets[1:-1].numpy()) if len(indices) else []
+        whole = read_many(self.dataset, documents.tolist())
+        return list(map(self._cut, whole, documents.tolist(), starts.tolist()))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "read_batch" and reads_pieces(self.__dict__.get("dataset")):
+            return self._read_batch
+        raise AttributeError(name)
+
+    def lengths(self) -> Int64Array:
+        """Return the tokens of each piece (P,)."""
+        return piece_lengths(self._lengths, self.length)
+
+    def document(self, index: int) -> int:
+        """Return the index of the document that a piece is from."""
+        check_index(self, index)
+        return int(np.searchsorted(self._ends, index % len(self), side="right"))
+
+    def fingerprint(self) -> str:
+        return f"pieces of {self.length} of {fingerprint(self.dataset, len(self.dataset))}"
+
+    def _draws(self) -> Draws:
+        return draws(self.dataset)
+
+    def _read_batch(self, indices: Int64Array) -> Any:
+        documents, starts = self._find(check_indices(self, indices))
+        return self.dataset.read_pieces(documents, starts, starts + self.length)  # type: ignore[attr-defined]
+
+    def _find(self, pieces: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return for each piece (B,) its document, and its first token there."""
+        documents = np.searchsorted(self._ends, pieces, side="right")
+        before = np.where(documents > 0, self._ends[documents - 1], 0)
+        return documents, (pieces - before) * self.length
+
+    def _cut(self, sample: Any, document: int, start: int) -> Any:
+        if not isinstance(sample, Mapping | tuple):
+            return self._slice(sample, document, start)
+        tokens = self.fields[:1]
+        if isinstance(sample, Mapping):
+            names = list(sample)
+        else:
+            names = list(getattr(sample, "_fields", (*tokens, *range(1, len(sample)))))
+        if missing := [name for name in self.fields if name not in names]:
+            raise KeyError(f"PieceDataset: document {document:,} has the fields {names}, wanted {missing} too.")
+        values = sample.values() if isinstance(sample, Mapping) else sample
+        parts = [
+            self._slice(value, document, start) if name in self.fields else value
+            for name, value in zip(names, values, strict=True)
+        ]
+        if isinstance(sample, Mapping):
+            return dict(zip(names, parts, strict=True))
+        return type(sample)(*parts) if hasattr(sample, "_fields") else tuple(parts)
+
+    def _slice(self, sequence: Any, document: int, start: int) -> Any:
+        if len(sequence) != self._lengths[document]:
+            raise ValueError(
+                f"PieceDataset: document {document:,} has {len(sequence):,} tokens, its length was given as "
+                f"{self._lengths[document]:,}. Measure the lengths again."
+            )
+        return sequence[start : start + self.length]
