@@ -8,6 +8,7 @@ from typing import Any
 from loaderkit.cli.arguments import add_jobs, add_settings, executor_of, see_own_modules
 from loaderkit.cli.report import complain, complain_of, say
 from loaderkit.cli.source import add_storage, storage_from
+from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.formats import format_named, known_suffixes
 from loaderkit.datasets.indexing import GOOD, IndexJob, Outcome, index_each, write_folder_indexes
 from loaderkit.datasets.remote.urls import expand
@@ -78,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             for place in write_folder_indexes(shards, job):
                 say(f"{coloured('written', 'green', sys.stdout)} {place}")
-        except OSError as error:
+        except (OSError, ShardError) as error:
             complain(f"loaderkit index: {error}")
             return 1
     summary = ", ".join(f"{number:,} {status}" for status, number in sorted(counts.items()))

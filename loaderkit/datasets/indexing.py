@@ -17,7 +17,7 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.formats import format_named, format_of, formats_of, known_suffixes
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls, expand, is_remote, shard_name, stat
-from loaderkit.datasets.shards.folder_index import folder_of, write_folder_index
+from loaderkit.datasets.shards.folder_index import FOLDER_INDEX, folder_of, merge_indexes, read_folder_index
 from loaderkit.datasets.shards.index import ShardIndex, content_checksum, index_path, read_index, save_index
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.system.process_pool import map_tasks
@@ -47,7 +47,8 @@ def index_shards(
         format: A name such as "jsonl" or "tar", or "module:Class". By default the suffix decides.
         index_dir: Folder for index files. None: next to local shards, and ~/.cache/loaderkit/index for remote shards.
         folder_index: Whether to write one index of all shards into each of their folders, also into a bucket. It travels
-            with the shards, and a remote dataset opens with one or two requests for it.
+            with the shards, and a remote dataset opens with one or two requests for it. It replaces the index files next
+            to local shards.
         jobs: Processes that index.
         executor: Indexes instead of processes: any `concurrent.futures.Executor`, such as Dask's `client.get_executor()`
             or `RayExecutor()`. All its workers must see local shards and `index_dir` under the same path.
@@ -79,17 +80,21 @@ def index_shards(
 
 
 def write_folder_indexes(shards: Sequence[str], job: "IndexJob") -> list[str]:
-    """Write one index into each folder of shards that have an index file each. Return the files' paths and URLs.
+    """Write one index into each folder of indexed shards, and remove those next to its shards. Return the paths and URLs.
 
     Raises:
         OSError: If a folder cannot be written to.
+        ShardError: If a folder's present index is damaged.
     """
-    by_folder: dict[str, dict[str, ShardIndex]] = {}
+    by_folder: dict[str, dict[str, Path]] = {}
     for shard in shards:
-        path = index_path(shard, job.index_dir)
-        if path.exists():  # some formats need none
-            by_folder.setdefault(folder_of(shard), {})[shard_name(shard)] = read_index(path)
-    return [write_folder_index(folder, indexes, job.storage) for folder, indexes in sorted(by_folder.items())]
+        by_folder.setdefault(folder_of(shard), {})[shard_name(shard)] = index_path(shard, job.index_dir)
+    written = []
+    for folder, paths in sorted(by_folder.items()):
+        known = {} if is_remote(folder) else read_folder_index(folder, job.storage)
+        entries = {name: entry for name, entry in known.items() if Path(folder, name).exists()}
+        written.append(merge_indexes(folder, paths, entries, job.storage))
+    return [place for place in written if place is not None]  # some formats need none
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +128,8 @@ def index_each(
         job = dataclasses.replace(job, index_dir=folder)
     if not job.check:
         _remove_old_parts({index_path(shard, job.index_dir).parent for shard in shards})
+        if job.index_dir is None:
+            _remove_damaged({folder_of(shard) for shard in shards if not is_remote(shard)})
     fork = not any(map(is_remote, shards))  # fsspec's threads don't survive a fork
     done = map_tasks(functools.partial(_index_one, job=job), shards, executor=executor, jobs=jobs, fork=fork)
     for shard, result in with_progress(done, len(shards), "checking" if job.check else "indexing"):
@@ -141,18 +148,20 @@ def _index_one(shard: str, job: IndexJob) -> Outcome:
 
 def _make_index(shard: str, kind: type[ShardedDataset], job: IndexJob) -> Outcome:
     path = index_path(shard, job.index_dir)
-    if _check_index(shard, kind, job).status not in ("fresh", "missing"):
+    checked = _check_index(shard, kind, job)
+    if checked.status not in ("fresh", "missing"):
         path.unlink(missing_ok=True)
     before = _identity(path)
     # Before the scan: if the shard changes during it, the checksum will not fit.
-    content = content_checksum(shard, job.storage) if job.checksum and before is None else ""
+    content = content_checksum(shard, job.storage) if job.checksum and checked.status != "fresh" else ""
     # A user's own format need not know `storage`.
     storage: dict[str, Any] = {"storage": job.storage} if is_remote(shard) else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a changed shard is expected here
         dataset = kind(shard, index_dir=job.index_dir, **storage, **job.options)
-    if kind.keeps_index and not path.exists():  # its folder's index has it
-        save_index(shard, dataset.proven_index(0), job.index_dir)
+    if kind.keeps_index and not path.exists() and checked.status != "fresh":  # the dataset has its folder's entry
+        index = dataset.proven_index(0) if is_remote(shard) else dataset.scanned_index(shard)
+        save_index(shard, index, job.index_dir)
     if content:
         index = read_index(path)
         save_index(shard, dataclasses.replace(index, content=content), job.index_dir)
@@ -164,9 +173,9 @@ def _check_index(shard: str, kind: type[ShardedDataset], job: IndexJob) -> Outco
     path = index_path(shard, job.index_dir)
     found = stat(shard, job.storage)
     try:
-        index = read_index(path)
-    except FileNotFoundError:
-        return Outcome("missing", detail="has no index")
+        index = read_index(path) if path.exists() else _folder_entry(shard, job)
+        if index is None:
+            return Outcome("missing", detail="has no index")
     except (ShardError, LookupError, ValueError) as error:
         return Outcome("damaged", detail=str(error))
     name = getattr(kind, "kind", None)
@@ -177,11 +186,19 @@ def _check_index(shard: str, kind: type[ShardedDataset], job: IndexJob) -> Outco
     if not index.fits(found):
         return Outcome("stale", detail="was changed after it was indexed")
     if not kind.has_offsets(index):
-        return Outcome("damaged", detail=f"{path}: its offsets are not those of a shard")
+        return Outcome("damaged", detail=f"{shard}: the offsets in its index are not those of a shard")
     if job.checksum and index.content != content_checksum(shard, job.storage):
         what = "its content changed after it was indexed, but not its size and time"
         return Outcome("stale", detail=what if index.content else "its index has no checksum")
     return Outcome("fresh", index.count)
+
+
+def _folder_entry(shard: str, job: IndexJob) -> ShardIndex | None:
+    """Return what the index of a local shard's folder has of it. A bucket's is for datasets: reading it is not free."""
+    if is_remote(shard) or job.index_dir is not None:
+        return None
+    entry = read_folder_index(folder_of(shard), job.storage).get(shard_name(shard))
+    return None if entry is None else entry.loaded()
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -191,6 +208,16 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return found.st_ino, found.st_mtime_ns
+
+
+def _remove_damaged(folders: set[str]) -> None:
+    """Remove folders' index files that cannot be read: their shards are indexed again."""
+    for folder in folders:
+        try:
+            for entry in read_folder_index(folder, Storage()).values():
+                entry.loaded()
+        except ShardError:
+            Path(folder, FOLDER_INDEX).unlink()
 
 
 def _remove_old_parts(folders: set[Path]) -> None:

@@ -139,7 +139,7 @@ def _read_samples(shard: str, form: str) -> int:
 def _check_index(shard: str, data: ShardedDataset) -> None:
     kept = load_index(shard, data.kind, None)
     if kept is None or not kept.fits(data.stat(shard)):
-        return  # readers make a new index
+        kept = data.proven_index(0)  # of the folder, or new
     count, offsets = data.scan(shard)
     known = np.empty(0) if kept.offsets is None else kept.offsets
     if kept.count != count or not np.array_equal(known, np.asarray(offsets)):

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from loaderkit.datasets.remote.urls import INDEX_SUFFIX, write_atomically
+from loaderkit.datasets.remote.urls import INDEX_SUFFIX, sync_folder, write_atomically
 from loaderkit.writing.format import WriteError
 
 VERSION = 1
@@ -197,15 +197,6 @@ def read_records(path: Path) -> list[Record]:
 def is_ours(name: str) -> bool:
     """Decide whether a file needs no entry in a manifest."""
     return name.startswith(".") or name == MANIFEST or name.endswith(INDEX_SUFFIX)
-
-
-def sync_folder(path: Path) -> None:
-    """Flush a folder's entries to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _read(path: Path) -> tuple[Plan, dict[str, Any]]:

@@ -14,16 +14,17 @@ from typing import Any, Literal
 import numpy as np
 
 from loaderkit.datasets.base import MapStyle, read_many
-from loaderkit.datasets.remote.urls import is_remote, write_atomically
-from loaderkit.datasets.shards.folder_index import write_folder_index
-from loaderkit.datasets.shards.index import content_checksum, index_path, read_index, save_index
+from loaderkit.datasets.remote.storage import Storage
+from loaderkit.datasets.remote.urls import is_remote, sync_folder, write_atomically
+from loaderkit.datasets.shards.folder_index import merge_indexes, read_folder_index
+from loaderkit.datasets.shards.index import content_checksum, index_path, save_index
 from loaderkit.sampling.cursor import fingerprint
 from loaderkit.sampling.order import Order, Sequential, Shuffled
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.process_pool import map_tasks
 from loaderkit.writing.format import Format, Sample, WriteError
-from loaderkit.writing.manifest import LOCK_TIMEOUT_S, Folder, Piece, Plan, Record, sync_folder
+from loaderkit.writing.manifest import LOCK_TIMEOUT_S, Folder, Piece, Plan, Record
 from loaderkit.writing.parquet import ParquetFormat
 from loaderkit.writing.tar import TarFormat
 from loaderkit.writing.tokens import TokenFormat
@@ -169,12 +170,15 @@ class Writing:
             raise WriteError(_describe(error, self.folder.path)) from error
 
     def _write_folder_index(self, records: dict[int, Record]) -> None:
-        """Write the index that travels with the shards, if their format keeps one."""
-        names = [record.file.name for record in records.values()]
-        paths = {name: index_path(str(self.folder.path / name), None) for name in names}
-        indexes = {name: read_index(path) for name, path in paths.items() if path.exists()}
-        if indexes:
-            write_folder_index(str(self.folder.path), indexes)
+        """Write the index that travels with the shards, if their format keeps one. A run that was killed may have written it."""
+        checksums = {record.file.name: record.file.blake2b for record in records.values()}
+        paths = {name: index_path(str(self.folder.path / name), None) for name in checksums}
+        known = read_folder_index(str(self.folder.path), Storage())
+        merge_indexes(
+            str(self.folder.path),
+            paths,
+            {name: entry for name, entry in known.items() if entry.content == checksums.get(name)},
+        )
 
     def _plan(self, jobs: int, fork: bool, executor: Executor | None) -> tuple[Plan, "Job"]:
         order: Order = Shuffled(self.size, seed=self.seed) if self.shuffle else Sequential(self.size)

@@ -1,8 +1,10 @@
 """`loaderkit index`: what it writes, prints and leaves after a kill."""
 
+import dataclasses
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import time
@@ -14,9 +16,11 @@ import pytest
 from command_line import COMMAND, ENVIRONMENT, loaderkit
 from tasks import failing
 
+import loaderkit as lk
 from loaderkit.cli import main
+from loaderkit.datasets import FOLDER_INDEX, JsonlDataset, ShardIndex, find_formats, format_named, format_of
 from loaderkit.datasets import INDEX_SUFFIX as SUFFIX
-from loaderkit.datasets import JsonlDataset, ShardIndex, find_formats, format_named, format_of
+from loaderkit.datasets.shards.folder_index import to_bytes
 from loaderkit.system import map_in_processes
 
 
@@ -82,6 +86,60 @@ def test_a_damaged_index_is_made_again(shards: Path) -> None:
     assert "4 fresh, 1 damaged" in damaged.stdout or "1 damaged, 4 fresh" in damaged.stdout
     assert loaderkit(*command).stdout.endswith("5 shards: 4 fresh, 1 made; 60 samples\n")
     assert indexes(shards) == WHOLE
+
+
+def entries(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Check that the folder's index is all that there is, and fresh."""
+    assert [path.name for path in folder.glob(f"*{SUFFIX}")] == [FOLDER_INDEX]
+    assert main(["index", str(folder), "--check", "--checksum"]) == 0
+    assert capsys.readouterr().out.endswith("3 shards: 3 fresh; 50 samples\n")
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_the_folders_index_is_an_index_of_its_shards(
+    jobs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is fresh, stale or damaged, and mended, as the shards' own files are; these are folded into it on request."""
+    out = tmp_path / "out"
+    lk.write_shards([{"cls": row} for row in range(50)], out, samples_per_shard=20)
+    before = (out / FOLDER_INDEX).read_bytes()
+    entries(out, capsys)
+    command = ["index", str(out), "--jobs", jobs]
+    assert main([*command, "--folder-index"]) == 0
+    assert capsys.readouterr().out.endswith("3 shards: 3 fresh; 50 samples\n")
+    assert (out / FOLDER_INDEX).read_bytes() == before
+    entries(out, capsys)
+
+    data = lk.TarDataset(out)
+    good = {Path(shard).name: data.proven_index(part) for part, shard in enumerate(data.shards)}
+    cut = {name: dataclasses.replace(index, offsets=index.spans(name)[:-1]) for name, index in good.items()}
+    for damage in (before[:30], before[:-9], before[:-30] + bytes(30), to_bytes(cut)):
+        (out / FOLDER_INDEX).write_bytes(damage)
+        assert main([*command, "--check"]) == 1
+        assert "damaged" in capsys.readouterr().out
+        assert main([*command, "--checksum", "--folder-index"]) == 0
+        capsys.readouterr()
+        entries(out, capsys)
+
+    first, second = out / "shard-000000.tar", out / "shard-000001.tar"
+    shutil.copyfile(first, second)
+    assert main([*command, "--check"]) == 1
+    assert f"stale   {second}: was changed after it was indexed" in capsys.readouterr().err
+    assert main(command) == 0
+    assert capsys.readouterr().out.endswith("3 shards: 2 fresh, 1 made; 50 samples\n")
+    assert {path.name for path in out.glob(f"*{SUFFIX}")} == {FOLDER_INDEX, second.name + SUFFIX}
+    assert main(["index", str(second), "--checksum", "--folder-index", "--quiet"]) == 0  # and keeps the others' entries
+    capsys.readouterr()
+    entries(out, capsys)
+
+    time_ns = second.stat().st_mtime_ns
+    second.write_bytes(second.read_bytes().replace(b"7" + bytes(511), b"8" + bytes(511)))
+    os.utime(second, ns=(time_ns, time_ns))
+    assert main([*command, "--check", "--checksum"]) == 1
+    assert "its content changed after it was indexed, but not its size and time" in capsys.readouterr().err
+    assert main([*command, "--checksum", "--folder-index"]) == 0
+    capsys.readouterr()
+    entries(out, capsys)
 
 
 def test_a_checksum_finds_what_size_and_time_hide(shards: Path) -> None:

@@ -22,7 +22,8 @@ from shards_written import contents, hidden
 
 import loaderkit as lk
 from loaderkit.cli import main
-from loaderkit.datasets.shards.index import load_index, save_index
+from loaderkit.datasets import FOLDER_INDEX, ShardIndex, save_index
+from loaderkit.datasets.shards.folder_index import to_bytes
 from loaderkit.writing import MANIFEST
 
 
@@ -173,12 +174,20 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new, 1))
 
 
+def wrong_indexes(out: Path) -> dict[str, ShardIndex]:
+    """Return the shards' indexes; one has another shard's offsets, with the right size and time."""
+    data = lk.TarDataset(out)
+    found = {Path(shard).name: data.proven_index(part) for part, shard in enumerate(data.shards)}
+    first, second, _ = found
+    return found | {second: dataclasses.replace(found[second], offsets=found[first].offsets)}
+
+
 def other_index(out: Path) -> None:
-    """Give a shard another shard's offsets, with the right size and time."""
-    first, second = (load_index(str(out / f"shard-00000{number}.tar"), "tar-2", None) for number in (0, 1))
-    assert first is not None
-    assert second is not None
-    save_index(str(out / "shard-000001.tar"), dataclasses.replace(second, offsets=first.offsets), None)
+    save_index(str(out / "shard-000001.tar"), wrong_indexes(out)["shard-000001.tar"], None)
+
+
+def other_entry(out: Path) -> None:
+    (out / FOLDER_INDEX).write_bytes(to_bytes(wrong_indexes(out)))
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -187,6 +196,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut": (lambda out: os.truncate(out / "shard-000001.tar", 3000), "has 3,000 bytes, wanted"),
     "one bit": (lambda out: damage(out / "shard-000001.tar", 530), "shard-000001.tar: has the checksum"),
     "index": (other_index, "its index belongs to another shard"),
+    "entry in the folder's index": (other_entry, "its index belongs to another shard"),
     "no manifest": (lambda out: (out / MANIFEST).unlink(), "has no manifest.json"),
     "count": (lambda out: edit(out / MANIFEST, '"samples": 20\n', '"samples": 19\n'), "names 3 shards with 49 samples"),
     "broken manifest": (

@@ -1,6 +1,7 @@
 """Shards give back what was written, and their bytes do not depend on the number of jobs."""
 
 import json
+import shutil
 import tempfile
 from datetime import datetime
 from pathlib import Path
@@ -187,13 +188,16 @@ def test_index_files_save_the_scan_and_are_what_it_finds(tmp_path: Path, monkeyp
     data = [{"cls": row, "txt": "é" * row} for row in range(50)]
     for form, adapter in (("tar", lk.TarDataset), ("parquet", lk.ParquetDataset)):
         lk.write_shards(data, tmp_path / form, format=form, samples_per_shard=20)
-        (tmp_path / form / FOLDER_INDEX).unlink()
-        anew: Any = adapter(tmp_path / form, index_dir=tmp_path / "indexes")
+        without = shutil.copytree(
+            tmp_path / form, tmp_path / "without" / form, ignore=shutil.ignore_patterns("*.lkindex")
+        )
+        anew: Any = adapter(without)
         with monkeypatch.context() as patch:
             patch.delattr(adapter, "scan")
             patch.setattr(adapter, "__abstractmethods__", frozenset())
             kept: Any = adapter(tmp_path / form)
-        assert [index.offsets.tolist() for index in kept._indexes] == [it.offsets.tolist() for it in anew._indexes]
+        indexes = [[data.proven_index(part).offsets.tolist() for part in range(3)] for data in (kept, anew)]
+        assert indexes[0] == indexes[1]
         assert equal(list(map(kept.__getitem__, range(50))), list(map(anew.__getitem__, range(50))))
 
 
@@ -439,4 +443,16 @@ def test_a_second_call_writes_nothing_and_a_lost_shard_is_made_again(tmp_path: P
     assert calls[6:] == [(3, 4), (4, 4)]
     assert contents(tmp_path) == before
     changed = {path.name for path in tmp_path.iterdir() if path.stat().st_mtime_ns != times[path.name]}
-    assert changed == {"shard-000001.tar", "shard-000001.tar.lkindex", FOLDER_INDEX}
+    assert changed == {"shard-000001.tar", FOLDER_INDEX}
+    assert {path.name for path in tmp_path.iterdir()} == times.keys()
+
+
+def test_a_written_folder_holds_shards_one_index_and_the_manifest(tmp_path: Path) -> None:
+    """Golden: a bucket's listing has a page for each thousand of files, so there is no index file for each shard."""
+    for form in ("tar", "parquet"):
+        lk.write_shards([{"cls": row} for row in range(5)], tmp_path / form, format=form, samples_per_shard=2)
+        shards = [f"shard-00000{number}.{form}" for number in range(3)]
+        assert sorted(path.name for path in (tmp_path / form).iterdir()) == [FOLDER_INDEX, MANIFEST, *shards]
+    lk.write_shards([[1], [2]], tmp_path / "tokens", format="tokens")
+    names = sorted(path.name for path in (tmp_path / "tokens").iterdir())
+    assert names == [MANIFEST, "shard-000000.bin", "shard-000000.bin.index"]

@@ -17,6 +17,7 @@ import pytest
 from shards_written import contents, hidden
 
 import loaderkit as lk
+from loaderkit.datasets import FOLDER_INDEX, INDEX_SUFFIX
 from loaderkit.writing import MANIFEST, Folder
 
 FORMATS = {"tar": ".tar", "parquet": ".parquet", "tokens": ".bin"}
@@ -35,6 +36,13 @@ class Source:
     def __getitem__(self, index: int) -> Any:
         time.sleep(self.pause_s)
         return [index] * 40 if self.form == "tokens" else {"cls": index, "txt": "x" * 300}
+
+
+class NeverScans(lk.TarDataset):
+    """It fails where an index is missing."""
+
+    def scan(self, shard: str) -> Any:
+        raise AssertionError(f"{shard} was scanned")
 
 
 def write(folder: Path, form: str, jobs: int = 1, pause_s: float = 0.0, **settings: Any) -> None:
@@ -71,7 +79,17 @@ def check_and_rerun(folder: Path, form: str, wanted: dict[str, bytes], jobs: int
     assert {name: after[name] for name in before} == before
     assert contents(folder) == wanted
     assert hidden(folder) == []
+    check_index(folder, form)
     return len(before)
+
+
+def check_index(folder: Path, form: str) -> None:
+    """Check that one index file holds a fresh index of each shard."""
+    names = [path.name for path in folder.iterdir() if path.name.endswith(INDEX_SUFFIX)]
+    assert names == ([] if form == "tokens" else [FOLDER_INDEX])
+    if form == "tar":
+        data = NeverScans(folder)
+        assert [data.proven_index(part).count for part in range(SIZE // PER_SHARD)] == [PER_SHARD] * (SIZE // PER_SHARD)
 
 
 @contextmanager

@@ -88,6 +88,15 @@ def stat(url: str, storage: Storage | None = None) -> Stat:
     return Stat(found.st_size, found.st_mtime_ns)
 
 
+def sync_folder(path: Path) -> None:
+    """Flush a folder's entries to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a complete file or nothing, even after a crash or with several writers."""
     path.parent.mkdir(parents=True, exist_ok=True)

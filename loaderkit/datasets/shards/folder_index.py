@@ -5,7 +5,9 @@ is read when the shard is first opened.
 """
 
 import dataclasses
+import functools
 import json
+import os
 import threading
 import zlib
 from collections.abc import Mapping
@@ -14,8 +16,8 @@ from typing import Any
 
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.remote.storage import Stat, Storage
-from loaderkit.datasets.remote.urls import INDEX_SUFFIX, is_remote, shard_name, write_atomically
-from loaderkit.datasets.shards.index import LaterOffsets, ShardIndex, content_checksum
+from loaderkit.datasets.remote.urls import INDEX_SUFFIX, is_remote, shard_name, sync_folder, write_atomically
+from loaderkit.datasets.shards.index import LaterOffsets, ShardIndex, content_checksum, read_index
 from loaderkit.system.regular_file import open_regular
 
 FOLDER_INDEX = "folder" + INDEX_SUFFIX
@@ -56,6 +58,36 @@ def write_folder_index(folder: str, indexes: Mapping[str, ShardIndex], storage: 
     return place
 
 
+def merge_indexes(
+    folder: str, paths: Mapping[str, Path], entries: Mapping[str, ShardIndex], storage: Storage | None = None
+) -> str | None:
+    """Write the index files of shards into their folder's index file, and remove those that lie next to the shards.
+
+    A process that is killed leaves each shard with an index: its own file, the folder's entry, or both.
+
+    Args:
+        folder: Path or URL of the shards' folder.
+        paths: The shards' index files by the shards' names, whether they exist or not.
+        entries: Entries for shards without an index file.
+        storage: How to reach a remote folder.
+
+    Returns:
+        The path or URL of the folder's index file; None if no shard has an index.
+    """
+    paths = {name: path for name, path in paths.items() if path.exists()}
+    indexes = {name: entry.loaded() for name, entry in entries.items() if name not in paths}
+    indexes |= {name: read_index(path) for name, path in paths.items()}
+    if not indexes:
+        return None
+    place = write_folder_index(folder, indexes, storage)
+    if not is_remote(folder):
+        sync_folder(Path(folder))  # before files are removed
+    for path in paths.values():
+        if path.parent == Path(folder):
+            path.unlink(missing_ok=True)
+    return place
+
+
 def read_folder_index(folder: str, storage: Storage) -> dict[str, ShardIndex]:
     """Return the indexes in a folder's index file by the shards' names, without their offsets. Empty if there is no file.
 
@@ -63,6 +95,22 @@ def read_folder_index(folder: str, storage: Storage) -> dict[str, ShardIndex]:
         ShardError: If the file is damaged, or of another version.
     """
     place = f"{folder.rstrip('/')}/{FOLDER_INDEX}"
+    if is_remote(place):
+        return _read_index(place, storage)
+    try:
+        found = os.stat(place)  # noqa: PTH116 - creating a Path takes longer than the call
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    return _read_local_index(place, found.st_ino, found.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1)
+def _read_local_index(place: str, _inode: int, _changed_ns: int) -> dict[str, ShardIndex]:
+    """Read a file once for all shards that are opened one by one."""
+    return _read_index(place, Storage())
+
+
+def _read_index(place: str, storage: Storage) -> dict[str, ShardIndex]:
     try:
         start = _read(place, 0, _FIRST, storage)
     except (FileNotFoundError, NotADirectoryError):

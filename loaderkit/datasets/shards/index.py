@@ -50,7 +50,10 @@ class LaterOffsets:
         try:
             return ShardIndex.from_bytes(zlib.decompress(content), Path(self.place))
         except zlib.error as error:
-            raise ShardError(f"{self.place}: changed while it was in use. Make the dataset again.") from error
+            raise ShardError(
+                f"{self.place}: is damaged, or changed while it was in use. Make the dataset again, or run "
+                "`loaderkit index --folder-index`."
+            ) from error
 
 
 @dataclass(frozen=True, kw_only=True)

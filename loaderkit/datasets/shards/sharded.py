@@ -124,6 +124,12 @@ class ShardedDataset(DeclaresDraws, ABC):
             self._unproven.discard(shard)
         return self._load(part)
 
+    def scanned_index(self, shard: str) -> ShardIndex:
+        """Return a new index of a shard."""
+        found = self.stat(shard)  # before the scan
+        count, offsets = self.scan(shard)
+        return ShardIndex(kind=self.kind, count=count, offsets=offsets, **found._asdict())
+
     def _index_all(self) -> list[ShardIndex]:
         folders = FolderIndexes(self.storage)
         if not self._remote:
@@ -141,21 +147,25 @@ class ShardedDataset(DeclaresDraws, ABC):
             if not self.has_offsets(index):
                 raise index_error(index_path(shard, self._index_dir), "its offsets are not those of a shard")
             return index
-        for known in (index, folders.get(shard) if self.keeps_index else None):
-            if known is None or known.kind != self.kind or (same := fitted(known, shard, found)) is None:
+        entry = folders.get(shard) if self.keeps_index else None
+        candidates = [one for one in (index, entry) if one is not None and one.kind == self.kind]
+        for known in candidates:
+            if (same := fitted(known, shard, found)) is None:
                 continue
             if is_remote(shard):
                 self._checksums[shard] = same.content
                 if not known.fits(found):
                     self._unproven.add(shard)
-            elif not known.fits(found):  # a copy, whose content was compared: only once
+            else:  # the offsets too, while workers can share them
                 same = same.loaded()
-                save_index(shard, same, self._index_dir)
+                if not self.has_offsets(same):
+                    continue
+                if not known.fits(found):  # a copy, whose content was compared: only once
+                    save_index(shard, same, self._index_dir)
             return same
-        if index is not None:
+        if candidates:
             self._changed.append(shard)
-        count, offsets = self.scan(shard)
-        index = ShardIndex(kind=self.kind, count=count, offsets=offsets, **found._asdict())
+        index = self.scanned_index(shard)
         if self.keeps_index:
             save_index(shard, index, self._index_dir)
         return index
