@@ -78,6 +78,7 @@ __all__ = [
     "TokenDataset",
     "TokenFormat",
     "Weighted",
+    "WindowDataset",
     "World",
     "WriteError",
     "ZipDataset",
@@ -156,6 +157,7 @@ from .datasets.streams.readers import PageReader as PageReader
 from .datasets.streams.readers import TarReader as TarReader
 from .datasets.tar.dataset import DECODERS as DECODERS
 from .datasets.tar.dataset import TarDataset as TarDataset
+from .datasets.windows import WindowDataset as WindowDataset
 from .device.prefetch import prefetch as prefetch
 from .device.transforms import Normalize as Normalize
 from .device.transforms import PadRagged as PadRagged

@@ -44,6 +44,7 @@ __all__ = [
     "TokenDataset",
     "TokenSpans",
     "Urls",
+    "WindowDataset",
     "ZipDataset",
     "chain",
     "content_checksum",
@@ -165,3 +166,4 @@ from .tar.dataset import TarDataset as TarDataset
 from .texts import TokenSpans as TokenSpans
 from .texts import end_to_end as end_to_end
 from .texts import tokenize as tokenize
+from .windows import WindowDataset as WindowDataset

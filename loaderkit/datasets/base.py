@@ -64,8 +64,8 @@ def knows_lengths(dataset: Any) -> bool:
 def reads_pieces(dataset: Any) -> bool:
     """Return whether `dataset.read_pieces(indices, starts, stops)` gives parts of samples (B,), as a `Ragged`.
 
-    A part has the tokens from `starts` to `stops` (B,) of its sample, or up to the sample's end. A transform or override
-    disables it, too.
+    A part has the tokens from `starts` to `stops` (B,) of its sample, or up to the sample's end. Such a dataset has
+    `lengths(indices)` for some samples, too. A transform or override disables it.
     """
     return _has_fast(dataset, "read_pieces")
 

@@ -15,6 +15,7 @@ from loaderkit.datasets.base import (
     reads_batches,
     reads_columns,
     reads_many,
+    reads_pieces,
 )
 from loaderkit.sampling.order import digest
 from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
@@ -190,8 +191,17 @@ class SubsetDataset(DeclaresDraws, Generic[Sample]):
         if name == "read_columns" and reads_columns(dataset):
             return lambda indices: dataset.read_columns(np.take(self.indices, indices).tolist())
         if name == "lengths" and knows_lengths(dataset):
-            return lambda: dataset.lengths()[self.indices]
+            return self._lengths
+        if name == "read_pieces" and reads_pieces(dataset):
+            return lambda indices, starts, stops: dataset.read_pieces(np.take(self.indices, indices), starts, stops)
         raise AttributeError(name)
+
+    def _lengths(self, indices: Int64Array | None = None) -> Int64Array:
+        dataset: Any = self.dataset
+        lengths: Int64Array = (
+            dataset.lengths()[self.indices] if indices is None else dataset.lengths(self.indices[indices])
+        )
+        return lengths
 
     def fingerprint(self) -> str:
         picked = f"{len(self.indices)} of {_fingerprint(self.dataset)}"
@@ -230,8 +240,8 @@ class MapDataset(DeclaresDraws, Generic[Sample]):
         return per_sample(self.__getitem__, indices)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "shard_sizes" and "dataset" in self.__dict__:
-            return self.dataset.shard_sizes  # type: ignore[attr-defined]
+        if name in ("shard_sizes", "epoch_order") and "dataset" in self.__dict__:
+            return getattr(self.dataset, name)
         raise AttributeError(name)
 
     def _draws(self) -> Draws:

@@ -53,6 +53,11 @@ class Spans:
         """Return sequences (B,), or a part of each, without copying; raise a ShardError if an end is out of range."""
         return self._cut(*self._places(rows, cut))
 
+    def sizes(self, rows: Int64Array) -> Int64Array:
+        """Return the lengths of sequences (B,); raise a ShardError if an end is out of range."""
+        starts, ends = self._places(rows, None)
+        return ends - starts
+
     def _places(self, rows: Int64Array, cut: Cut | None) -> tuple[Int64Array, Int64Array]:
         ends = self._ends[rows]
         starts = self._ends[rows - 1]

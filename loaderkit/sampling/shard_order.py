@@ -384,11 +384,17 @@ def spread_out(count: int) -> Int64Array:
 
 
 def shuffled_order(dataset: Any, size: int, *, seed: int, batch_size: int | None) -> Order:
-    """Return the order of a Loader with shuffle=True: a ShardOrder if the dataset has `shard_sizes`, else Shuffled.
+    """Return the order of a Loader with shuffle=True: the dataset's own, a ShardOrder if it has `shard_sizes`, else Shuffled.
+
+    A dataset has an order of its own if it has `epoch_order(seed)`.
 
     Raises:
         ValueError: If the dataset's shards don't add up to its size.
     """
+    own = getattr(dataset, "epoch_order", None)
+    if callable(own):
+        found: Order = own(seed)
+        return found
     sizes = getattr(dataset, "shard_sizes", None)
     if sizes is None:
         return Shuffled(size, seed=seed)

@@ -11,6 +11,7 @@ from drawing import equal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shards import check_laws, check_reads, with_draws
+from token_files import write_documents
 
 import loaderkit as lk
 from loaderkit import testing
@@ -24,17 +25,6 @@ class Sample(NamedTuple):
     name: str
 
 
-def write(folder: Path, sizes: list[int], shards: int = 2) -> list[Any]:
-    """Write documents of these lengths in shards; no token is written twice."""
-    ends = np.cumsum(sizes)
-    documents = np.split(np.arange(ends[-1], dtype="uint16"), ends[:-1])
-    for shard, part in enumerate(np.array_split(np.arange(len(sizes)), shards)):
-        mine = [documents[number] for number in part]
-        np.concatenate([np.empty(0, "uint16"), *mine]).tofile(folder / f"{shard}.ds")
-        np.cumsum([len(document) for document in mine]).astype("<u8").tofile(folder / f"{shard}.ds.index")
-    return documents
-
-
 def cut(documents: list[Any], length: int) -> list[Any]:
     """The expected pieces."""
     return [one[start : start + length] for one in documents for start in range(0, max(1, len(one)), length)]
@@ -46,7 +36,7 @@ def test_the_pieces_are_the_slices(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], length: int, shards: int
 ) -> None:
     folder = tmp_path_factory.mktemp("pieces")
-    documents = write(folder, sizes, shards)
+    documents = write_documents(folder, sizes, shards)
     wanted = cut(documents, length)
     for data in (
         lk.PieceDataset(lk.DocumentDataset(folder), length),
@@ -69,7 +59,7 @@ def test_each_field_of_tokens_is_cut_and_the_others_stay() -> None:
 
 
 def test_the_laws(tmp_path: Path) -> None:
-    documents = write(tmp_path, [size + 1 for size in SIZES])
+    documents = write_documents(tmp_path, [size + 1 for size in SIZES])
     starts = [int(piece[0]) for piece in cut(documents, 8)]
 
     def make() -> Any:
@@ -93,7 +83,7 @@ def packed(folder: Path) -> Any:
 
 @pytest.mark.parametrize("engine", ["inline", "threads", "ring", "torch"])
 def test_a_packed_epoch_has_each_token_once_on_any_ranks(engine: Any, tmp_path: Path) -> None:
-    write(tmp_path, SIZES)
+    write_documents(tmp_path, SIZES)
     make, workers = packed(tmp_path), 0 if engine == "inline" else 2
     assert len(make()) > 8
 
@@ -105,7 +95,7 @@ def test_a_packed_epoch_has_each_token_once_on_any_ranks(engine: Any, tmp_path: 
 
 
 def test_a_packed_run_resumes_anywhere_and_on_other_ranks(tmp_path: Path) -> None:
-    write(tmp_path, SIZES)
+    write_documents(tmp_path, SIZES)
     make = packed(tmp_path)
     testing.assert_resumable(make, epochs=2, ids=tokens_of)
     elastic: list[dict[str, Any]] = [{"batch_size": 2}, {"world_size": 2}, {"batch_size": 3}]
@@ -163,7 +153,7 @@ def test_a_piece_of_a_huge_document_reads_only_itself(tmp_path: Path) -> None:
 
 
 def test_what_a_piece_knows(tmp_path: Path) -> None:
-    write(tmp_path, SIZES)
+    write_documents(tmp_path, SIZES)
     documents = lk.DocumentDataset(tmp_path)
     data = lk.PieceDataset(documents, 8)
     assert place_of(data, 3) == place_of(documents, 2) == Place(str(tmp_path / "0.ds"), 2)
@@ -195,7 +185,7 @@ def test_what_does_not_fit_is_named() -> None:
 
 
 def test_a_state_of_other_pieces_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, SIZES)
+    write_documents(tmp_path, SIZES)
     make = packed(tmp_path)
     loader = make()
     next(iter(loader))

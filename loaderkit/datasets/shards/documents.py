@@ -110,10 +110,14 @@ class DocumentDataset(ShardedDataset):
         """Return the tokens from `starts` to `stops` (B,) of documents (B,) end to end; other tokens are not read."""
         return self._join(indices, (starts, stops))
 
-    def lengths(self) -> Int64Array:
-        """Return the number of tokens (N,) of each document."""
-        found = [np.diff(self._map_ends(shard), prepend=0) for shard in self.shards]
-        return np.concatenate(found)
+    def lengths(self, indices: Int64Array | None = None) -> Int64Array:
+        """Return the number of tokens (N,) of each document, or of some documents (B,)."""
+        if indices is None:
+            return np.concatenate([np.diff(self._map_ends(shard), prepend=0) for shard in self.shards])
+        sizes = np.empty(len(indices), np.int64)
+        for part, places, rows in self.to_read(indices):
+            sizes[places] = self.handle(part).sizes(rows)
+        return sizes
 
     def fingerprint(self) -> str:
         """Return the files' names, sizes and number of tokens."""

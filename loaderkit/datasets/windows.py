@@ -1,0 +1,172 @@
+"""Windows of one length over documents that are shuffled and joined."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from loaderkit.datasets.base import check_index, reads_pieces
+from loaderkit.sampling.by_length.checks import check_count
+from loaderkit.sampling.cursor import fingerprint
+from loaderkit.sampling.order import Order, Shuffled, cached
+from loaderkit.sampling.permutation import permutation
+from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
+from loaderkit.seeding.keys import derive_seed, hash_positions
+from loaderkit.system.arrays import Int64Array
+
+Pieces = tuple[Int64Array, Int64Array, Int64Array]  # documents, and the first token and the end of each piece (P,)
+
+
+class WindowDataset(DeclaresDraws):
+    """Windows of one length over documents that are shuffled, then joined end to end.
+
+    This is how Megatron's `GPTDataset` makes samples. A window may begin and end inside documents. With `shuffle=True` a
+    Loader takes the documents in another order each epoch, and shuffles the windows. Any other order gives epoch 0's windows.
+    For inputs and targets shifted by one, use windows of T + 1 tokens with a stride of T.
+
+    No index is stored. Documents are shuffled in two steps: blocks of neighbours, then the documents in each block. An epoch
+    needs 8 bytes for each block, and a window looks at one block. `block=1` shuffles documents one by one, for 8 bytes each.
+
+    Window w of epoch e has the index e * len(data) + w, so `data[index]` and `loader.indices` agree.
+
+    Args:
+        documents: A `DocumentDataset` without a transform, or a subset of one. Give each document an end token.
+        length: Tokens in a window.
+        stride: Tokens from one window to the next; `length` by default.
+        seed: Of the documents' order.
+        block: Documents that stay neighbours.
+
+    Raises:
+        TypeError: If parts of documents can't be read.
+        ValueError: If a number is out of range, or all documents together are shorter than one window.
+
+    Examples:
+        >>> manifest = lk.write_shards(["abc", "defgh", "ij"], "shards", format=lk.TokenFormat())
+        >>> data = lk.WindowDataset(lk.DocumentDataset("shards/*.bin"), 4)
+        >>> [bytes(window.tolist()) for window in data]
+        [b'ijab', b'cdef']
+        >>> [bytes(data[len(data) + number].tolist()) for number in range(len(data))]
+        [b'defg', b'habc']
+    """
+
+    def __init__(
+        self, documents: Any, length: int, *, stride: int | None = None, seed: int = 0, block: int = 256
+    ) -> None:
+        for name, number in (("length", length), ("stride", length if stride is None else stride), ("block", block)):
+            check_count(number, "WindowDataset", name)
+        if not reads_pieces(documents):
+            raise TypeError(
+                f"WindowDataset: parts of a {type(documents).__name__}'s samples can't be read, wanted a loaderkit.DocumentDataset "
+                "without a transform. Write one with loaderkit.TokenFormat; transform windows with loaderkit.MapDataset."
+            )
+        self.documents, self.length, self.stride = documents, int(length), int(length if stride is None else stride)
+        self.seed, self.block = seed, int(block)
+        # Only the sums are kept: 10^8 lengths take 800 MB.
+        starts = np.arange(0, len(documents), self.block)
+        self._sums = np.add.reduceat(documents.lengths(), starts) if len(starts) else np.empty(0, np.int64)
+        self._tokens = int(self._sums.sum())
+        if self._tokens < self.length:
+            raise ValueError(
+                f"WindowDataset: all {len(documents):,} documents together have {self._tokens:,} tokens, wanted at least one window "
+                f"of {self.length:,}."
+            )
+        self._epochs: dict[int, Any] = {}
+        self._last: tuple[tuple[int, int], tuple[Int64Array, Int64Array]] | None = None
+
+    def __len__(self) -> int:
+        return (self._tokens - self.length) // self.stride + 1
+
+    def __iter__(self) -> Iterator[Any]:  # an index has no end, so Python can't find one
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, index: int) -> npt.NDArray[Any]:
+        if index < 0:
+            check_index(self, index)
+            index += len(self)
+        return self.read_batch(np.array([index]))[0].numpy()
+
+    def __getitems__(self, indices: Sequence[int]) -> list[npt.NDArray[Any]]:
+        return list(self.read_batch(np.asarray(indices, dtype=np.int64)).numpy())
+
+    def read_batch(self, indices: Int64Array) -> Tensor:
+        """Return windows (B, length)."""
+        if indices.size and indices.min() < 0:
+            raise IndexError(f"WindowDataset: index {indices.min()}, wanted at least 0.")
+        parts = [piece for index in indices.tolist() for piece in self._pieces(*divmod(index, len(self)))]
+        columns = [np.concatenate([np.empty(0, np.int64), *column]) for column in zip(*parts, strict=True)]
+        documents, starts, stops = columns or [np.empty(0, np.int64)] * 3
+        values: Tensor = self.documents.read_pieces(documents, starts, stops).values
+        return values.view(len(indices), self.length)
+
+    @property
+    def left_out(self) -> int:
+        """Number of tokens after an epoch's last window. Each epoch they are others."""
+        return self._tokens - (len(self) - 1) * self.stride - self.length
+
+    def epoch_order(self, seed: int) -> Order:
+        """Return the order of a Loader with shuffle=True."""
+        return _EpochWindows(len(self), seed=seed)
+
+    def fingerprint(self) -> str:
+        how = f"length={self.length} stride={self.stride} seed={self.seed} block={self.block}"
+        return f"windows {how} of {fingerprint(self.documents, len(self.documents))}"
+
+    def _draws(self) -> Draws:
+        return draws(self.documents)
+
+    def _pieces(self, epoch: int, window: int) -> Iterator[Pieces]:
+        """Yield the pieces of documents that make a window, from each block that it touches."""
+        order, ends = cached(self, epoch, lambda: self._shuffle_blocks(epoch))
+        start = window * self.stride
+        stop = start + self.length
+        place = int(np.searchsorted(ends, start, side="right"))
+        while start < stop:
+            before = int(ends[place - 1]) if place else 0
+            documents, begins = self._documents(epoch, int(order[place]))
+            first, end = start - before, min(stop - before, int(begins[-1]))
+            low = int(np.searchsorted(begins, first, side="right")) - 1
+            high = int(np.searchsorted(begins, end, side="left"))
+            offsets = begins[low:high]
+            yield (
+                documents[low:high],
+                np.maximum(first - offsets, 0),
+                np.minimum(end, begins[low + 1 : high + 1]) - offsets,
+            )
+            start, place = before + end, place + 1
+
+    def _shuffle_blocks(self, epoch: int) -> tuple[Int64Array, Int64Array]:
+        """Return the epoch's order of the blocks (B,), and where each ends in the joined tokens (B,)."""
+        seed = derive_seed("blocks", self.seed)
+        order = permutation(len(self._sums), seed, epoch)(np.arange(len(self._sums), dtype=np.int64))
+        return order, np.cumsum(self._sums[order])
+
+    def _documents(self, epoch: int, block: int) -> tuple[Int64Array, Int64Array]:
+        """Return the epoch's order of a block's documents (D,), and where each begins in the block's tokens (D + 1,)."""
+        last = self._last  # another thread may replace it
+        if last is not None and last[0] == (epoch, block):
+            return last[1]
+        first = block * self.block
+        documents = np.arange(first, min(first + self.block, len(self.documents)), dtype=np.int64)
+        documents = documents[np.argsort(hash_positions(documents, "documents", self.seed, epoch), kind="stable")]
+        found = documents, np.concatenate([[0], np.cumsum(self.documents.lengths(documents))])
+        self._last = (epoch, block), found
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_epochs": {}, "_last": None}
+
+
+@dataclass(frozen=True)
+class _EpochWindows(Shuffled):
+    """The windows of each epoch, shuffled; the indices say which epoch's they are."""
+
+    _epochs: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def at(self, epoch: int, positions: Int64Array) -> Int64Array:
+        return super().at(epoch, positions) + epoch * self.length
+
+    def key(self, epoch: int) -> str:
+        return f"windows-1(seed={self.seed})"
