@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 from loaderkit.datasets.streams.dataset import StreamDataset
 from loaderkit.datasets.streams.lane import Lane, LaneSpec, Place
+from loaderkit.datasets.streams.packed import Rows
 from loaderkit.datasets.streams.pulled import PulledLane
 from loaderkit.datasets.streams.samples import PendingSample, Step
 from loaderkit.sampling.order import digest
@@ -93,6 +94,11 @@ class _Composed(StreamDataset):
     def fingerprint(self) -> str:
         text = "\x1f".join(stream.fingerprint() for stream in self.streams)
         return f"{len(self.shards):,} shards of {len(self.streams)} streams ({digest(text)})"
+
+    @property
+    def rows(self) -> Rows | None:
+        found = [stream.rows for stream in self.streams]
+        return found[0] if all(rows == found[0] for rows in found) else None
 
     def _orders(self) -> str:
         text = "; ".join(stream.order() for stream in self.streams)

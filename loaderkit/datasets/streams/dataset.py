@@ -3,7 +3,7 @@
 import copy
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -13,9 +13,11 @@ import torch.utils.data as torch_data
 
 from loaderkit.datasets.bad_samples import RAISE, BadSamples
 from loaderkit.datasets.streams.lane import Lane, LaneReader, LaneSpec, Place, ShardShare, are_counts
+from loaderkit.datasets.streams.packed import Rows, TooLong
 from loaderkit.datasets.streams.pulled import FilteredLane
 from loaderkit.datasets.streams.samples import Step, transform_samples
-from loaderkit.sampling.order import digest
+from loaderkit.datasets.streams.verb import Verb
+from loaderkit.sampling.order import digest, shortened
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.system.world import World
 
@@ -131,6 +133,11 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         """The most lanes that have something to read."""
         return len(self.shards) * self.share
 
+    @property
+    def rows(self) -> Rows | None:
+        """The rows that the samples are, after `pack`."""
+        return None
+
     def map(self, function: Callable[[Any], Any]) -> Self:
         """Return a stream that applies a function to each sample, under the sample's own seed."""
         return self._with(Step(function))
@@ -142,6 +149,51 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         read dropped samples again.
         """
         return self._with(Step(predicate, is_filter=True))
+
+    def pack(
+        self,
+        row_length: int,
+        *,
+        tokens: str = "tokens",
+        fields: Mapping[str, float] | None = None,
+        too_long: TooLong = "split",
+        waiting: int = 128,
+    ) -> "StreamDataset":
+        """Return a stream of rows of a fixed length, each packed with several documents.
+
+        A sample before is a document: a dict with its tokens, or the tokens themselves. A sample after is a row: a list of
+        documents. A Loader makes batches of rows with `PackCollate`, if it has no `collate_fn`. A later `map` gets a row and
+        returns a row.
+
+        In each lane some documents wait for a row. A row takes the one that has waited longest, then the longest that still
+        fit. With 128 waiting documents about 0.5 % of a row stays empty. A state says where the waiting documents are, and
+        a resume reads and tokenizes them again. Rows belong to lanes, so they do not depend on the number of ranks or
+        workers.
+
+        A document without tokens is in no row. One that cannot be read, tokenized or packed is a bad sample of the Loader.
+
+        Args:
+            row_length: Tokens of a row.
+            tokens: The field with a document's tokens (T,).
+            fields: Other fields with one value for each token, and the value that pads them: {"weights": 0}.
+            too_long: What happens to a document longer than a row. "split" cuts it: its full rows come at once, and its
+                end waits. "drop" leaves it out, "error" makes it a bad sample.
+            waiting: Documents of a lane that wait, or more if they are short. More make fuller rows, and a longer start.
+
+        Raises:
+            ValueError: If a number is out of range, or the stream is packed already.
+
+        Examples:
+            >>> texts = lk.StreamDataset(["a"], lambda shard, start: ["to be", "or", "not to be"][start:])
+            >>> rows = texts.map(lambda text: [len(word) for word in text.split()]).pack(4)
+            >>> batch = next(iter(lk.Loader(rows, batch_size=2)))
+            >>> batch["tokens"].tolist(), batch["document_ids"].tolist()
+            ([[2, 2, 2, 0], [3, 2, 2, 0]], [[0, 0, 1, -1], [0, 0, 0, -1]])
+        """
+        if self.rows is not None:
+            raise ValueError("pack: the stream is packed already. Pack the stream before it.")
+        rows = Rows(row_length=row_length, tokens=tokens, fields=fields or {}, too_long=too_long, waiting=waiting)
+        return _DerivedStream(self, rows)
 
     def _with(self, step: Step) -> Self:
         stream = copy.copy(self)
@@ -216,6 +268,35 @@ class StreamDataset(torch_data.IterableDataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         # Only a forked worker has torch.distributed initialised.
         return self.__dict__ | {"_world": self._world or World.detect(), "_order": None}
+
+
+class _DerivedStream(StreamDataset):
+    """A stream made of another by a verb."""
+
+    def __init__(self, stream: StreamDataset, verb: Verb) -> None:
+        self.stream, self.verb = stream, verb
+        self.lanes, self.seed, self.shards = stream.lanes, stream.seed, stream.shards
+        self._start(())
+
+    @property
+    def shares(self) -> int:
+        return self.stream.shares
+
+    @property
+    def rows(self) -> Rows | None:
+        return self.verb if isinstance(self.verb, Rows) else self.stream.rows
+
+    def fingerprint(self) -> str:
+        return self.stream.fingerprint()
+
+    def order(self) -> str:
+        return f"{self.verb.order()} of {shortened(self.stream.order())}"
+
+    def _lane(self, spec: LaneSpec) -> Lane:
+        return self.verb.lane(self.stream, spec)
+
+    def _flaw(self, lane: int, place: Place) -> str | None:
+        return self.verb.flaw(self.stream, lane, place)
 
 
 def _check_read(read: Callable[..., Any]) -> None:

@@ -64,7 +64,7 @@ def locate_in_stream(
 def _where(stream: StreamDataset, lane: int, place: Place, passed: int, batch_size: int) -> str:
     """Describe `batch_size` samples of a lane, `passed` samples after a place."""
     if type(stream) is not StreamDataset or place.inner:
-        return "not known: the lane reads several streams"
+        return "not known: the lane reads other streams"
     shards = stream.deal(place.cycle, lane)
     if place.shard >= len(shards):
         return "at the end of the lane"

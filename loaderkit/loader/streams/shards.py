@@ -1,11 +1,12 @@
 """The lanes of a StreamDataset: lists of shards, which any rank can continue."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from typing_extensions import override
 
+from loaderkit.collate import PackCollate
 from loaderkit.datasets.bad_samples import Reported
 from loaderkit.datasets.streams.dataset import StreamDataset
 from loaderkit.datasets.streams.lane import Lane, Place
@@ -50,7 +51,10 @@ class ShardLanes:
         return self._stream.flaw(lane, place)
 
     def read(self, lanes: range, places: Sequence[Any], cycle: int, turn: int) -> Iterator[Item]:
-        stream, config = self._stream, self._config
+        stream, config, rows = self._stream, self._config, self._stream.rows
+        if rows is not None and config.collate_fn is None:
+            collate = PackCollate(tokens=rows.tokens, row_length=rows.row_length, fields=rows.fields)
+            config = replace(config, collate_fn=collate)
         task = ShardTask(stream=stream, config=config, lanes=lanes, places=places, cycle=cycle, turn=turn)
         return run_task(task, stream.seed, self._crew.num_workers)
 
