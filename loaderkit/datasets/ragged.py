@@ -1,7 +1,7 @@
 """Sequences of different lengths, joined end to end in one tensor."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,14 @@ from loaderkit.system.arrays import Int64Array, native
 
 Array = npt.NDArray[Any]
 Cut = tuple[Int64Array, Int64Array]  # for each of B sequences the first token to take, and the end (B,)
+
+
+class Ends(Protocol):
+    """Ends of sequences (N,): an int64 array, or what computes them when it is indexed."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: Any) -> Any: ...
 
 
 class Ragged(NamedTuple):
@@ -38,7 +46,7 @@ class Ragged(NamedTuple):
 class Spans:
     """Sequences that follow each other in a contiguous array `flat` (T,); sequence i ends at `ends[i]` (N,). Both may be mapped."""
 
-    def __init__(self, flat: Array, ends: Int64Array, name: str) -> None:
+    def __init__(self, flat: Array, ends: Ends, name: str) -> None:
         self._ends, self._name, self._size, self._dtype = ends, name, len(flat), flat.dtype
         self._content = flat.data if flat.size else memoryview(b"")
 

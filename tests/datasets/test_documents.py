@@ -133,6 +133,17 @@ def test_what_datatrove_wrote_is_read_in_place(tmp_path: Path) -> None:
 
 def test_a_folder_of_other_files_says_what_to_give(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(bytes(4))
-    with pytest.raises(FileNotFoundError) as caught:
+    with pytest.raises(
+        lk.ShardError, match=r"a\.bin: has no a\.bin\.index .* no a\.idx, .* nanoGPT .* use lk\.TokenDataset"
+    ):
         lk.DocumentDataset(tmp_path)
-    assert "lk.TokenDataset" in caught.value.__notes__[0]
+
+
+def test_the_dtype_is_what_the_files_declare(tmp_path: Path) -> None:
+    write(tmp_path, [12], "uint32")
+    (tmp_path / "000.ds.metadata").write_text("tok|v2.json|4\n30\n30.0 T")
+    data = lk.DocumentDataset(tmp_path)
+    assert data.dtype == data[1].dtype == np.uint32
+    (tmp_path / "000.ds.metadata").write_text("no size\n")
+    with pytest.raises(lk.ShardError, match=r"tokens of uint16, its last document ends at .* try dtype='uint32'"):
+        lk.DocumentDataset(tmp_path)

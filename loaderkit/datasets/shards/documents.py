@@ -1,6 +1,7 @@
-"""Documents of different lengths in flat files of tokens, each with a second file that holds where they end."""
+"""Documents of different lengths in flat files of tokens, with a second file that holds where they end."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
@@ -10,26 +11,33 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.ragged import Cut, Ragged, Spans, join_parts
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls, is_remote, shard_name
+from loaderkit.datasets.shards.document_ends import DocumentEnds, datatrove_ends, litdata_ends, megatron_ends
 from loaderkit.datasets.shards.index import ShardIndex
-from loaderkit.datasets.shards.mapped import Array, count_numbers, open_to_map
+from loaderkit.datasets.shards.mapped import count_numbers, open_to_map
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.system.arrays import Int64Array
 
 ENDS_SUFFIX = ".index"
-_END = np.dtype("<i8")  # the files have uint64: a number beyond int64 is negative here, and so is refused
+_CHUNKS = "index.json"  # litdata's index of a folder
 
 
 class DocumentDataset(ShardedDataset):
-    """A dataset over documents in memory-mapped tokens, as datatrove writes them.
+    """A dataset over documents in memory-mapped tokens, as several tools write them.
 
-    The tokens of all documents are in `NAME`, without a header. `NAME.index` has the end of each
-    document, counted in tokens (uint64, little-endian). A sample is an array (T,) of the
-    given dtype. The default batch is a `Ragged`; if you use a transform, give the Loader a
-    collate that takes different lengths.
+    A sample is an array (T,) of the tokens' dtype. The default batch is a `Ragged`; if you use a transform, give the
+    Loader a collate that takes different lengths. The files of each shard say which layout it has:
+
+    | written by | the tokens | the ends of documents |
+    |---|---|---|
+    | datatrove, `TokenFormat` | `NAME` (`.ds` or `.bin`), without a header | `NAME.index`, in tokens (uint64, little-endian) |
+    | Megatron-LM, NeMo, GPT-NeoX | `NAME.bin` | `NAME.idx` |
+    | litdata, litgpt | `chunk-0-0.bin`, ..., one integer tensor for each document | the same file, and `index.json` |
+
+    Files of tokens without documents, as nanoGPT and llm.c write them, are for `TokenDataset`.
 
     Args:
-        urls: A path, folder (its `.ds` files), glob or URL, or a list of them. Remote files need a cache.
-        dtype: The tokens' dtype, such as "uint16".
+        urls: A path, folder (its `.ds` and `.bin` files), glob or URL, or a list of them. Remote files need a cache.
+        dtype: The tokens' dtype, such as "uint32". By default what the files declare, or uint16 if they do not.
         transform: Called with each document.
         max_open: Files that a process keeps mapped, with all its threads.
         storage: How to reach remote files, and where to cache them.
@@ -51,6 +59,7 @@ class DocumentDataset(ShardedDataset):
 
     kind = "documents-1"
     suffixes: ClassVar[tuple[str, ...]] = (".ds",)
+    shared_suffixes: ClassVar[tuple[str, ...]] = (".bin",)
     keeps_index: ClassVar[bool] = False
     maps: ClassVar[bool] = True
     files_each: ClassVar[int] = 2
@@ -59,28 +68,33 @@ class DocumentDataset(ShardedDataset):
         self,
         urls: Urls,
         *,
-        dtype: npt.DTypeLike = "uint16",
+        dtype: npt.DTypeLike | None = None,
         transform: Callable[[Any], Any] | None = None,
         max_open: int = 1024,
         storage: Storage | None = None,
     ) -> None:
-        self.dtype = np.dtype(dtype)
+        self._given = None if dtype is None else np.dtype(dtype)  # or declared by the first shard
         if self.dtype.kind not in "iu":
             raise ValueError(f"DocumentDataset: dtype is {self.dtype}, wanted integers such as uint16.")
         self._tokens: dict[str, int] = {}
-        try:
-            super().__init__(urls, transform=transform, max_open=max_open, storage=storage)
-        except FileNotFoundError as error:
-            error.add_note(
-                "loaderkit: DocumentDataset reads NAME.ds and NAME.ds.index. Give files of another name as a glob, such as "
-                "'folder/*.bin', if each has a NAME.bin.index. For tokens without documents use lk.TokenDataset."
-            )
-            raise
+        super().__init__(urls, transform=transform, max_open=max_open, storage=storage)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The tokens' dtype."""
+        return self._given or np.dtype("uint16")
 
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
-        ends = self._map_ends(shard)
+        ends, dtype, start = self._find_ends(shard)
+        if dtype is not None and dtype != self.dtype:
+            if self._given is not None:
+                raise ShardError(
+                    f"{shard}: declares tokens of {dtype}, wanted {self.dtype}, as given or as in other shards."
+                )
+            self._given = dtype
+        self._given = self.dtype
         with open_to_map(self, shard) as file:
-            self._tokens[shard] = count_numbers(shard, file, self.dtype, f"{self.dtype} tokens")
+            self._tokens[shard] = count_numbers(shard, file, self.dtype, f"{self.dtype} tokens", start)
         found = int(ends[-1]) if len(ends) else 0
         if found != self._tokens[shard]:
             raise ShardError(
@@ -90,13 +104,15 @@ class DocumentDataset(ShardedDataset):
         return len(ends), None
 
     def open(self, shard: str, index: ShardIndex) -> Spans:
-        ends = self._map_ends(shard)
+        ends, _, start = self._find_ends(shard)
         if len(ends) != index.count:
-            raise ShardError(f"{shard}{ENDS_SUFFIX}: changed since it was read. Make the dataset again.")
+            raise ShardError(
+                f"{shard}: the ends of its documents changed since they were read. Make the dataset again."
+            )
         with self.open_file(shard) as file:
             is_empty = not self._tokens[shard]
-            flat = np.empty(0, self.dtype) if is_empty else np.asarray(np.memmap(file, dtype=self.dtype, mode="r"))
-        return Spans(flat, ends, shard)
+            flat = np.empty(0, self.dtype) if is_empty else np.memmap(file, dtype=self.dtype, mode="r", offset=start)
+        return Spans(np.asarray(flat), ends, shard)
 
     def read(self, handle: Spans, rows: Int64Array, index: ShardIndex) -> list[Any]:
         native = self.dtype.newbyteorder("=")
@@ -113,7 +129,7 @@ class DocumentDataset(ShardedDataset):
     def lengths(self, indices: Int64Array | None = None) -> Int64Array:
         """Return the number of tokens (N,) of each document, or of some documents (B,)."""
         if indices is None:
-            return np.concatenate([np.diff(self._map_ends(shard), prepend=0) for shard in self.shards])
+            return np.concatenate([np.diff(self._find_ends(shard).ends[:], prepend=0) for shard in self.shards])
         sizes = np.empty(len(indices), np.int64)
         for part, places, rows in self.to_read(indices):
             sizes[places] = self.handle(part).sizes(rows)
@@ -127,19 +143,27 @@ class DocumentDataset(ShardedDataset):
         parts = [(self.handle(part), places, rows) for part, places, rows in self.to_read(indices)]
         return join_parts(parts, len(indices), self.dtype, cut)
 
-    def _map_ends(self, shard: str) -> Array:
-        path = shard + ENDS_SUFFIX
-        with self._open_ends(shard, path) as file:
-            count = count_numbers(path, file, _END, "uint64 ends")
-            return np.asarray(np.memmap(file, dtype=_END, mode="r")) if count else np.empty(0, _END)
+    def _find_ends(self, shard: str) -> DocumentEnds:
+        """Return where the documents of a shard end, by the first layout whose files are there."""
+        index = shard.removesuffix(".bin") + ".idx"
+        with ExitStack() as files:
+            if (file := self._open_other(shard + ENDS_SUFFIX, files)) is not None:
+                metadata = None if self._given else self._open_other(shard + ".metadata", files)
+                return datatrove_ends(shard + ENDS_SUFFIX, file, metadata)
+            if (file := self._open_other(index, files)) is not None:
+                return megatron_ends(index, file)
+            if (chunks := self._open_other(shard.removesuffix(shard_name(shard)) + _CHUNKS, files)) is not None:
+                return litdata_ends(shard, files.enter_context(open_to_map(self, shard)), chunks)
+        raise ShardError(
+            f"{shard}: has no {shard_name(shard)}{ENDS_SUFFIX} (uint64, little-endian) and no {shard_name(index)}, wanted a file "
+            "with the ends of its documents. For tokens without documents, as nanoGPT and llm.c write them, use lk.TokenDataset."
+        )
 
-    def _open_ends(self, shard: str, path: str) -> BinaryIO:
+    def _open_other(self, path: str, files: ExitStack) -> BinaryIO | None:
+        """Open a file that belongs to a shard; None if there is none."""
         try:
             if is_remote(path) and path not in self._remote:
                 self._remote[path] = self.storage.stat(path)
-            return self.open_file(path)
-        except FileNotFoundError as error:
-            raise ShardError(
-                f"{shard}: has no {shard_name(path)}, wanted a file with the ends of its documents (uint64, little-endian). "
-                "For tokens without documents use lk.TokenDataset."
-            ) from error
+            return files.enter_context(self.open_file(path))
+        except FileNotFoundError:
+            return None

@@ -96,9 +96,9 @@ def open_to_map(dataset: ShardedDataset, shard: str) -> BinaryIO:
     return dataset.open_head(shard)
 
 
-def count_numbers(shard: str, file: BinaryIO, dtype: np.dtype[Any], what: str) -> int:
-    """Return how many numbers are in a file without a header; `what` names them in errors."""
-    size = file.seek(0, os.SEEK_END)
+def count_numbers(shard: str, file: BinaryIO, dtype: np.dtype[Any], what: str, start: int = 0) -> int:
+    """Return how many numbers are in a file from byte `start` on; `what` names them in errors."""
+    size = file.seek(0, os.SEEK_END) - start
     if size % dtype.itemsize:
         raise ShardError(f"{shard}: cut, its {size:,} bytes are not a whole number of {what}.")
     return size // dtype.itemsize

@@ -54,6 +54,7 @@ class ShardedDataset(DeclaresDraws, ABC):
 
     kind: str  # of the index, with a version: "tar-1"
     suffixes: ClassVar[tuple[str, ...]]
+    shared_suffixes: ClassVar[tuple[str, ...]] = ()  # of a folder's files, too; other formats have them as well
     keeps_index: ClassVar[bool] = True  # in a file; False if a scan is as fast as reading that file
     files_each: ClassVar[int] = 1  # files that an open shard has open
     maps: ClassVar[bool] = False  # shards into memory, so that a remote one needs a local copy
@@ -70,7 +71,7 @@ class ShardedDataset(DeclaresDraws, ABC):
         if max_open < 1:
             raise ValueError(f"{type(self).__name__}: max_open is {max_open}, wanted at least 1.")
         self.storage = storage or Storage()
-        found = find_shards(urls, self.suffixes, self.storage)
+        found = find_shards(urls, self.suffixes + self.shared_suffixes, self.storage)
         self.shards = list(found)
         self._remote = {shard: version for shard, version in found.items() if version is not None}
         unknown = [shard for shard in self.shards if is_remote(shard) and shard not in self._remote]

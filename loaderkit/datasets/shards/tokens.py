@@ -16,6 +16,9 @@ from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.mapped import Array, MappedDataset, count_numbers, map_npy, npy_layout, open_to_map
 from loaderkit.system.arrays import Int64Array, native
 
+_HEADED = {(20240520, 1): "<u2", (20240801, 7): "<u4"}  # magic and version, of 256 numbers (int32) before the tokens
+_HEADER = 1024
+
 
 @dataclass(frozen=True)
 class _Tokens:
@@ -24,7 +27,7 @@ class _Tokens:
 
 
 class TokenDataset(MappedDataset):
-    """A dataset over windows of memory-mapped tokens: `.npy` files (T,), or files of bare numbers.
+    """A dataset over windows of memory-mapped tokens: `.npy` files (T,), files of bare numbers (nanoGPT), or llm.c's.
 
     Window i of a shard begins at token i * stride and does not reach into the next
     shard. Tokens keep their dtype, so that fewer bytes go to the device: widen
@@ -34,7 +37,7 @@ class TokenDataset(MappedDataset):
     Args:
         urls: A path, folder, glob or URL, or a list of them. Remote files need a cache.
         length: Tokens in a window.
-        dtype: Tokens' dtype in bare files, such as "uint16"; `.npy` files declare it.
+        dtype: Tokens' dtype in bare files, such as "uint16"; `.npy` files and llm.c's declare it.
         stride: Tokens from one window to the next; `length` by default.
         remainder: What to do with tokens after a shard's last full window: "drop" leaves
             them out (`left_out` counts them), "keep" makes a shorter window, so that
@@ -82,6 +85,7 @@ class TokenDataset(MappedDataset):
         if self.dtype is not None and self.dtype.kind not in "iu":
             raise ValueError(f"TokenDataset: dtype is {self.dtype}, wanted integers such as uint16.")
         self._tokens: dict[str, int] = {}
+        self._starts: dict[str, int] = {}  # first byte of the tokens, after a header
         super().__init__(urls, transform=transform, max_open=max_open, storage=storage)
         is_uniform = self.dtype is not None and all(
             (count - 1) * self.stride + length <= self._tokens[shard]
@@ -119,7 +123,7 @@ class TokenDataset(MappedDataset):
             if shard_name(shard).endswith(".npy"):
                 flat = map_npy(shard, file)
             else:
-                flat = np.asarray(np.memmap(file, dtype=self.dtype, mode="r"))  # type: ignore[call-overload]
+                flat = np.asarray(np.memmap(file, dtype=self.dtype, mode="r", offset=self._starts.get(shard, 0)))  # type: ignore[call-overload]
         is_short = len(flat) < self.length
         return _Tokens(flat, flat[:0].reshape(0, self.length) if is_short else sliding_window_view(flat, self.length))
 
@@ -150,6 +154,17 @@ class TokenDataset(MappedDataset):
             if dtype.kind not in "iu" or len(shape) != 1 or dtype != self.dtype:
                 raise ShardError(f"{shard}: holds {dtype} of shape {shape}, wanted tokens (T,) of {self.dtype}.")
             return shape[0]
+        head = np.frombuffer(file.read(12).ljust(12, b"\0"), "<i4").tolist()
+        if (declared := _HEADED.get((head[0], head[1]))) is not None:
+            self.dtype = self.dtype or np.dtype(declared)
+            found = count_numbers(shard, file, self.dtype, f"{self.dtype} tokens", _HEADER)
+            if self.dtype != declared or found != head[2]:
+                raise ShardError(
+                    f"{shard}: has {found:,} tokens of {self.dtype} after its header, which says {head[2]:,} of {np.dtype(declared)}. "
+                    "It is cut, or another dtype is given."
+                )
+            self._starts[shard] = _HEADER
+            return found
         if self.dtype is None:
             raise ValueError(
                 f"TokenDataset: {shard_name(shard)} does not declare a dtype, wanted one such as dtype='uint16'."
