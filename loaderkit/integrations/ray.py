@@ -27,12 +27,16 @@ def prepare(loader: Loader[Batch], *, move_to_device: bool = True) -> Loader[Bat
         TypeError: If `loader` is not a Loader, or is a DeviceLoader.
 
     Examples:
-        >>> def train():  # doctest: +SKIP
-        ...     loader = lk.integrations.ray.prepare(lk.Loader(data, batch_size=32, shuffle=True))
+        >>> import ray.train.torch
+        >>> def train():
+        ...     loader = lk.integrations.ray.prepare(lk.Loader(range(10), batch_size=4, shuffle=True))
         ...     if checkpoint := ray.train.get_checkpoint():
         ...         with checkpoint.as_directory() as folder:
         ...             loader.load_state_dict(torch.load(f"{folder}/state.pt")["loader"])
-        >>> TorchTrainer(train, scaling_config=ScalingConfig(num_workers=4)).fit()  # doctest: +SKIP
+        ...     print([len(batch) for batch in loader])
+        >>> here = ray.train.ScalingConfig(num_workers=0)  # without a cluster
+        >>> result = ray.train.torch.TorchTrainer(train, scaling_config=here).fit()
+        [4, 4, 2]
     """
     context: Any = ray.train.get_context()
     world = World(context.get_world_rank(), context.get_world_size(), context.get_local_world_size())

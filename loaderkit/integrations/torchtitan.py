@@ -23,6 +23,14 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]  # torchtitan is Any wh
 
     Raises:
         ValueError: If the config has no `make_dataset`, or a batch size or ranks of its own.
+
+    Examples:
+        >>> rows = lk.ArrayDataset(torch.arange(40).reshape(8, 5))
+        >>> config = lk.integrations.torchtitan.TitanLoader.Config(make_dataset=lambda tokenizer, length: rows)
+        >>> loader = config.build(dp_world_size=2, dp_rank=0, tokenizer=None, seq_len=4, local_batch_size=2)
+        >>> inputs, labels = next(iter(loader))  # torchtitan's Trainer does this
+        >>> inputs["input"].tolist(), labels.tolist()
+        ([[0, 1, 2, 3], [5, 6, 7, 8]], [[1, 2, 3, 4], [6, 7, 8, 9]])
     """
 
     @dataclass(kw_only=True, slots=True)

@@ -1,6 +1,5 @@
 """Under Accelerate: accumulation, metrics, and runs that are killed and resumed."""
 
-import doctest
 import itertools
 import json
 import warnings
@@ -57,15 +56,6 @@ def accumulate(accelerator: Any, loader: Any) -> list[bool]:
         with accelerator.accumulate():
             found.append(accelerator.sync_gradients)
     return found
-
-
-def test_the_examples_of_its_docstrings_run(accelerator: Any) -> None:
-    module = lk.integrations.accelerate
-    tests = doctest.DocTestFinder(recurse=False)
-    for name in ("prepare", "skip_first_batches"):
-        (test,) = tests.find(getattr(module, name), name, globs={"lk": lk, "torch": torch})
-        assert doctest.DocTestRunner().run(test).failed == 0
-        assert test.examples
 
 
 def test_the_optimizer_steps_at_the_batches_of_a_dataloader(accelerator: Any) -> None:

@@ -3,6 +3,8 @@
 import doctest
 import inspect
 import os
+import sys
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +20,14 @@ DOCUMENTED = {
     **{name: value for name, value in PUBLIC.items() if not isinstance(value, ModuleType | dict)},
     **{f"testing.{name}": getattr(lk.testing, name) for name in lk.testing.__all__},
 }
+# The names of each module, and the package that it needs.
+INTEGRATIONS = {
+    "accelerate": ("accelerate", ["prepare", "skip_first_batches"]),
+    "fabric": ("lightning", ["setup", "load"]),
+    "huggingface": ("transformers", ["ResumableTrainer", "last_checkpoint"]),
+    "ray": ("ray.train", ["prepare"]),
+    "torchtitan": ("torchtitan", ["TitanLoader"]),
+}
 
 
 def test_the_list_of_names_is_not_empty() -> None:
@@ -26,9 +36,30 @@ def test_the_list_of_names_is_not_empty() -> None:
 
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_an_example_shows_how_a_public_name_is_used(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    docstring = inspect.getdoc(DOCUMENTED[name]) or ""
-    assert ">>> " in docstring, f"the docstring of {name} has no example"
     monkeypatch.chdir(tmp_path)
+    run_examples(name, DOCUMENTED[name])
+
+
+@pytest.mark.parametrize("name", [f"{module}.{name}" for module, (_, names) in INTEGRATIONS.items() for name in names])
+def test_an_example_shows_how_an_integration_is_used(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = INTEGRATIONS[name.split(".")[0]][0]
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    monkeypatch.chdir(tmp_path)
+    run_examples(name, attrgetter(name)(lk.integrations))
+    if accelerate := sys.modules.get("accelerate"):  # it keeps its settings for the process
+        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+        accelerate.state.GradientState._reset_state()
+
+
+def test_all_integrations_are_listed() -> None:
+    assert sorted(INTEGRATIONS) == sorted(lk.integrations.__all__)
+
+
+def run_examples(name: str, value: Any) -> None:
+    docstring = inspect.getdoc(value) or ""
+    assert ">>> " in docstring, f"the docstring of {name} has no example"
     names = {"lk": lk, "torch": torch, "np": np, "Path": Path, "os": os}
     test = doctest.DocTestParser().get_doctest(docstring, names, name, None, None)
     output: list[str] = []
