@@ -147,6 +147,9 @@ class Stages(Plan):
         tail: What happens to the samples at a stage's end that do not fill a step of all ranks: "keep" spreads them evenly,
             "drop" leaves them out.
 
+    Attributes:
+        order: The order of the samples of all stages, for a plan by length: `lk.LengthBuckets(lengths, 8, order=stages.order)`.
+
     Raises:
         ValueError: If there are no stages, a source is unknown or empty, or a source has less than one sample in a window.
 

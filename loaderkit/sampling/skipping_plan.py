@@ -111,9 +111,9 @@ def leave_out_more(whole: Plan, skips: Skips, more: Skips, cursor: Cursor, *, co
     joined = skips | more
     if joined and not isinstance(whole, BatchPlan):
         raise ValueError(
-            f"loader: {type(whole).__name__} cannot leave out a stretch of the order: it decides for many samples at once "
-            "which of them share a step, wanted batches of a fixed size. Let the dataset raise an error for the samples, "
-            "and give bad_samples=lk.BadSamples('skip')."
+            f"loader: {type(whole).__name__} cannot leave out a stretch of the order, wanted batches of one size, cut from "
+            "the order one after another. Let the dataset raise an error for the samples, and give "
+            "bad_samples=lk.BadSamples('skip')."
         )
     if joined == skips or not isinstance(whole, BatchPlan):
         return skips

@@ -275,8 +275,44 @@ def test_a_log_of_steps_finds_the_batches_of_every_epoch(tmp_path: Path) -> None
             steps.append(batch)
     assert len(steps) == BATCHES
     assert same([log.replay(make(), step)[0] for step in range(BATCHES)], steps)
-    with pytest.raises(ValueError, match="Stages cannot leave out a stretch of the order"):
-        make().skip(epoch=0, steps=[range(2, 3)])
+
+
+def test_a_stretch_of_the_schedule_is_jumped_over_and_not_skipped() -> None:
+    whole = [index for batch in whole_ids(make()) for index in batch]
+    loader, other = make(), make()
+    first = list(itertools.islice(loader, 3))
+    with pytest.raises(ValueError, match="Stages cannot leave out a stretch of the order, wanted batches of one size"):
+        loader.skip(epoch=0, steps=[range(3, 8)])
+    loader.seek(epoch=0, samples=16)
+    other.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    rest = [index for batch in whole_ids(other) for index in batch]
+    assert [index for batch in whole_ids(first) for index in batch] + rest == whole[:6] + whole[16:]
+
+
+def test_a_plan_by_length_takes_the_order_of_the_stages() -> None:
+    """Each position of the schedule comes once, also after a stop anywhere, on other ranks."""
+    stages = Stages([FIRST, SECOND, THIRD], SOURCES, window=8)
+    lengths = [1 + index * 7 % 5 for index in range(len(stages.dataset))]
+    whole = np.sort(stages.order.indices(0, 0, stages.ends[-1])).tolist()
+
+    def on(ranks: int) -> list[Loader]:
+        plan = lk.LengthBuckets(lengths, 3, order=stages.order, window=16)
+        return [Loader(stages.dataset, plan=plan, world=World(rank, ranks), collate_fn=list) for rank in range(ranks)]
+
+    def read(batches: Any) -> list[int]:
+        """Indices in the dataset, which has the books first."""
+        numbers = [row["id"] for batch in batches for row in batch]
+        return [one - BOOKS.start if one >= BOOKS.start else len(BOOKS) + one for one in numbers]
+
+    steps = len(on(2)[0])
+    assert steps > 8
+    for stop, ranks in itertools.product(range(steps), (1, 2, 3)):
+        before = on(2)
+        heads = [read(itertools.islice(loader, stop)) for loader in before]
+        after = on(ranks)
+        for loader in after:
+            loader.load_state_dict(before[0].state_dict())
+        assert sorted(itertools.chain(*heads, *map(read, after))) == whole
 
 
 def test_later_stages_may_change_and_sources_may_be_added_at_a_resume() -> None:
