@@ -15,6 +15,8 @@ import torch.distributed.checkpoint as dcp
 import torch.utils.data as torch_data
 from gloo_ranks import on_gloo
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.fsdp import fully_shard
@@ -119,6 +121,22 @@ def test_a_fresh_loader_gets_the_stretches_that_were_skipped(tmp_path: Path) -> 
     dcp.save({"loader": loader}, checkpoint_id=tmp_path, no_dist=True)
     dcp.load({"loader": again}, checkpoint_id=tmp_path, no_dist=True)
     assert lists(again) == lists(batches) != lists(KINDS["indexed"]())[1:]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_what_dcp_refuses_is_read_by_way_of_a_file(tmp_path: Path) -> None:
+    """DCP knows only that an entry is missing: the states of other kinds of data have others."""
+    loader, other = KINDS["indexed"](), KINDS["stream"]()
+    batches = iter(loader)
+    next(batches)
+    dcp.save({"loader": loader}, checkpoint_id=tmp_path / "saved", no_dist=True)
+    with pytest.raises(CheckpointException, match=r"Missing key in checkpoint state_dict: loader\.stream"):
+        dcp.load({"loader": other}, checkpoint_id=tmp_path / "saved", no_dist=True)
+    dcp_to_torch_save(tmp_path / "saved", tmp_path / "saved.pt")
+    state = torch.load(tmp_path / "saved.pt", weights_only=True)["loader"]
+    assert state == loader.state_dict()
+    with pytest.raises(lk.StateError, match="this is not the state of a Loader of a stream"):
+        other.load_state_dict(state)
 
 
 @pytest.mark.parametrize("made", [False, True])
