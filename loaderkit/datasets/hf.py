@@ -87,7 +87,7 @@ def state_of_start(dataset: Any) -> Any:
     at one sample would move the start of the training. The dataset ignores states of other epochs, so the epoch becomes -1.
     """
     state = dataset.state_dict()
-    return {**state, "epoch": -1} if _is_theirs(dataset) and isinstance(state, dict) and "epoch" in state else state
+    return {**state, "epoch": -1} if is_theirs(dataset) and isinstance(state, dict) and "epoch" in state else state
 
 
 def restores_its_place(dataset: Any) -> bool:
@@ -96,7 +96,7 @@ def restores_its_place(dataset: Any) -> bool:
     The state of a shuffled `datasets.IterableDataset` lacks the samples in the shuffle buffer, and workers cannot load it. If
     the library hides the parts of a dataset, the answer is no.
     """
-    if not _is_theirs(dataset):
+    if not is_theirs(dataset):
         return True
     parts = [getattr(dataset, "_ex_iterable", None)]
     for part in parts:
@@ -107,5 +107,6 @@ def restores_its_place(dataset: Any) -> bool:
     return True
 
 
-def _is_theirs(dataset: Any) -> bool:
+def is_theirs(dataset: Any) -> bool:
+    """Return whether a dataset is of the Hugging Face library."""
     return type(dataset).__module__.partition(".")[0] == "datasets"

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch.utils.data as torch_data
 from transformers import TrainerCallback
 
-from loaderkit.datasets.hf import HFDataset
+from loaderkit.datasets.hf import HFDataset, is_theirs
 from loaderkit.datasets.streams.dataset import StreamDataset
 from loaderkit.integrations.accelerate import PreparedLoader, check_ranks, gather_samples, samples_in
 from loaderkit.loader.loader import Loader
@@ -148,7 +148,7 @@ class ResumableTrainer(_Base):  # type: ignore[misc]  # Any
             if args.world_size > 1:
                 data, settings = self._part(data, use), {"stop": "shortest"}
         else:
-            data = HFDataset(data) if _is_theirs(data) else data
+            data = HFDataset(data) if is_theirs(data) else data
             if trains:
                 settings = {"shuffle": strategy == "random", "drop_last": args.dataloader_drop_last}
         return Loader(
@@ -169,7 +169,7 @@ class ResumableTrainer(_Base):  # type: ignore[misc]  # Any
         args = self.args
         if use == "training" and isinstance(data, StreamDataset):
             return data  # it divides itself
-        if use == "training" and _is_theirs(data):
+        if use == "training" and is_theirs(data):
             from datasets.distributed import split_dataset_by_node
 
             return split_dataset_by_node(data, args.process_index, args.world_size)
@@ -308,7 +308,3 @@ def _is_whole(checkpoint: Path) -> bool:
         return _KEY in json.loads((checkpoint / _STATE).read_text())["stateful_callbacks"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
-
-
-def _is_theirs(data: Any) -> bool:
-    return type(data).__module__.partition(".")[0] == "datasets"
