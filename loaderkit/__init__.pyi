@@ -7,6 +7,7 @@ __all__ = [
     "BadSamples",
     "BadSamplesError",
     "CachedDataset",
+    "ChatDataset",
     "CollateError",
     "ConcatDataset",
     "CsvDataset",
@@ -125,6 +126,7 @@ from .datasets.bad_samples import BadSample as BadSample
 from .datasets.bad_samples import BadSamples as BadSamples
 from .datasets.bad_samples import BadSamplesError as BadSamplesError
 from .datasets.cached import CachedDataset as CachedDataset
+from .datasets.chats.dataset import ChatDataset as ChatDataset
 from .datasets.combine import ConcatDataset as ConcatDataset
 from .datasets.combine import MapDataset as MapDataset
 from .datasets.combine import SubsetDataset as SubsetDataset

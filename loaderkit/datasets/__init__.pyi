@@ -12,6 +12,7 @@ __all__ = [
     "BadSamplesError",
     "Cache",
     "CachedDataset",
+    "ChatDataset",
     "ConcatDataset",
     "CsvDataset",
     "DocumentDataset",
@@ -102,6 +103,7 @@ from .base import reads_columns as reads_columns
 from .base import reads_many as reads_many
 from .base import reads_pieces as reads_pieces
 from .cached import CachedDataset as CachedDataset
+from .chats.dataset import ChatDataset as ChatDataset
 from .combine import ConcatDataset as ConcatDataset
 from .combine import MapDataset as MapDataset
 from .combine import SubsetDataset as SubsetDataset

@@ -158,6 +158,18 @@ def remote(make: Callable[..., Any], folder: Path, *, cache_bytes: int | None) -
     return type(local)(f"memory:/{root}", max_open=1, storage=storage, index_dir=folder / "index")
 
 
+def chats(folder: Path) -> Any:
+    from chats_made import chat_of, make_tokenizer  # few tests need transformers
+
+    rows = [{"n": number, "messages": chat_of(number)} for number in range(SAMPLES)]
+    each_shard(
+        lambda shard, numbers: (folder / f"{shard}.jsonl").write_text(
+            "".join(json.dumps(rows[n]) + "\n" for n in numbers)
+        )
+    )
+    return lk.ChatDataset(lk.JsonlDataset(folder, max_open=1), make_tokenizer())
+
+
 class Records:
     """A user's dataset over a shared list and a shared dict."""
 
@@ -207,6 +219,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "ArrayDataset": arrays,
     "CachedDataset": lambda folder: lk.CachedDataset(tar(folder, "txt"), max_bytes=1 << 20),
     "CachedDataset in a folder": lambda folder: lk.CachedDataset(jsonl(folder), folder / "cache", max_bytes=8000),
+    "ChatDataset": chats,
     "ConcatDataset": lambda folder: ConcatDataset([jsonl(folder), lk.RecordDataset(range(5))]),
     "CsvDataset": csv,
     "DocumentDataset": documents,

@@ -1,0 +1,1 @@
+"""Conversations and preference pairs as token ids and labels."""

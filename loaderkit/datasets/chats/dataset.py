@@ -1,0 +1,202 @@
+"""Conversations as token ids and labels, made when they are read."""
+
+import datetime
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from loaderkit.datasets.base import MapStyle
+from loaderkit.datasets.chats.messages import CHAT_COLUMNS, ROLES, Chat, Columns, read_chat
+from loaderkit.datasets.chats.template import ChatTemplate, Mask, TrainOn
+from loaderkit.datasets.combine import MapDataset
+from loaderkit.datasets.hf import HFDataset, is_theirs
+from loaderkit.sampling.cursor import fingerprint
+from loaderkit.sampling.order import digest
+from loaderkit.system.arrays import Int64Array
+
+IGNORED = -100  # the default ignore_index of torch's cross_entropy
+Cut = Literal["error", "truncate_right", "truncate_left"]
+TooLong = Literal["error", "truncate_right", "truncate_left", "truncate_turns"]
+
+
+class ChatDataset(MapDataset[dict[str, Tensor]]):
+    """Conversations, rendered by a chat template and tokenized when they are read, in the workers.
+
+    A sample is a dict: `input_ids` (T,) int64, and `labels` (T,) int64, which are the ids to train on and -100 elsewhere. Models of
+    `transformers` shift labels themselves. The first label is always -100, as nothing comes before it.
+
+    A record has one of these layouts:
+
+    - `messages` or `conversations`: a list of dicts with `role` and `content`, or with `from` and `value` (ShareGPT).
+    - `instruction`, `output`, and perhaps `input`, `system`, `history` (Alpaca). The input follows the instruction on a new line.
+
+    A record may also have `tools`, a list of JSON schemas or the JSON of one, and `chat_template_kwargs`.
+
+    What to train on comes from the template's `{% generation %}` blocks. Without them the conversation is also rendered up to each
+    answer and after it. An answer's tokens are then those between; its end-of-turn token belongs to it.
+
+    Args:
+        source: Records by index: any dataset, a list, or a `datasets.Dataset`.
+        tokenizer: A tokenizer of the package `transformers`.
+        columns: The data's own names of columns: {"messages": "dialog"}.
+        roles: Roles of the data, and what the template calls them: {"bot": "assistant"}. Added to the usual ones.
+        train_on: "assistant": all answers. "last": the last answer. "all": all tokens.
+        max_length: The most tokens of a sample.
+        too_long: What happens to a longer one. "error": reading it fails; `BadSamples` or a plan may leave it out.
+            "truncate_right" and "truncate_left" cut tokens at that end. "truncate_turns" leaves out the last messages: it ends with
+            the last answer that fits.
+        tools: JSON schemas or functions, for conversations without tools of their own.
+        chat_template: Instead of the tokenizer's: a Jinja template, or a name if the tokenizer has several.
+        template_values: Variables of the template: {"enable_thinking": False}.
+        date: The day that templates write which ask for today's date. They need it, as a resumed run must see the same tokens.
+
+    Raises:
+        TypeError: If the source or the tokenizer is something else.
+        ValueError: If a setting is wrong. When a sample is read: if it has none of the layouts, is empty or too long, has an
+            unknown role or no text, if the template refuses it, or if nothing of it is left to train on.
+
+    Examples:
+        >>> from tokenizers import Tokenizer, models, pre_tokenizers
+        >>> from transformers import PreTrainedTokenizerFast
+        >>> words = Tokenizer(models.WordLevel({"user": 0, "assistant": 1, ":": 2, "Hi": 3, "Hello": 4}, unk_token="user"))
+        >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
+        >>> template = "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}"
+        >>> template += "{% if add_generation_prompt %}assistant:{% endif %}"
+        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, chat_template=template)
+        >>> rows = [{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}]
+        >>> lk.ChatDataset(rows, tokenizer)[0]
+        {'input_ids': tensor([0, 2, 3, 1, 2, 4]), 'labels': tensor([-100, -100, -100, -100, -100,    4])}
+    """
+
+    def __init__(
+        self,
+        source: MapStyle,
+        tokenizer: Any,
+        *,
+        columns: Mapping[str, str] | None = None,
+        roles: Mapping[str, str] | None = None,
+        train_on: TrainOn = "assistant",
+        max_length: int | None = None,
+        too_long: TooLong = "error",
+        tools: Sequence[dict[str, Any] | Callable[..., Any]] | None = None,
+        chat_template: str | None = None,
+        template_values: Mapping[str, Any] | None = None,
+        date: datetime.date | None = None,
+    ) -> None:
+        name = type(self).__name__
+        check_choice(name, "train_on", train_on, get_args(TrainOn))
+        check_cut(name, max_length, too_long, get_args(TooLong))
+        template = ChatTemplate(
+            owner=name,
+            tokenizer=tokenizer,
+            template=chat_template,
+            tools=tools,
+            values=dict(template_values or {}),
+            date=date,
+        )
+        fields = Columns(known=CHAT_COLUMNS, names=dict(columns or {}), owner=name)
+        encoder = _Encoder(template, fields, {**ROLES, **(roles or {})}, train_on, max_length, too_long)
+        super().__init__(records_of(source, name), encoder)
+
+    def fingerprint(self) -> str:
+        """Return a digest of the source, the tokenizer, the template and all settings."""
+        return self._fingerprint
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
+        return f"{fingerprint(self.dataset, len(self.dataset))}, {self.transform.fingerprint()}"  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoder:
+    """A function from a record to its token ids and labels."""
+
+    draws_nothing: ClassVar[bool] = True
+
+    template: ChatTemplate
+    columns: Columns
+    roles: Mapping[str, str]
+    train_on: TrainOn
+    max_length: int | None
+    too_long: TooLong
+
+    def __call__(self, record: Any) -> dict[str, Tensor]:
+        chat = read_chat(record, self.columns, self.roles)
+        ids, mask = self.template.encode(chat, self.train_on)
+        if self.max_length is not None and len(ids) > self.max_length:
+            ids, mask = self._shortened(chat, ids, mask, self.max_length)
+        return labelled(ids, mask, self.template.owner)
+
+    def _shortened(self, chat: Chat, ids: Int64Array, mask: Mask, most: int) -> tuple[Int64Array, Mask]:
+        if self.too_long != "truncate_turns":
+            kept = cut(len(ids), most, self.too_long, self.template.owner)
+            return ids[kept], mask[kept]
+        for answer in reversed(chat.answers()):
+            ids, mask = self.template.encode(chat.first(answer + 1), self.train_on)
+            if len(ids) <= most:
+                return ids, mask
+        raise too_many(self.template.owner, len(ids), most, "up to its first answer")
+
+    def fingerprint(self) -> str:
+        settings = (self.columns.names, self.roles, self.train_on, self.max_length, self.too_long)
+        return f"{self.template.fingerprint()}, settings {digest(repr(settings))}"
+
+
+def records_of(source: Any, owner: str) -> Any:
+    """Return a dataset of records, with a fingerprint if it is a `datasets.Dataset`."""
+    if is_theirs(source):
+        return HFDataset(source)
+    if isinstance(source, str | Mapping) or not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+        raise TypeError(
+            f"{owner}: the source is of type {type(source).__name__}, wanted records by index. For files: "
+            "lk.JsonlDataset(path) or lk.ParquetDataset(path)."
+        )
+    return source
+
+
+def labelled(ids: Int64Array, mask: Mask, owner: str) -> dict[str, Tensor]:
+    """Return a sample of the ids, with labels where the mask is true."""
+    labels = np.where(mask, ids, IGNORED)
+    labels[:1] = IGNORED
+    if not (labels != IGNORED).any():
+        raise ValueError(
+            f"{owner}: none of the {len(ids):,} tokens is left to train on. Raise max_length=, or skip it."
+        )
+    return {"input_ids": torch.from_numpy(ids.copy()), "labels": torch.from_numpy(labels)}
+
+
+def cut(length: int, most: int, too_long: str, owner: str) -> slice:
+    """Return which tokens of a sample to keep; raise a ValueError if it may not be cut."""
+    if length > most and too_long == "error":
+        raise too_many(owner, length, most, "")
+    return slice(-most, None) if too_long == "truncate_left" else slice(most)
+
+
+def too_many(owner: str, length: int, most: int, where: str) -> ValueError:
+    """Return the error for a sample that is too long."""
+    found = f"a sample has {length:,} tokens {where}".rstrip()
+    return ValueError(
+        f"{owner}: {found}, over max_length={most:,}. Cut it: too_long='truncate_right'. Or leave it out: lk.BadSamples('skip'), or "
+        "too_long='drop' of a plan, without max_length here."
+    )
+
+
+def check_choice(owner: str, name: str, found: str, known: Sequence[str]) -> None:
+    """Raise a ValueError for an unknown setting."""
+    if found not in known:
+        hint = " To drop samples, measure lengths and give too_long='drop' to a plan." if found == "drop" else ""
+        raise ValueError(f"{owner}: {name} is {found!r}, wanted one of {', '.join(map(repr, known))}.{hint}")
+
+
+def check_cut(owner: str, max_length: int | None, too_long: str, known: Sequence[str]) -> None:
+    """Raise a ValueError for settings of the length that are out of range."""
+    check_choice(owner, "too_long", too_long, known)
+    if max_length is not None and (not isinstance(max_length, int | np.integer) or max_length < 2):
+        raise ValueError(f"{owner}: max_length is {max_length!r}, wanted an integer of at least 2.")
+    if max_length is None and too_long != "error":
+        raise ValueError(f"{owner}: too_long is {too_long!r} without max_length=, wanted the most tokens of a sample.")

@@ -1,0 +1,182 @@
+"""Read the messages of a conversation from a record, in the layouts that chat data comes in."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from loaderkit.system.suggest import did_you_mean
+
+Message = dict[str, Any]
+
+ROLES = {
+    "system": "system",
+    "developer": "developer",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation, and what its template gets beside the messages."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def first(self, count: int) -> "Chat":
+        """Return the conversation up to message `count`, without it."""
+        return replace(self, messages=self.messages[:count])
+
+    def answers(self) -> list[int]:
+        """Return the numbers of the assistant's messages."""
+        return [number for number, message in enumerate(self.messages) if message["role"] == "assistant"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """Finds the fields of a record by their standard names.
+
+    Args:
+        known: The standard names.
+        names: The data's own name of a field, by its standard name.
+        owner: The dataset's name, for messages.
+    """
+
+    known: Sequence[str]
+    names: Mapping[str, str]
+    owner: str
+
+    def __post_init__(self) -> None:
+        for name in self.names:
+            if name not in self.known:
+                raise ValueError(
+                    f"{self.owner}: columns has {name!r}, wanted one of {', '.join(self.known)}.{did_you_mean(name, self.known)}"
+                )
+
+    def check(self, record: Any) -> None:
+        """Raise a ValueError if a record is no dict, or lacks a column that the user names."""
+        if not isinstance(record, Mapping):
+            raise ValueError(f"{self.owner}: a record is of type {type(record).__name__}, wanted a dict.")
+        missing = [column for column in self.names.values() if column not in record]
+        if missing:
+            raise ValueError(f"{self.owner}: a record has no {missing} (columns=), its fields are {list(record)}.")
+
+    def get(self, record: Mapping[str, Any], name: str) -> Any:
+        """Return the field with this standard name; None if the record does not have it."""
+        return record.get(self.names.get(name, name))
+
+
+CHAT_COLUMNS = (
+    "messages",
+    "conversations",
+    "instruction",
+    "input",
+    "output",
+    "system",
+    "history",
+    "tools",
+    "chat_template_kwargs",
+)
+
+
+def read_chat(record: Any, columns: Columns, roles: Mapping[str, str]) -> Chat:
+    """Return the conversation of a record.
+
+    Raises:
+        ValueError: If the record has none of the layouts, or a message is damaged.
+    """
+    columns.check(record)
+    turns = columns.get(record, "messages")
+    if turns is None:
+        turns = columns.get(record, "conversations")
+    if turns is None and columns.get(record, "instruction") is not None:
+        turns = _alpaca(record, columns)
+    if turns is None:
+        raise ValueError(
+            f"{columns.owner}: a record has the fields {list(record)}, wanted 'messages', 'conversations', or 'instruction' and "
+            "'output'. Name them: columns={'messages': ...}."
+        )
+    return with_tools(read_messages(turns, roles, columns.owner), record, columns)
+
+
+def with_tools(messages: list[Message], record: Mapping[str, Any], columns: Columns) -> Chat:
+    """Return messages with the record's own tools and template values."""
+    tools = columns.get(record, "tools")
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except ValueError as error:
+            raise ValueError(f"{columns.owner}: the tools are no JSON ({error}), wanted a list of schemas.") from None
+    if not (tools is None or (is_list(tools) and all(isinstance(tool, Mapping) for tool in tools))):
+        raise ValueError(f"{columns.owner}: the tools are {tools!r:.80}, wanted a list of JSON schemas.")
+    return Chat(messages, list(tools) if tools is not None else None, columns.get(record, "chat_template_kwargs") or {})
+
+
+def read_messages(turns: Any, roles: Mapping[str, str], owner: str) -> list[Message]:
+    """Return messages with `role` and `content` from those of either style; check each.
+
+    Raises:
+        ValueError: If there are none, or one has no known role or no text.
+    """
+    if not is_list(turns):
+        raise ValueError(f"{owner}: the messages are of type {type(turns).__name__}, wanted a list of dicts.")
+    if not len(turns):
+        raise ValueError(f"{owner}: the conversation is empty, wanted at least one message.")
+    return [_message(number, turn, roles, owner) for number, turn in enumerate(turns)]
+
+
+def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
+    """Return whether a value is a list, a tuple or an array."""
+    return isinstance(value, list | tuple | np.ndarray)
+
+
+def _message(number: int, turn: Any, roles: Mapping[str, str], owner: str) -> Message:
+    if not isinstance(turn, Mapping):
+        raise ValueError(f"{owner}: message {number} is of type {type(turn).__name__}, wanted a dict.")
+    message = {key: value for key, value in turn.items() if value is not None}  # Arrow fills in None
+    for theirs, ours in (("from", "role"), ("value", "content")):
+        if theirs in message and ours not in message:
+            message[ours] = message.pop(theirs)
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or role not in roles:
+        raise ValueError(
+            f"{owner}: message {number} has the role {role!r}, wanted one of {', '.join(sorted(roles))}. Add it: roles={{{role!r}: "
+            "'user'}."
+        )
+    if is_list(content):
+        raise ValueError(
+            f"{owner}: message {number} has a content of {len(content)} parts, wanted text. Join texts before; pictures and sounds "
+            "are not supported."
+        )
+    if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
+        raise ValueError(
+            f"{owner}: message {number} ({role}) has a content of type {type(content).__name__}, wanted text."
+        )
+    message["role"] = roles[role]
+    return message
+
+
+def _alpaca(record: Mapping[str, Any], columns: Columns) -> list[Message]:
+    """Return the messages of a record with `instruction`, `input` and `output`; the input follows on a new line."""
+    asked, given = columns.get(record, "instruction"), columns.get(record, "input")
+    system, history = columns.get(record, "system"), columns.get(record, "history")
+    earlier = [] if history is None else list(history)
+    if not all(is_list(pair) and len(pair) == 2 for pair in earlier):
+        raise ValueError(f"{columns.owner}: history is {history!r:.80}, wanted a list of pairs: a question, an answer.")
+    if not (isinstance(asked, str) and isinstance(given or "", str)):
+        raise ValueError(f"{columns.owner}: instruction is {asked!r:.80} and input {given!r:.80}, wanted texts.")
+    messages = [{"role": "system", "content": system}] if system else []
+    for question, answer in [*earlier, (f"{asked}\n{given}" if given else asked, columns.get(record, "output"))]:
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return messages

@@ -1,0 +1,200 @@
+"""Render a conversation with a chat template of `transformers`, and find the tokens of its answers.
+
+A template with `{% generation %}` blocks marks the answers itself. For any other, the conversation is also rendered up to each
+answer and after it. The token ids of both must begin those of the whole: then the model is trained on what it will see.
+"""
+
+import datetime
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderkit.datasets.chats.messages import Chat
+from loaderkit.sampling.order import digest
+from loaderkit.system.arrays import Int64Array
+
+TrainOn = Literal["assistant", "last", "all"]
+Mask = npt.NDArray[np.bool_]
+
+_GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
+_SHOWN = 40  # characters of a text in an error
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatTemplate:
+    """A tokenizer with its chat template.
+
+    Args:
+        owner: The dataset's name, for messages.
+        tokenizer: A tokenizer of `transformers`.
+        template: A template, or the name of one of the tokenizer's; None for the tokenizer's own.
+        tools: JSON schemas, or functions to make them from, for conversations without their own.
+        values: What the template gets as variables.
+        date: What `strftime_now` writes.
+    """
+
+    owner: str
+    tokenizer: Any
+    template: str | None = None
+    tools: Sequence[dict[str, Any] | Callable[..., Any]] | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    date: datetime.date | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("apply_chat_template", "get_chat_template", "get_vocab"):
+            if not hasattr(self.tokenizer, name):
+                kind = type(self.tokenizer).__name__
+                hint = " Give the processor's tokenizer." if hasattr(self.tokenizer, "tokenizer") else ""
+                raise TypeError(
+                    f"{self.owner}: the tokenizer is of type {kind}, wanted one of the package transformers.{hint}"
+                )
+        if self.tools is not None:
+            object.__setattr__(self, "tools", [_schema(tool) for tool in self.tools])
+        self._source(None)
+
+    def render(self, chat: Chat, *, prompt: bool = False) -> str:
+        """Return the text of a conversation, with `prompt` also the header of an answer."""
+        text: str = self._apply(chat, tokenize=False, add_generation_prompt=prompt)
+        return text
+
+    def tokens(self, text: str) -> list[int]:
+        """Return the ids of a rendered text, which has its special tokens."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def encode(self, chat: Chat, train_on: TrainOn) -> tuple[Int64Array, Mask]:
+        """Return the ids (n,) of a conversation, and which of them to train on.
+
+        Raises:
+            ValueError: If the template refuses the conversation, or its answers cannot be told from the rest.
+        """
+        answers = chat.answers()
+        if train_on != "all" and not answers:
+            raise ValueError(f"{self.owner}: the conversation has no answer of the assistant to train on.")
+        marked = _GENERATION.search(self._source(chat.tools)) and self.tokenizer.is_fast
+        if train_on != "all" and marked:
+            found = self._apply(chat, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+            ids, mask = np.array(found["input_ids"]), np.array(found["assistant_masks"], dtype=bool)
+            if not mask.any():
+                raise ValueError(f"{self.owner}: the template's generation blocks mark no token of this conversation.")
+            return ids, _last_run(mask) if train_on == "last" else mask
+        whole = self.tokens(self.render(chat))
+        mask = np.full(len(whole), train_on == "all")
+        for answer in answers[-1:] if train_on == "last" else answers if train_on == "assistant" else []:
+            mask[self.prompt_end(whole, chat, answer) : self._answer_end(whole, chat, answer)] = True
+        return np.array(whole), mask
+
+    def prompt_end(self, whole: list[int], chat: Chat, answer: int) -> int:
+        """Return where message `answer` begins among the ids of the whole conversation."""
+        if not answer:
+            raise ValueError(
+                f"{self.owner}: the conversation begins with an answer, so its prompt cannot be rendered. Give a template with "
+                "{% generation %} blocks, or put a message before it."
+            )
+        text = self.render(chat.first(answer), prompt=True)
+        begin = self.tokens(text)
+        if whole[: len(begin)] != begin:
+            raise self._differs(text, chat, f"the prompt of answer {answer}", "train_on='all'")
+        return len(begin)
+
+    def _answer_end(self, whole: list[int], chat: Chat, answer: int) -> int:
+        if answer + 1 == len(chat):
+            return len(whole)
+        text = self.render(chat.first(answer + 1))
+        begin = self.tokens(text)
+        same = common_prefix(whole, begin)
+        if not set(begin[same:]) <= set(
+            self.tokenizer.all_special_ids
+        ):  # some templates write <eos> after the last one
+            raise self._differs(text, chat, f"the text up to answer {answer}", "train_on='last' or 'all'")
+        return same
+
+    def _differs(self, text: str, chat: Chat, what: str, way_out: str) -> ValueError:
+        """Return the error that says why a part of the conversation does not begin the whole."""
+        whole = self.render(chat)
+        same = common_prefix(whole, text)
+        if same < len(text):
+            why = f"{what} is rendered otherwise alone: {_at(text, same)}, in the whole {_at(whole, same)}"
+        else:
+            why = f"tokens merge at the end of {what}, before {_at(whole, same)}"
+        return ValueError(
+            f"{self.owner}: the tokens of an answer cannot be told from the rest: {why}. Give a template with "
+            f"{{% generation %}} blocks, or {way_out}."
+        )
+
+    def _apply(self, chat: Chat, **settings: Any) -> Any:
+        tools: Any = self.tools if chat.tools is None else chat.tools
+        try:
+            return self.tokenizer.apply_chat_template(
+                chat.messages,
+                tools=tools,
+                chat_template=self._source(tools),
+                **settings,
+                **{**self.values, **chat.values},
+            )
+        except Exception as error:  # of jinja, or of a filter on a field that is missing
+            raise ValueError(
+                f"{self.owner}: the chat template raised {type(error).__name__}: {error} (roles: "
+                f"{', '.join(message['role'] for message in chat.messages)})."
+            ) from error
+
+    def _source(self, tools: Any) -> str:
+        """Return the text of the template, which may depend on whether there are tools."""
+        source: str = self.tokenizer.get_chat_template(self.template, self.tools if tools is None else tools)
+        day = self.date
+        fixed = source if day is None else _TODAY.sub(lambda found: repr(day.strftime(found[2])), source)
+        if "strftime_now(" in fixed:
+            raise ValueError(
+                f"{self.owner}: the chat template writes today's date (strftime_now), which would change the tokens of a resumed run. "
+                "Fix it: date=datetime.date(2024, 7, 26), or a template without it."
+            )
+        return fixed
+
+    def fingerprint(self) -> str:
+        """Return digests of the tokenizer, and of all that shapes the text."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            content: Any = sorted(self.tokenizer.get_vocab().items())
+        else:
+            content = json.loads(backend.to_str())
+            content.pop("truncation"), content.pop("padding")  # they depend on the last call
+        shape = [self.tokenizer.chat_template, self.template, self.tools, dict(self.values), self.date]
+        shape.append(self.tokenizer.special_tokens_map)
+        return f"tokenizer {_digest(content)}, template {_digest(shape)}"
+
+
+def _digest(value: Any) -> str:
+    return digest(json.dumps(value, sort_keys=True, default=str))
+
+
+def common_prefix(left: Sequence[Any], right: Sequence[Any]) -> int:
+    """Return how many items two sequences have in common at their start."""
+    shorter = min(len(left), len(right))
+    return next((place for place in range(shorter) if left[place] != right[place]), shorter)
+
+
+def _last_run(mask: Mask) -> Mask:
+    """Return the mask with its last run of true values alone."""
+    gaps = np.flatnonzero(mask[:-1] < mask[1:])
+    run = mask.copy()
+    run[: gaps[-1] + 1 if len(gaps) else 0] = False
+    return run
+
+
+def _at(text: str, place: int) -> str:
+    return repr(text[place : place + _SHOWN])
+
+
+def _schema(tool: Any) -> Any:
+    """Return a tool's JSON schema. A function would have to be pickled."""
+    if not callable(tool):
+        return tool
+    from transformers.utils import get_json_schema
+
+    return get_json_schema(tool)

@@ -1,0 +1,112 @@
+"""Conversations, a tokenizer, and chat templates in the published styles."""
+
+import functools
+import re
+from pydoc_data.topics import topics
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|im_end|>\n' }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA3 = (
+    "{{ bos_token }}{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' }}"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] | trim + '<|eot_id|>' }}{% endgeneration %}"
+    "{% else %}{{ message['content'] | trim + '<|eot_id|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+MISTRAL = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
+    "{% else %}{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}{% endif %}{% endfor %}"
+)
+GEMMA = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for message in messages %}{% if message['role'] == 'assistant' %}{{ '<start_of_turn>model\n' }}"
+    "{% generation %}{{ message['content'] | trim + '<end_of_turn>\n' }}{% endgeneration %}"
+    "{% else %}{{ '<start_of_turn>' + message['role'] + '\n' + message['content'] | trim + '<end_of_turn>\n' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+TOOLS = (  # in the style of ChatML with tools
+    "{% if tools %}{{ '<|im_start|>system\n# Tools' }}{% for tool in tools %}{{ '\n' + (tool | tojson) }}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endif %}{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] }}"
+    "{% for call in message['tool_calls'] %}{{ '<tool_call>' + (call['function'] | tojson) + '</tool_call>' }}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endgeneration %}{% else %}{{ message['content'] + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+# A style in which the text ends with <eos> if no answer is asked for.
+PHI3 = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>\n' }}"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|end|>\n' }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + '<|end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"
+)
+TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "mistral": MISTRAL, "gemma": GEMMA, "phi3": PHI3}
+
+_SPECIAL = [
+    *[
+        "<pad>",
+        "<bos>",
+        "<eos>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eot_id|>",
+    ],
+    *["[INST]", "[/INST]", "<start_of_turn>", "<end_of_turn>", "<|user|>", "<|assistant|>", "<|end|>"],
+]
+
+
+def untagged(template: str) -> str:
+    """Return a template without its generation blocks."""
+    return re.sub(r"\{% (end)?generation %\}", "", template)
+
+
+@functools.cache
+def _trained() -> str:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=_SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator([topics[name] for name in sorted(topics)[:12]], trainer)
+    text: str = tokenizer.to_str()
+    return text
+
+
+def make_tokenizer(template: Any = CHATML) -> Any:
+    """Return a byte-level BPE tokenizer of 600 tokens with this chat template."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(_trained()),
+        bos_token="<bos>",
+        eos_token="<eos>",
+        pad_token="<pad>",
+        chat_template=template,
+    )
+
+
+def chat_of(number: int, turns: int | None = None) -> list[dict[str, str]]:
+    """Return a conversation of one to three questions and answers, the longer the higher the number."""
+    messages = []
+    for turn in range(1 + number % 3 if turns is None else turns):
+        messages.append({"role": "user", "content": f"Question {number}.{turn}: what is {'a ' * (number % 5)}name?"})
+        messages.append(
+            {"role": "assistant", "content": f"Answer {number}.{turn}, {'which is long, ' * (number % 7)}é."}
+        )
+    return messages
+
+
+def records(size: int) -> list[dict[str, Any]]:
+    """Return records in OpenAI's layout."""
+    return [{"messages": chat_of(number)} for number in range(size)]
