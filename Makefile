@@ -1,7 +1,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: demo test bench docs format
+.PHONY: demo test test-slow bench docs format
 
 demo: .venv/demo
 	$(BIN)/python examples/demo.py
@@ -10,7 +10,10 @@ test: .venv/test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=20
+	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=20 -m "not slow"
+
+test-slow: .venv/test
+	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=20 -m slow
 
 bench: .venv/bench
 	$(BIN)/python benchmarks/suite.py $(if $(QUICK),--quick)

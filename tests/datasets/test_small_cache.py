@@ -65,6 +65,7 @@ def got(store: SlowStore) -> int:
     return sum(request["bytes"] for request in store.requests() if ".tar" in request["path"])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Loader. about .* shards are in use")
 @pytest.mark.parametrize(
     ("workers", "room", "shuffle"), [(0, 0.5, True), (0, 3.1, False), (2, 1.5, False), (2, 3.1, True)]
@@ -171,6 +172,7 @@ def test_ranks_share_downloads_and_do_not_wait_for_a_killed_one(slow: SlowStore,
     assert not list((folder / "cache").glob("*.lkpart"))
 
 
+@pytest.mark.slow
 def test_chains_of_kills_change_nothing_and_leave_nothing(
     slow: SlowStore, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -15,6 +15,8 @@ from kills import count_exact
 
 import loaderkit as lk
 
+pytestmark = pytest.mark.slow
+
 accelerate = pytest.importorskip(
     "accelerate", reason="accelerate is not installed: pip install 'loaderkit[accelerate]'"
 )

@@ -23,6 +23,8 @@ from torch.distributed.fsdp import fully_shard
 
 import loaderkit as lk
 
+pytestmark = pytest.mark.slow
+
 SIZE = 41
 LENGTHS = [1 + number * 7 % 13 for number in range(SIZE)]
 

@@ -16,6 +16,8 @@ from lightning.fabric.strategies import DDPStrategy
 
 import loaderkit as lk
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "fabric_digits.py"
 STEPS = 76

@@ -18,6 +18,8 @@ from kills import count_exact
 
 import loaderkit as lk
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'loaderkit[huggingface]'")
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "huggingface_trainer.py"

@@ -17,6 +17,8 @@ import torch
 
 import loaderkit as lk
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'loaderkit[ray]'")
 pytest.importorskip("tensorboardX", reason="Ray Train is not installed: pip install 'loaderkit[ray]'")
 

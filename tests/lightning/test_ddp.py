@@ -15,6 +15,8 @@ import lightning_job as jobs
 import pytest
 from lightning_runs import TWO_RANKS, check_same_end, ids_of, newest, resumed_job, run_in_process
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(jobs.__file__)
 
 

@@ -8,6 +8,8 @@ import lengths_job
 import lightning_job as jobs
 import pytest
 
+pytestmark = pytest.mark.slow
+
 KINDS = ("buckets", "budget", "packed", "boxes")
 AT, FURTHER = 2, 4  # both in the middle of the first epoch
 

@@ -48,6 +48,8 @@ ONE_INSTALLED = """
 import sys
 import loaderkit as lk
 
+pytestmark = pytest.mark.slow
+
 try:
     lk.SeedSteps
 except ModuleNotFoundError as error:

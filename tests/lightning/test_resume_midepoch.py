@@ -71,8 +71,13 @@ def test_resume_from_every_checkpoint_equals_the_uninterrupted_run(case: str, tm
     checkpoints = checkpoints_of(whole)
     assert any("step" in path.name for path in checkpoints)
     assert any("epoch" in path.name for path in checkpoints)
-    left = resume_everywhere(whole, checkpoints)
+    left = resume_everywhere(whole, checkpoints if len(checkpoints) < 25 else every_other_step(checkpoints))
     assert len(set(left)) > 5
+
+
+def every_other_step(checkpoints: list[Path]) -> list[Path]:
+    """Leave out the checkpoints of odd steps. An epoch has 13 batches, so two epochs have each place in it."""
+    return [path for path in checkpoints if "step=" not in path.stem or int(path.stem.split("=")[1]) % 2 == 0]
 
 
 @pytest.mark.parametrize("settings", [{}, {"limit_train_batches": 7}, {"reload_dataloaders_every_n_epochs": 1}])

@@ -8,6 +8,8 @@ import lightning_job as jobs
 import pytest
 from lightning_runs import SHARDS, TWO_RANKS, check_same_end, resumed_job, run_in_process
 
+pytestmark = pytest.mark.slow
+
 DATA: dict[str, dict[str, Any]] = {
     "map": {"loader": {"num_workers": 1}},
     "steps": {"shards": SHARDS, "loader": {"steps": 7, "num_workers": 1}},

@@ -57,6 +57,7 @@ for count in range(1, 16):
 """
 
 
+@pytest.mark.slow
 def test_a_peer_that_hangs_fails_or_dies_is_reported_and_left_out() -> None:
     done = python("-c", CONTENDERS)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -21,6 +21,7 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(DOCS))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
 def test_a_pages_code_runs(page: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
 
+@pytest.mark.slow
 def test_the_demo_shows_an_exact_resume_and_what_dataloader_does(tmp_path: Path) -> None:
     text = run(tmp_path, EXAMPLES / "demo.py", "--folder", "here/demo")
     rows = {cells[1].strip(): [cell.strip() for cell in cells[2:4]] for cells in map(cut, text.splitlines()) if cells}
@@ -31,6 +32,7 @@ def cut(line: str) -> list[str]:
     return line.split("│") if line.startswith("│") else []
 
 
+@pytest.mark.slow
 def test_the_demo_fails_where_the_resume_is_not_exact(tmp_path: Path) -> None:
     """With a Loader that forgets its place the demo exits with 1."""
     script = tmp_path / "forgetful.py"
@@ -52,6 +54,7 @@ def test_the_demo_fails_where_the_resume_is_not_exact(tmp_path: Path) -> None:
     assert "loaderkit's resumed run is not the uninterrupted one" in run(tmp_path, script, code=1)
 
 
+@pytest.mark.slow
 def test_a_lightning_run_that_was_stopped_resumes_on_other_workers(tmp_path: Path) -> None:
     script = EXAMPLES / "image_classification_lightning.py"
     options = ("--epochs", "2")
@@ -64,6 +67,7 @@ def test_a_lightning_run_that_was_stopped_resumes_on_other_workers(tmp_path: Pat
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
+@pytest.mark.slow
 def test_a_plain_loop_that_was_killed_resumes_to_the_same_weights(tmp_path: Path) -> None:
     script = EXAMPLES / "image_classification_torch.py"
     killed = run(tmp_path, script, "--kill-after", "70", code=-signal.SIGKILL)
@@ -74,6 +78,7 @@ def test_a_plain_loop_that_was_killed_resumes_to_the_same_weights(tmp_path: Path
     assert re.findall("final weights: .*", whole) == re.findall("final weights: .*", resumed) != []
 
 
+@pytest.mark.slow
 def test_two_killed_ranks_and_one_more_give_every_sample_exactly_once(tmp_path: Path) -> None:
     text = run(tmp_path, EXAMPLES / "ddp.py", "--samples", "601")
     assert "two ranks: killed in the middle of the epoch" in text
@@ -81,6 +86,7 @@ def test_two_killed_ranks_and_one_more_give_every_sample_exactly_once(tmp_path: 
     assert "601 of 601 samples trained, each 1 time(s)" in text
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3000)  # of many kills
 def test_a_node_that_is_killed_leaves_each_sample_to_be_trained_once(
     tmp_path: Path, request: pytest.FixtureRequest
@@ -93,6 +99,7 @@ def test_a_node_that_is_killed_leaves_each_sample_to_be_trained_once(
         assert text.endswith("the same training\n")
 
 
+@pytest.mark.slow
 def test_two_killed_ranks_on_s3_and_one_more_give_every_sample_exactly_once(tmp_path: Path) -> None:
     for package in ("moto", "s3fs", "flask", "flask_cors"):
         pytest.importorskip(package, reason=f"{package} is not installed: pip install 'loaderkit[test]'")
@@ -102,6 +109,7 @@ def test_two_killed_ranks_on_s3_and_one_more_give_every_sample_exactly_once(tmp_
     assert "1797 of 1797 samples trained, each 1 time(s)" in text
 
 
+@pytest.mark.slow
 def test_a_stream_from_a_service_that_was_killed_comes_once_in_the_same_order(tmp_path: Path) -> None:
     text = run(tmp_path, EXAMPLES / "stream_service.py")
     assert "killed after batch 30 of its epoch, with 2 workers: exit code -9" in text
@@ -110,6 +118,7 @@ def test_a_stream_from_a_service_that_was_killed_comes_once_in_the_same_order(tm
     assert "the same order as the uninterrupted run: True; the same weights, bit for bit: True" in text
 
 
+@pytest.mark.slow
 def test_the_command_line_trains_resumes_and_validates(tmp_path: Path) -> None:
     command = (EXAMPLES / "cli" / "main.py", "fit", "--config", EXAMPLES / "cli" / "config.yaml")
     text = run(tmp_path, *command, "--data.loader.num_workers", "1", "--trainer.max_epochs", "1")
@@ -119,6 +128,7 @@ def test_the_command_line_trains_resumes_and_validates(tmp_path: Path) -> None:
     assert torch.load(tmp_path / "runs" / "cli" / "last.ckpt", weights_only=True)["global_step"] == 90
 
 
+@pytest.mark.slow
 def test_pictures_in_tar_shards_after_a_kill_give_the_weights_of_an_uninterrupted_run(tmp_path: Path) -> None:
     script = EXAMPLES / "pictures_from_tar.py"
     killed = run(tmp_path, script, "--kill-after", "70", code=-signal.SIGKILL)
@@ -129,6 +139,7 @@ def test_pictures_in_tar_shards_after_a_kill_give_the_weights_of_an_uninterrupte
     assert re.findall("final weights: .*", resumed) == re.findall("final weights: .*", whole) != []
 
 
+@pytest.mark.slow
 def test_a_killed_language_model_goes_on_with_the_losses_of_an_uninterrupted_run(tmp_path: Path) -> None:
     script = EXAMPLES / "language_model.py"
     killed = run(tmp_path, script, "--steps", "42", "--kill-after", "41", code=-signal.SIGKILL)
@@ -144,6 +155,7 @@ def test_a_killed_language_model_goes_on_with_the_losses_of_an_uninterrupted_run
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
+@pytest.mark.slow
 def test_a_run_in_stages_that_was_killed_goes_on_with_a_stage_that_is_added(tmp_path: Path) -> None:
     script = EXAMPLES / "stages.py"
     killed = run(tmp_path, script, "--kill-after", "70", code=-signal.SIGKILL)
@@ -156,6 +168,7 @@ def test_a_run_in_stages_that_was_killed_goes_on_with_a_stage_that_is_added(tmp_
     assert re.findall("final weights: .*", whole) == re.findall("final weights: .*", resumed) != []
 
 
+@pytest.mark.slow
 def test_a_tables_checkpoint_predicts_without_the_training_data(tmp_path: Path) -> None:
     text = run(tmp_path, EXAMPLES / "table_csv.py", "--epochs", "8")
     right = re.search(r"(\d+) of 45 wines right, from the checkpoint alone", text)
@@ -164,6 +177,7 @@ def test_a_tables_checkpoint_predicts_without_the_training_data(tmp_path: Path) 
     assert not (tmp_path / "runs" / "table" / "wines.csv").exists()
 
 
+@pytest.mark.slow
 def test_an_lstm_learns_sections_from_batches_with_little_padding(tmp_path: Path) -> None:
     text = run(tmp_path, EXAMPLES / "text_classification.py", "--epochs", "3")
     padded = re.search(r"([\d.]+) tokens computed for each real one", text)
@@ -174,6 +188,7 @@ def test_an_lstm_learns_sections_from_batches_with_little_padding(tmp_path: Path
     assert int(right[1]) > int(right[2]) / 4
 
 
+@pytest.mark.slow
 def test_boxes_are_drawn_on_augmented_pictures(tmp_path: Path) -> None:
     text = run(tmp_path, EXAMPLES / "detection.py", "--epochs", "2")
     boxes = re.search(r"8 pictures with (\d+) boxes of 5 classes", text)
@@ -182,6 +197,7 @@ def test_boxes_are_drawn_on_augmented_pictures(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "detection" / "boxes.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_packed_transformers_loss_and_gradients_are_those_of_the_texts_alone(tmp_path: Path) -> None:
     text = run(tmp_path, EXAMPLES / "packed_transformer.py", "--steps", "21")
     found = re.search(r"(\d+) texts in (\d+) rows: loss ([\d.]+) packed, ([\d.]+) one by one", text)

@@ -5,11 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "benchmarks" / "peers"
 RESULTS = ROOT / "benchmarks" / "results"
 
 
+@pytest.mark.slow
 def test_the_resume_table_runs_in_fresh_processes() -> None:
     command = [sys.executable, str(SCRIPTS / "peers_resume.py"), "--quick", "--peers", "loaderkit,torch"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

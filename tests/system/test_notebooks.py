@@ -19,6 +19,7 @@ print([batch.tolist() for batch in loader])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("method", "engine"), [("fork", "ring"), ("spawn", "torch"), ("forkserver", "ring")])
 def test_workers_read_what_a_notebook_defines_or_say_what_to_do(method: str, engine: str) -> None:

@@ -81,7 +81,7 @@ def executor(request: pytest.FixtureRequest) -> Executor:
     return found
 
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the clusters
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # of the clusters
 
 
 def write(dataset: Drawn, folder: Path, executor: Executor | None = None) -> Path:

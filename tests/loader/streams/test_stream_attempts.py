@@ -30,6 +30,7 @@ def start_rank(attempt: int, rank: int, port: int, folder: Path) -> None:
     job.run_rank(attempt, rank, job.connect("127.0.0.1", port), folder)
 
 
+@pytest.mark.slow
 def test_attempts_share_a_store_that_the_parent_holds(tmp_path: Path) -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("forkserver")
@@ -57,6 +58,7 @@ def test_attempts_share_a_store_that_the_parent_holds(tmp_path: Path) -> None:
     check_each_came_once(tmp_path)
 
 
+@pytest.mark.slow
 def test_attempts_share_the_store_of_torchruns_agent(tmp_path: Path) -> None:
     most = max(int(str(plan["ranks"])) for plan in job.ATTEMPTS)
     command = [

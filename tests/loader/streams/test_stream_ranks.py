@@ -3,15 +3,13 @@
 import functools
 import itertools
 import json
-import socket
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from drawing import drawing_collate, equal
+from gloo_ranks import on_gloo
 from stream_data import ids, make_loader, make_stream
 from stream_ranks import on_ranks, values
 
@@ -232,28 +230,19 @@ def test_left_epochs_of_steps_do_not_mix_up_their_states() -> None:
     assert first[0]["lanes"] != first[1]["lanes"]
 
 
-def meet_through_gloo(rank: int, port: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def meet(rank: int) -> tuple[int, list[int], dict[str, Any]]:
     loader = lk.Loader(make_stream(SIZES), 4, stop="shortest", num_workers=1, collate_fn=drawing_collate)
     batches = list(loader)
-    iterator = iter(loader)
-    next(iterator)
-    state = {"batches": len(batches), "ids": sorted(ids(batches)), "state": loader.state_dict()}
-    Path(folder, f"{rank}.json").write_text(json.dumps(state))
-    dist.barrier()
-    dist.destroy_process_group()
+    next(iter(loader))
+    return len(batches), ids(batches), loader.state_dict()
 
 
-def test_ranks_meet_through_the_process_group(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    multiprocessing.spawn(meet_through_gloo, args=(port, str(tmp_path)), nprocs=2)  # type: ignore[no-untyped-call]
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
-    assert first["batches"] == second["batches"] > 3
-    assert not set(first["ids"]) & set(second["ids"])
-    assert first["state"] == second["state"]
-    assert first["state"]["missing"] == []
+def test_ranks_meet_through_the_process_group() -> None:
+    (batches, first, state), (batches_1, second, state_1) = on_gloo(2, meet)
+    assert batches == batches_1 > 3
+    assert not set(first) & set(second)
+    assert state == state_1
+    assert state["missing"] == []
 
 
 @pytest.mark.parametrize("stop", ["steps", "repeat"])
