@@ -79,6 +79,7 @@ __all__ = [
     "TokenDataset",
     "TokenFormat",
     "Weighted",
+    "WidenTokens",
     "WindowDataset",
     "World",
     "WriteError",
@@ -163,6 +164,7 @@ from .datasets.windows import WindowDataset as WindowDataset
 from .device.prefetch import prefetch as prefetch
 from .device.transforms import Normalize as Normalize
 from .device.transforms import PadRagged as PadRagged
+from .device.transforms import WidenTokens as WidenTokens
 from .lightning import DataModule as DataModule
 from .lightning import DetectionDataModule as DetectionDataModule
 from .lightning import ImageDataModule as ImageDataModule

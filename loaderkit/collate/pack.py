@@ -12,6 +12,7 @@ from torch import Tensor
 
 from loaderkit.collate.default import CollateError, stack_field
 from loaderkit.collate.padding import scatter
+from loaderkit.collate.rules import check_dtype
 from loaderkit.collate.sequences import FieldSequences, check_value, sequences_of
 from loaderkit.system.arrays import Int64Array
 
@@ -26,7 +27,7 @@ class PackCollate:
 
     The batch is a dict:
 
-    - `tokens` (R, T): the dtype is kept.
+    - `tokens` (R, T), in their dtype or in `dtype`.
     - `position_ids` (R, T) int64: counts from 0 in each sequence.
     - `document_ids` (R, T) int32: the number of the sequence in its row, -1 at padding.
     - `cu_seqlens` (S + 1,) int32: where each sequence begins in the R * T steps of all rows, for variable-length attention.
@@ -39,6 +40,7 @@ class PackCollate:
         row_length: Steps in each row, padding included. None: as many as the longest row has.
         multiple_of: Round the longest row up to this many steps. Not with `row_length`.
         pad_value: Fills a row after its last sequence.
+        dtype: Of the result's tokens, such as torch.int64 for tokens of uint16. None keeps the dtype.
         labels: "next": the next token of the sequence, for a model that compares position by position. "same": the token
             itself, for a model that shifts labels (Hugging Face). None: no labels. Padding and the last token of a sequence
             ("same": its first) get `ignore_index`.
@@ -66,6 +68,7 @@ class PackCollate:
     labels: Literal["next", "same"] | None = "next"
     ignore_index: int = -100
     fields: Mapping[Any, float] = field(default_factory=dict)
+    dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         for name, number in (("row_length", self.row_length), ("multiple_of", self.multiple_of)):
@@ -78,6 +81,7 @@ class PackCollate:
                 f"PackCollate: pad_value is {self.pad_value!r} and fields {self.fields!r}, wanted a number, and one for each "
                 "field, such as {'weights': 0}."
             )
+        check_dtype(self.dtype, "PackCollate")
         if self.row_length is not None and self.multiple_of != 1:
             raise ValueError("PackCollate: both row_length and multiple_of are given, wanted one of them.")
         if self.labels not in ("next", "same", None):
@@ -128,7 +132,7 @@ class PackCollate:
             raise KeyError(f"PackCollate: the samples have fields {list(columns)}, wanted {missing} too.")
         sequences = sequences_of(columns[self.tokens], self.tokens, "PackCollate")
         layout = _Layout(sequences.lengths, bounds, self._steps(sequences.lengths, bounds))
-        tokens = self._row_by_row(sequences, layout, self.pad_value)
+        tokens = self._row_by_row(sequences, layout, self.pad_value, self.dtype)
         made: dict[Any, Any] = {self.tokens: tokens, **layout.describe()}
         if self.labels:
             made["labels"] = self._label(tokens, layout)
@@ -155,11 +159,13 @@ class PackCollate:
         return self.row_length
 
     @staticmethod
-    def _row_by_row(sequences: FieldSequences, layout: "_Layout", value: float) -> Tensor:
-        check_value(value, sequences.like.dtype, sequences.field, "PackCollate")
+    def _row_by_row(
+        sequences: FieldSequences, layout: "_Layout", value: float, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        check_value(value, dtype or sequences.like.dtype, sequences.field, "PackCollate")
         if sum(sequences.lengths) < layout.there.size:
-            return scatter(sequences.join(copy=False), layout.there, value)
-        return sequences.join().view(layout.rows, layout.steps, *sequences.like.shape[1:])
+            return scatter(sequences.join(copy=False).to(dtype), layout.there, value)
+        return sequences.join(copy=dtype is None).to(dtype).view(layout.rows, layout.steps, *sequences.like.shape[1:])
 
     def _label(self, tokens: Tensor, layout: "_Layout") -> Tensor:
         if tokens.ndim != 2 or tokens.is_floating_point():

@@ -36,8 +36,8 @@ def pad_field(values: Any, path: str, rule: Pad) -> tuple[Tensor, dict[str, Tens
             sequences.truncate(rule)
         steps = _round_up(max(sequences.lengths), rule.each_multiple[0])
         if steps * math.prod(sequences.like.shape[1:]) < _LONG_ROW:
-            check_value(rule.value, sequences.like.dtype, path)
-            joined, lengths = sequences.join(copy=False), np.array(sequences.lengths)
+            check_value(rule.value, rule.dtype or sequences.like.dtype, path)
+            joined, lengths = sequences.join(copy=False).to(rule.dtype), np.array(sequences.lengths)
             there = _is_data(lengths, steps, rule.side)
             padded = scatter(joined, there, rule.value)
             return _like_the_first(padded, values), _extras(lengths, there, rule)
@@ -101,8 +101,9 @@ def _pad_each(rows: list[Any], path: str, rule: Pad) -> tuple[Tensor, Array, Arr
     shape = list(items[0].shape)
     for dim, most in zip(dims, steps, strict=True):
         shape[dim] = most
-    check_value(rule.value, items[0].dtype, path)
-    padded = new_empty((len(items), *shape), items[0])
+    like = items[0].new_empty(0, dtype=rule.dtype or items[0].dtype)
+    check_value(rule.value, like.dtype, path)
+    padded = new_empty((len(items), *shape), like)
     padded.fill_(rule.value)
     for place, (item, size) in enumerate(zip(items, sizes.tolist(), strict=True)):
         row = padded[place]

@@ -6,6 +6,7 @@ from numbers import Number
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 Side = Literal["right", "left"]
 TooLong = Literal["error", "truncate_left", "truncate_right"]
@@ -19,6 +20,7 @@ class Pad:
 
     Args:
         value: The number to pad with.
+        dtype: The result's dtype, such as torch.int64 for tokens of uint16. None keeps the dtype.
         side: The side to pad.
         dims: The axes of a sample that vary in size, such as (1, 2) for images (C, H, W).
         multiple_of: Round the padded length up to this many steps.
@@ -46,6 +48,7 @@ class Pad:
     too_long: TooLong = "error"
     lengths: bool = False
     mask: bool | Literal["bool", "additive"] = False
+    dtype: torch.dtype | None = None
     each_dim: tuple[int, ...] = field(init=False, repr=False)
     each_multiple: tuple[int, ...] = field(init=False, repr=False)
     each_max: tuple[float, ...] = field(init=False, repr=False)
@@ -60,6 +63,7 @@ class Pad:
     def _check(self) -> None:
         if not isinstance(self.value, Number):
             raise TypeError(f"Pad: value is {self.value!r}, wanted a number.")
+        check_dtype(self.dtype, "Pad")
         if not all(_is_integer(dim) for dim in self.each_dim):
             raise TypeError(f"Pad: dims is {self.dims!r}, wanted an axis, or a tuple of axes such as (1, 2).")
         for name, value, wanted in (
@@ -105,6 +109,12 @@ class Jagged:
     """
 
     nested: bool = True
+
+
+def check_dtype(dtype: Any, name: str) -> None:
+    """Raise a TypeError unless a dtype is one of torch, or None."""
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{name}: dtype is {dtype!r}, wanted a dtype of torch, such as torch.int64.")
 
 
 def _is_integer(value: Any) -> bool:

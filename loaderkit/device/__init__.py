@@ -2,7 +2,7 @@
 
 from loaderkit.device.cuda import BACKENDS, Cuda, HostBatches
 from loaderkit.device.prefetch import Fetched, Prefetcher, Transform, prefetch, seeded
-from loaderkit.device.transforms import Normalize, PadRagged
+from loaderkit.device.transforms import Normalize, PadRagged, WidenTokens
 
 __all__ = [
     "BACKENDS",
@@ -13,6 +13,7 @@ __all__ = [
     "PadRagged",
     "Prefetcher",
     "Transform",
+    "WidenTokens",
     "prefetch",
     "seeded",
 ]

@@ -168,6 +168,35 @@ class PadRagged:
         return made
 
 
+@dataclass(frozen=True, slots=True)
+class WidenTokens:
+    """A device transform that gives token ids a dtype that `nn.Embedding` takes.
+
+    All tensors of uint16, uint32 and uint64 change; other leaves stay as they are, also bytes (uint8). Tokens of uint16
+    are a quarter of int64's bytes on their way to the device.
+
+    Args:
+        dtype: The result's dtype, torch.int64 or torch.int32.
+
+    Examples:
+        >>> np.arange(12, dtype="uint16").tofile("a.bin")
+        >>> windows = lk.TokenDataset("a.bin", length=4, dtype="uint16")
+        >>> loader = lk.DeviceLoader(lk.Loader(windows, 2), "cpu", transform=lk.WidenTokens())
+        >>> torch.nn.Embedding(100, 8)(next(iter(loader))).shape
+        torch.Size([2, 4, 8])
+    """
+
+    draws_nothing: ClassVar[bool] = True
+
+    dtype: torch.dtype = torch.int64
+
+    def __call__(self, batch: Any) -> Any:
+        return map_leaves(batch, self._widen)
+
+    def _widen(self, leaf: Any) -> Any:
+        return leaf.to(self.dtype) if isinstance(leaf, Tensor) and leaf.dtype in _SIGNED else leaf
+
+
 class _Measured(NamedTuple):
     """A Ragged on its way to the device."""
 

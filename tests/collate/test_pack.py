@@ -305,3 +305,25 @@ def test_documents_are_packed_and_padded_as_they_are_read(tmp_path: Path, worker
         for left, right in zip(whole, wanted, strict=True):
             names = list(left) if isinstance(left, dict) else range(len(left))
             assert all(torch.equal(torch.as_tensor(left[name]), torch.as_tensor(right[name])) for name in names)
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["with room", "full rows"])
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int64])
+def test_a_dtype_changes_the_tokens_alone(full: bool, dtype: Any) -> None:
+    rows = [
+        [np.array([1, 40_000], dtype), np.array([3, 4], dtype)],
+        [np.array([5, 6, 7, 8][: 4 if full else 3], dtype)],
+    ]
+    plain = lk.PackCollate(row_length=4)(rows)
+    wide = lk.PackCollate(row_length=4, pad_value=0, dtype=torch.int64)(rows)
+    assert wide["tokens"].dtype == torch.int64
+    assert wide["tokens"].tolist() == plain["tokens"].tolist()
+    others = plain.keys() - {"tokens"}
+    assert len(others) == 5
+    assert all(np.array_equal(wide[name], plain[name]) for name in others)
+    wide["tokens"].zero_()  # a copy
+    assert rows[0][0].tolist() == [1, 40_000]
+    if not full:
+        assert lk.PackCollate(row_length=4, pad_value=-1, dtype=torch.int64)(rows)["tokens"][1, 3] == -1
+    with pytest.raises(TypeError, match="PackCollate: dtype is 'int64', wanted a dtype of torch"):
+        lk.PackCollate(dtype="int64")  # type: ignore[arg-type]

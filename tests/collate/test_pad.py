@@ -559,3 +559,23 @@ def test_gradients_go_through_padding_whichever_sequence_has_them() -> None:
         (lk.PadCollate()(values) * torch.arange(9.0).view(3, 3)).sum().backward()
         assert values[wanting].grad is not None
         assert values[wanting].grad.tolist() == [[0, 1], [3, 4, 5], [6]][wanting]
+
+
+@pytest.mark.parametrize("length", [3, 40_000], ids=["short", "long"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.int64])
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_dtype_is_that_of_the_padding_too(length: int, dtype: Any, ragged: bool) -> None:
+    """A value that the samples' dtype cannot hold pads a wider one."""
+    rows = [np.arange(size).astype(dtype) for size in (length, 1)]
+    pad = lk.Pad(value=-100, dtype=torch.int64, lengths=True)
+    samples = lk.RaggedCollate(nested=False)(rows) if ragged else rows
+    padded, lengths = lk.PadCollate(pad).collate_batch(samples) if ragged else lk.PadCollate(pad)(samples)
+    assert padded.dtype == torch.int64
+    assert lengths.tolist() == [length, 1]
+    assert padded[0].tolist() == rows[0].tolist()
+    assert padded[1].tolist() == [0, *[-100] * (length - 1)]
+    grid = [torch.ones(2, 3, dtype=torch.uint8), torch.ones(1, 1, dtype=torch.uint8)]
+    wide = lk.PadCollate(lk.Pad(value=-1, dims=(0, 1), dtype=torch.float32))(grid)
+    assert (wide.dtype, wide.sum().item()) == (torch.float32, 6 + 1 - 5)
+    with pytest.raises(TypeError, match="dtype is 'int64', wanted a dtype of torch"):
+        lk.Pad(dtype="int64")  # type: ignore[arg-type]

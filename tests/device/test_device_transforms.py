@@ -81,6 +81,24 @@ def test_a_ragged_by_itself_and_rows_of_vectors() -> None:
         lk.PadRagged(multiple_of=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_tokens_become_what_an_embedding_takes(dtype: torch.dtype) -> None:
+    tokens = torch.tensor([[0, 1, 40_000], [65_535, 7, 8]])
+    batch = {
+        "short": tokens.to(torch.uint16),
+        "rows": lk.Ragged(tokens.flatten().to(torch.uint32), torch.tensor([0, 2, 6])),
+        "image": torch.ones(2, dtype=torch.uint8),
+        "weights": torch.ones(2),
+        "name": "a",
+    }
+    made = on_device(batch, lk.WidenTokens(dtype))
+    assert equal([made["short"], made["rows"].values], [tokens.to(dtype), tokens.flatten().to(dtype)])
+    assert all(equal(made[name], batch[name]) for name in ("image", "weights", "name"))
+    assert equal(made["rows"].offsets, batch["rows"].offsets)
+    assert torch.nn.Embedding(65_536, 2)(made["short"]).shape == (2, 3, 2)
+    assert equal(on_device(batch["short"], lk.WidenTokens(dtype)), tokens.to(dtype))
+
+
 def test_random_transforms_of_torchvision_resume() -> None:
     """They draw from the global generators, once for each batch."""
     data = lk.ArrayDataset({"image": torch.randint(0, 256, (24, 3, 16, 16), dtype=torch.uint8)})
