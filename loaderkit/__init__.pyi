@@ -3,11 +3,11 @@
 __all__ = [
     "DECODERS",
     "ArrayDataset",
+    "AudioDataset",
     "BadSample",
     "BadSamples",
     "BadSamplesError",
     "CachedDataset",
-    "ChatCollate",
     "ChatDataset",
     "CollateError",
     "ConcatDataset",
@@ -48,7 +48,6 @@ __all__ = [
     "ParquetFormat",
     "PieceDataset",
     "Plan",
-    "PreferenceDataset",
     "Ragged",
     "RaggedCollate",
     "RayExecutor",
@@ -80,6 +79,7 @@ __all__ = [
     "TokenBudget",
     "TokenDataset",
     "TokenFormat",
+    "VideoDataset",
     "Weighted",
     "WidenTokens",
     "WindowDataset",
@@ -112,7 +112,6 @@ __all__ = [
 
 from . import integrations as integrations
 from . import testing as testing
-from .collate.chats import ChatCollate as ChatCollate
 from .collate.default import CollateError as CollateError
 from .collate.detection import DetectionCollate as DetectionCollate
 from .collate.pack import PackCollate as PackCollate
@@ -131,7 +130,6 @@ from .datasets.bad_samples import BadSamples as BadSamples
 from .datasets.bad_samples import BadSamplesError as BadSamplesError
 from .datasets.cached import CachedDataset as CachedDataset
 from .datasets.chats.dataset import ChatDataset as ChatDataset
-from .datasets.chats.preferences import PreferenceDataset as PreferenceDataset
 from .datasets.combine import ConcatDataset as ConcatDataset
 from .datasets.combine import MapDataset as MapDataset
 from .datasets.combine import SubsetDataset as SubsetDataset
@@ -141,6 +139,8 @@ from .datasets.handles import Handle as Handle
 from .datasets.hf import HFDataset as HFDataset
 from .datasets.images.folder import ImageFolder as ImageFolder
 from .datasets.indexing import index_shards as index_shards
+from .datasets.media.audio_dataset import AudioDataset as AudioDataset
+from .datasets.media.video_dataset import VideoDataset as VideoDataset
 from .datasets.memory.array import ArrayDataset as ArrayDataset
 from .datasets.memory.records import RecordDataset as RecordDataset
 from .datasets.memory.shared import share as share

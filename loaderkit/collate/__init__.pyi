@@ -1,7 +1,6 @@
 # The interface of the package. Each name loads when it is first used.
 
 __all__ = [
-    "ChatCollate",
     "CollateError",
     "DetectionCollate",
     "Jagged",
@@ -21,7 +20,6 @@ __all__ = [
     "unpad",
 ]
 
-from .chats import ChatCollate
 from .coco import coco_target, draw_segmentation
 from .default import CollateError, stack, stack_columns
 from .detection import DetectionCollate

@@ -95,7 +95,7 @@ def test_faster_methods_count_if_nothing_is_overridden(tmp_path: Path) -> None:
         "TokenDataset",
     }
     assert found["read_columns"] == {"SubsetDataset", "TarDataset"}
-    assert found["lengths"] == {"DocumentDataset"}
+    assert found["lengths"] == {"AudioDataset", "DocumentDataset"}
     assert found["draws_nothing"] == {*PUBLIC} - {"MapDataset"}
     array, documents = lk.ArrayDataset((torch.arange(9),)), KINDS["DocumentDataset"](tmp_path / "DocumentDataset")
     assert reads_batches(lk.SubsetDataset(array, [1]))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from images_made import encode, picture
+from media_made import audio, video
 from tars_made import make as make_tar
 
 import loaderkit as lk
@@ -161,7 +162,7 @@ def remote(make: Callable[..., Any], folder: Path, *, cache_bytes: int | None) -
 def chats(folder: Path) -> Any:
     from chats_made import chat_of, make_tokenizer  # few tests need transformers
 
-    rows = [{"n": number, "messages": chat_of(number, 1)} for number in range(SAMPLES)]
+    rows = [{"n": number, "messages": chat_of(number)} for number in range(SAMPLES)]
     each_shard(
         lambda shard, numbers: (folder / f"{shard}.jsonl").write_text(
             "".join(json.dumps(rows[n]) + "\n" for n in numbers)
@@ -170,13 +171,15 @@ def chats(folder: Path) -> Any:
     return lk.ChatDataset(lk.JsonlDataset(folder, max_open=1), make_tokenizer())
 
 
-def preferences(folder: Path) -> Any:
-    from chats_made import make_tokenizer
-
-    answers = [
-        {"n": number, "prompt": "Which?", "chosen": f" {number}", "rejected": " none"} for number in range(SAMPLES)
-    ]
-    return lk.PreferenceDataset(lk.RecordDataset(answers), make_tokenizer())
+def media(folder: Path, kind: str, **settings: Any) -> Any:
+    pytest.importorskip("av")
+    for number in range(6):
+        content = (
+            audio(seconds=0.3 + number / 10, seed=number) if kind == "wav" else video(kind, 4 + number, size=(16, 16))
+        )
+        (folder / f"{number}.{kind}").write_bytes(content)
+    made = lk.AudioDataset if kind == "wav" else lk.VideoDataset
+    return made(folder, clips="all", cache_dir=None, **settings)
 
 
 class Records:
@@ -226,6 +229,7 @@ class Archives:
 
 KINDS: dict[str, Callable[[Path], Any]] = {
     "ArrayDataset": arrays,
+    "AudioDataset": partial(media, kind="wav", clip_s=0.25),
     "CachedDataset": lambda folder: lk.CachedDataset(tar(folder, "txt"), max_bytes=1 << 20),
     "CachedDataset in a folder": lambda folder: lk.CachedDataset(jsonl(folder), folder / "cache", max_bytes=8000),
     "ChatDataset": chats,
@@ -247,7 +251,6 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "ParquetDataset by ranges": partial(remote, parquet, cache_bytes=None),
     "ParquetDataset of Arrow files": partial(arrow, stream=False),
     "ParquetDataset of Arrow streams": partial(arrow, stream=True),
-    "PreferenceDataset": preferences,
     "RecordDataset": lambda folder: lk.RecordDataset(map(text_of, range(SAMPLES))),
     "SubsetDataset": lambda folder: SubsetDataset(tar(folder, "txt"), range(0, SAMPLES, 2)),
     "TarDataset": partial(tar, suffix="txt"),
@@ -257,6 +260,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "TokenDataset": tokens,
     "TokenDataset with rests": partial(tokens, remainder="keep"),
     "TokenSpans": lambda folder: TokenSpans(np.arange(999), np.arange(SAMPLES) * 9, np.arange(SAMPLES) % 9),
+    "VideoDataset": partial(media, kind="mp4", frames=2),
     "ZipDataset": lambda folder: ZipDataset([jsonl(folder), lk.RecordDataset(range(SAMPLES))]),
     "share": lambda folder: Records(),
 }

@@ -1,0 +1,1 @@
+"""Audio and video: files and bytes, decoded by PyAV."""

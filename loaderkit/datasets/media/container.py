@@ -1,0 +1,143 @@
+"""Files of audio and video, opened by PyAV: one stream, one thread, nothing else is opened, and one kind of error."""
+
+import errno
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from functools import cache
+from importlib import import_module
+from typing import Any, Literal
+
+from loaderkit.datasets.remote.storage import Storage
+from loaderkit.datasets.remote.urls import open_file
+
+Kind = Literal["audio", "video"]
+Content = bytes | bytearray | memoryview | str | os.PathLike[str]
+
+# Seconds by which a header may differ from what is decoded: encoders add up to a few frames at both ends.
+TOLERANCE_S = 0.25
+# These formats do not say how long they are, and FFmpeg guesses it from the size of the file.
+_GUESSED = {"mp3", "aac", "ac3", "eac3", "dts", "amr", "h264", "hevc", "mpeg", "mpegts"}
+_ALONE = {"protocol_whitelist": "none"}  # a playlist in the place of a file opens no other file and no URL
+_RIFF_STREAMED = (0, 0xFFFFFFFF)
+
+
+@cache
+def pyav() -> Any:
+    """Import PyAV.
+
+    Raises:
+        ImportError: If it is not installed.
+    """
+    try:
+        return import_module("av")
+    except ImportError as error:
+        raise ImportError("decoding audio and video needs PyAV: pip install 'loaderkit[media]'.") from error
+
+
+@contextmanager
+def open_stream(content: Content, kind: Kind, storage: Storage | None = None) -> Iterator[tuple[Any, Any]]:
+    """Open the first stream of a kind, as a container and a stream of PyAV; a cover picture is no video.
+
+    Args:
+        content: The bytes of a file, or its path or URL.
+        kind: "audio" or "video".
+        storage: How to reach a URL.
+
+    Raises:
+        ValueError: If it cannot be decoded, inside of the context too, or has no such stream.
+    """
+    av = pyav()
+    is_place = isinstance(content, str | os.PathLike)
+    file = open_file(os.fspath(content), storage) if is_place else io.BytesIO(content)  # type: ignore[arg-type]
+    with file:
+        try:
+            _check_riff(file)
+            with av.open(file, mode="r", options=_ALONE, metadata_errors="replace") as container:
+                yield container, _stream(container, kind)
+        except av.FFmpegError as error:
+            raise ValueError(f"not {kind} that can be decoded: {error.strerror or error}") from error
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # of a seek to where the content says, before the file's first byte
+                raise
+            raise ValueError(f"not {kind} that can be decoded: it refers to what it does not have") from error
+
+
+def start_of(stream: Any) -> Fraction:
+    """Return the time at which a stream starts, in seconds of its own clock."""
+    start: Fraction = (stream.start_time or 0) * stream.time_base
+    return start
+
+
+def seek_to_start(container: Any) -> None:
+    """Go back to the first packet."""
+    container.seek(min(0, container.start_time or 0))
+
+
+def seconds_of(container: Any, stream: Any) -> Fraction:
+    """Return how long a stream is, as its file says; if the file does not say it, its packets are counted.
+
+    Seek before reading: afterwards the container may be at its end.
+
+    Raises:
+        ValueError: If it has no packets with times.
+    """
+    said = _said(container, stream)
+    if said is not None and container.format.name not in _GUESSED:
+        return said
+    counted = _counted(container, stream)
+    return said if said is not None and abs(said - counted) <= TOLERANCE_S else counted
+
+
+def _stream(container: Any, kind: Kind) -> Any:
+    found = [each for each in container.streams if each.type == kind]
+    found = [each for each in found if not each.disposition & type(each.disposition).attached_pic]
+    if not found:
+        others = sorted({each.type for each in container.streams})
+        raise ValueError(f"it has no {kind}, only {' and '.join(others) or 'nothing'}")
+    if found[0].codec_context is None:
+        raise ValueError(f"its {kind} needs a decoder that FFmpeg does not have")
+    found[0].codec_context.thread_count = 1  # else each worker would start a thread for each core
+    return found[0]
+
+
+def _said(container: Any, stream: Any) -> Fraction | None:
+    if stream.duration:
+        found: Fraction = stream.duration * stream.time_base
+        return found
+    hours, _, rest = stream.metadata.get("DURATION", "").partition(":")  # of Matroska; its end, not its length
+    minutes, _, seconds = rest.partition(":")
+    try:
+        end = 3600 * int(hours) + 60 * int(minutes) + Fraction(seconds)
+    except ValueError:
+        if not container.duration or len(container.streams) > 1:
+            return None
+        end = Fraction(container.duration, pyav().time_base)
+    return max(end - start_of(stream), Fraction(0)) or None
+
+
+def _counted(container: Any, stream: Any) -> Fraction:
+    """Return how long the packets of a stream last."""
+    first, last = None, None
+    for packet in container.demux(stream):
+        if packet.pts is not None:
+            first = packet.pts if first is None else min(first, packet.pts)
+            end = packet.pts + (packet.duration or 0)
+            last = end if last is None else max(last, end)
+    if first is None or last is None:
+        raise ValueError("it ends before its first packet")
+    found: Fraction = (last - first) * stream.time_base
+    return found
+
+
+def _check_riff(file: Any) -> None:
+    """Refuse a RIFF file (WAV, AVI) that is shorter than it says; FFmpeg reads what is left without an error."""
+    head = file.read(8)
+    size = int.from_bytes(head[4:8], "little")
+    if head[:4] == b"RIFF" and size not in _RIFF_STREAMED:
+        found = file.seek(0, os.SEEK_END)
+        if found < size + 8 - (size % 2):  # some writers leave out the last byte of padding
+            raise ValueError(f"it has {found:,} bytes, its header says {size + 8:,}: it is cut")
+    file.seek(0)

@@ -1,0 +1,90 @@
+"""How long each file is, and its rate: read from the files once, and kept in a small file."""
+
+import functools
+import io
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderkit.datasets.media.container import pyav
+from loaderkit.datasets.remote.urls import write_atomically
+from loaderkit.sampling.order import digest
+from loaderkit.system.process_pool import map_tasks
+from loaderkit.system.progress import with_progress
+
+Times = npt.NDArray[np.float64]  # (N, 2): seconds, and samples or frames in a second; NaN if it cannot be read
+VERSION = "loaderkit media times 1"
+_EACH = 256  # files of a task
+
+
+def measure_times(
+    read: Callable[[int], tuple[float, float]],
+    size: int,
+    version: str | None,
+    cache_dir: str | os.PathLike[str] | None,
+    jobs: int,
+) -> Times:
+    """Return the seconds and rates of files (N, 2), from a file in `cache_dir` if they are of the same version.
+
+    Args:
+        read: Returns these of one file, or raises an error.
+        size: Number of files.
+        version: A text that changes with the files; None if nothing tells it, so that nothing is kept.
+        cache_dir: Folder of the file; None keeps nothing.
+        jobs: Processes that read.
+    """
+    if version is None or cache_dir is None:
+        return _read_all(read, size, jobs)
+    about = {"version": VERSION, "decoder": f"pyav {pyav().__version__}", "files": version}
+    path = Path(cache_dir).expanduser() / f"{digest(json.dumps(about))}.npz"
+    times = _load(path, about, size)
+    if times is None:
+        times = _read_all(read, size, jobs)
+        content = io.BytesIO()
+        np.savez_compressed(content, about=np.array(json.dumps(about)), times=times)
+        try:
+            write_atomically(path, content.getvalue())
+        except OSError as error:
+            error.add_note(
+                f"loaderkit: raised while writing the times of files to {path}. Give another cache_dir=, or None."
+            )
+            raise
+    return times
+
+
+def _read_all(read: Callable[[int], tuple[float, float]], size: int, jobs: int) -> Times:
+    times = np.full((size, 2), np.nan)
+    spans = [(start, min(start + _EACH, size)) for start in range(0, size, _EACH)]
+    done = map_tasks(functools.partial(_read_span, read), spans, executor=None, jobs=jobs)
+    for (start, stop), result in with_progress(done, len(spans), "reading times"):
+        if isinstance(result, Exception):
+            raise result
+        times[start:stop] = result
+    return times
+
+
+def _read_span(read: Callable[[int], tuple[float, float]], span: tuple[int, int]) -> Times:
+    times = np.full((span[1] - span[0], 2), np.nan)
+    for row, number in enumerate(range(*span)):
+        try:
+            times[row] = read(number)
+        except (ImportError, MemoryError):  # not a fault of the file
+            raise
+        except Exception:  # reading it raises the same error, where a policy for bad samples sees it
+            continue
+    return times
+
+
+def _load(path: Path, about: dict[str, Any], size: int) -> Times | None:
+    """Return the times in a file, or None if there is no such file, or it is damaged."""
+    try:
+        with np.load(io.BytesIO(path.read_bytes())) as file:
+            found, times = json.loads(str(file["about"])), file["times"]
+    except Exception:  # a damaged file also raises errors of zlib and of Python's tokenizer
+        return None
+    return times if found == about and times.dtype == np.float64 and times.shape == (size, 2) else None

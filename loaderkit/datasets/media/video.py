@@ -1,0 +1,150 @@
+"""Encoded video to uint8 frames: those that are shown at the wanted times, and no other is converted or kept."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderkit.datasets.media.container import (
+    TOLERANCE_S,
+    Content,
+    open_stream,
+    pyav,
+    seconds_of,
+    seek_to_start,
+)
+from loaderkit.datasets.remote.storage import Storage
+
+MAX_FRAME_PIXELS = 35_389_440  # 8192 x 4320
+_EARLIER_S = (0.0, 1.0, 10.0)  # seek again so much earlier if the frame after a seek comes too late
+
+Frames = npt.NDArray[np.uint8]
+
+
+class VideoReader:
+    """An open video stream.
+
+    Attributes:
+        seconds: Length of the whole, as the file says.
+        fps: Mean number of frames in a second.
+    """
+
+    def __init__(self, container: Any, stream: Any, max_pixels: int | None) -> None:
+        self._container, self._stream, self._max_pixels = container, stream, max_pixels
+        self._begin, self._tick = stream.start_time or 0, float(stream.time_base)
+        self._check(stream.codec_context.width, stream.codec_context.height)
+        self.seconds = float(seconds_of(container, stream))
+        rate = stream.average_rate or stream.guessed_rate
+        if not rate:
+            raise ValueError("it has no frame rate")
+        self.fps = float(rate)
+
+    def read(self, times: Sequence[float]) -> tuple[Frames, list[float]]:
+        """Return the frames (N, H, W, 3) that are shown at these times, and when each begins, in seconds.
+
+        Args:
+            times: N increasing numbers of seconds since the start. After the end of the video its last frame is shown.
+
+        Raises:
+            ValueError: If the file ends earlier than it says, or a frame is damaged, too large, or of another size.
+        """
+        shown: list[Any] = []
+        while len(shown) < len(times):
+            shown += self._shown(times[len(shown) :])
+        first = shown[0]
+        pictures = np.empty((len(times), first.height, first.width, 3), dtype=np.uint8)
+        for row, frame in enumerate(shown):
+            if row and frame is shown[row - 1]:
+                pictures[row] = pictures[row - 1]
+            else:
+                pictures[row] = self._pixels(frame, first)
+        starts = [self._time(frame) for frame in shown]
+        return _upright(pictures, first.rotation), starts
+
+    def _shown(self, times: Sequence[float]) -> list[Any]:
+        """Return the frames shown at the first of these times, up to a time that another seek reaches sooner."""
+        for earlier in _EARLIER_S:
+            if times[0] - earlier > 0:
+                shown = self._shown_from(times[0] - earlier, times)
+                if shown:
+                    return shown
+        shown = self._shown_from(0.0, times)
+        if not shown:
+            raise ValueError("it has no frames")
+        return shown
+
+    def _shown_from(self, seek_to: float, times: Sequence[float]) -> list[Any]:
+        if seek_to:
+            self._container.seek(self._stamp(seek_to), stream=self._stream)
+        else:
+            seek_to_start(self._container)
+        shown: list[Any] = []
+        last = None
+        for frame in self._container.decode(self._stream):
+            if frame.pts is None:
+                continue
+            begins = self._time(frame)
+            if last is None and begins > times[0] and seek_to:
+                return []
+            while last is not None and len(shown) < len(times) and times[len(shown)] < begins:
+                shown.append(last)
+            last = frame
+            if len(shown) == len(times) or (shown and self._seek_skips(begins, times[len(shown)])):
+                return shown
+        if last is None:
+            return []
+        missing_s = times[-1] - self._time(last) - 1 / self.fps
+        if missing_s > TOLERANCE_S and self.seconds - self._time(last) > TOLERANCE_S + 1 / self.fps:
+            raise ValueError(
+                f"its last frame is at {self._time(last):.3f} s, its header claims {self.seconds:.3f} s: it is cut or damaged"
+            )
+        return shown + [last] * (len(times) - len(shown))
+
+    def _seek_skips(self, now: float, time: float) -> bool:
+        """Return whether there is a keyframe between two times, so that a seek decodes fewer frames than reading on."""
+        index = self._stream.index_entries
+        number = index.search_timestamp(self._stamp(time)) if len(index) else -1
+        return number >= 0 and index[number].timestamp > self._stamp(now)
+
+    def _pixels(self, frame: Any, first: Any) -> Frames:
+        self._check(frame.width, frame.height)
+        if frame.is_corrupt:
+            raise ValueError(f"its frame at {self._time(frame):.3f} s is damaged")
+        if (frame.width, frame.height) != (first.width, first.height):
+            raise ValueError(
+                f"its frames change from {first.width} x {first.height} to {frame.width} x {frame.height} pixels"
+            )
+        kind = pyav().video.reformatter.Interpolation
+        # Exact bits: without them, processors with other vector units round in other ways.
+        exact = kind.BILINEAR | kind.ACCURATE_RND | kind.BITEXACT
+        pixels: Frames = frame.to_ndarray(format="rgb24", interpolation=exact, threads=1)
+        return pixels
+
+    def _check(self, width: int, height: int) -> None:
+        if self._max_pixels is not None and width * height > self._max_pixels:
+            raise ValueError(
+                f"its frames have {width:,} x {height:,} pixels, wanted at most max_pixels={self._max_pixels:,}. If the video is "
+                "right, give a larger max_pixels=."
+            )
+
+    def _time(self, frame: Any) -> float:
+        return float((frame.pts - self._begin) * self._tick)
+
+    def _stamp(self, seconds: float) -> int:
+        return int(seconds / self._tick) + self._begin
+
+
+@contextmanager
+def open_video(
+    content: Content, storage: Storage | None = None, *, max_pixels: int | None = MAX_FRAME_PIXELS
+) -> Iterator[VideoReader]:
+    """Open a file's first video stream; raise as `open_stream`."""
+    with open_stream(content, "video", storage) as (container, stream):
+        yield VideoReader(container, stream, max_pixels)
+
+
+def _upright(pictures: Frames, degrees: int) -> Frames:
+    """Turn frames counterclockwise by a multiple of 90 degrees, as a phone's video says."""
+    return np.ascontiguousarray(np.rot90(pictures, round(degrees / 90) % 4, axes=(1, 2)))

@@ -1,0 +1,144 @@
+"""Video as clips of a few frames."""
+
+import os
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+
+from loaderkit.datasets.base import MapStyle
+from loaderkit.datasets.images.checks import check_max_pixels
+from loaderkit.datasets.media.clips import CACHE_DIR, ClipDataset, Labels, start_of_clip
+from loaderkit.datasets.media.container import Content
+from loaderkit.datasets.media.video import MAX_FRAME_PIXELS, VideoReader, open_video
+from loaderkit.datasets.remote.storage import Storage
+from loaderkit.datasets.remote.urls import Urls
+from loaderkit.system.arrays import Int64Array
+
+_CLIPS = ("random", "middle", "even", "all")
+_ROUNDING = 1e-6  # of a frame
+
+
+class VideoDataset(ClipDataset):
+    """Video files, or a dataset with a field of encoded video, as clips of a number of frames.
+
+    A sample is a dict: `"frames"` uint8 (frames, 3, H, W) upright RGB, `"times"` (frames,) float64 with the second at which
+    each frame begins, and the other fields of the source, such as `"label"`. A shorter video repeats its last frame, and
+    `"length"` says how many frames are not such repeats.
+
+    PyAV decodes (FFmpeg), in one thread. It seeks to the keyframe before a frame, and converts the wanted frames alone. Frames are
+    found by time, so a video with a changing frame rate plays at its own pace.
+
+    Args:
+        source: A path, folder, glob or URL of files, or a list of them. Or a dataset of dicts, such as `TarDataset`, whose field
+            holds the bytes of a file, its path or its URL.
+        frames: Frames of a clip.
+        fps: Frames in a second of a clip, whatever the video has. None: the video's own.
+        stride: Without fps: take each frame, each second one, and so on.
+        field: The field of a dataset. By default the one whose name ends as video files do ("mp4", "left.webm").
+        labels: "folder" numbers the folders of `source` as classes. Or a value for each file of a list.
+        clips: "random": a clip that starts anywhere, one for each file. "middle": one from its middle. "even": frames spread
+            evenly over the file. "all": one after another. With "all" the headers of all files are read at once.
+        max_pixels: The largest frame to decode, width times height; None for any.
+        transform: Called with each sample; its result replaces the sample.
+        storage: How to reach remote files.
+        cache_dir: Folder that keeps the lengths of files; None keeps nothing.
+        jobs: Processes that read the lengths of files.
+
+    Raises:
+        ImportError: If PyAV is missing.
+        FileNotFoundError: If there are no files.
+        ValueError: If a setting is out of range. On reading: if a file cannot be decoded, is cut, or has too large frames.
+
+    Examples:
+        >>> import av
+        >>> with av.open("grey.mp4", "w") as file:
+        ...     stream = file.add_stream("libx264", rate=25, options={"crf": "1"})
+        ...     stream.width, stream.height = 64, 48
+        ...     for level in range(50):
+        ...         picture = np.full((48, 64, 3), 4 * level, dtype=np.uint8)
+        ...         file.mux(stream.encode(av.VideoFrame.from_ndarray(picture)))
+        ...     file.mux(stream.encode())
+        >>> sample = lk.VideoDataset("grey.mp4", frames=4, fps=5, clips="middle")[0]
+        >>> sample["frames"].shape, sample["times"]
+        (torch.Size([4, 3, 48, 64]), tensor([0.6800, 0.8800, 1.0800, 1.2800], dtype=torch.float64))
+    """
+
+    suffixes: ClassVar[tuple[str, ...]] = (
+        ".mp4", ".webm", ".mkv", ".avi", ".mov", ".m4v", ".mpg", ".mpeg", ".ts", ".wmv", ".flv", ".3gp", ".ogv",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        source: Urls | MapStyle,
+        *,
+        frames: int,
+        fps: float | None = None,
+        stride: int = 1,
+        field: str | None = None,
+        labels: Labels = None,
+        clips: Literal["random", "middle", "even", "all"] = "random",
+        max_pixels: int | None = MAX_FRAME_PIXELS,
+        transform: Callable[[Any], Any] | None = None,
+        storage: Storage | None = None,
+        cache_dir: str | os.PathLike[str] | None = CACHE_DIR,
+        jobs: int = 1,
+    ) -> None:
+        check_max_pixels("VideoDataset", max_pixels)
+        if clips not in _CLIPS or frames < 1 or stride < 1 or (fps is not None and not fps > 0):
+            raise ValueError(
+                f"VideoDataset: clips is {clips!r}, frames {frames}, stride {stride} and fps {fps}; wanted one of {_CLIPS}, at least 1 "
+                "frame, a stride of at least 1, and fps above 0."
+            )
+        if fps is not None and stride != 1:
+            raise ValueError(f"VideoDataset: fps is {fps} and stride {stride}, wanted one of them.")
+        self.frames, self.fps, self.stride, self.max_pixels = frames, fps, stride, max_pixels
+        super().__init__(
+            source,
+            field=field,
+            labels=labels,
+            clips=clips,
+            transform=transform,
+            storage=storage,
+            cache_dir=cache_dir,
+            jobs=jobs,
+        )
+
+    def _measure(self, content: Content) -> tuple[float, float]:
+        with open_video(content, self._storage, max_pixels=self.max_pixels) as video:
+            return video.seconds, video.fps
+
+    def _counts(self, seconds: Any, rates: Any) -> Int64Array:
+        frames = np.round(np.nan_to_num(seconds / self._step(rates)))
+        counts: Int64Array = np.maximum(np.ceil(frames / self.frames), 1).astype(np.int64)
+        return counts
+
+    def _cut(self) -> str:
+        pace = f"stride {self.stride}" if self.fps is None else f"{self.fps:g} fps"
+        return f"clips of {self.frames} frames, {pace}"
+
+    def _step(self, rates: Any) -> Any:
+        """Return the seconds between two frames of a clip, for videos of these rates."""
+        return self.stride / rates if self.fps is None else 1 / self.fps
+
+    def _read(self, content: Content, clip: int) -> dict[str, Any]:
+        with open_video(content, self._storage, max_pixels=self.max_pixels) as video:
+            wanted = self._wanted(video, clip)
+            pictures, times = video.read(wanted.tolist())
+        length = max(1, int(np.searchsorted(wanted, video.seconds)))
+        frames = torch.from_numpy(pictures).permute(0, 3, 1, 2)  # channels last in memory, as pictures
+        return {"frames": frames, "times": torch.tensor(times, dtype=torch.float64), "length": length}
+
+    def _wanted(self, video: VideoReader, clip: int) -> Any:
+        """Return the times of a clip's frames (frames,), each in the middle of a frame, where rounding decides nothing."""
+        numbers = np.arange(self.frames)
+        if self.clips == "even":
+            times = (numbers + 0.5) * video.seconds / self.frames
+        else:
+            step = self._step(video.fps)
+            length = self.frames * step
+            if self.clips != "all":  # no clip follows
+                length += 1 / video.fps - step
+            times = start_of_clip(self.clips, clip, video.seconds, length) + numbers * step
+        return (np.floor(times * video.fps + _ROUNDING) + 0.5) / video.fps

@@ -1,0 +1,214 @@
+"""Video: the frames that are shown at the wanted times, bit for bit, whatever is sought and skipped."""
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from damage import changed_bytes, cuts, flips, outcomes
+from drawing import equal
+from media_made import VIDEO, audio, level, levels, video, write
+from tars_made import make as make_tar
+
+import loaderkit as lk
+from loaderkit import testing
+
+FRAMES, FPS = 50, 25
+
+
+def numbers(sample: dict[str, Any]) -> list[int]:
+    """The numbers of a clip's frames, by their times; their pixels must be those of these frames."""
+    found = [round(time * FPS) for time in sample["times"].tolist()]
+    assert sample["frames"].dtype == torch.uint8
+    assert np.abs(np.subtract(levels(sample["frames"]), list(map(level, found)))).max() < 6
+    return found
+
+
+@pytest.mark.parametrize("kind", VIDEO)
+def test_clips_one_after_another_show_each_frame_once(kind: str, tmp_path: Path) -> None:
+    """Each is the same, bit for bit, as in one clip of all frames."""
+    folder = write(tmp_path, **{f"a_{kind}": video(kind)})
+    (whole,) = lk.VideoDataset(folder, frames=FRAMES, clips="all", cache_dir=None)
+    assert numbers(whole) == list(range(FRAMES))
+    for stride, each in ((1, 8), (3, 5)):
+        clips = lk.VideoDataset(folder, frames=each, stride=stride, clips="all", cache_dir=None)
+        found = [list(zip(numbers(clip), clip["frames"], strict=True))[: clip["length"]] for clip in clips]
+        shown = [number for clip in found for number, _ in clip]
+        assert shown == list(range(0, FRAMES, stride))
+        assert all(torch.equal(frame, whole["frames"][number]) for clip in found for number, frame in clip)
+
+
+@pytest.mark.parametrize("kind", VIDEO)
+def test_frames_far_apart_are_those_of_the_whole(kind: str, tmp_path: Path) -> None:
+    """Between them the reader seeks, or reads on."""
+    folder = write(tmp_path, **{f"a_{kind}": video(kind, frames=120)})
+    (whole,) = lk.VideoDataset(folder, frames=120, clips="all", cache_dir=None)
+    for count in (1, 2, 7, 30):
+        sample = lk.VideoDataset(folder, frames=count, clips="even")[0]
+        found = numbers(sample)
+        assert found == [int((number + 0.5) * 120 / count + 1e-9) for number in range(count)]
+        assert torch.equal(sample["frames"], whole["frames"][found])
+
+
+def test_frames_at_another_rate_are_found_by_time(tmp_path: Path) -> None:
+    sample = lk.VideoDataset(write(tmp_path, a_mp4=video()), frames=5, fps=10, clips="all", cache_dir=None)[1]
+    assert numbers(sample) == [12, 15, 17, 20, 22]
+    sample = lk.VideoDataset(tmp_path, frames=6, fps=50, clips="middle")[0]
+    assert sorted(numbers(sample)) == numbers(sample)
+    assert len(set(numbers(sample))) in (3, 4)
+
+
+def test_a_short_video_repeats_its_last_frame_and_says_so(tmp_path: Path) -> None:
+    folder = write(tmp_path, one_mp4=video(frames=1), three_webm=video("webm", frames=3))
+    for clips in ("random", "middle", "all", "even"):
+        one, three = lk.VideoDataset(folder, frames=5, clips=clips, cache_dir=None)
+        assert (numbers(one), one["length"] if clips != "even" else 1) == ([0] * 5, 1)
+        assert numbers(three) == ([0, 1, 2, 2, 2] if clips != "even" else [0, 0, 1, 2, 2])
+        assert three["length"] == (3 if clips != "even" else 5)
+
+
+def labelled(folder: Path, **settings: Any) -> lk.VideoDataset:
+    paths = sorted(map(str, folder.glob("*")))
+    return lk.VideoDataset(paths, labels=range(len(paths)), **settings)
+
+
+def ids(batch: dict[str, Any]) -> Any:
+    return batch["label"].tolist()
+
+
+def test_a_random_clip_belongs_to_the_seed(tmp_path: Path) -> None:
+    """Exactly once, resumed, on other ranks, with workers of any kind."""
+    files = {f"{number}_{kind}": video(kind) for number, kind in enumerate([*VIDEO, "mp4", "mp4"])}
+    data = labelled(write(tmp_path, **files), frames=2, stride=3)
+
+    def make(**settings: Any) -> Any:
+        return lk.Loader(data, **{"batch_size": 2, "shuffle": True, "seed": 3} | settings)
+
+    testing.assert_exactly_once(make, worlds=(1, 3), samples=7, ids=ids)
+    testing.assert_resumable(make, epochs=1, consumers=("loop",), ids=ids)
+    testing.assert_epochs_differ(make)
+    whole = list(make())
+    assert len(whole) == 4
+    for engine in ("threads", "ring", "torch"):
+        assert equal(list(make(engine=engine, num_workers=2)), whole)
+
+
+@pytest.mark.slow
+def test_workers_that_start_in_any_way_read_the_same_clips(tmp_path: Path) -> None:
+    data = labelled(write(tmp_path, **{f"{number}_mp4": video() for number in range(5)}), frames=2)
+    testing.assert_workers_dont_matter(
+        lambda **settings: lk.Loader(data, 2, shuffle=True, **settings),
+        start_methods=("fork", "forkserver", "spawn"),
+        ids=ids,
+    )
+
+
+def test_tar_shards_give_the_samples_of_their_files(tmp_path: Path) -> None:
+    folder = write(tmp_path / "files", a_mp4=video(), b_mp4=video(frames=30))
+    files = [(path.name, path.read_bytes()) for path in sorted(folder.iterdir())]
+    make_tar(
+        tmp_path / "a.tar",
+        [files[0], ("a.wav", audio()), ("a.cls", b"3"), files[1], ("b.wav", audio()), ("b.cls", b"4")],
+    )
+    settings: dict[str, Any] = {"frames": 4, "clips": "all", "cache_dir": None}
+    from_tar = lk.VideoDataset(lk.TarDataset(tmp_path / "a.tar"), **settings)
+    from_files = lk.VideoDataset(folder, **settings)
+    assert len(from_tar) == len(from_files) == 13 + 8
+    batches = [list(lk.Loader(data, 6)) for data in (from_tar, from_files)]
+    assert equal([batch["frames"] for batch in batches[0]], [batch["frames"] for batch in batches[1]])
+    assert [label for batch in batches[0] for label in batch["cls"].tolist()] == [3] * 13 + [4] * 8
+    both = lk.AudioDataset(lk.VideoDataset(lk.TarDataset(tmp_path / "a.tar"), frames=1))[1]
+    assert {"frames", "waveform", "cls"} <= set(both)
+
+
+@pytest.mark.parametrize(("matrix", "turned"), [((0, 1, -1, 0), -1), ((0, -1, 1, 0), 1), ((-1, 0, 0, -1), 2)])
+def test_frames_are_upright(matrix: tuple[int, ...], turned: int, tmp_path: Path) -> None:
+    """A phone writes how its picture is turned into the header of the track."""
+    content = bytearray(video())
+    at = content.index(b"tkhd") + 44
+    for place, value in zip((0, 4, 12, 16), matrix, strict=True):
+        content[at + place : at + place + 4] = (value << 16).to_bytes(4, "big", signed=True)
+    write(tmp_path, plain_mp4=video(), turned_mp4=bytes(content))
+    plain, other = lk.VideoDataset(tmp_path, frames=2, clips="middle")
+    assert torch.equal(other["frames"], torch.rot90(plain["frames"], turned, (2, 3)))
+
+
+def test_a_cover_is_no_video(tmp_path: Path) -> None:
+    import av
+
+    file, song = io.BytesIO(), av.open(io.BytesIO(audio("mp3")))
+    with av.open(file, "w", format="mp3") as container:
+        sound = container.add_stream("libmp3lame", rate=8000, layout="mono")
+        cover = container.add_stream("png", rate=1)
+        cover.width, cover.height, cover.pix_fmt = 8, 8, "rgb24"
+        cover.disposition = av.stream.Disposition.attached_pic
+        container.mux(cover.encode(av.VideoFrame.from_ndarray(np.zeros((8, 8, 3), np.uint8))))
+        for frame in song.decode(audio=0):
+            frame.pts = None
+            container.mux(sound.encode(frame))
+        container.mux(sound.encode())
+    with pytest.raises(ValueError, match="it has no video, only audio and video"):
+        lk.VideoDataset([{"mp4": file.getvalue()}], frames=1)[0]
+    assert lk.AudioDataset([{"mp3": file.getvalue()}])[0]["waveform"].shape[0] == 1
+
+
+def read(content: bytes) -> Any:
+    sample = lk.VideoDataset([{"film": content}], field="film", frames=4, clips="even", max_pixels=1 << 20)[0]
+    assert sample["frames"].shape[:2] == (4, 3)
+    return [*sample["times"].tolist(), int(sample["frames"].sum())]
+
+
+@pytest.mark.parametrize("kind", [*VIDEO, "mp4 with its index first"])
+def test_damaged_video_is_decoded_or_an_error(kind: str, request: pytest.FixtureRequest) -> None:
+    content = video(kind[:4].strip(), frames=30, front=" " in kind)
+    cases = [*cuts(content, 30), *changed_bytes(content, range(4, 64, 9))]
+    cases += flips(content, int(request.config.getoption("--flips")) // 10)
+    found = outcomes(read, cases, (ValueError,))
+    assert len(found) == len(cases)
+    assert sum(isinstance(result, str) for result in found.values()) > 9
+    for name, case in cases:
+        if len(case) < 0.6 * len(content) and kind != "ts":  # it does not say how long it is
+            assert isinstance(found[name], str), name
+
+
+def test_a_policy_skips_bad_files(tmp_path: Path) -> None:
+    write(
+        tmp_path, a_mp4=video(), b_mp4=video()[:900], c_mp4=b"", d_mp4=audio(), e_mp4=video(frames=1), f_mp4=b"x" * 999
+    )
+    data = lk.VideoDataset(tmp_path, frames=2, clips="all", cache_dir=None)
+    loader = lk.Loader(data, 4, num_workers=2, bad_samples=lk.BadSamples("skip", max_rate=1))
+    assert sum(len(batch["length"]) for batch in loader) == 25 + 1
+    assert [Path(bad.error.split(": ")[1]).name for bad in loader.bad_samples] == ["b.mp4", "c.mp4", "d.mp4", "f.mp4"]
+    assert "it has no video, only audio" in loader.bad_samples[2].error
+
+
+def test_no_threads_are_started(tmp_path: Path) -> None:
+    data = lk.VideoDataset(write(tmp_path, a_mp4=video(), b_webm=video("webm")), frames=9)
+    before = len(os.listdir("/proc/self/task"))  # noqa: PTH208
+    assert len([sample for sample in data]) == 2  # noqa: C416
+    assert len(os.listdir("/proc/self/task")) == before  # noqa: PTH208
+
+
+def test_a_frame_that_is_too_large_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path, a_mp4=video())
+    data = lk.VideoDataset(tmp_path, frames=1, max_pixels=64 * 48 - 1)
+    with pytest.raises(ValueError, match=r"a.mp4: its frames have 64 x 48 pixels, wanted at most max_pixels=3,071"):
+        data[0]
+    assert lk.VideoDataset(tmp_path, frames=1, max_pixels=64 * 48)[0]["length"] == 1
+
+
+def test_wrong_settings_are_errors(tmp_path: Path) -> None:
+    write(tmp_path, a_mp4=video())
+    for settings, message in (
+        ({"frames": 0}, "frames 0"),
+        ({"frames": 1, "stride": 0}, "stride 0"),
+        ({"frames": 1, "fps": 0}, "fps 0"),
+        ({"frames": 1, "clips": "some"}, "clips is 'some'"),
+        ({"frames": 1, "fps": 5, "stride": 2}, "fps is 5 and stride 2, wanted one of them"),
+        ({"frames": 1, "max_pixels": 0}, "max_pixels is 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            lk.VideoDataset(tmp_path, **settings)
