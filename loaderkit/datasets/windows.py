@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from loaderkit.datasets.base import check_index, reads_pieces
@@ -17,8 +18,6 @@ from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
 from loaderkit.seeding.keys import derive_seed, hash_positions
 from loaderkit.system.arrays import Int64Array
 
-Pieces = tuple[Int64Array, Int64Array, Int64Array]  # documents, and the first token and the end of each piece (P,)
-
 
 class WindowDataset(DeclaresDraws):
     """Windows of one length over documents that are shuffled, then joined end to end.
@@ -27,8 +26,8 @@ class WindowDataset(DeclaresDraws):
     Loader takes the documents in another order each epoch, and shuffles the windows. Any other order gives epoch 0's windows.
     For inputs and targets shifted by one, use windows of T + 1 tokens with a stride of T.
 
-    No index is stored. Documents are shuffled in two steps: blocks of neighbours, then the documents in each block. An epoch
-    needs 8 bytes for each block, and a window looks at one block. `block=1` shuffles documents one by one, for 8 bytes each.
+    No index is stored. Documents are shuffled in two steps: blocks of neighbours, then the documents in each block. This
+    needs 24 bytes of memory for each block. `block=1` shuffles documents one by one.
 
     Window w of epoch e has the index e * len(data) + w, so `data[index]` and `loader.indices` agree.
 
@@ -74,7 +73,6 @@ class WindowDataset(DeclaresDraws):
                 f"of {self.length:,}."
             )
         self._epochs: dict[int, Any] = {}
-        self._last: tuple[tuple[int, int], tuple[Int64Array, Int64Array]] | None = None
 
     def __len__(self) -> int:
         return (self._tokens - self.length) // self.stride + 1
@@ -95,10 +93,11 @@ class WindowDataset(DeclaresDraws):
         """Return windows (B, length)."""
         if indices.size and indices.min() < 0:
             raise IndexError(f"WindowDataset: index {indices.min()}, wanted at least 0.")
-        parts = [piece for index in indices.tolist() for piece in self._pieces(*divmod(index, len(self)))]
-        columns = [np.concatenate([np.empty(0, np.int64), *column]) for column in zip(*parts, strict=True)]
-        documents, starts, stops = columns or [np.empty(0, np.int64)] * 3
-        values: Tensor = self.documents.read_pieces(documents, starts, stops).values
+        epochs, windows = np.divmod(indices, len(self))
+        if len(indices) > 1 and (epochs != epochs[0]).any():
+            return torch.stack([self.read_batch(indices[row : row + 1])[0] for row in range(len(indices))])
+        epoch = int(epochs[0]) if len(epochs) else 0
+        values: Tensor = self.documents.read_pieces(*self._find_pieces(epoch, windows * self.stride)).values
         return values.view(len(indices), self.length)
 
     @property
@@ -117,25 +116,22 @@ class WindowDataset(DeclaresDraws):
     def _draws(self) -> Draws:
         return draws(self.documents)
 
-    def _pieces(self, epoch: int, window: int) -> Iterator[Pieces]:
-        """Yield the pieces of documents that make a window, from each block that it touches."""
+    def _find_pieces(self, epoch: int, starts: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Return the pieces that make the windows which begin at `starts` (B,): documents, first tokens and ends (P,)."""
         order, ends = cached(self, epoch, lambda: self._shuffle_blocks(epoch))
-        start = window * self.stride
-        stop = start + self.length
-        place = int(np.searchsorted(ends, start, side="right"))
-        while start < stop:
-            before = int(ends[place - 1]) if place else 0
-            documents, begins = self._documents(epoch, int(order[place]))
-            first, end = start - before, min(stop - before, int(begins[-1]))
-            low = int(np.searchsorted(begins, first, side="right")) - 1
-            high = int(np.searchsorted(begins, end, side="left"))
-            offsets = begins[low:high]
-            yield (
-                documents[low:high],
-                np.maximum(first - offsets, 0),
-                np.minimum(end, begins[low + 1 : high + 1]) - offsets,
-            )
-            start, place = before + end, place + 1
+        firsts = np.searchsorted(ends, starts, side="right")
+        counts = np.searchsorted(ends, starts + self.length, side="left") - firsts + 1
+        # Each window, once for each block that it touches (W,); the arrays below are (W, documents of a block).
+        starts = np.repeat(starts, counts)
+        places = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(int(counts.sum()))
+        blocks, rows = np.unique(order[places], return_inverse=True)
+        before = ends[places] - self._sums[order[places]]
+        documents, begins = (each[rows] for each in self._arrange(epoch, blocks))
+        offsets = begins[:, :-1]
+        low = np.maximum((starts - before)[:, None], offsets)
+        high = np.minimum((starts + self.length - before)[:, None], begins[:, 1:])
+        taken = low < high
+        return documents[taken], (low - offsets)[taken], (high - offsets)[taken]
 
     def _shuffle_blocks(self, epoch: int) -> tuple[Int64Array, Int64Array]:
         """Return the epoch's order of the blocks (B,), and where each ends in the joined tokens (B,)."""
@@ -143,20 +139,22 @@ class WindowDataset(DeclaresDraws):
         order = permutation(len(self._sums), seed, epoch)(np.arange(len(self._sums), dtype=np.int64))
         return order, np.cumsum(self._sums[order])
 
-    def _documents(self, epoch: int, block: int) -> tuple[Int64Array, Int64Array]:
-        """Return the epoch's order of a block's documents (D,), and where each begins in the block's tokens (D + 1,)."""
-        last = self._last  # another thread may replace it
-        if last is not None and last[0] == (epoch, block):
-            return last[1]
-        first = block * self.block
-        documents = np.arange(first, min(first + self.block, len(self.documents)), dtype=np.int64)
-        documents = documents[np.argsort(hash_positions(documents, "documents", self.seed, epoch), kind="stable")]
-        found = documents, np.concatenate([[0], np.cumsum(self.documents.lengths(documents))])
-        self._last = (epoch, block), found
-        return found
+    def _arrange(self, epoch: int, blocks: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return the epoch's order of the documents of blocks (K, D), and where they begin in their blocks (K, D + 1)."""
+        size, inside = len(self.documents), np.arange(self.block)
+        documents = blocks[:, None] * self.block + inside
+        # Random words that carry their places in the lowest bits.
+        mask = np.uint64((1 << (self.block - 1).bit_length()) - 1)
+        words = hash_positions(documents, "documents", self.seed, epoch) & ~mask | inside.astype(np.uint64)
+        words.sort(axis=1)
+        documents = blocks[:, None] * self.block + (words & mask).view(np.int64)
+        lengths = self.documents.lengths(np.minimum(documents, size - 1).ravel()).reshape(documents.shape)
+        begins = np.zeros((len(blocks), self.block + 1), dtype=np.int64)
+        np.cumsum(np.where(documents < size, lengths, 0), axis=1, out=begins[:, 1:])  # the last block may be smaller
+        return documents, begins
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_epochs": {}, "_last": None}
+        return self.__dict__ | {"_epochs": {}}
 
 
 @dataclass(frozen=True)

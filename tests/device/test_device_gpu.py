@@ -167,3 +167,12 @@ def test_padding_on_the_device_is_that_of_the_collate() -> None:
     padded, lengths = next(prefetch([joined], "cuda", transform=lk.PadRagged(value=3)))
     assert torch.equal(padded.cpu(), lk.PadCollate(lk.Pad(value=3))(rows))
     assert lengths.tolist() == [5, 0, 9]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32])
+def test_tokens_are_widened_on_the_device(dtype: torch.dtype) -> None:
+    tokens = torch.tensor([[0, 1, 40_000, 65_535]])
+    loader = lk.DeviceLoader(lk.Loader([tokens[0].to(dtype)] * 4, 2), "cuda", transform=lk.WidenTokens())
+    batches = list(loader)
+    assert len(batches) == 2
+    assert all(equal(batch, tokens.expand(2, 4).cuda()) for batch in batches)

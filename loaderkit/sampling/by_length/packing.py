@@ -40,7 +40,7 @@ class PackPlan(WindowPlan):
         window: Samples that are packed together; by default half of them, from 1,024 to 32,768.
         too_long: What happens to a sample longer than a row: "error" refuses it when the plan is made, "drop" leaves
             it out, "split" cuts it. Then the samples of the plan are the pieces of a `PieceDataset`, which the Loader makes.
-            Shorter samples stay whole, each token comes once an epoch, and 8 bytes of memory are needed for each piece.
+            Shorter samples stay whole, and each token comes once an epoch.
         shuffle: Whether samples and steps come in a new order each epoch.
         seed: Of the shuffle.
         order: Another order of the samples, instead of `shuffle`.
