@@ -47,6 +47,7 @@ __all__ = [
     "ParquetDataset",
     "ParquetFormat",
     "PieceDataset",
+    "Pipeline",
     "Plan",
     "Ragged",
     "RaggedCollate",
@@ -185,6 +186,7 @@ from .loader.device_loader import DeviceLoader as DeviceLoader
 from .loader.downloads import Downloads as Downloads
 from .loader.lengths import measure_lengths as measure_lengths
 from .loader.loader import Loader as Loader
+from .loader.pipeline import Pipeline as Pipeline
 from .loader.stages import Stage as Stage
 from .loader.stages import Stages as Stages
 from .loader.step_log import StepLog as StepLog

@@ -17,7 +17,7 @@ from loaderkit.datasets.base import (
     reads_many,
     reads_pieces,
 )
-from loaderkit.sampling.order import digest
+from loaderkit.sampling.order import Order, digest
 from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
 from loaderkit.seeding.samples import part_of_batch, per_sample
 from loaderkit.system.arrays import Int64Array
@@ -154,7 +154,7 @@ class SubsetDataset(DeclaresDraws, Generic[Sample]):
 
     Args:
         dataset: The whole dataset.
-        indices: (N,) integers; may repeat.
+        indices: (N,) integers; may repeat. Or an Order, whose epoch 0 is taken, without a list.
 
     Raises:
         IndexError: If an index is not in the dataset.
@@ -165,21 +165,38 @@ class SubsetDataset(DeclaresDraws, Generic[Sample]):
         ('d', 2)
     """
 
-    def __init__(self, dataset: MapStyle[Sample], indices: Sequence[int] | Int64Array) -> None:
+    def __init__(self, dataset: MapStyle[Sample], indices: Sequence[int] | Int64Array | Order) -> None:
         self.dataset = dataset
-        self.indices = np.asarray(indices, dtype=np.int64)
-        outside = self.indices[(self.indices < 0) | (self.indices >= len(dataset))]
-        if outside.size:
-            raise IndexError(f"SubsetDataset: found index {outside[0]}, wanted 0 to {len(dataset) - 1}.")
+        self.indices = indices if isinstance(indices, Order) else np.asarray(indices, dtype=np.int64)
+        size = len(dataset)
+        if isinstance(self.indices, Order):
+            outside = [self.indices.reach - 1] if self.indices.reach > size else []
+        else:
+            outside = self.indices[(self.indices < 0) | (self.indices >= size)][:1].tolist()
+        if outside:
+            raise IndexError(f"SubsetDataset: found index {outside[0]}, wanted 0 to {size - 1}.")
 
     def __len__(self) -> int:
-        return len(self.indices)
+        return self.indices.size(0) if isinstance(self.indices, Order) else len(self.indices)
 
     def __getitem__(self, index: int) -> Sample:
-        return self.dataset[int(self.indices[index])]
+        return self.dataset[self.index_of(index)]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
-        return read_many(self.dataset, self.indices[np.asarray(indices, dtype=np.int64)].tolist())
+        return read_many(self.dataset, self._at(indices).tolist())
+
+    def index_of(self, index: int) -> int:
+        """Return the index of a sample in the whole dataset."""
+        if not isinstance(self.indices, Order):
+            return int(self.indices[index])
+        check_index(self, index)
+        return int(self._at([index % len(self)])[0])
+
+    def _at(self, indices: Sequence[int] | Int64Array) -> Int64Array:
+        found = np.asarray(indices, dtype=np.int64)
+        if isinstance(self.indices, Order):
+            return self.indices.at(0, found)
+        return np.take(self.indices, found)
 
     def _draws(self) -> Draws:
         return draws(self.dataset)
@@ -187,25 +204,25 @@ class SubsetDataset(DeclaresDraws, Generic[Sample]):
     def __getattr__(self, name: str) -> Any:
         dataset: Any = self.__dict__.get("dataset")
         if name == "read_batch" and reads_batches(dataset):
-            return lambda indices: dataset.read_batch(np.take(self.indices, indices))
+            return lambda indices: dataset.read_batch(self._at(indices))
         if name == "read_columns" and reads_columns(dataset):
-            return lambda indices: dataset.read_columns(np.take(self.indices, indices).tolist())
+            return lambda indices: dataset.read_columns(self._at(indices).tolist())
         if name == "lengths" and knows_lengths(dataset):
             return self._lengths
         if name == "read_pieces" and reads_pieces(dataset):
-            return lambda indices, starts, stops: dataset.read_pieces(np.take(self.indices, indices), starts, stops)
+            return lambda indices, starts, stops: dataset.read_pieces(self._at(indices), starts, stops)
         raise AttributeError(name)
 
     def _lengths(self, indices: Int64Array | None = None) -> Int64Array:
         dataset: Any = self.dataset
         lengths: Int64Array = (
-            dataset.lengths()[self.indices] if indices is None else dataset.lengths(self.indices[indices])
+            dataset.lengths()[self._at(np.arange(len(self)))] if indices is None else dataset.lengths(self._at(indices))
         )
         return lengths
 
     def fingerprint(self) -> str:
-        picked = f"{len(self.indices)} of {_fingerprint(self.dataset)}"
-        return f"subset({picked}, {digest(self.indices)})"
+        picked = f"{len(self)} of {_fingerprint(self.dataset)}"
+        return f"subset({picked}, {self.indices.key(0) if isinstance(self.indices, Order) else digest(self.indices)})"
 
 
 class MapDataset(DeclaresDraws, Generic[Sample]):

@@ -42,7 +42,7 @@ def place_of(dataset: Any, index: int) -> Place | None:
         found: Place | None = own(index)
         return found
     if isinstance(dataset, SubsetDataset):
-        return place_of(dataset.dataset, int(dataset.indices[index]))
+        return place_of(dataset.dataset, dataset.index_of(index))
     if isinstance(dataset, PieceDataset):
         return place_of(dataset.dataset, dataset.document(index))
     if isinstance(dataset, MapDataset | CachedDataset):

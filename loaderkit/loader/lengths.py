@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -78,21 +78,53 @@ def measure_lengths(
         )
     if length is None and knows_lengths(dataset):
         return np.asarray(dataset.lengths(), dtype=np.int64)  # type: ignore[attr-defined]
-    size, reader = len(dataset), BatchReader(dataset, LengthOf(length), seed=0)
-    fork = multiprocessing_context == "fork"
+    return measure(
+        dataset,
+        LengthOf(length),
+        num_workers=num_workers,
+        executor=executor,
+        cache=cache,
+        fork=multiprocessing_context == "fork",
+    )
+
+
+class Measure(Protocol):
+    """A collate function that returns a number of at least 0 for each sample (B,)."""
+
+    what: ClassVar[str]  # these numbers, in one word
+    setting: ClassVar[str]  # that decides them
+
+    def __call__(self, samples: list[Any]) -> Int64Array: ...
+
+    @property
+    def name(self) -> str:
+        """A name for messages, and for the cache."""
+
+
+def measure(
+    dataset: MapStyle,
+    of: Measure,
+    *,
+    num_workers: int,
+    executor: Executor | None,
+    cache: str | os.PathLike[str] | None,
+    fork: bool,
+) -> Int64Array:
+    """Return a number for each sample (N,), read in parallel and kept in a file; see `measure_lengths`."""
+    size, reader = len(dataset), BatchReader(dataset, of, seed=0)
     if num_workers > 1:
-        warn_of_open_files(dataset, multiprocessing_context)
+        warn_of_open_files(dataset, "fork" if fork else "spawn")
     if cache is None:
-        return _read_all(reader, size, num_workers, executor, fork=fork)
+        return _read_all(reader, of.what, size, num_workers, executor, fork=fork)
     path = Path(cache)
-    made_of = {"samples": f"{size:,}", "data": fingerprint(dataset, size), "length": LengthOf(length).name}
+    made_of = {"samples": f"{size:,}", "data": fingerprint(dataset, size), of.setting: of.name}
     found = _load(path)
     if found is not None:
-        change = _changed(*found, made_of, reader)
+        change = _changed(*found, made_of, of.what, reader)
         if change is None:
             return found[1]
-        warnings.warn(f"{path}: kept lengths of other data: {change}. They are measured again.", stacklevel=2)
-    lengths = _read_all(reader, size, num_workers, executor, fork=fork)
+        warnings.warn(f"{path}: kept {of.what} of other data: {change}. They are measured again.", stacklevel=3)
+    lengths = _read_all(reader, of.what, size, num_workers, executor, fork=fork)
     _save(path, made_of, lengths)
     return lengths
 
@@ -100,6 +132,9 @@ def measure_lengths(
 @dataclass(frozen=True, slots=True)
 class LengthOf:
     """A collate function that returns the lengths (B,) of samples. It takes `length` as `measure_lengths` does."""
+
+    what: ClassVar[str] = "lengths"
+    setting: ClassVar[str] = "length"
 
     length: Length | None = None
 
@@ -170,23 +205,27 @@ def _lengths_at(reader: BatchReader, indices: Int64Array) -> Int64Array:
     return lengths
 
 
-def _read_all(reader: BatchReader, size: int, num_workers: int, executor: Executor | None, *, fork: bool) -> Int64Array:
+def _read_all(
+    reader: BatchReader, what: str, size: int, num_workers: int, executor: Executor | None, *, fork: bool
+) -> Int64Array:
     workers = max(1, num_workers) if executor is None else _EXECUTOR_WORKERS
     each = min(max(size // (64 * workers), _READ), 1 << 16)
     spans = [(start, min(start + each, size)) for start in range(0, size, each)]
     lengths = np.empty(size, dtype=np.int64)
     measure = functools.partial(_measure, reader)
     done = map_tasks(measure, spans, executor=executor, jobs=max(1, num_workers), fork=fork)
-    for (start, stop), result in with_progress(done, len(spans), "measuring lengths"):
+    for (start, stop), result in with_progress(done, len(spans), f"measuring {what}"):
         if isinstance(result, LostTaskError):
-            raise LostTaskError(f"lengths of the samples {start:,} to {stop - 1:,}: {result}")
+            raise LostTaskError(f"{what} of the samples {start:,} to {stop - 1:,}: {result}")
         if isinstance(result, Exception):
             raise result
         lengths[start:stop] = result
     return lengths
 
 
-def _changed(before: dict[str, str], lengths: Int64Array, made_of: dict[str, str], reader: BatchReader) -> str | None:
+def _changed(
+    before: dict[str, str], lengths: Int64Array, made_of: dict[str, str], what: str, reader: BatchReader
+) -> str | None:
     """Return how a cache differs from the data, if it does."""
     for name, now in made_of.items():
         if before.get(name) != now:
@@ -195,7 +234,8 @@ def _changed(before: dict[str, str], lengths: Int64Array, made_of: dict[str, str
     again = _lengths_at(reader, picked)
     other = np.flatnonzero(again != lengths[picked])
     if other.size:
-        return f"sample {picked[other[0]]:,} has length {again[other[0]]}, had {lengths[picked[other[0]]]}"
+        row = other[0]
+        return f"sample {picked[row]:,} has {what.removesuffix('s')} {again[row]}, had {lengths[picked[row]]}"
     return None
 
 

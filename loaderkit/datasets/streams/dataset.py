@@ -226,7 +226,8 @@ class StreamDataset(torch_data.IterableDataset[Any]):
 
     def fingerprint(self) -> str:
         """Return a description of the shards; a resume compares it."""
-        text = "\x1f".join(self.shards)
+        own = getattr(self.read, "fingerprint", None)  # of a reader of other data than its shards' names tell
+        text = "\x1f".join([*self.shards, *([own] if isinstance(own, str) else [])])
         return f"{len(self.shards):,} shards ({digest(text)})"
 
     def order(self) -> str:

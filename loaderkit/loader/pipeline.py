@@ -1,0 +1,361 @@
+"""Pipelines: a dataset with an index, and the verbs that make another of it."""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from loaderkit.collate import CollateError, stack
+from loaderkit.datasets import (
+    ConcatDataset,
+    MapDataset,
+    MapStyle,
+    StreamDataset,
+    SubsetDataset,
+    is_frame,
+    knows_lengths,
+    place_of,
+    read_many,
+    reads_batches,
+    reads_columns,
+)
+from loaderkit.datasets.base import check_index, reads_pieces
+from loaderkit.loader.lengths import measure
+from loaderkit.sampling.mixture import Mixture
+from loaderkit.sampling.order import Order, Sequential, Shuffled, digest
+from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, draws
+from loaderkit.seeding.samples import seeds_apart
+from loaderkit.system.arrays import Int64Array
+
+_TOGETHER = 64  # samples that a stream reads by one call
+_LARGEST = 1 << 16  # samples of a shard of a stream
+
+
+class Pipeline(DeclaresDraws):
+    """A dataset with verbs: each returns a new pipeline, and reads nothing until you read that.
+
+    It takes any dataset with a length and an index: loaderkit's, a list, one of Hugging Face. A pipeline is such a dataset
+    itself, with random access and a fingerprint, so a Loader keeps all its guarantees. It pickles as well as its data and
+    functions do. `print(pipeline)` draws it.
+
+    A `StreamDataset` has the verbs itself. Shuffle anew in each epoch with `Loader(shuffle=True)`, and make batches with its
+    `batch_size`: the verbs `shuffle` and `batch` are for what comes before.
+
+    Args:
+        dataset: The data.
+
+    Raises:
+        TypeError: If the data has no length or no samples by index.
+
+    Examples:
+        >>> texts = lk.Pipeline(["to be", "or", "not to be", "that is"])
+        >>> long = texts.filter(lambda text: " " in text).map(str.split).take(2)
+        >>> list(long)
+        [['to', 'be'], ['not', 'to', 'be']]
+        >>> long
+        list: 4
+          .filter(<lambda>): 3
+          .map(split): 3
+          .take(2): 2
+    """
+
+    def __init__(self, dataset: MapStyle) -> None:
+        if isinstance(dataset, StreamDataset):
+            raise TypeError("Pipeline: a StreamDataset has these verbs itself: stream.map(...).")
+        if is_frame(dataset) or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise TypeError(
+                f"Pipeline: the dataset is a {type(dataset).__name__}, wanted one with a length and samples by index. For data "
+                "without an index use lk.StreamDataset, which has the same verbs; for a frame lk.ParquetDataset or "
+                "frame.to_dict('records')."
+            )
+        self.dataset = dataset
+        self._lines: tuple[str, ...] = (f"{type(dataset).__name__}: {len(dataset):,}",)
+
+    def map(self, function: Callable[[Any], Any]) -> "Pipeline":
+        """Apply a function to each sample when it is read, under the sample's own seed."""
+        return self._then(MapDataset(self.dataset, function), f"map({_named(function)})")
+
+    def filter(
+        self,
+        predicate: Callable[[Any], Any],
+        *,
+        num_workers: int = 0,
+        executor: Executor | None = None,
+        cache: str | None = None,
+        multiprocessing_context: Literal["fork", "spawn"] = "fork",
+    ) -> "Pipeline":
+        """Keep the samples for which a predicate is true. This reads each sample once, now, and keeps an index.
+
+        The index has 8 bytes for each sample that is kept. A cache is used if it has the same number of samples, fingerprint of the
+        data, and name and code of the predicate, and if 16 samples that are read again give the same. Otherwise a warning says
+        what differs, and all are read again. The predicate must not depend on random numbers.
+
+        Args:
+            predicate: Called with a sample.
+            num_workers: Processes that read; 0 reads in this one.
+            executor: Reads instead of processes; see `measure_lengths`.
+            cache: A file for the index. It is written at the end, as a whole.
+            multiprocessing_context: How processes start. Use "spawn" for datasets that do not survive a fork.
+
+        Examples:
+            >>> even = lk.Pipeline(range(10)).filter(lambda number: number % 2 == 0, cache="even.npz")
+            >>> len(even), even[1]
+            (5, 2)
+        """
+        fork = multiprocessing_context == "fork"
+        kept = measure(
+            self.dataset, _Verdicts(predicate), num_workers=num_workers, executor=executor, cache=cache, fork=fork
+        )
+        return self._then(SubsetDataset(self.dataset, np.flatnonzero(kept)), f"filter({_named(predicate)})")
+
+    def take(self, count: int) -> "Pipeline":
+        """Keep the first samples, or all if there are fewer."""
+        _check_count("take", count, 0)
+        return self._then(SubsetDataset(self.dataset, _Stretch(0, min(count, len(self)))), f"take({count})")
+
+    def skip(self, count: int) -> "Pipeline":
+        """Leave out the first samples, or all if there are fewer."""
+        _check_count("skip", count, 0)
+        size = len(self)
+        return self._then(SubsetDataset(self.dataset, _Stretch(min(count, size), size)), f"skip({count})")
+
+    def shuffle(self, seed: int = 0) -> "Pipeline":
+        """Put the samples in a random order, the same in each epoch, without a list.
+
+        `shuffle().take(1000)` is a random sample of 1,000. For another order each epoch use `Loader(shuffle=True)`.
+        """
+        return self._then(SubsetDataset(self.dataset, Shuffled(len(self), seed=seed)), f"shuffle({seed})")
+
+    def batch(
+        self, size: int, *, drop_last: bool = False, collate_fn: Callable[[list[Any]], Any] = stack
+    ) -> "Pipeline":
+        """Make one sample of several consecutive ones.
+
+        Use it if later verbs work on batches; give the Loader `batch_size=None` then. Else leave batches to the Loader: they can
+        then be of any size after a resume.
+
+        Args:
+            size: Samples of a batch.
+            drop_last: Leave out the last batch if it is smaller.
+            collate_fn: Makes a batch of a list of samples.
+
+        Examples:
+            >>> pairs = lk.Pipeline(range(5)).batch(2).map(lambda batch: batch * 10)
+            >>> [batch.tolist() for batch in lk.Loader(pairs, batch_size=None)]
+            [[0, 10], [20, 30], [40]]
+        """
+        _check_count("batch", size, 1)
+        return self._then(_Batches(self.dataset, size, collate_fn, drop_last=drop_last), f"batch({size})")
+
+    @classmethod
+    def mix(
+        cls, sources: Sequence[MapStyle], weights: Sequence[float], *, size: int | None = None, window: int = 1000
+    ) -> "Pipeline":
+        """Mix datasets by weights, exact to one sample in each window.
+
+        Each source comes in its own order, and starts again if it is used up. Each epoch has the same samples. For sources that
+        are shuffled anew, and go on in the next epoch where they were, give the Loader `order=lk.Mixture(...)`. For streams
+        use `lk.interleave`.
+
+        Args:
+            sources: The datasets.
+            weights: One for each, above 0.
+            size: Samples of the mixture; by default the sum of the sources' sizes.
+            window: Samples over which the shares are exact.
+
+        Examples:
+            >>> "".join(lk.Pipeline.mix(["wwwwww", "bb"], [3, 1], window=4))
+            'wwbwwwbw'
+        """
+        order = Mixture([Sequential(len(source)) for source in sources], weights, size=size, window=window)
+        mixed = cls(SubsetDataset(ConcatDataset(sources), order))
+        named = ", ".join(f"{type(source).__name__}: {len(source):,}" for source in sources)
+        mixed._lines = (f"mix({named}; {', '.join(f'{weight:g}' for weight in weights)}): {len(mixed):,}",)
+        return mixed
+
+    def stream(self, *, lanes: int = 16, window: int = 1024, shuffle: bool = False, seed: int = 0) -> StreamDataset:
+        """Return the samples as a stream, for verbs that need no index: `pack`, and a `filter` that runs while it is read.
+
+        A stream reads stretches of consecutive samples, which suits compressed Parquet. It has no length, and resumes as
+        streams do. The settings are those of `StreamDataset`.
+
+        Examples:
+            >>> rows = lk.Pipeline([[1, 2, 3], [4], [5, 6]]).stream(lanes=1).pack(4)
+            >>> next(iter(lk.Loader(rows, batch_size=2)))["tokens"].tolist()
+            [[1, 2, 3, 4], [5, 6, 0, 0]]
+        """
+        total = len(self)
+        size = min(max(1, total // (16 * lanes)), _LARGEST)
+        names = [f"{start}:{min(start + size, total)}" for start in range(0, total, size)]
+        read = _ReadStretch(self.dataset, self.fingerprint())
+        return StreamDataset(names, read, lanes=lanes, window=window, shuffle=shuffle, seed=seed)
+
+    def fingerprint(self) -> str:
+        """Return a description of the data; a resume compares it."""
+        own = getattr(self.dataset, "fingerprint", None)
+        return str(own()) if callable(own) else ""
+
+    def place(self, index: int) -> Any:
+        """Return where a sample is kept; None if the data does not say."""
+        return place_of(self.dataset, index)
+
+    def _draws(self) -> Draws:
+        return draws(self.dataset)
+
+    def _then(self, dataset: MapStyle, verb: str) -> "Pipeline":
+        pipeline = Pipeline(dataset)
+        pipeline._lines = (*self._lines, f"  .{verb}: {len(dataset):,}")
+        return pipeline
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        check_index(self, index)
+        return self.dataset[index % len(self)]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        return read_many(self.dataset, indices)
+
+    def __getattr__(self, name: str) -> Any:
+        # Present only if the dataset has it.
+        dataset: Any = self.__dict__.get("dataset")
+        has = {
+            "read_batch": reads_batches,
+            "read_columns": reads_columns,
+            "read_pieces": reads_pieces,
+            "lengths": knows_lengths,
+        }
+        if (name in has and has[name](dataset)) or name == "shard_sizes":
+            return getattr(dataset, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __repr__(self) -> str:
+        return "\n".join(self._lines)
+
+
+@dataclass(frozen=True)
+class _Stretch(Order):
+    """Consecutive indices of a dataset."""
+
+    start: int
+    stop: int
+
+    def size(self, epoch: int) -> int:
+        return self.stop - self.start
+
+    def at(self, epoch: int, positions: Int64Array) -> Int64Array:
+        return positions + self.start
+
+    def key(self, epoch: int) -> str:
+        return f"stretch-1({self.start}, {self.stop})"
+
+    @property
+    def reach(self) -> int:
+        return self.stop
+
+
+class _Batches(DeclaresDraws):
+    """Consecutive samples, collated. What they draw belongs to their batch."""
+
+    def __init__(
+        self, dataset: MapStyle, size: int, collate_fn: Callable[[list[Any]], Any], *, drop_last: bool
+    ) -> None:
+        self._dataset, self._size, self._collate = dataset, size, collate_fn
+        self._length = len(dataset) // size if drop_last else -(-len(dataset) // size)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        start = index * self._size
+        rows = range(start, min(start + self._size, len(self._dataset)))
+        return self._collate(_read_together(self._dataset, rows) or [self._dataset[row] for row in rows])
+
+    def _draws(self) -> Draws:
+        collate = Draws.NOTHING if self._collate is stack else draws(self._collate)
+        return max(draws(self._dataset), collate)
+
+    def fingerprint(self) -> str:
+        own = getattr(self._dataset, "fingerprint", None)
+        return f"batches of {self._size} of {own() if callable(own) else ''}"
+
+
+@dataclass(frozen=True)
+class _ReadStretch:
+    """Reads the samples of a stretch "start:stop" for a stream."""
+
+    dataset: MapStyle = field(repr=False)
+    fingerprint: str
+
+    def __call__(self, shard: str, start: int) -> Iterator[Any]:
+        first, stop = map(int, shard.split(":"))
+        for row in range(first + start, stop, _TOGETHER):
+            yield from self._read(range(row, min(row + _TOGETHER, stop)))
+
+    def _read(self, rows: range) -> Iterator[Any]:
+        try:
+            samples = _read_together(self.dataset, rows)
+        except Exception:  # one by one, to tell which sample fails
+            samples = None
+        yield from samples or (self.dataset[row] for row in rows)
+
+
+def _read_together(dataset: MapStyle, rows: range) -> list[Any] | None:
+    """Return samples that are read by one call; None if they draw random numbers, which belong to each of them."""
+    if draws(dataset) is not Draws.NOTHING:
+        return None
+    with seeds_apart(NoSeeds(len(rows))):
+        return read_many(dataset, rows)
+
+
+@dataclass(frozen=True)
+class _Verdicts:
+    """A collate function that returns 1 for each sample that a predicate keeps, and 0 for the others (B,)."""
+
+    what: ClassVar[str] = "verdicts"
+    setting: ClassVar[str] = "predicate"
+
+    predicate: Callable[[Any], Any]
+
+    def __call__(self, samples: list[Any]) -> Int64Array:
+        verdicts = []
+        for row, sample in enumerate(samples):
+            try:
+                verdicts.append(bool(self.predicate(sample)))
+            except Exception as error:
+                raise CollateError(
+                    f"filter: {_named(self.predicate)} raised {type(error).__name__}: {error}", [row]
+                ) from error
+        return np.array(verdicts, dtype=np.int64)
+
+    @property
+    def name(self) -> str:
+        inner = self.predicate
+        while isinstance(inner, functools.partial):
+            inner = inner.func
+        code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
+        module = getattr(inner, "__module__", "")
+        return f"{module}.{_named(self.predicate)}, {_digest(code) if code else 'no code'}"
+
+
+def _digest(code: CodeType) -> str:
+    """Return a digest of a function's code, and of the functions inside it."""
+    constants = [_digest(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+    return digest(code.co_code, "\x1f".join([*constants, *code.co_names]))
+
+
+def _named(function: Any) -> str:
+    if isinstance(function, functools.partial):
+        given = [*map(repr, function.args), *(f"{name}={value!r}" for name, value in function.keywords.items())]
+        return f"partial({', '.join([_named(function.func), *given])})"
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _check_count(verb: str, count: Any, least: int) -> None:
+    if not isinstance(count, int) or isinstance(count, bool) or count < least:
+        raise ValueError(f"{verb}: found {count!r}, wanted an integer of at least {least}.")
