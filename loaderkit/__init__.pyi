@@ -8,6 +8,7 @@ __all__ = [
     "BadSamples",
     "BadSamplesError",
     "CachedDataset",
+    "ChatCollate",
     "ChatDataset",
     "CollateError",
     "ConcatDataset",
@@ -49,6 +50,7 @@ __all__ = [
     "PieceDataset",
     "Pipeline",
     "Plan",
+    "PreferenceDataset",
     "Ragged",
     "RaggedCollate",
     "RayExecutor",
@@ -113,6 +115,7 @@ __all__ = [
 
 from . import integrations as integrations
 from . import testing as testing
+from .collate.chats import ChatCollate as ChatCollate
 from .collate.default import CollateError as CollateError
 from .collate.detection import DetectionCollate as DetectionCollate
 from .collate.pack import PackCollate as PackCollate
@@ -131,6 +134,7 @@ from .datasets.bad_samples import BadSamples as BadSamples
 from .datasets.bad_samples import BadSamplesError as BadSamplesError
 from .datasets.cached import CachedDataset as CachedDataset
 from .datasets.chats.dataset import ChatDataset as ChatDataset
+from .datasets.chats.preferences import PreferenceDataset as PreferenceDataset
 from .datasets.combine import ConcatDataset as ConcatDataset
 from .datasets.combine import MapDataset as MapDataset
 from .datasets.combine import SubsetDataset as SubsetDataset

@@ -1,6 +1,7 @@
 # The interface of the package. Each name loads when it is first used.
 
 __all__ = [
+    "ChatCollate",
     "CollateError",
     "DetectionCollate",
     "Jagged",
@@ -20,6 +21,7 @@ __all__ = [
     "unpad",
 ]
 
+from .chats import ChatCollate
 from .coco import coco_target, draw_segmentation
 from .default import CollateError, stack, stack_columns
 from .detection import DetectionCollate

@@ -30,6 +30,7 @@ __all__ = [
     "ParquetDataset",
     "PieceDataset",
     "Place",
+    "PreferenceDataset",
     "Ragged",
     "RecordDataset",
     "Reported",
@@ -104,6 +105,7 @@ from .base import reads_many as reads_many
 from .base import reads_pieces as reads_pieces
 from .cached import CachedDataset as CachedDataset
 from .chats.dataset import ChatDataset as ChatDataset
+from .chats.preferences import PreferenceDataset as PreferenceDataset
 from .combine import ConcatDataset as ConcatDataset
 from .combine import MapDataset as MapDataset
 from .combine import SubsetDataset as SubsetDataset

@@ -49,13 +49,10 @@ def write(folder: Path, samples: Any = TEXTS, **settings: Any) -> Path:
 
 
 def upload(folder: Path, store: SlowStore, bucket: str) -> str:
-    """Copy a folder into a bucket as `aws s3 sync` does: other times and tags, no index files but the folder's."""
-    there = store.root / bucket / "train"
-    there.mkdir(parents=True)
-    for path in folder.iterdir():
-        if path.suffix != ".lkindex" or path.name == FOLDER_INDEX:
-            shutil.copy(path, there)
-            os.utime(there / path.name, (1e9, 1e9))
+    """Copy a folder into a bucket as `aws s3 sync` does: with other times and tags."""
+    there = shutil.copytree(folder, store.root / bucket / "train")
+    for path in there.iterdir():
+        os.utime(path, (1e9, 1e9))
     return f"s3://{bucket}/train"
 
 

@@ -1,9 +1,10 @@
-"""Large ranges of S3 objects come through obstore: the same bytes and the same errors, also in processes that fork."""
+"""S3 objects come through obstore: the same listings, bytes and errors as by s3fs, also in processes that fork."""
 
 import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,7 +14,7 @@ import pytest
 from servers import FaultyProxy, SlowStore, run_s3, run_store
 
 import loaderkit as lk
-from loaderkit.datasets.remote.objects import read_range
+from loaderkit.datasets.remote.objects import read_apart, read_range
 
 pytest.importorskip("obstore")
 SIZE = 9_000_001
@@ -29,6 +30,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlowStore]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(CONTENT)
         lk.write_shards([{"cls": number} for number in range(4)], found.root / "tars" / "train")
+        for name in (*(f"p/{number:04}.tar" for number in range(1100)), "p/q/1.tar", "p/.h/1.tar", "p/2.txt", "3.tar"):
+            path = found.root / "many" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(name.encode())
         yield found
 
 
@@ -71,6 +76,45 @@ def test_what_obstore_does_not_know_is_read_by_s3fs(store: SlowStore, tmp_path: 
         assert not is_fast(options, url)
         assert content(make(options, tmp_path), url) == CONTENT
     assert not is_fast({}, "memory://train/a.bin")
+
+
+URLS = ["s3://many/p/*.tar", "s3://many/p/00?[12].tar", "s3://many/p/", "s3://many/", "s3://many/*.tar"]
+
+
+class Modules:
+    """A transform that says what its process has imported for s3fs."""
+
+    def __call__(self, sample: dict[str, Any]) -> tuple[int, list[str]]:
+        return sample["cls"], sorted({"s3fs", "botocore"} & sys.modules.keys())
+
+
+def _begin(options: dict[str, Any], folder: Path) -> tuple[list[Any], list[Any]]:
+    """List and read as a new process does."""
+    storage = make(options, folder)
+    listed = [storage.find(url, [".tar"]) for url in URLS]
+    data = lk.TarDataset("s3://tars/train/*.tar", storage=storage, index_dir=folder / "index", transform=Modules())
+    with pytest.raises(FileNotFoundError, match=r"none\.tar"):
+        read_apart("s3://tars/none.tar", 0, 9, options, 10)
+    assert read_apart("s3://tars/none.tar", 0, 9, options | {"anon": True, "more": 1}, 10) is None
+    assert not {"s3fs", "botocore"} & sys.modules.keys()
+    batches = list(lk.Loader(data, 1, num_workers=2, multiprocessing_context="fork", collate_fn=list))
+    return listed, [sample for batch in batches for sample in batch]
+
+
+def test_a_process_and_its_workers_begin_without_s3fs(store: SlowStore, tmp_path: Path) -> None:
+    """Another process lists, so that obstore works in workers that are forked later; the listings are those of s3fs."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as other:
+        listed, samples = other.submit(_begin, store.options, tmp_path).result(90)
+    by_s3fs = make(store.options | {"config_kwargs": {"read_timeout": 20}}, tmp_path)
+    assert listed == [by_s3fs.find(url, [".tar"]) for url in URLS]
+    assert list(map(len, listed)) == [1100, 20, 1101, 1102, 1]
+    assert samples == [(number, []) for number in range(4)]
+
+
+@pytest.mark.parametrize("url", ["s3://many/none/*.tar", "s3://many/none/", "s3://none/*.tar", "s3://none/p/"])
+def test_what_is_not_there_is_named(url: str, store: SlowStore, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no shards at|is not there"):
+        lk.TarDataset(url, storage=make(store.options, tmp_path))
 
 
 def test_passing_faults_are_tried_again(store: SlowStore, proxy: FaultyProxy, tmp_path: Path) -> None:

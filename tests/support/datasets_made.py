@@ -162,13 +162,22 @@ def remote(make: Callable[..., Any], folder: Path, *, cache_bytes: int | None) -
 def chats(folder: Path) -> Any:
     from chats_made import chat_of, make_tokenizer  # few tests need transformers
 
-    rows = [{"n": number, "messages": chat_of(number)} for number in range(SAMPLES)]
+    rows = [{"n": number, "messages": chat_of(number, 1)} for number in range(SAMPLES)]
     each_shard(
         lambda shard, numbers: (folder / f"{shard}.jsonl").write_text(
             "".join(json.dumps(rows[n]) + "\n" for n in numbers)
         )
     )
     return lk.ChatDataset(lk.JsonlDataset(folder, max_open=1), make_tokenizer())
+
+
+def preferences(folder: Path) -> Any:
+    from chats_made import make_tokenizer
+
+    answers = [
+        {"n": number, "prompt": "Which?", "chosen": f" {number}", "rejected": " none"} for number in range(SAMPLES)
+    ]
+    return lk.PreferenceDataset(lk.RecordDataset(answers), make_tokenizer())
 
 
 def media(folder: Path, kind: str, **settings: Any) -> Any:
@@ -251,6 +260,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "ParquetDataset by ranges": partial(remote, parquet, cache_bytes=None),
     "ParquetDataset of Arrow files": partial(arrow, stream=False),
     "ParquetDataset of Arrow streams": partial(arrow, stream=True),
+    "PreferenceDataset": preferences,
     "RecordDataset": lambda folder: lk.RecordDataset(map(text_of, range(SAMPLES))),
     "SubsetDataset": lambda folder: SubsetDataset(tar(folder, "txt"), range(0, SAMPLES, 2)),
     "TarDataset": partial(tar, suffix="txt"),

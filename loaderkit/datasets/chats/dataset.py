@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loaderkit.datasets.base import MapStyle
+from loaderkit.datasets.base import MapStyle, Sample
 from loaderkit.datasets.chats.messages import CHAT_COLUMNS, ROLES, Chat, Columns, read_chat
 from loaderkit.datasets.chats.template import ChatTemplate, Mask, TrainOn
 from loaderkit.datasets.combine import MapDataset
@@ -24,7 +24,19 @@ Cut = Literal["error", "truncate_right", "truncate_left"]
 TooLong = Literal["error", "truncate_right", "truncate_left", "truncate_turns"]
 
 
-class ChatDataset(MapDataset[dict[str, Tensor]]):
+class EncodedDataset(MapDataset[Sample]):
+    """Records with an encoder that has a fingerprint of its own."""
+
+    def fingerprint(self) -> str:
+        """Return a digest of the source, the tokenizer, the template and all settings."""
+        return self._fingerprint
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
+        return f"{fingerprint(self.dataset, len(self.dataset))}, {self.transform.fingerprint()}"  # type: ignore[attr-defined]
+
+
+class ChatDataset(EncodedDataset[dict[str, Tensor]]):
     """Conversations, rendered by a chat template and tokenized when they are read, in the workers.
 
     A sample is a dict: `input_ids` (T,) int64, and `labels` (T,) int64, which are the ids to train on and -100 elsewhere. Models of
@@ -102,14 +114,6 @@ class ChatDataset(MapDataset[dict[str, Tensor]]):
         fields = Columns(known=CHAT_COLUMNS, names=dict(columns or {}), owner=name)
         encoder = _Encoder(template, fields, {**ROLES, **(roles or {})}, train_on, max_length, too_long)
         super().__init__(records_of(source, name), encoder)
-
-    def fingerprint(self) -> str:
-        """Return a digest of the source, the tokenizer, the template and all settings."""
-        return self._fingerprint
-
-    @functools.cached_property
-    def _fingerprint(self) -> str:
-        return f"{fingerprint(self.dataset, len(self.dataset))}, {self.transform.fingerprint()}"  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)

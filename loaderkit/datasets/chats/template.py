@@ -23,6 +23,7 @@ Mask = npt.NDArray[np.bool_]
 
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
+_BLOCKS = "a template with {% generation %} blocks,"
 _SHOWN = 40  # characters of a text in an error
 
 
@@ -37,6 +38,7 @@ class ChatTemplate:
         tools: JSON schemas, or functions to make them from, for conversations without their own.
         values: What the template gets as variables.
         date: What `strftime_now` writes.
+        needed: Whether a tokenizer without a template is an error.
     """
 
     owner: str
@@ -45,6 +47,7 @@ class ChatTemplate:
     tools: Sequence[dict[str, Any] | Callable[..., Any]] | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
     date: datetime.date | None = None
+    needed: bool = True
 
     def __post_init__(self) -> None:
         for name in ("apply_chat_template", "get_chat_template", "get_vocab"):
@@ -56,7 +59,8 @@ class ChatTemplate:
                 )
         if self.tools is not None:
             object.__setattr__(self, "tools", [_schema(tool) for tool in self.tools])
-        self._source(None)
+        if self.needed or self.template is not None or self.tokenizer.chat_template is not None:
+            self._source(None)
 
     def render(self, chat: Chat, *, prompt: bool = False) -> str:
         """Return the text of a conversation, with `prompt` also the header of an answer."""
@@ -87,20 +91,25 @@ class ChatTemplate:
         whole = self.tokens(self.render(chat))
         mask = np.full(len(whole), train_on == "all")
         for answer in answers[-1:] if train_on == "last" else answers if train_on == "assistant" else []:
-            mask[self.prompt_end(whole, chat, answer) : self._answer_end(whole, chat, answer)] = True
+            start = self.prompt_end(whole, chat, answer, f"{_BLOCKS} or train_on='all'")
+            mask[start : self._answer_end(whole, chat, answer)] = True
         return np.array(whole), mask
 
-    def prompt_end(self, whole: list[int], chat: Chat, answer: int) -> int:
-        """Return where message `answer` begins among the ids of the whole conversation."""
+    def prompt_end(self, whole: list[int], chat: Chat, answer: int, way_out: str) -> int:
+        """Return where message `answer` begins among the ids of the whole conversation.
+
+        Raises:
+            ValueError: If the ids of the prompt do not begin the whole; it ends with the way out.
+        """
         if not answer:
             raise ValueError(
-                f"{self.owner}: the conversation begins with an answer, so its prompt cannot be rendered. Give a template with "
-                "{% generation %} blocks, or put a message before it."
+                f"{self.owner}: the conversation begins with an answer, so its prompt cannot be rendered. Put a message before it. Or "
+                f"give {way_out}."
             )
         text = self.render(chat.first(answer), prompt=True)
         begin = self.tokens(text)
         if whole[: len(begin)] != begin:
-            raise self._differs(text, chat, f"the prompt of answer {answer}", "train_on='all'")
+            raise self._differs(text, chat, f"the prompt of answer {answer}", way_out)
         return len(begin)
 
     def _answer_end(self, whole: list[int], chat: Chat, answer: int) -> int:
@@ -112,7 +121,7 @@ class ChatTemplate:
         if not set(begin[same:]) <= set(
             self.tokenizer.all_special_ids
         ):  # some templates write <eos> after the last one
-            raise self._differs(text, chat, f"the text up to answer {answer}", "train_on='last' or 'all'")
+            raise self._differs(text, chat, f"the text up to answer {answer}", f"{_BLOCKS} or train_on='last' or 'all'")
         return same
 
     def _differs(self, text: str, chat: Chat, what: str, way_out: str) -> ValueError:
@@ -123,10 +132,7 @@ class ChatTemplate:
             why = f"{what} is rendered otherwise alone: {_at(text, same)}, in the whole {_at(whole, same)}"
         else:
             why = f"tokens merge at the end of {what}, before {_at(whole, same)}"
-        return ValueError(
-            f"{self.owner}: the tokens of an answer cannot be told from the rest: {why}. Give a template with "
-            f"{{% generation %}} blocks, or {way_out}."
-        )
+        return ValueError(f"{self.owner}: the tokens of an answer cannot be told from the rest: {why}. Give {way_out}.")
 
     def _apply(self, chat: Chat, **settings: Any) -> Any:
         tools: Any = self.tools if chat.tools is None else chat.tools

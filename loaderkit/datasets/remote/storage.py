@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, TypeVar
 
 from loaderkit.datasets.remote.arriving import Arrival, ArrivingFile
-from loaderkit.datasets.remote.objects import read_range
+from loaderkit.datasets.remote.objects import in_worker, list_objects, read_apart, read_range
 from loaderkit.datasets.remote.ranges import BLOCK, RangeFile
 from loaderkit.system.parallel import map_waiting
 from loaderkit.system.retry import Retry, TransientError, http_status
@@ -113,7 +113,7 @@ class Storage:
             PermissionError: If the server refuses access.
             OSError: If the server cannot be reached, or does not know the size.
         """
-        info = self._ask(url, lambda files, path: self._run(files, "info", path))
+        info = self._ask(url, lambda: self._run(url, "info"))
         if info.get("size") is None or info.get("type") == "directory":
             raise OSError(
                 f"{url}: the server gives no size, which a shard needs. Give the URL of a file, or copy the file."
@@ -252,8 +252,8 @@ class Storage:
         """As `read`, but without a copy: the bytes may be obstore's buffer."""
         wanted = stop - start
 
-        def get(files: Any, path: str) -> bytes:
-            content = self._fetch_bytes(files, url, path, start, stop)
+        def get() -> bytes:
+            content = self._fetch_bytes(url, start, stop)
             if len(content) == size_bytes > wanted:  # the server ignores ranges
                 return content if or_all else content[start:stop]
             if len(content) != wanted:
@@ -267,12 +267,19 @@ class Storage:
         parts = ((at, min(at + BLOCK, stop)) for start, stop in ranges for at in range(start, stop, BLOCK))
         return map_waiting(lambda part: self._read(url, *part, size_bytes), parts, REQUESTS)
 
-    def read_some(self, url: str, start: int, stop: int) -> bytes:
-        """Return a range of bytes of a file whose size is unknown; fewer if the file ends before."""
+    def read_some(self, url: str, start: int, stop: int, *, apart: bool = False) -> bytes:
+        """Return a range of bytes of a file whose size is unknown; fewer if the file ends before.
 
-        def get(files: Any, path: str) -> bytes:
-            # Not by obstore: this reads indexes, before workers are forked.
-            content: bytes = self._run(files, "cat_file", path, start=start, end=stop)
+        This reads indexes before workers are forked. So obstore reads in a worker, or `apart`, in a process of its own; else fsspec.
+        """
+
+        def get() -> bytes:
+            content = None
+            if in_worker():
+                content = read_range(url, start, stop, self.options, self.timeout_s)
+            elif apart:
+                content = read_apart(url, start, stop, self.options, self.timeout_s)
+            content = bytes(self._run(url, "cat_file", start=start, end=stop) if content is None else content)
             self.counts.add("bytes", len(content))
             return content[start:stop] if len(content) > stop - start else content  # some servers ignore ranges
 
@@ -284,7 +291,7 @@ class Storage:
         Raises:
             OSError: If the server refuses it, or cannot be written to.
         """
-        self._ask(url, lambda files, path: self._run(files, "pipe_file", path, content))
+        self._ask(url, lambda: self._run(url, "pipe_file", content))
 
     def find(self, url: str, suffixes: Sequence[str]) -> dict[str, Stat | None]:
         """Return the files at a URL: one file, the matches of a glob, or the files of a folder with one of the suffixes.
@@ -294,37 +301,51 @@ class Storage:
         web = url.startswith(("http://", "https://"))
         rest = url.partition("://")[2]
         is_glob = any(sign in (rest.partition("/")[2] if web else rest) for sign in ("*[" if web else "*?["))
+        if found := self._find_objects(url, tuple(suffixes)):
+            return found
         ways = (self._find_page, self._glob_page) if web else (self._find, self._glob)
-        return self._ask(url, lambda files, path: ways[is_glob](files, url, path, tuple(suffixes)))
+        return self._ask(url, lambda: ways[is_glob](*self._filesystem(url), url, tuple(suffixes)))
 
-    def _glob(self, files: Any, url: str, path: str, suffixes: tuple[str, ...]) -> dict[str, Stat | None]:
+    def _find_objects(self, url: str, suffixes: tuple[str, ...]) -> dict[str, Stat | None]:
+        """Return the objects in a folder, or those that match a glob, if obstore can list them; else nothing."""
+        folder, _, name = url.rpartition("/")
+        is_glob = any(sign in name for sign in "*?[")
+        if any(sign in folder for sign in "*?[") or "**" in name or not (is_glob or url.endswith("/")):
+            return {}
+        folder = folder.rstrip("/")
+        listed = list_objects(folder, self.options, self.timeout_s, recursive=not is_glob)
+        if listed is None:
+            return {}
+        root = folder.partition("://")[2] + "/"
+        found = {info["name"]: info for info in listed if info["name"].startswith(root)}
+        found = _matching(found, name) if is_glob else _shown(found, root, suffixes)
+        return {f"s3://{name}": _stat_of(info) for name, info in found.items()}
+
+    def _glob(self, files: Any, path: str, url: str, suffixes: tuple[str, ...]) -> dict[str, Stat | None]:
         folder, _, name = path.rpartition("/")
         if any(sign in folder for sign in "*?[") or "**" in name:
             return _listed(files, files.glob(path, detail=True))
-        from fsspec.utils import glob_translate
-
-        matches = re.compile(glob_translate(name)).match  # one listing: fsspec's glob makes several requests
-        try:
+        try:  # one listing: fsspec's glob makes several requests
             inside = files.ls(folder, detail=True)
         except FileNotFoundError as error:
             if error.__cause__ is not None and not isinstance(error.__cause__, KeyError):
                 raise
             return {}
         found = {str(info["name"]): info for info in inside if info.get("type") != "directory"}
-        return _listed(files, {at: info for at, info in found.items() if matches(at.rpartition("/")[2])})
+        return _listed(files, _matching(found, name))
 
-    def _find(self, files: Any, url: str, path: str, suffixes: tuple[str, ...]) -> dict[str, Stat | None]:
+    def _find(self, files: Any, path: str, url: str, suffixes: tuple[str, ...]) -> dict[str, Stat | None]:
         found = files.find(path.rstrip("/"), detail=True)
         if list(found) == [path]:
             return {url: _stat_of(found[path])}
         return _listed(files, _shown(found, path.rstrip("/") + "/", suffixes))
 
-    def _glob_page(self, files: Any, url: str, path: str, suffixes: tuple[str, ...]) -> dict[str, Stat | None]:
+    def _glob_page(self, files: Any, path: str, url: str, suffixes: tuple[str, ...]) -> dict[str, Stat | None]:
         return _listed(files, files.glob(path, detail=True))
 
-    def _find_page(self, files: Any, url: str, path: str, suffixes: tuple[str, ...]) -> dict[str, Stat | None]:
+    def _find_page(self, files: Any, path: str, url: str, suffixes: tuple[str, ...]) -> dict[str, Stat | None]:
         try:
-            info = self._run(files, "info", path)
+            info = self._run(url, "info")
         except FileNotFoundError as error:
             if error.__cause__ is not None:  # fsspec raises it for every failure of a web server
                 raise
@@ -381,29 +402,31 @@ class Storage:
         key = os.getpid(), type(files), fsspec.utils.tokenize(files.storage_options)
         return _KEPT.setdefault(key, files), path
 
-    def _ask(self, url: str, call: Callable[[Any, str], T], what: str = "") -> T:
+    def _ask(self, url: str, call: Callable[[], T], what: str = "") -> T:
         try:
-            return self.retry.call(lambda: call(*self._filesystem(url)), what=url)
+            return self.retry.call(call, what=url)
         except (ImportError, NotImplementedError):
             raise
         except Exception as error:
             _raise_named(error, f"{url}: {what}: " if what else f"{url}: ")
 
-    def _fetch_bytes(self, files: Any, url: str, path: str, start: int, stop: int) -> bytes:
+    def _fetch_bytes(self, url: str, start: int, stop: int) -> bytes:
         content: bytes | None = read_range(url, start, stop, self.options, self.timeout_s)
         if content is None:
-            content = self._run(files, "cat_file", path, start=start, end=stop)
+            content = self._run(url, "cat_file", start=start, end=stop)
         self.counts.add("bytes", len(content))
         return content
 
-    def _run(self, files: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
+    def _run(self, url: str, name: str, *arguments: Any, **keywords: Any) -> Any:
+        """Call a method of the file system of a URL, for the path in it."""
+        files, path = self._filesystem(url)
         if not getattr(files, "async_impl", False):
-            return getattr(files, name)(*arguments, **keywords)
+            return getattr(files, name)(path, *arguments, **keywords)
         from fsspec.asyn import sync
 
         async def within() -> Any:
             try:
-                return await asyncio.wait_for(getattr(files, f"_{name}")(*arguments, **keywords), self.timeout_s)
+                return await asyncio.wait_for(getattr(files, f"_{name}")(path, *arguments, **keywords), self.timeout_s)
             except TimeoutError as error:
                 raise TransientError(f"no answer within {self.timeout_s:g} s") from error
 
@@ -427,6 +450,14 @@ def _listed(files: Any, found: Mapping[str, Mapping[str, Any]]) -> dict[str, Sta
     """Return files by URL, with the versions that a listing has. A web server's listing has none."""
     known = {name: info.get("size") is not None and info.get("type") != "directory" for name, info in found.items()}
     return {str(files.unstrip_protocol(name)): _stat_of(info) if known[name] else None for name, info in found.items()}
+
+
+def _matching(found: Mapping[str, T], pattern: str) -> dict[str, T]:
+    """Return the files whose name without folder matches a glob."""
+    from fsspec.utils import glob_translate
+
+    matches = re.compile(glob_translate(pattern)).match
+    return {name: info for name, info in found.items() if matches(name.rpartition("/")[2])}
 
 
 def _shown(found: Mapping[str, Any], root: str, suffixes: tuple[str, ...]) -> dict[str, Any]:

@@ -1,0 +1,58 @@
+"""Pad conversations and preference pairs into batches for a causal language model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from loaderkit.collate.default import CollateError
+from loaderkit.collate.pad import PadCollate
+from loaderkit.collate.rules import Pad
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatCollate:
+    """Pad the samples of a ChatDataset or a PreferenceDataset, for the models of `transformers`.
+
+    A batch is a dict: `input_ids`, `attention_mask` (1 at tokens) and `labels` (-100 at padding), all (B, T) int64. B pairs make 2B rows:
+    first the chosen answers, then the rejected ones in the same order, as DPO takes them.
+
+    To pack conversations instead: `PackCollate(tokens="input_ids", labels=None, fields={"labels": -100})`.
+
+    Args:
+        pad_token: Fills `input_ids`; `tokenizer.pad_token_id`.
+        multiple_of: Round T up to this many steps.
+
+    Examples:
+        >>> first = {"input_ids": torch.tensor([5, 6, 7]), "labels": torch.tensor([-100, 6, 7])}
+        >>> second = {"input_ids": torch.tensor([8, 9]), "labels": torch.tensor([-100, 9])}
+        >>> batch = lk.ChatCollate()([first, second])
+        >>> batch["input_ids"].tolist(), batch["attention_mask"].tolist(), batch["labels"].tolist()
+        ([[5, 6, 7], [8, 9, 0]], [[1, 1, 1], [1, 1, 0]], [[-100, 6, 7], [-100, 9, -100]])
+        >>> lk.ChatCollate()([{"chosen": first, "rejected": second}])["input_ids"].tolist()
+        [[5, 6, 7], [8, 9, 0]]
+    """
+
+    takes_rows: ClassVar[bool] = False  # rows of several samples each, as a PackPlan makes them
+    draws_nothing: ClassVar[bool] = True
+
+    pad_token: int = 0
+    multiple_of: int = 1
+
+    def __call__(self, samples: Sequence[Any]) -> dict[str, Tensor]:
+        if samples and isinstance(samples[0], Mapping) and "chosen" in samples[0]:
+            try:
+                return self([sample[side] for side in ("chosen", "rejected") for sample in samples])
+            except CollateError as error:
+                raise CollateError(str(error), [row % len(samples) for row in error.rows]) from error
+        rules = {
+            "input_ids": Pad(value=self.pad_token, multiple_of=self.multiple_of, mask=True),
+            "labels": Pad(value=-100, multiple_of=self.multiple_of),
+        }
+        batch: dict[str, Tensor] = PadCollate(rules)(samples)
+        return {
+            "input_ids": batch["input_ids"],
+            "attention_mask": batch["input_ids_mask"].long(),
+            "labels": batch["labels"],
+        }
