@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -194,3 +195,6 @@ def test_a_real_s3_server_with_credentials_of_the_environment(tmp_path: Path, mo
             assert content(make(some, tmp_path / str(len(some)))) == CONTENT
         with pytest.raises(FileNotFoundError, match=r"y\.bin"):
             make(options, tmp_path, cache_dir=None).read("s3://bucket/y.bin", 0, SIZE, SIZE)
+        for url in ("s3://none/train/", "s3://none/train/*.tar"):
+            with pytest.raises(FileNotFoundError, match=rf"no shards at '{re.escape(url)}'|{url[:16]}.*is not there"):
+                lk.TarDataset(url, storage=make(options, tmp_path))

@@ -147,7 +147,7 @@ def _apart(url: str, options: Mapping[str, Any], timeout_s: float, call: str, ke
         done = subprocess.run(command, input=task, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
     except OSError:
         return None
-    if done.returncode == NOT_FOUND:
+    if done.returncode == NOT_FOUND and call == "read":
         raise FileNotFoundError(url)
     return pickle.loads(done.stdout) if done.returncode == 0 else None
 
