@@ -144,8 +144,9 @@ def in_pieces(dataset: Any, plan: Plan, collate_fn: Any) -> Any:
         ValueError: If the plan has the lengths of another number of samples.
     """
     lengths = getattr(plan, "document_lengths", None)
-    if lengths is None or not hasattr(dataset, "__len__"):
+    if lengths is None or isinstance(dataset, torch.utils.data.IterableDataset):
         return dataset
+    check_indexed(dataset)
     from loaderkit.collate.pack import PackCollate  # few need them, and their import takes time
     from loaderkit.datasets.pieces import PieceDataset
 

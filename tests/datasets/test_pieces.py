@@ -180,6 +180,8 @@ def test_what_does_not_fit_is_named() -> None:
         lk.PieceDataset([{"text": [1]}], 4, lengths=[1])[0]
     with pytest.raises(ValueError, match=r"order= and too_long='split' are both given.*PieceDataset"):
         lk.PackPlan([3, 9], 4, too_long="split", order=lk.Shuffled(2))
+    with pytest.raises(TypeError, match="the dataset is 'tokens', wanted the data itself"):
+        lk.Loader("tokens", plan=lk.PackPlan([3, 9], 4, too_long="split"), collate_fn=lk.PackCollate())
     with pytest.raises(ValueError, match="PackPlan has the lengths of 2 samples, the dataset has 1"):
         lk.Loader([[1]], plan=lk.PackPlan([3, 9], 4, too_long="split"), collate_fn=lk.PackCollate())
 

@@ -110,6 +110,9 @@ def test_each_epoch_of_a_loader_has_its_own_windows_once(tmp_path: Path) -> None
         indices = np.concatenate([loader.indices(epoch, batch) for batch in range(len(loader))])
         assert sorted(indices.tolist()) == list(range(epoch * len(data), (epoch + 1) * len(data)))
     assert len(left) > data.left_out > 0
+    list(loader)
+    wanted = list(loader)  # of epoch 5
+    assert equal(loader.replay(lk.Cursor(epoch=5), ahead=2), wanted[2])
 
 
 @pytest.mark.parametrize("engine", ["inline", "threads", "ring", "torch"])
