@@ -40,6 +40,7 @@ def measure_lengths(
     executor: Executor | None = None,
     cache: str | os.PathLike[str] | None = None,
     multiprocessing_context: Literal["fork", "spawn"] = "fork",
+    bad_length: int | None = None,
 ) -> Int64Array:
     """Return the length of each sample (N,), for `LengthBuckets`, `TokenBudget` and `PackPlan`.
 
@@ -59,6 +60,7 @@ def measure_lengths(
             `RayExecutor()`.
         cache: A file for the lengths. It is written at the end, as a whole.
         multiprocessing_context: How processes start. Use "spawn" for datasets that do not survive a fork.
+        bad_length: The length of a sample that cannot be read. A Loader's `BadSamples` decides about it later. None: an error.
 
     Raises:
         ValueError: If a setting is out of range, a sample has no length, or the cache is another kind of file.
@@ -76,6 +78,8 @@ def measure_lengths(
             f"measure_lengths: num_workers is {num_workers!r} and multiprocessing_context {multiprocessing_context!r}, wanted an "
             "integer of at least 0, and 'fork' or 'spawn'."
         )
+    if bad_length is not None and (not isinstance(bad_length, int) or bad_length < 0):
+        raise ValueError(f"measure_lengths: bad_length is {bad_length!r}, wanted an integer of at least 0, or None.")
     if length is None and knows_lengths(dataset):
         return np.asarray(dataset.lengths(), dtype=np.int64)  # type: ignore[attr-defined]
     return measure(
@@ -85,6 +89,7 @@ def measure_lengths(
         executor=executor,
         cache=cache,
         fork=multiprocessing_context == "fork",
+        bad_length=bad_length,
     )
 
 
@@ -109,15 +114,17 @@ def measure(
     executor: Executor | None,
     cache: str | os.PathLike[str] | None,
     fork: bool,
+    bad_length: int | None = None,
 ) -> Int64Array:
     """Return a number for each sample (N,), read in parallel and kept in a file; see `measure_lengths`."""
-    size, reader = len(dataset), BatchReader(dataset, of, seed=0)
+    size, reader = len(dataset), _Reader(BatchReader(dataset, of, seed=0), bad_length)
     if num_workers > 1:
         warn_of_open_files(dataset, "fork" if fork else "spawn")
     if cache is None:
         return _read_all(reader, of.what, size, num_workers, executor, fork=fork)
     path = Path(cache)
-    made_of = {"samples": f"{size:,}", "data": fingerprint(dataset, size), of.setting: of.name}
+    name = of.name if bad_length is None else f"{of.name}, {bad_length} if unreadable"
+    made_of = {"samples": f"{size:,}", "data": fingerprint(dataset, size), of.setting: name}
     found = _load(path)
     if found is not None:
         change = _changed(*found, made_of, of.what, reader)
@@ -190,30 +197,42 @@ class LengthOf:
         return "len" if how is None else f"len of {how!r}"
 
 
-def _measure(reader: BatchReader, span: tuple[int, int]) -> Int64Array:
-    indices = np.arange(*span, dtype=np.int64)
-    return np.concatenate(
-        [_lengths_at(reader, indices[start : start + _READ]) for start in range(0, len(indices), _READ)]
-    )
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads a number of each sample; `bad_length` if the sample cannot be read, unless it is None."""
 
+    reader: BatchReader
+    bad_length: int | None
 
-def _lengths_at(reader: BatchReader, indices: Int64Array) -> Int64Array:
-    lengths: Int64Array = reader.read(BatchKey(0, indices, indices))
-    if lengths.size and lengths.min() < 0:
-        wrong = int(lengths.argmin())
-        raise ValueError(f"lengths: sample {indices[wrong]:,} has length {lengths[wrong]}, wanted at least 0.")
-    return lengths
+    def span(self, span: tuple[int, int]) -> Int64Array:
+        """Return the numbers of a span of samples, from its start to before its end."""
+        indices = np.arange(*span, dtype=np.int64)
+        return np.concatenate([self.at(indices[start : start + _READ]) for start in range(0, len(indices), _READ)])
+
+    def at(self, indices: Int64Array) -> Int64Array:
+        """Return the numbers of samples (B,)."""
+        try:
+            lengths: Int64Array = self.reader.read(BatchKey(0, indices, indices))
+        except Exception as error:
+            if self.bad_length is None or isinstance(error, CollateError | MemoryError):
+                raise
+            if len(indices) == 1:
+                return np.full(1, self.bad_length, dtype=np.int64)
+            return np.concatenate([self.at(indices[row : row + 1]) for row in range(len(indices))])
+        if lengths.size and lengths.min() < 0:
+            wrong = int(lengths.argmin())
+            raise ValueError(f"lengths: sample {indices[wrong]:,} has length {lengths[wrong]}, wanted at least 0.")
+        return lengths
 
 
 def _read_all(
-    reader: BatchReader, what: str, size: int, num_workers: int, executor: Executor | None, *, fork: bool
+    reader: _Reader, what: str, size: int, num_workers: int, executor: Executor | None, *, fork: bool
 ) -> Int64Array:
     workers = max(1, num_workers) if executor is None else _EXECUTOR_WORKERS
     each = min(max(size // (64 * workers), _READ), 1 << 16)
     spans = [(start, min(start + each, size)) for start in range(0, size, each)]
     lengths = np.empty(size, dtype=np.int64)
-    measure = functools.partial(_measure, reader)
-    done = map_tasks(measure, spans, executor=executor, jobs=max(1, num_workers), fork=fork)
+    done = map_tasks(reader.span, spans, executor=executor, jobs=max(1, num_workers), fork=fork)
     for (start, stop), result in with_progress(done, len(spans), f"measuring {what}"):
         if isinstance(result, LostTaskError):
             raise LostTaskError(f"{what} of the samples {start:,} to {stop - 1:,}: {result}")
@@ -224,14 +243,14 @@ def _read_all(
 
 
 def _changed(
-    before: dict[str, str], lengths: Int64Array, made_of: dict[str, str], what: str, reader: BatchReader
+    before: dict[str, str], lengths: Int64Array, made_of: dict[str, str], what: str, reader: _Reader
 ) -> str | None:
     """Return how a cache differs from the data, if it does."""
     for name, now in made_of.items():
         if before.get(name) != now:
             return f"{name} is {now}, was {before.get(name)}"
     picked = spread_rows(len(lengths))
-    again = _lengths_at(reader, picked)
+    again = reader.at(picked)
     other = np.flatnonzero(again != lengths[picked])
     if other.size:
         row = other[0]

@@ -274,3 +274,35 @@ def test_a_full_disk_names_the_cache(tmp_path: Path) -> None:
     run(tmp_path, tmp_path / "script.py")
     assert not list(tmp_path.glob("*.npz"))
     assert not list(tmp_path.glob(".*.part"))
+
+
+class SomeBroken(Sentences):
+    """Every seventh sample cannot be read."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index % 7 == 3:
+            raise OSError("torn")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sample_that_cannot_be_read_may_have_a_length(workers: int, tmp_path: Path) -> None:
+    """It is in the plan, and the loader's policy decides about it."""
+    wanted = np.where(np.arange(300) % 7 == 3, 1, SIZES)
+    settings: Any = {"num_workers": workers, "bad_length": 1, "cache": tmp_path / "a.npz"}
+    for _ in range(2):  # the second from the cache
+        assert lk.measure_lengths(SomeBroken(), "tokens", **settings).tolist() == wanted.tolist()
+    with pytest.warns(
+        UserWarning, match="length is len of 'tokens', 0 if unreadable, was len of 'tokens', 1 if unreadable"
+    ):
+        lk.measure_lengths(SomeBroken(), "tokens", **{**settings, "bad_length": 0})
+    plan = lk.TokenBudget(wanted, 100)
+    bad_samples = lk.BadSamples("skip", max_rate=0.2, retry=lk.Retry(attempts=1))
+    loader = lk.Loader(SomeBroken(), plan=plan, collate_fn=list, bad_samples=bad_samples)
+    assert sum(map(len, loader)) == 300 - len(loader.bad_samples) == 300 - 43
+    with pytest.raises(RuntimeError, match="torn"):
+        lk.measure_lengths(SomeBroken(), "tokens", num_workers=workers)
+    with pytest.raises(RuntimeError, match="wanted one with 'words'"):  # a wrong length is no bad sample
+        lk.measure_lengths(SomeBroken(), "words", num_workers=workers, bad_length=1)
+    with pytest.raises(ValueError, match="bad_length is -1"):
+        lk.measure_lengths(SomeBroken(), "tokens", bad_length=-1)
