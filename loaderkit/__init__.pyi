@@ -9,6 +9,7 @@ __all__ = [
     "BadSamplesError",
     "CachedDataset",
     "ChatCollate",
+    "ChatDataModule",
     "ChatDataset",
     "CollateError",
     "ConcatDataset",
@@ -174,6 +175,7 @@ from .device.prefetch import prefetch as prefetch
 from .device.transforms import Normalize as Normalize
 from .device.transforms import PadRagged as PadRagged
 from .device.transforms import WidenTokens as WidenTokens
+from .lightning import ChatDataModule as ChatDataModule
 from .lightning import DataModule as DataModule
 from .lightning import DetectionDataModule as DetectionDataModule
 from .lightning import ImageDataModule as ImageDataModule

@@ -2,6 +2,7 @@
 
 from loaderkit.lightning.base import DataModule
 from loaderkit.lightning.callbacks import DataWaitCallback, SeedSteps
+from loaderkit.lightning.chats import ChatDataModule
 from loaderkit.lightning.detection import DetectionDataModule
 from loaderkit.lightning.images import ImageDataModule
 from loaderkit.lightning.shards import ShardDataModule
@@ -10,6 +11,7 @@ from loaderkit.lightning.tables.columns import TableColumns
 from loaderkit.lightning.text import TextBatching, TextDataModule
 
 __all__ = [
+    "ChatDataModule",
     "DataModule",
     "DataWaitCallback",
     "DetectionDataModule",

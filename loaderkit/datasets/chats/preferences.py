@@ -14,7 +14,7 @@ from loaderkit.datasets.chats.messages import ROLES, Columns, Message, read_mess
 from loaderkit.datasets.chats.template import ChatTemplate, common_prefix
 from loaderkit.sampling.order import digest
 
-_COLUMNS = ("prompt", "chosen", "rejected", "tools", "chat_template_kwargs")
+PREFERENCE_COLUMNS = ("prompt", "chosen", "rejected", "tools", "chat_template_kwargs")
 
 
 class PreferenceDataset(EncodedDataset[dict[str, dict[str, Tensor]]]):
@@ -85,7 +85,7 @@ class PreferenceDataset(EncodedDataset[dict[str, dict[str, Tensor]]]):
             date=date,
             needed=False,
         )
-        fields = Columns(known=_COLUMNS, names=dict(columns or {}), owner=name)
+        fields = Columns(known=PREFERENCE_COLUMNS, names=dict(columns or {}), owner=name)
         super().__init__(
             records_of(source, name), _Encoder(template, fields, {**ROLES, **(roles or {})}, max_length, too_long)
         )

@@ -1,0 +1,296 @@
+"""A DataModule for conversations and preference pairs, batched by length or packed."""
+
+import dataclasses
+import functools
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+import numpy as np
+import torch
+from typing_extensions import override
+
+from loaderkit.collate.chats import ChatCollate
+from loaderkit.collate.pack import PackCollate
+from loaderkit.datasets.chats.dataset import ChatDataset, records_of
+from loaderkit.datasets.chats.messages import CHAT_COLUMNS
+from loaderkit.datasets.chats.preferences import PREFERENCE_COLUMNS, PreferenceDataset
+from loaderkit.datasets.combine import SubsetDataset
+from loaderkit.datasets.splits import Split, split
+from loaderkit.lightning.base import DataModule
+from loaderkit.lightning.check_data import StageData, factories, is_dict_of_tables, list_stage_data, sources_by_stage
+from loaderkit.lightning.loaders import TrainerLoader
+from loaderkit.lightning.shards import open_shards
+from loaderkit.lightning.text import TextBatching
+from loaderkit.lightning.text_sources import is_urls
+from loaderkit.loader.config import LoaderConfig
+from loaderkit.loader.lengths import measure_lengths
+from loaderkit.sampling.by_length.packing import PackPlan
+from loaderkit.sampling.by_length.plans import LengthBuckets, TokenBudget
+from loaderkit.sampling.order import digest
+from loaderkit.sampling.plan import Plan
+from loaderkit.system.arrays import Int64Array
+from loaderkit.system.cpus import Cpus, ranks_on_host
+from loaderkit.system.suggest import suggest_argument, suggest_arguments
+
+L = TypeVar("L", bound=TrainerLoader)
+TooLong = Literal["error", "drop", "truncate_right", "truncate_left", "truncate_turns"]
+ChatData = Any  # records by index, or Urls
+_logger = logging.getLogger("loaderkit")
+
+
+class ChatDataModule(DataModule):
+    """Fine-tunes on conversations, or on preference pairs.
+
+    Conversations are tokenized in the workers as ChatDataset does. A batch is ChatCollate's, or PackCollate's if packed.
+
+    Batches by length need a length of each conversation. `setup` measures them once, with the loader's workers. A conversation that
+    cannot be read counts as empty then; `bad_samples` of the loader decides about it when its batch is made.
+
+    Args:
+        train: Records by index, or files: a path, folder, glob or URL, or a list of these, in any format of ShardDataModule.
+        val: The same, or a dict of these by name: several datasets, evaluated one after another. Default: a share of the training
+            data.
+        test: The same as val, without a default.
+        tokenizer: A tokenizer of the package `transformers`.
+        pairs: Whether records are preference pairs.
+        options: Other arguments of ChatDataset, or of PreferenceDataset for pairs: {"train_on": "last"}.
+        batching: How conversations become batches: "random", "buckets", "budget" or "packed". A pair counts as twice its longer side,
+            and cannot be packed.
+        too_long: What happens to conversations of more than `batching.max_length` tokens: what ChatDataset does, or "drop" leaves them
+            out and logs how many.
+        lengths_dir: Folder that keeps the measured lengths for later runs, and for all ranks of a node. Default: each rank measures.
+        splits: Shares of the training data, such as {"train": 0.8, "val": 0.1, "test": 0.1}. Default: {"train": 0.9, "val": 0.1} without
+            val. Equal records get the same share, whatever is in columns that are not used.
+        format: The files' format, as for ShardDataModule.
+        loader: The loaders' settings.
+        eval_loader: Settings of the loaders for val and test.
+
+    Raises:
+        TypeError: If the tokenizer or an option is something else.
+        ValueError: If settings contradict each other, or the data does not fit them when it is read.
+
+    Examples:
+        >>> from tokenizers import Tokenizer, models, pre_tokenizers
+        >>> from transformers import PreTrainedTokenizerFast
+        >>> words = Tokenizer(models.WordLevel({"user": 0, "assistant": 1, "Hi": 2, "Hello": 3, "you": 4}))
+        >>> words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        >>> template = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
+        >>> template += "{% if add_generation_prompt %}assistant{% endif %}"
+        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, chat_template=template)
+        >>> rows = [{"instruction": "Hi", "output": answer} for answer in ("Hello", "Hello you")]
+        >>> data = lk.ChatDataModule(rows, tokenizer=tokenizer, splits={"train": 1}, loader=lk.LoaderConfig(batch_size=2))
+        >>> data.setup("fit")
+        >>> batch = next(iter(data.train_dataloader()))
+        >>> {name: tuple(value.shape) for name, value in batch.items()}
+        {'input_ids': (2, 5), 'attention_mask': (2, 5), 'labels': (2, 5)}
+    """
+
+    @suggest_arguments
+    def __init__(
+        self,
+        train: ChatData = None,
+        val: ChatData = None,
+        test: ChatData = None,
+        *,
+        tokenizer: Any,
+        pairs: bool = False,
+        options: Mapping[str, Any] | None = None,
+        batching: TextBatching | None = None,
+        too_long: TooLong = "error",
+        lengths_dir: str | os.PathLike[str] | None = None,
+        splits: Mapping[str, float] | None = None,
+        format: str | None = None,  # noqa: A002 - the field's name for it
+        loader: LoaderConfig | None = None,
+        eval_loader: LoaderConfig | None = None,
+    ) -> None:
+        if batching is not None and not isinstance(batching, TextBatching):
+            raise TypeError(
+                f"ChatDataModule: batching is {batching!r}, wanted a TextBatching such as lk.TextBatching(how='random')."
+            )
+        self.batching = batching or TextBatching()
+        how, most = self.batching.how, self.batching.max_length
+        if how == "windows" or (pairs and how == "packed"):
+            raise ValueError(
+                f"ChatDataModule: how is {how!r}, wanted 'random', 'buckets' or 'budget', or for chats 'packed'."
+            )
+        if too_long not in get_args(TooLong) or (most is None and too_long != "error"):
+            raise ValueError(
+                f"ChatDataModule: too_long is {too_long!r} and batching.max_length {most}, wanted one of "
+                f"{', '.join(map(repr, get_args(TooLong)))}, and with any but 'error' TextBatching(max_length=...)."
+            )
+        for config in (loader, eval_loader):
+            if config is not None and (config.plan is not None or config.order is not None):
+                raise ValueError(
+                    "ChatDataModule: the loader has plan= or order=, wanted batching=TextBatching(...) here."
+                )
+        sources = sources_by_stage(train=train, val=val, test=test, predict=None)
+        if splits is None and train is not None and val is None:
+            splits = {"train": 0.9, "val": 0.1}
+        self._splits = dict(splits or {})
+        self._stage_data = list_stage_data("ChatDataModule", sources, splits, is_several=is_dict_of_tables)
+        super().__init__(**factories(self._stage_data, self._open), loader=loader, eval_loader=eval_loader)
+        self._pairs, self._too_long, self._format = pairs, too_long, format
+        self._lengths_dir = None if lengths_dir is None else Path(lengths_dir)
+        pad = tokenizer.pad_token_id if getattr(tokenizer, "pad_token_id", None) is not None else 0
+        self._pad_token = int(pad)
+        kind: Any = PreferenceDataset if pairs else ChatDataset
+        own = {"max_length", "too_long"} & set(options or {})
+        if own:
+            raise ValueError(
+                f"ChatDataModule: options has {sorted(own)}, wanted TextBatching(max_length=) and too_long= of the DataModule."
+            )
+        self._make_chats: functools.partial[Any] = functools.partial(kind, tokenizer=tokenizer, **dict(options or {}))
+        try:
+            self._make_chats([], **self._cut())
+        except TypeError as error:
+            raise TypeError(f"{error}{suggest_argument(kind.__init__, options or {})}") from error
+
+    @override
+    def prepare_data(self) -> None:
+        for one in self._stage_data:
+            if is_urls(one.source):
+                open_shards(one.source, format=self._format)  # writes the index files, once on each node
+            if self._lengths_dir is not None and self._needs_lengths():
+                self._open(one)  # writes the lengths
+
+    @override
+    def _make_loader(self, kind: type[L], dataset: Any, config: LoaderConfig, shuffle: bool) -> L:
+        plan = self._plan(dataset, config, shuffle)
+        collate = self._collate() if config.collate_fn is None else config.collate_fn
+        changed = dataclasses.replace(config, plan=plan, collate_fn=collate, shuffle=None)
+        return super()._make_loader(kind, dataset, changed, shuffle and plan is None)
+
+    def _plan(self, dataset: Any, config: LoaderConfig, shuffle: bool) -> Plan | None:
+        how, size = self.batching, config.batch_size or 1
+        if how.how == "random":
+            return None
+        lengths = dataset.lengths()
+        more: dict[str, Any] = {
+            "window": how.window,
+            "shuffle": shuffle,
+            "seed": config.seed,
+            "tail": config.tail_policy,
+        }
+        if how.how == "buckets":
+            return LengthBuckets(lengths, size, **more)
+        if how.how == "budget" and how.max_tokens is not None:
+            return TokenBudget(lengths, how.max_tokens, **more)
+        return PackPlan(lengths, how.max_length or 1, size, **more)
+
+    def _collate(self) -> Any:
+        if self.batching.how != "packed":
+            return ChatCollate(pad_token=self._pad_token)
+        return PackCollate(
+            tokens="input_ids",
+            row_length=self.batching.max_length,
+            pad_value=self._pad_token,
+            labels=None,
+            fields={"labels": -100},
+        )
+
+    def _cut(self) -> dict[str, Any]:
+        """Return what cuts or refuses a sample as it is read; nothing if the lengths decide before."""
+        most = self.batching.max_length
+        if most is None or (self._needs_lengths() and self._too_long in ("error", "drop")):
+            return {}
+        return {"max_length": most, "too_long": self._too_long}
+
+    def _needs_lengths(self) -> bool:
+        return self.batching.how != "random" or self._too_long == "drop"
+
+    def _open(self, data: StageData) -> Any:
+        chats = self._make_chats(self._records(data), **self._cut())
+        if not self._needs_lengths():
+            return chats
+        workers = self.loader_config.num_workers
+        lengths = measure_lengths(
+            chats,
+            pair_length if self._pairs else "input_ids",
+            num_workers=Cpus.detect().workers(ranks_on_host()) if workers == "auto" else workers,
+            cache=self._lengths_file(data),
+            bad_length=0,
+        )
+        kept, most = np.arange(len(lengths)), self.batching.max_length
+        if most is not None and not self._cut():
+            kept = np.flatnonzero(lengths <= (2 * most if self._pairs else most))
+            self._say_dropped(str(data), len(lengths) - len(kept), len(lengths), most)
+        return _Measured(chats, kept, lengths[kept])
+
+    def _say_dropped(self, stage: str, dropped: int, size: int, most: int) -> None:
+        said = f"ChatDataModule: {dropped:,} of {size:,} samples of {stage} have more than max_length={most:,} tokens"
+        if dropped == size and size:
+            raise ValueError(
+                f"{said}, so none is left. Raise TextBatching(max_length=...), or cut them: too_long='truncate_right'."
+            )
+        if dropped and self._too_long == "error":
+            raise ValueError(f"{said}. Leave them out: too_long='drop'. Or cut them: too_long='truncate_right'.")
+        if dropped:
+            _logger.warning("%s and are left out.", said)
+
+    def _records(self, data: StageData) -> Any:
+        """Return the records of a stage."""
+        records = self._whole(data.key, data.source)
+        if not data.is_share:
+            return records
+        indices = self._shares.indices(data.stage)
+        if not len(indices):
+            raise ValueError(
+                f"ChatDataModule: splits={self._splits} gives {data.stage} none of the {len(records):,} records. Give more records, a "
+                f"larger share, or {data.stage}=; splits={{'train': 1}} keeps all for training."
+            )
+        return SubsetDataset(records, indices)
+
+    def _whole(self, key: str, source: ChatData) -> Any:
+        if key not in self._opened:
+            self._opened[key] = (
+                open_shards(source, format=self._format) if is_urls(source) else records_of(source, "ChatDataModule")
+            )
+        return self._opened[key]
+
+    @functools.cached_property
+    def _opened(self) -> dict[str, Any]:
+        return {}
+
+    @functools.cached_property
+    def _shares(self) -> Split[Any]:
+        """The shares of the training data, by a digest of what is used of each record."""
+        train = next(one for one in self._stage_data if one.is_share)
+        records = self._whole(train.key, train.source)
+        return split(
+            list(range(len(records))),
+            self._splits,
+            seed=self.loader_config.seed,
+            group_by=[self._digest(records[index]) for index in range(len(records))],
+        )
+
+    def _digest(self, record: Any) -> str:
+        names = self._make_chats.keywords.get("columns") or {}
+        known = PREFERENCE_COLUMNS if self._pairs else CHAT_COLUMNS
+        used = [record.get(names.get(name, name)) for name in known] if isinstance(record, Mapping) else record
+        return digest(json.dumps(used, sort_keys=True, default=str))
+
+    def _lengths_file(self, data: StageData) -> Path | None:
+        if self._lengths_dir is None:
+            return None
+        self._lengths_dir.mkdir(parents=True, exist_ok=True)
+        return self._lengths_dir / f"{data.stage if data.name is None else f'{data.stage}-{digest(data.name)}'}.npz"
+
+
+def pair_length(pair: Mapping[str, Mapping[str, torch.Tensor]]) -> int:
+    """Return the tokens of a pair's two rows, with the padding of the shorter one."""
+    return 2 * max(len(side["input_ids"]) for side in pair.values())
+
+
+class _Measured(SubsetDataset[Any]):
+    """Samples whose lengths are known."""
+
+    def __init__(self, dataset: Any, indices: Int64Array, lengths: Int64Array) -> None:
+        super().__init__(dataset, indices)
+        self._known = lengths
+
+    def lengths(self, indices: Int64Array | None = None) -> Int64Array:
+        return self._known if indices is None else self._known[indices]
