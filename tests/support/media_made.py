@@ -28,11 +28,11 @@ def audio(kind: str = "wav", seconds: float = 2.0, seed: int = 0, channels: int 
     return encode_audio(kind, samples(seconds, seed, channels, rate), rate)
 
 
-def encode_audio(kind: str, wave: Any, rate: int = RATE) -> bytes:
+def encode_audio(kind: str, wave: Any, rate: int = RATE, codec: str | None = None) -> bytes:
     av, layout = pytest.importorskip("av"), {1: "mono", 2: "stereo"}[len(wave)]
     file = io.BytesIO()
     with av.open(file, "w", format=_CONTAINERS.get(kind, kind)) as container:
-        stream = container.add_stream((LOSSLESS | LOSSY)[kind], rate=rate, layout=layout)
+        stream = container.add_stream(codec or (LOSSLESS | LOSSY)[kind], rate=rate, layout=layout)
         frame = av.AudioFrame.from_ndarray(wave.T.reshape(1, -1).copy(), format="s16", layout=layout)
         frame.sample_rate = rate
         container.mux(stream.encode(frame))

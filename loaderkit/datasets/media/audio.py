@@ -55,7 +55,7 @@ class AudioReader:
             )
         channels = len(parts[0]) if parts else self._stream.codec_context.channels
         silence = np.zeros((channels, count - found), dtype=np.float32)
-        return np.concatenate([*parts, silence], axis=1)
+        return np.ascontiguousarray(np.concatenate([*parts, silence], axis=1))
 
     def _parts(self, start: int, count: int) -> list[Waveform]:
         run_up = round(_RUN_UP_S * self.sample_rate)

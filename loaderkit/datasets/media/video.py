@@ -42,7 +42,7 @@ class VideoReader:
         self.fps = float(rate)
 
     def read(self, times: Sequence[float]) -> tuple[Frames, list[float]]:
-        """Return the frames (N, H, W, 3) that are shown at these times, and when each begins, in seconds.
+        """Return the frames (N, 3, H, W) that are shown at these times, and when each begins, in seconds.
 
         Args:
             times: N increasing numbers of seconds since the start. After the end of the video its last frame is shown.
@@ -54,12 +54,12 @@ class VideoReader:
         while len(shown) < len(times):
             shown += self._shown(times[len(shown) :])
         first = shown[0]
-        pictures = np.empty((len(times), first.height, first.width, 3), dtype=np.uint8)
+        pictures = np.empty((len(times), 3, first.height, first.width), dtype=np.uint8)
         for row, frame in enumerate(shown):
             if row and frame is shown[row - 1]:
                 pictures[row] = pictures[row - 1]
             else:
-                pictures[row] = self._pixels(frame, first)
+                pictures[row] = self._pixels(frame, first).transpose(2, 0, 1)
         starts = [self._time(frame) for frame in shown]
         return _upright(pictures, first.rotation), starts
 
@@ -147,4 +147,4 @@ def open_video(
 
 def _upright(pictures: Frames, degrees: int) -> Frames:
     """Turn frames counterclockwise by a multiple of 90 degrees, as a phone's video says."""
-    return np.ascontiguousarray(np.rot90(pictures, round(degrees / 90) % 4, axes=(1, 2)))
+    return np.ascontiguousarray(np.rot90(pictures, round(degrees / 90) % 4, axes=(2, 3)))

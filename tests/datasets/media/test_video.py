@@ -23,6 +23,7 @@ def numbers(sample: dict[str, Any]) -> list[int]:
     """The numbers of a clip's frames, by their times; their pixels must be those of these frames."""
     found = [round(time * FPS) for time in sample["times"].tolist()]
     assert sample["frames"].dtype == torch.uint8
+    assert sample["frames"].is_contiguous()  # else the engines' batches would differ in layout, and a network's results
     assert np.abs(np.subtract(levels(sample["frames"]), list(map(level, found)))).max() < 6
     return found
 
