@@ -218,3 +218,21 @@ def test_each_example_says_what_it_shows_and_how_to_run_it(script: Path) -> None
     if "__main__" in text:
         assert f"python {script.relative_to(ROOT)}" in text
         assert f"]({script.relative_to(EXAMPLES).as_posix()})" in (EXAMPLES / "README.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "clips"), [("audio", 186), ("video", 40)])
+def test_clips_of_media_after_a_kill_give_the_weights_of_an_uninterrupted_run(
+    name: str, clips: int, tmp_path: Path
+) -> None:
+    pytest.importorskip("av", reason="PyAV is not installed: pip install 'loaderkit[media]'")
+    script = EXAMPLES / f"{name}.py"
+    assert "killed after step 40" in run(tmp_path, script, "--kill-after", "40", code=-signal.SIGKILL)
+    resumed = run(tmp_path, script, "--workers", "0")
+    assert "resumed at epoch 1, batch 0 of 30" in resumed
+    whole = run(tmp_path, script, "--workers", "1", "--folder", "whole")
+    assert "resumed" not in whole
+    accuracies = re.findall(rf"accuracy (.*) on {clips} clips", whole)
+    assert accuracies == re.findall(rf"accuracy (.*) on {clips} clips", resumed)
+    assert float(accuracies[0]) > 0.8
+    assert re.findall("final weights: .*", resumed) == re.findall("final weights: .*", whole) != []
