@@ -15,6 +15,8 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 
 import loaderkit as lk
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PRELOAD = ("pytorch_lightning.cli", "sklearn.datasets", "torchmetrics", "torchvision")
 
@@ -47,8 +49,6 @@ def test_everything_works_under_pytorch_lightning_and_lightning_is_not_imported(
 ONE_INSTALLED = """
 import sys
 import loaderkit as lk
-
-pytestmark = pytest.mark.slow
 
 try:
     lk.SeedSteps

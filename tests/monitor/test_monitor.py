@@ -87,7 +87,7 @@ def test_workers_that_are_waited_for_are_counted() -> None:
         for _ in monitor.watch(loader):
             time.sleep(0.01)
     loader.close()
-    assert 0.35 < monitor.share < 0.65
+    assert 0.25 < monitor.share < 0.75  # on a busy machine sleeps take longer
     assert "num_workers is 2; " in monitor.summary().remedy
     assert 3 <= workers_needed(2, monitor.summary()) <= 6
 

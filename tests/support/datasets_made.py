@@ -261,6 +261,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "ParquetDataset of Arrow files": partial(arrow, stream=False),
     "ParquetDataset of Arrow streams": partial(arrow, stream=True),
     "PreferenceDataset": preferences,
+    "PieceDataset": lambda folder: lk.PieceDataset(documents(folder), 16),
     "RecordDataset": lambda folder: lk.RecordDataset(map(text_of, range(SAMPLES))),
     "SubsetDataset": lambda folder: SubsetDataset(tar(folder, "txt"), range(0, SAMPLES, 2)),
     "TarDataset": partial(tar, suffix="txt"),
@@ -271,6 +272,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "TokenDataset with rests": partial(tokens, remainder="keep"),
     "TokenSpans": lambda folder: TokenSpans(np.arange(999), np.arange(SAMPLES) * 9, np.arange(SAMPLES) % 9),
     "VideoDataset": partial(media, kind="mp4", frames=2),
+    "WindowDataset": lambda folder: lk.WindowDataset(documents(folder), 16, block=8),
     "ZipDataset": lambda folder: ZipDataset([jsonl(folder), lk.RecordDataset(range(SAMPLES))]),
     "share": lambda folder: Records(),
 }

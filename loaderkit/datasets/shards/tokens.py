@@ -37,7 +37,7 @@ class TokenDataset(MappedDataset):
     Args:
         urls: A path, folder, glob or URL, or a list of them. Remote files need a cache.
         length: Tokens in a window.
-        dtype: Tokens' dtype in bare files, such as "uint16"; `.npy` files and llm.c's declare it.
+        dtype: Tokens' dtype in bare files, such as "uint16". Leave it out for llm.c's, which declare it, as `.npy` files do.
         stride: Tokens from one window to the next; `length` by default.
         remainder: What to do with tokens after a shard's last full window: "drop" leaves
             them out (`left_out` counts them), "keep" makes a shorter window, so that
@@ -84,6 +84,7 @@ class TokenDataset(MappedDataset):
         self.dtype: np.dtype[Any] | None = None if dtype is None else np.dtype(dtype)
         if self.dtype is not None and self.dtype.kind not in "iu":
             raise ValueError(f"TokenDataset: dtype is {self.dtype}, wanted integers such as uint16.")
+        self._bare = dtype is not None  # `.bin` files have no header, so that a remote one is not read to be counted
         self._tokens: dict[str, int] = {}
         self._starts: dict[str, int] = {}  # first byte of the tokens, after a header
         super().__init__(urls, transform=transform, max_open=max_open, storage=storage)
@@ -123,6 +124,8 @@ class TokenDataset(MappedDataset):
             if shard_name(shard).endswith(".npy"):
                 flat = map_npy(shard, file)
             else:
+                if self._bare and _declared(file) is not None:
+                    raise ShardError(f"{shard}: has a header of llm.c, which declares its dtype. Leave dtype= out.")
                 flat = np.asarray(np.memmap(file, dtype=self.dtype, mode="r", offset=self._starts.get(shard, 0)))  # type: ignore[call-overload]
         is_short = len(flat) < self.length
         return _Tokens(flat, flat[:0].reshape(0, self.length) if is_short else sliding_window_view(flat, self.length))
@@ -154,14 +157,14 @@ class TokenDataset(MappedDataset):
             if dtype.kind not in "iu" or len(shape) != 1 or dtype != self.dtype:
                 raise ShardError(f"{shard}: holds {dtype} of shape {shape}, wanted tokens (T,) of {self.dtype}.")
             return shape[0]
-        head = np.frombuffer(file.read(12).ljust(12, b"\0"), "<i4").tolist()
-        if (declared := _HEADED.get((head[0], head[1]))) is not None:
-            self.dtype = self.dtype or np.dtype(declared)
-            found = count_numbers(shard, file, self.dtype, f"{self.dtype} tokens", _HEADER)
-            if self.dtype != declared or found != head[2]:
+        if not self._bare and (header := _declared(file)) is not None:
+            declared, tokens = header
+            self.dtype = self.dtype or declared
+            found = count_numbers(shard, file, declared, f"{declared} tokens", _HEADER)
+            if self.dtype != declared or found != tokens:
                 raise ShardError(
-                    f"{shard}: has {found:,} tokens of {self.dtype} after its header, which says {head[2]:,} of {np.dtype(declared)}. "
-                    "It is cut, or another dtype is given."
+                    f"{shard}: has {found:,} tokens of {declared} after its header, wanted {tokens:,} of {self.dtype}. It is cut, or "
+                    "the shards before it have another dtype."
                 )
             self._starts[shard] = _HEADER
             return found
@@ -170,3 +173,10 @@ class TokenDataset(MappedDataset):
                 f"TokenDataset: {shard_name(shard)} does not declare a dtype, wanted one such as dtype='uint16'."
             )
         return count_numbers(shard, file, self.dtype, f"{self.dtype} tokens")
+
+
+def _declared(file: BinaryIO) -> tuple[np.dtype[Any], int] | None:
+    """Return the dtype and the number of tokens that llm.c's header says; None for another file."""
+    magic, version, tokens = np.frombuffer(file.read(12).ljust(12, b"\0"), "<i4").tolist()
+    declared = _HEADED.get((magic, version))
+    return None if declared is None else (np.dtype(declared), tokens)

@@ -63,7 +63,7 @@ def test_what_cannot_be_known_is_said() -> None:
     chained = lk.chain(plain.map(str), stream(seed=3).map(repr))
     for data, words in (
         (filtered, "from sample 0 on; the filter decides which"),
-        (chained, "not known: the lane reads several"),
+        (chained, "not known: the lane reads other streams"),
     ):
         loader = lk.Loader(data, BATCH, collate_fn=list)
         [found] = locate_in_stream(data, loader.state_dict(), 0, BATCH)
