@@ -30,6 +30,7 @@ from loaderkit.sampling.order import Order, Sequential, Shuffled, digest
 from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, draws
 from loaderkit.seeding.samples import seeds_apart
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.names import function_name
 
 _TOGETHER = 64  # samples that a stream reads by one call
 _LARGEST = 1 << 16  # samples of a shard of a stream
@@ -77,7 +78,7 @@ class Pipeline(DeclaresDraws):
 
     def map(self, function: Callable[[Any], Any]) -> "Pipeline":
         """Apply a function to each sample when it is read, under the sample's own seed."""
-        return self._then(MapDataset(self.dataset, function), f"map({_named(function)})")
+        return self._then(MapDataset(self.dataset, function), f"map({function_name(function)})")
 
     def filter(
         self,
@@ -110,7 +111,7 @@ class Pipeline(DeclaresDraws):
         kept = measure(
             self.dataset, _Verdicts(predicate), num_workers=num_workers, executor=executor, cache=cache, fork=fork
         )
-        return self._then(SubsetDataset(self.dataset, np.flatnonzero(kept)), f"filter({_named(predicate)})")
+        return self._then(SubsetDataset(self.dataset, np.flatnonzero(kept)), f"filter({function_name(predicate)})")
 
     def take(self, count: int) -> "Pipeline":
         """Keep the first samples, or all if there are fewer."""
@@ -329,7 +330,7 @@ class _Verdicts:
                 verdicts.append(bool(self.predicate(sample)))
             except Exception as error:
                 raise CollateError(
-                    f"filter: {_named(self.predicate)} raised {type(error).__name__}: {error}", [row]
+                    f"filter: {function_name(self.predicate)} raised {type(error).__name__}: {error}", [row]
                 ) from error
         return np.array(verdicts, dtype=np.int64)
 
@@ -340,20 +341,13 @@ class _Verdicts:
             inner = inner.func
         code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
         module = getattr(inner, "__module__", "")
-        return f"{module}.{_named(self.predicate)}, {_digest(code) if code else 'no code'}"
+        return f"{module}.{function_name(self.predicate)}, {_digest(code) if code else 'no code'}"
 
 
 def _digest(code: CodeType) -> str:
     """Return a digest of a function's code, and of the functions inside it."""
     constants = [_digest(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
     return digest(code.co_code, "\x1f".join([*constants, *code.co_names]))
-
-
-def _named(function: Any) -> str:
-    if isinstance(function, functools.partial):
-        given = [*map(repr, function.args), *(f"{name}={value!r}" for name, value in function.keywords.items())]
-        return f"partial({', '.join([_named(function.func), *given])})"
-    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _check_count(verb: str, count: Any, least: int) -> None:

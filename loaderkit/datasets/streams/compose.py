@@ -8,7 +8,7 @@ from loaderkit.datasets.streams.dataset import StreamDataset
 from loaderkit.datasets.streams.lane import Lane, LaneSpec, Place
 from loaderkit.datasets.streams.packed import Rows
 from loaderkit.datasets.streams.pulled import PulledLane
-from loaderkit.datasets.streams.samples import PendingSample, Step
+from loaderkit.datasets.streams.samples import PendingSample, with_steps
 from loaderkit.sampling.order import digest
 from loaderkit.system.state import COUNT
 
@@ -80,6 +80,7 @@ class _Composed(StreamDataset):
             raise ValueError(
                 f"{what}: a stream comes twice, wanted each once. Make a second StreamDataset of its shards."
             )
+        self.what = what
         self.lanes, self.seed = streams[0].lanes, streams[0].seed
         for name in ("lanes", "seed"):
             found = [getattr(stream, name) for stream in streams]
@@ -88,6 +89,7 @@ class _Composed(StreamDataset):
                     f"{what}: the streams have {name} {found}, wanted one value: give all StreamDataset(..., {name}={found[0]})."
                 )
         self.streams = list(streams)
+        self.shuffled = any(stream.shuffled for stream in streams)
         self.shards = [f"{number}/{shard}" for number, stream in enumerate(streams) for shard in stream.shards]
         self._start(())
 
@@ -96,9 +98,17 @@ class _Composed(StreamDataset):
         return f"{len(self.shards):,} shards of {len(self.streams)} streams ({digest(text)})"
 
     @property
+    def grows(self) -> bool:
+        return any(stream.grows for stream in self.streams)
+
+    @property
     def rows(self) -> Rows | None:
         found = [stream.rows for stream in self.streams]
         return found[0] if all(rows == found[0] for rows in found) else None
+
+    def _drawing(self) -> list[str]:
+        below = ["    " + line for stream in self.streams for line in repr(stream).splitlines()]
+        return [f"{self.what} of {len(self.streams)} streams:", *below]
 
     def _orders(self) -> str:
         text = "; ".join(stream.order() for stream in self.streams)
@@ -161,7 +171,7 @@ class _ChainLane(PulledLane):
                 return []
             self._number += 1
             self._inner = self._open(Place(self._cycle))
-        return _with_steps(pending, self._spec.steps)
+        return with_steps(pending, self._spec.steps)
 
 
 class _Interleave(_Composed):
@@ -253,7 +263,7 @@ class _InterleavedLane(PulledLane):
         while len(pending) < count and (number := self._pick()) is not None:
             pending += self._inner[number].take(1)
             self._counts[number] += 1
-        return _with_steps(pending, self._spec.steps)
+        return with_steps(pending, self._spec.steps)
 
     def _pick(self) -> int | None:
         """Return the number of the stream whose turn it is; None at the end."""
@@ -298,7 +308,3 @@ def most_due(live: Sequence[int], weights: Sequence[int], counts: Sequence[int])
     due = [number for number in live if lag[number] >= whole] or live
     # Of the streams whose turn may be now, the one with the earliest deadline.
     return min(due, key=lambda number: (((scale - 1) * whole - lag[number]) / weights[number], number))
-
-
-def _with_steps(pending: list[PendingSample], steps: Sequence[Step]) -> list[PendingSample]:
-    return [each._replace(steps=(*each.steps, *steps)) for each in pending] if steps else pending

@@ -17,6 +17,7 @@ from loaderkit.datasets.streams.packed import Rows, TooLong
 from loaderkit.datasets.streams.pulled import FilteredLane
 from loaderkit.datasets.streams.samples import Step, transform_samples
 from loaderkit.datasets.streams.verb import Verb
+from loaderkit.datasets.streams.verbs import Part, Windows
 from loaderkit.sampling.order import digest, shortened
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.system.world import World
@@ -95,7 +96,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         _check_read(read)
         self.shards = [str(shard) for shard in shards]
         self.read = read
-        self.lanes, self.window, self.shuffle, self.seed = lanes, window, shuffle, seed
+        self.lanes, self.window, self.shuffled, self.seed = lanes, window, shuffle, seed
         self.share, self.block = share, block
         if not self.shards:
             raise ValueError("stream: there are no shards, wanted at least one name. Check the pattern they come from.")
@@ -114,11 +115,8 @@ class StreamDataset(torch_data.IterableDataset[Any]):
                 f"stream: share={share}, and the reader {read!r} can't skip: for each block it would read everything "
                 "before. Leave share out, write more shards, or give a reader that skips: read(shard, start)."
             )
-        if shuffle and getattr(read, "grows", False):
-            raise ValueError(
-                f"stream: shuffle=True, and the reader {read!r} reads files that grow: the last window would have other "
-                "samples when it is read again. Leave shuffle out."
-            )
+        if shuffle and self.grows:
+            raise _grows(read)
         self._start(() if transform is None else (Step(transform),))
 
     def _start(self, steps: tuple[Step, ...]) -> None:
@@ -132,6 +130,11 @@ class StreamDataset(torch_data.IterableDataset[Any]):
     def shares(self) -> int:
         """The most lanes that have something to read."""
         return len(self.shards) * self.share
+
+    @property
+    def grows(self) -> bool:
+        """Whether it reads files that grow, which cannot be shuffled."""
+        return bool(getattr(self.read, "grows", False))
 
     @property
     def rows(self) -> Rows | None:
@@ -149,6 +152,39 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         read dropped samples again.
         """
         return self._with(Step(predicate, is_filter=True))
+
+    def take(self, count: int) -> "StreamDataset":
+        """Return a stream of the first samples, or of all if there are fewer.
+
+        Each lane that has a shard gives an equal part, so the samples do not depend on ranks and workers. If a lane has fewer
+        samples than its part, others do not make up for it. A bad sample counts.
+        """
+        return DerivedStream(self, Part(count, skips=False))
+
+    def skip(self, count: int) -> "StreamDataset":
+        """Return a stream without the samples that `take` gives. It reads and drops them at the start of each epoch."""
+        return DerivedStream(self, Part(count, skips=True))
+
+    def shuffle(self, window: int = 1024) -> "StreamDataset":
+        """Return a stream whose samples are shuffled in windows, in another order each epoch.
+
+        It shuffles the shards too, unless a `filter` or another verb than `map` comes before. A resume reads a window again.
+
+        Args:
+            window: How many samples of a lane are shuffled together, and held in memory.
+
+        Raises:
+            ValueError: If the window is not at least 1, or the reader reads files that grow.
+        """
+        verb = Windows(window)
+        if self.grows:
+            raise _grows(getattr(self, "read", type(self).__name__))
+        if type(self) is not StreamDataset or self.shuffled or any(step.is_filter for step in self._steps):
+            return DerivedStream(self, verb)
+        stream = copy.copy(self)
+        stream.shuffled, stream.window = True, window
+        stream._start(self._steps)
+        return stream
 
     def pack(
         self,
@@ -193,7 +229,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         if self.rows is not None:
             raise ValueError("pack: the stream is packed already. Pack the stream before it.")
         rows = Rows(row_length=row_length, tokens=tokens, fields=fields or {}, too_long=too_long, waiting=waiting)
-        return _DerivedStream(self, rows)
+        return DerivedStream(self, rows)
 
     def _with(self, step: Step) -> Self:
         stream = copy.copy(self)
@@ -217,7 +253,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         return self._flaw(lane, Place(*place))
 
     def _flaw(self, lane: int, place: Place) -> str | None:
-        shards, most = len(range(lane, len(self.shards) * self.share, self.lanes)), self.window if self.shuffle else 1
+        shards, most = len(range(lane, len(self.shards) * self.share, self.lanes)), self.window if self.shuffled else 1
         if place.shard > shards:
             return f"a shard of at most {shards}, the number in this lane"
         if place.used >= most:
@@ -232,7 +268,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
 
     def order(self) -> str:
         """Return a name for the order of the samples, with its version and all settings that it depends on."""
-        shuffled = f"shuffled by {self.window}" if self.shuffle else "as they are"
+        shuffled = f"shuffled by {self.window}" if self.shuffled else "as they are"
         shared = f", shards shared by {self.share} in blocks of {self.block}" if self.share > 1 else ""
         return f"stream-1 in {self.lanes} lanes, {shuffled}{shared}"
 
@@ -241,7 +277,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         key = cycle, tuple(path)
         if self._order is None or self._order[0] != key:
             numbers = np.arange(len(self.shards), dtype=np.int64)
-            if self.shuffle:
+            if self.shuffled:
                 numbers = np.argsort(hash_positions(numbers, "shards", self.seed, cycle, *path), kind="stable")
             self._order = key, numbers.tolist()
         order, share = self._order[1], self.share
@@ -266,17 +302,25 @@ class StreamDataset(torch_data.IterableDataset[Any]):
             for lane in lanes:
                 yield from transform_samples(lane.take(1))
 
+    def __repr__(self) -> str:
+        return "\n".join([*self._drawing(), *(f"  .{step}" for step in self._steps)])
+
+    def _drawing(self) -> list[str]:
+        shuffled = f", shuffled by {self.window}" if self.shuffled else ""
+        return [f"StreamDataset: {len(self.shards):,} shards in {self.lanes} lanes{shuffled}"]
+
     def __getstate__(self) -> dict[str, Any]:
         # Only a forked worker has torch.distributed initialised.
         return self.__dict__ | {"_world": self._world or World.detect(), "_order": None}
 
 
-class _DerivedStream(StreamDataset):
+class DerivedStream(StreamDataset):
     """A stream made of another by a verb."""
 
     def __init__(self, stream: StreamDataset, verb: Verb) -> None:
         self.stream, self.verb = stream, verb
         self.lanes, self.seed, self.shards = stream.lanes, stream.seed, stream.shards
+        self.shuffled = stream.shuffled or isinstance(verb, Windows)
         self._start(())
 
     @property
@@ -284,11 +328,18 @@ class _DerivedStream(StreamDataset):
         return self.stream.shares
 
     @property
+    def grows(self) -> bool:
+        return self.stream.grows
+
+    @property
     def rows(self) -> Rows | None:
         return self.verb if isinstance(self.verb, Rows) else self.stream.rows
 
     def fingerprint(self) -> str:
         return self.stream.fingerprint()
+
+    def _drawing(self) -> list[str]:
+        return [*repr(self.stream).splitlines(), f"  .{self.verb}"]
 
     def order(self) -> str:
         return f"{self.verb.order()} of {shortened(self.stream.order())}"
@@ -298,6 +349,13 @@ class _DerivedStream(StreamDataset):
 
     def _flaw(self, lane: int, place: Place) -> str | None:
         return self.verb.flaw(self.stream, lane, place)
+
+
+def _grows(read: Any) -> ValueError:
+    return ValueError(
+        f"stream: shuffle=True, and the reader {read!r} reads files that grow: the last window would have other samples when it is "
+        "read again. Leave shuffle out."
+    )
 
 
 def _check_read(read: Callable[..., Any]) -> None:

@@ -102,7 +102,7 @@ class Shards(Protocol):
 
     read: Any
     window: int
-    shuffle: bool
+    shuffled: bool
     seed: int
     block: int
 
@@ -153,14 +153,14 @@ class LaneReader:
         if not self._windows:
             return self._next
         window = self._windows[0]
-        if self._stream.shuffle:
+        if self._stream.shuffled:
             return window.start.with_used(window.used)
         following = window.samples[window.used]
         return Place(self._cycle, following.shard, following.number, 0, following.position)
 
     def fill(self, count: int) -> bool:
         while (ready := sum(len(window.samples) - window.used for window in self._windows)) < count:
-            if not self._read(self._stream.window if self._stream.shuffle else count - ready):
+            if not self._read(self._stream.window if self._stream.shuffled else count - ready):
                 return False
         return True
 
@@ -208,7 +208,7 @@ class LaneReader:
                 samples.append(_Read(sample, start.position + len(samples), shard, number))
                 number += 1
         self._next = Place(self._cycle, shard, number, 0, start.position + len(samples))
-        if stream.shuffle:
+        if stream.shuffled:
             words = hash_positions(positions[: len(samples)], "window", *self._keys)
             order = np.argsort(words, kind="stable").tolist()
             samples = [samples[row]._replace(position=start.position + place) for place, row in enumerate(order)]

@@ -59,6 +59,9 @@ class Rows:
                 f"pack: fields is {self.fields!r}, wanted a value that pads each field, such as {{'weights': 0}}."
             )
 
+    def __str__(self) -> str:
+        return f"pack({self.row_length})"
+
     def order(self) -> str:
         return f"pack-1({self.row_length} tokens, {self.too_long}, {self.waiting} waiting)"
 

@@ -8,6 +8,7 @@ import torch.utils.data as torch_data
 
 from loaderkit.datasets.bad_samples import RAISE, BadSamples, describe, drop_traceback, portable
 from loaderkit.seeding.samples import SampleSeeds
+from loaderkit.system.names import function_name
 
 
 class Step(NamedTuple):
@@ -15,6 +16,9 @@ class Step(NamedTuple):
 
     function: Callable[[Any], Any]
     is_filter: bool = False
+
+    def __str__(self) -> str:
+        return f"{'filter' if self.is_filter else 'map'}({function_name(self.function)})"
 
 
 class PendingSample(NamedTuple):
@@ -42,6 +46,11 @@ class Failed(NamedTuple):
 
 
 DROPPED = object()
+
+
+def with_steps(pending: list[PendingSample], steps: Sequence[Step]) -> list[PendingSample]:
+    """Return samples with more steps after their own."""
+    return [each._replace(steps=(*each.steps, *steps)) for each in pending] if steps else pending
 
 
 def apply_steps(pending: PendingSample, seeds: SampleSeeds, row: int, policy: BadSamples = RAISE) -> Any:

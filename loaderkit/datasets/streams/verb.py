@@ -27,6 +27,9 @@ class Below(Protocol):
 class Verb(Protocol):
     """Makes one stream of another. Its lanes read the lanes of that stream, and keep their places in their own."""
 
+    def __str__(self) -> str:
+        """Return the verb as it is called."""
+
     def order(self) -> str:
         """Return the verb, with its version and all settings that the order depends on."""
 

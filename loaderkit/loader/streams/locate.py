@@ -73,7 +73,7 @@ def _where(stream: StreamDataset, lane: int, place: Place, passed: int, batch_si
         first = _number(stream, shard, place.sample, 0)
         later = f", {passed} kept samples later" if passed else ""
         return f"{shard.shard}: from sample {first:,} on{later}; the filter decides which"
-    if not stream.shuffle:
+    if not stream.shuffled:
         first, last = (_number(stream, shard, place.sample, passed + more) for more in (0, batch_size - 1))
         blocks = f" in blocks of {stream.block}" if shard.shares > 1 else ""
         return f"{shard.shard}: samples {first:,} to {last:,}{blocks}{_if_shorter(shards, place.shard)}"

@@ -156,7 +156,7 @@ class StreamPosition(Position):
 
     @property
     def repeats(self) -> bool:
-        return self.config.steps is None and not getattr(self.dataset, "shuffle", False)
+        return self.config.steps is None and not getattr(self.dataset, "shuffled", False)
 
     @property
     def step(self) -> None:

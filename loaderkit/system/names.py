@@ -1,0 +1,12 @@
+"""Names of functions, for messages and drawings."""
+
+import functools
+from typing import Any
+
+
+def function_name(function: Any) -> str:
+    """Return the short name of a function, with the arguments of a partial; of another callable, its type's name."""
+    if isinstance(function, functools.partial):
+        given = [*map(repr, function.args), *(f"{name}={value!r}" for name, value in function.keywords.items())]
+        return f"partial({', '.join([function_name(function.func), *given])})"
+    return str(getattr(function, "__name__", type(function).__name__))
