@@ -211,6 +211,24 @@ def test_a_packed_transformers_loss_and_gradients_are_those_of_the_texts_alone(t
     assert losses[1] < 0.7 * losses[0]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sft", "preferences"])
+def test_fine_tuning_that_was_killed_goes_on_to_the_weights_of_an_uninterrupted_run(name: str, tmp_path: Path) -> None:
+    script, steps = EXAMPLES / f"{name}.py", ("--steps", "50")
+    killed = run(tmp_path, script, *steps, "--kill-after", "35", code=-signal.SIGKILL)
+    assert "killed after step 35" in killed
+    resumed = run(tmp_path, script, *steps, "--resume", "--workers", "1")
+    assert "resumed after step 30" in resumed
+    whole = run(tmp_path, script, *steps, "--checkpoint", "other.pt", "--workers", "0")
+    assert re.findall("step 40: .*", whole) == re.findall("step 40: .*", resumed) != []
+    assert re.findall("final weights: .*", whole) == re.findall("final weights: .*", resumed) != []
+    if name == "sft":
+        packed, alone = re.findall(r"conversations in 4 rows: loss (\S+) packed, (\S+) one by one", whole)[0]
+        assert abs(float(packed) - float(alone)) < 1e-4
+    losses = [float(found) for found in re.findall(r"step \d+: (?:loss )?([\d.]+)", whole)]
+    assert losses[-1] < 0.8 * losses[0]
+
+
 @pytest.mark.parametrize("script", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: path.name)
 def test_each_example_says_what_it_shows_and_how_to_run_it(script: Path) -> None:
     text = script.read_text()

@@ -127,7 +127,11 @@ class VideoDataset(ClipDataset):
             wanted = self._wanted(video, clip)
             pictures, times = video.read(wanted.tolist())
         length = max(1, int(np.searchsorted(wanted, video.seconds)))
-        return {"frames": torch.from_numpy(pictures), "times": torch.tensor(times, dtype=torch.float64), "length": length}
+        return {
+            "frames": torch.from_numpy(pictures),
+            "times": torch.tensor(times, dtype=torch.float64),
+            "length": length,
+        }
 
     def _wanted(self, video: VideoReader, clip: int) -> Any:
         """Return the times of a clip's frames (frames,), each in the middle of a frame, where rounding decides nothing."""
