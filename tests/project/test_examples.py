@@ -119,6 +119,16 @@ def test_a_stream_from_a_service_that_was_killed_comes_once_in_the_same_order(tm
 
 
 @pytest.mark.slow
+def test_raw_texts_that_were_killed_come_once_and_give_the_same_weights(tmp_path: Path) -> None:
+    text = run(tmp_path, EXAMPLES / "raw_texts.py")
+    assert "killed after batch 30 of its epoch, with 2 workers: exit code -9" in text
+    (texts, tokens) = re.findall(r"(\d+) texts, ([\d,]+) tokens, each once: True", text)[0]
+    assert int(texts) > 50
+    assert int(tokens.replace(",", "")) > 30 * 8 * 512 * 0.9  # it was killed on its way
+    assert "the same weights as the uninterrupted run, bit for bit: True" in text
+
+
+@pytest.mark.slow
 def test_the_command_line_trains_resumes_and_validates(tmp_path: Path) -> None:
     command = (EXAMPLES / "cli" / "main.py", "fit", "--config", EXAMPLES / "cli" / "config.yaml")
     text = run(tmp_path, *command, "--data.loader.num_workers", "1", "--trainer.max_epochs", "1")
