@@ -48,6 +48,7 @@ __all__ = [
     "PageReader",
     "ParquetDataset",
     "ParquetFormat",
+    "Patches",
     "PieceDataset",
     "Pipeline",
     "Plan",
@@ -127,6 +128,7 @@ from .collate.pad import PadCollate as PadCollate
 from .collate.pad import RaggedCollate as RaggedCollate
 from .collate.padding import pad_sequences as pad_sequences
 from .collate.padding import unpad as unpad
+from .collate.patches import Patches as Patches
 from .collate.rules import Jagged as Jagged
 from .collate.rules import Pad as Pad
 from .datasets.arrow.parquet import ParquetDataset as ParquetDataset
