@@ -1,6 +1,7 @@
 """The examples run as they stand, and show what they promise."""
 
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -264,3 +265,36 @@ def test_clips_of_media_after_a_kill_give_the_weights_of_an_uninterrupted_run(
     assert accuracies == re.findall(rf"accuracy (.*) on {clips} clips", resumed)
     assert float(accuracies[0]) > 0.8
     assert re.findall("final weights: .*", resumed) == re.findall("final weights: .*", whole) != []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("windows", [False, True], ids=["packed", "windows"])
+def test_a_pretraining_that_was_killed_resumes_to_the_same_weights(windows: bool, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers", reason="tokenizers is not installed: pip install 'loaderkit[examples]'")
+    command = (EXAMPLES / "pretrain.py", "--steps", "60", *["--windows"] * windows)
+    killed = run(tmp_path, *command, "--kill-after", "50", code=-signal.SIGKILL)
+    assert "killed after step 50" in killed
+    resumed = run(tmp_path, *command, fresh=True)
+    assert "resumed after step 40, on 1 ranks" in resumed
+    whole = run(tmp_path, *command, "--folder", "whole")
+    assert re.findall("step  60: .*", whole) == re.findall("step  60: .*", resumed) != []
+    weights = [torch.load(tmp_path / name / "weights.pt", weights_only=True) for name in ("runs/pretrain", "whole")]
+    assert len(weights[0]) == 28
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+@pytest.mark.slow
+def test_a_sharded_pretraining_that_was_killed_resumes_on_other_ranks(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers", reason="tokenizers is not installed: pip install 'loaderkit[examples]'")
+    script = (EXAMPLES / "pretrain.py", "--steps", "40")
+    two = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *script)
+    killed = run(tmp_path, *two, "--kill-after", "30", code=1, fresh=True)
+    assert "killed after step 30" in killed
+    shutil.copytree(tmp_path / "runs" / "pretrain", tmp_path / "one")
+    again = run(tmp_path, *two, fresh=True)
+    assert "resumed after step 20, on 2 ranks" in again
+    whole = run(tmp_path, *two, "--folder", "whole", fresh=True)
+    assert re.findall("step  40: .*", whole) == re.findall("step  40: .*", again) != []
+    weights = [torch.load(tmp_path / name / "weights.pt", weights_only=True) for name in ("runs/pretrain", "whole")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert "resumed after step 20, on 1 ranks" in run(tmp_path, *script, "--folder", "one")
