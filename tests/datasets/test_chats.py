@@ -1,6 +1,7 @@
 """Conversations as token ids and labels: loss on the answers alone, by a template's blocks or by prefixes."""
 
 import datetime
+import itertools
 import json
 import pickle
 from pathlib import Path
@@ -295,6 +296,46 @@ def test_the_laws(template: str) -> None:
         assert equal(list(loader(num_workers=2, engine=engine)), whole), engine
 
 
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3), (3, 2)])
+def test_packed_conversations_come_once_if_a_run_resumes_on_other_ranks(before: int, after: int) -> None:
+    data = lk.ChatDataset(lk.RecordDataset(records(40)), TOKENIZER)
+    lengths = lk.measure_lengths(data, "input_ids")
+    keys = [tuple(sample["input_ids"].tolist()) for sample in data]
+    assert len(set(keys)) == 40
+
+    def loader(rank: int, ranks: int) -> lk.Loader:
+        plan = lk.PackPlan(lengths, 320, 1, seed=3)
+        collate = lk.PackCollate(tokens="input_ids", row_length=320, labels=None, fields={"labels": -100})
+        return lk.Loader(data, plan=plan, collate_fn=collate, world=lk.World(rank, ranks))
+
+    def numbers(batches: Any) -> list[int]:
+        return [keys.index(tuple(ids.tolist())) for batch in batches for ids in lk.unpack(batch, "input_ids")]
+
+    found, states = [], []
+    for rank in range(before):
+        first = loader(rank, before)
+        found += numbers(itertools.islice(first, 3))
+        states.append(first.state_dict())
+    assert 0 < len(found) < 40
+    assert all(state == states[0] for state in states)
+    for rank in range(after):
+        second = loader(rank, after)
+        second.load_state_dict(states[0])
+        found += numbers(second)
+    assert sorted(found) == list(range(40))
+
+
+@pytest.mark.parametrize("place", ["memory", "folder"])
+def test_a_cache_keeps_the_samples_of_one_template(place: str, tmp_path: Path) -> None:
+    rows = lk.RecordDataset(records(5))
+    for template in (CHATML, LLAMA3):
+        data = lk.ChatDataset(rows, TOKENIZER, chat_template=template)
+        cached = lk.CachedDataset(data, "memory" if place == "memory" else tmp_path, max_bytes=1 << 20)
+        for _ in range(2):
+            assert equal([cached[index] for index in range(5)], list(data))
+    assert place == "memory" or len(list(tmp_path.iterdir())) == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_workers_that_are_not_forked_give_the_same_batches(method: str) -> None:
@@ -414,7 +455,10 @@ def test_prefixes_that_do_not_match_are_an_error_that_says_why() -> None:
         chats(OPEN, chat_template=thinks)[0]
     # A prompt whose last token is another one if the answer follows.
     merges = "{% for m in messages %}{{ m['content'] + ' ' }}{% endfor %}"
-    with pytest.raises(ValueError, match="tokens merge at the end of the prompt of answer 1, before 'the name '"):
+    with pytest.raises(
+        ValueError,
+        match=r"tokens merge at the end of the prompt of answer 1, before 'the name '.* Give answers without white",
+    ):
         chats([OPEN[0], {"role": "assistant", "content": "the name"}], chat_template=merges)[0]
 
 

@@ -132,6 +132,7 @@ class ChatTemplate:
             why = f"{what} is rendered otherwise alone: {_at(text, same)}, in the whole {_at(whole, same)}"
         else:
             why = f"tokens merge at the end of {what}, before {_at(whole, same)}"
+            way_out = f"answers without white space at their start, {way_out}"
         return ValueError(f"{self.owner}: the tokens of an answer cannot be told from the rest: {why}. Give {way_out}.")
 
     def _apply(self, chat: Chat, **settings: Any) -> Any:
