@@ -453,6 +453,12 @@ def test_prefixes_that_do_not_match_are_an_error_that_says_why() -> None:
         ValueError, match=r"the prompt of answer 1 is rendered otherwise alone: '<think>', .*train_on='all'"
     ):
         chats(OPEN, chat_template=thinks)[0]
+    # A template that ends the last turn with another token: the earlier ones would not be trained to end.
+    ends = untagged(CHATML).replace(
+        "'<|im_end|>\n'", "('<eos>' if loop.last and message['role'] == 'assistant' else '<|im_end|>')"
+    )
+    with pytest.raises(ValueError, match=r"up to answer 1 is rendered otherwise alone: 'eos>', in the whole '.im_end"):
+        chats(chat_of(1), chat_template=ends)[0]
     # A prompt whose last token is another one if the answer follows.
     merges = "{% for m in messages %}{{ m['content'] + ' ' }}{% endfor %}"
     with pytest.raises(

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.datasets.chats.messages import Chat
+from loaderkit.datasets.chats.messages import Chat, Message
 from loaderkit.sampling.order import digest
 from loaderkit.system.arrays import Int64Array
 
@@ -113,16 +113,22 @@ class ChatTemplate:
         return len(begin)
 
     def _answer_end(self, whole: list[int], chat: Chat, answer: int) -> int:
+        """Return where message `answer` ends among the ids of the whole conversation."""
         if answer + 1 == len(chat):
             return len(whole)
         text = self.render(chat.first(answer + 1))
         begin = self.tokens(text)
         same = common_prefix(whole, begin)
-        if not set(begin[same:]) <= set(
-            self.tokenizer.all_special_ids
-        ):  # some templates write <eos> after the last one
+        if same < len(begin) and not self._is_whole(chat.messages[answer], whole[:same], begin[same:]):
             raise self._differs(text, chat, f"the text up to answer {answer}", f"{_BLOCKS} or train_on='last' or 'all'")
         return same
+
+    def _is_whole(self, message: Message, ids: list[int], rest: list[int]) -> bool:
+        """Return whether the ids have the answer and the end of its turn, and the rest is what ends a whole text, such as <eos>."""
+        answer = (message.get("content") or "").strip()
+        return set(rest) <= set(self.tokenizer.all_special_ids) and not (
+            answer and self.tokenizer.decode(ids).rstrip().endswith(answer)
+        )
 
     def _differs(self, text: str, chat: Chat, what: str, way_out: str) -> ValueError:
         """Return the error that says why a part of the conversation does not begin the whole."""
