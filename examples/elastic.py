@@ -1,9 +1,10 @@
-"""torchrun on two nodes: one node is killed, the other goes on, and every sample is trained on exactly once.
+"""torchrun on two nodes: one node is killed, the other goes on, a new one joins, and every sample is trained on exactly once.
 
     python examples/elastic.py
 
-The nodes are two agents of torchrun on this host, with one rank each. `--kill-at` says at which step node 1 dies. The final
-weights are those of an uninterrupted run on one rank, up to rounding, because a step has the same samples.
+The nodes are agents of torchrun on this host, with one rank each. `--kill-at` says at which step node 1 dies. Node 0 trains
+`ALONE` steps on one rank, and then node 2 joins. The final weights are those of an uninterrupted run on one rank, up to
+rounding, because a step has the same samples.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -24,7 +26,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import loaderkit as lk
 
-SAMPLES, SAMPLES_PER_STEP, SAVE_EVERY = 1600, 32, 5
+SAMPLES, SAMPLES_PER_STEP, SAVE_EVERY, ALONE = 1600, 32, 5, 7
 
 
 class Training:
@@ -47,9 +49,11 @@ class Training:
             self.loader.load_state_dict(saved["loader"])
             self.step = saved["step"]
 
-    def train(self, rank: int, record: Path, kill_at: int | None) -> None:
+    def train(self, rank: int, record: Path, kill_at: int | None = None, pause_at: int | None = None) -> None:
+        """Train to the epoch's end, and write down the samples of each step."""
         while self.loader.cursor.epoch == 0:
             for batch in self.loader:
+                (record / f"{self.step + 1}-{rank}.json").write_text(json.dumps(batch["id"].tolist()))
                 loss = nn.functional.mse_loss(self.model(batch["x"]), batch["y"])
                 self.optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -58,10 +62,11 @@ class Training:
                     os.kill(os.getpid(), signal.SIGKILL)
                 self.optimizer.step()
                 self.step += 1
-                with record.open("a") as file:
-                    file.write(json.dumps({"step": self.step, "ids": batch["id"].tolist()}) + "\n")
                 if self.step % SAVE_EVERY == 0 and rank == 0:  # the state of indexed data is the same on every rank
                     self.save()
+                if self.step == pause_at:
+                    (record / "waits").touch()
+                    time.sleep(120)  # torchrun ends this rank as soon as the new node is there
 
     def save(self) -> None:
         part = self.checkpoint.with_suffix(".part")
@@ -77,8 +82,13 @@ def work(folder: Path, kill_at: int) -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     training = Training(folder, ranks)
     print(f"node {os.environ['NODE']}: rank {rank} of {ranks} begins after step {training.step}", flush=True)
-    record = folder / f"trained-from-{training.step}-by-{ranks}-{rank}"
-    training.train(rank, record, kill_at if os.environ["NODE"] == "1" else None)
+    if rank == 0:  # steps after the checkpoint are lost with their weights
+        for path in folder.glob("*-*.json"):
+            if int(path.name.split("-")[0]) > training.step:
+                path.unlink()
+    dist.barrier()
+    pause_at = training.step + ALONE if ranks == 1 else None
+    training.train(rank, folder, kill_at if os.environ["NODE"] == "1" else None, pause_at)
     if rank == 0:
         torch.save(training.net.state_dict(), folder / "weights.pt")
     dist.barrier()
@@ -90,17 +100,18 @@ def start_node(node: int, port: int, folder: Path, kill_at: int) -> "subprocess.
         *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1"),
         *("--max-restarts", "5", "--monitor-interval", "0.1", "--rdzv-backend", "c10d", "--rdzv-id", "elastic"),
         *("--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1"),
-        *("--rdzv-conf", "is_host=0,last_call_timeout=10,keep_alive_interval=1,keep_alive_max_attempt=2"),
+        *("--rdzv-conf", "is_host=0,last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=4"),
         *(__file__, "--folder", str(folder), "--kill-at", str(kill_at), "--work"),
     ]
     environment = {**os.environ, "NODE": str(node), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else torch 2.14 tells a new node no address
     return subprocess.Popen(command, env=environment, start_new_session=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("runs/elastic"))
-    parser.add_argument("--kill-at", type=int, default=random.randrange(SAVE_EVERY, SAMPLES // SAMPLES_PER_STEP))
+    parser.add_argument("--kill-at", type=int, default=random.randrange(SAVE_EVERY, 40), help="of 50 steps")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.work:
@@ -111,28 +122,28 @@ def main() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # where the nodes meet: it must stay
     nodes = [start_node(node, store.port, given.folder, given.kill_at) for node in range(2)]
     try:
-        killed, ended = nodes[1].wait(120), nodes[0].wait(120)
+        killed, waits = nodes[1].wait(120), given.folder / "waits"
+        print(f"node 1 was killed at step {given.kill_at}: exit code {killed}", flush=True)
+        waits.unlink(missing_ok=True)  # of node 0, if node 1 came late
+        while not waits.exists() and nodes[0].poll() is None:
+            time.sleep(0.1)
+        nodes.append(start_node(2, store.port, given.folder, given.kill_at))
+        print(f"nodes 0 and 2 ended with {nodes[0].wait(120)} and {nodes[2].wait(120)}")
     finally:
         for node in nodes:
             node.kill()
             node.wait()
-    print(f"node 1 was killed at step {given.kill_at}: exit code {killed}; node 0 went on and ended with {ended}")
     compare(given.folder)
 
 
 def compare(folder: Path) -> None:
     """Count how often each sample was trained on, and compare the weights."""
-    starts = sorted({int(path.name.split("-")[2]) for path in folder.glob("trained-from-*")})
     times: Counter[int] = Counter()
-    for path in folder.glob("trained-from-*"):
-        start, ranks = (int(path.name.split("-")[part]) for part in (2, 4))
-        until = min((later for later in starts if later > start), default=SAMPLES)  # what came after a save is lost
-        steps = [step for step in map(json.loads, path.read_text().splitlines()) if step["step"] <= until]
-        print(f"{len(steps)} steps from step {start} on one of {ranks} ranks count")
-        times.update(sample for step in steps for sample in step["ids"])
+    for path in folder.glob("*-*.json"):
+        times.update(json.loads(path.read_text()))
     print(f"{len(times)} of {SAMPLES} samples trained, each {' or '.join(map(str, set(times.values())))} time(s)")
     alone = Training(folder / "alone", ranks=1)
-    alone.train(0, folder / "alone" / "trained", None)
+    alone.train(0, folder / "alone")
     weights = torch.load(folder / "weights.pt", weights_only=True)
     apart = max(float((weights[name] - value).abs().max()) for name, value in alone.net.state_dict().items())
     print(f"the weights differ from those of an uninterrupted run by {apart:.1g}")

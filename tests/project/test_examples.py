@@ -89,13 +89,17 @@ def test_two_killed_ranks_and_one_more_give_every_sample_exactly_once(tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)  # of many kills
-def test_a_node_that_is_killed_leaves_each_sample_to_be_trained_once(
+def test_a_node_that_is_killed_and_one_that_joins_leave_each_sample_to_be_trained_once(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     for _ in range(request.config.getoption("--kills")):
         text = run(tmp_path, EXAMPLES / "elastic.py")
-        assert "exit code -9; node 0 went on and ended with 0" in text
-        assert re.search(r"node 0: rank 0 of 1 begins after step [1-9]", text)
+        kill_at = int(re.findall(r"node 1 was killed at step (\d+): exit code -9", text)[0])
+        assert "nodes 0 and 2 ended with 0 and 0" in text
+        alone = int(re.findall(r"node 0: rank 0 of 1 begins after step (\d+)", text)[-1])
+        joined = [int(step) for step in re.findall(r"node [02]: rank [01] of 2 begins after step (\d+)", text)[-2:]]
+        assert 0 < alone <= kill_at + 1
+        assert joined == 2 * [alone + 5]  # the last save of the seven steps that node 0 made alone
         assert "1600 of 1600 samples trained, each 1 time(s)" in text
         assert text.endswith("the same training\n")
 
