@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torchtitan.components.dataloader import BaseDataLoader
 
+from loaderkit.datasets.streams.dataset import StreamDataset
 from loaderkit.loader import Loader, LoaderConfig
 from loaderkit.system import World
 
@@ -76,12 +78,13 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]  # torchtitan is Any wh
                 "LoaderConfig."
             )
         makes_batches = given.plan is not None or given.batch_sampler is not None
+        data, world = config.make_dataset(tokenizer, seq_len), World(dp_rank, dp_world_size)
         self.loader: Loader[Batch] = Loader.from_config(
-            config.make_dataset(tokenizer, seq_len),
+            data,
             given,
             batch_size=1 if makes_batches else local_batch_size,
             collate_fn=given.collate_fn or next_tokens,
-            world=World(dp_rank, dp_world_size),
+            world=_within_group(world) if isinstance(data, StreamDataset) else world,
         )
         self._infinite = config.infinite
 
@@ -98,6 +101,18 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]  # torchtitan is Any wh
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         if state_dict:  # torchtitan's contract: an empty state is valid
             self.loader.load_state_dict(state_dict)
+
+
+def _within_group(world: World) -> World:
+    """Return a world with the name of its group: ranks that read a stream meet, and those of other groups read the same.
+
+    All ranks have to call this. The first ranks with each data-parallel rank are a group, then the second ones, and so on.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == world.size:
+        return world
+    ranks = [0] * dist.get_world_size()
+    dist.all_gather_object(ranks, world.rank)
+    return dataclasses.replace(world, group=f"/{ranks[: dist.get_rank()].count(world.rank)}")
 
 
 def next_tokens(rows: list[Any]) -> Batch:

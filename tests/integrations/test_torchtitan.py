@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import titan_recorded
 import torch
+import torch.distributed.checkpoint as dcp
 from gloo_ranks import on_gloo
 from torch import nn
 from torch.distributed.checkpoint.stateful import Stateful
@@ -54,7 +55,7 @@ def build(
     titan: Any, rank: int, degree: int, *, make_dataset: Any = rows, infinite: bool = True, **settings: Any
 ) -> Any:
     config = titan.TitanLoader.Config(
-        make_dataset=make_dataset, infinite=infinite, loader=lk.LoaderConfig(shuffle=True, **settings)
+        make_dataset=make_dataset, infinite=infinite, loader=lk.LoaderConfig(**{"shuffle": True, **settings})
     )
     return config.build(
         dp_world_size=degree,
@@ -98,6 +99,63 @@ def test_a_run_resumes_on_any_data_parallel_degree(titan: Any, degree: int) -> N
             assert samples(rests[-1]) == samples(itertools.islice(streams[rank], len(rests[-1])))
     counted = Counter(number for part in (*heads, *rests) for number in samples(part))
     assert counted == Counter(range(SIZE))
+
+
+def read_rows(shard: str, start: int) -> Iterator[torch.Tensor]:
+    """Eight samples; sample i begins with token 100 * i."""
+    return (100 * (8 * int(shard) + row) + torch.arange(LENGTH + 1) for row in range(start, 8))
+
+
+def lines(tokenizer: Any, length: int) -> lk.StreamDataset[Any]:
+    return lk.StreamDataset(list("012345"), read_rows, lanes=6, shuffle=True, window=3)
+
+
+def build_stream(titan: Any, rank: int, degree: int, stop: Any) -> Any:
+    return build(titan, rank, degree, make_dataset=lines, infinite=False, shuffle=None, stop=stop, meet_timeout_s=30)
+
+
+@pytest.mark.parametrize("degree", [1, 2, 3])
+def test_a_stream_resumes_exactly_on_its_ranks_and_on_others_once(titan: Any, degree: int) -> None:
+    loaders = [build_stream(titan, rank, 2, "each") for rank in range(2)]
+    streams = [iter(loader) for loader in loaders]
+    heads = [list(itertools.islice(stream, 4)) for stream in streams]
+    state = lk.merge_states([loader.state_dict() for loader in loaders])
+    rests = []
+    for rank in range(degree):
+        loader = build_stream(titan, rank, degree, "each")
+        loader.load_state_dict(json.loads(json.dumps(state)))
+        rests.append(list(loader))
+    if degree == 2:
+        assert [samples(rest) for rest in rests] == [samples(stream) for stream in streams]
+    assert Counter(number for part in (*heads, *rests) for number in samples(part)) == Counter(range(48))
+
+
+def test_a_stream_needs_an_end_on_several_ranks_and_shuffles_itself(titan: Any) -> None:
+    with pytest.raises(ValueError, match=r"2 ranks read data of unknown length.*steps=..., stop='shortest'"):
+        next(iter(build_stream(titan, 0, 2, None)))
+    with pytest.raises(ValueError, match=r"shuffle.*StreamDataset"):
+        build(titan, 0, 2, make_dataset=lines, stop="repeat")
+
+
+def read_a_stream(rank: int, folder: Path) -> list[list[int]]:
+    """Read a stream as one of four ranks, two of which share their data, with a save and a load by a new loader."""
+    titan = importlib.import_module("loaderkit.integrations.torchtitan")
+    whole = samples(build_stream(titan, rank // 2, 2, "shortest"))
+    loader = build_stream(titan, rank // 2, 2, "shortest")
+    found = samples(itertools.islice(loader, 4))
+    dcp.save({"dataloader": loader}, checkpoint_id=folder)
+    again = build_stream(titan, rank // 2, 2, "shortest")
+    dcp.load({"dataloader": again}, checkpoint_id=folder)
+    return [whole, found + samples(again)]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_ranks_that_share_a_stream_read_the_same_and_resume(titan: Any, tmp_path: Path) -> None:
+    ranks = on_gloo(4, read_a_stream, tmp_path)
+    assert all(whole == resumed for whole, resumed in ranks)
+    assert ranks[0] == ranks[1]
+    assert ranks[2] == ranks[3]
+    assert sorted(ranks[0][0] + ranks[2][0]) == list(range(48))
 
 
 def test_epochs_follow_one_another_unless_the_data_is_finite(titan: Any) -> None:
