@@ -11,6 +11,7 @@ import kills
 import pytest
 import scripts
 import torch
+from fabric_mesh_job import stream
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy
 
@@ -68,7 +69,7 @@ def steps_of(folder: Path, ranks: int) -> list[dict[str, Any]]:
 
 
 def test_ranks_of_a_model_parallel_group_read_the_same_and_resume(tmp_path: Path) -> None:
-    """Four ranks, two groups, saved and loaded in the middle of the epoch with FSDP2 and a DCP checkpoint."""
+    """Four ranks, two groups, saved and loaded in the middle of the epoch with FSDP2 and a DCP checkpoint; a stream too."""
     text = scripts.run(tmp_path, ROOT / "tests" / "support" / "fabric_mesh_job.py")
     ranks = {found["rank"]: found for found in map(json.loads, re.findall(r"\{.*\}", text))}
     assert sorted(ranks) == [0, 1, 2, 3]
@@ -78,6 +79,11 @@ def test_ranks_of_a_model_parallel_group_read_the_same_and_resume(tmp_path: Path
     whole = [list(lk.Loader(torch.arange(42), 4, shuffle=True, world=lk.World(group, 2))) for group in (0, 1)]
     assert [ranks[0]["seen"], ranks[2]["seen"]] == [[batch.tolist() for batch in group] for group in whole]
     assert len(whole[0]) == 6
+    assert ranks[0]["lines"] == ranks[1]["lines"]
+    assert ranks[2]["lines"] == ranks[3]["lines"]
+    lines = [list(lk.Loader(stream(), 4, stop="each", world=lk.World(group, 2))) for group in (0, 1)]
+    assert [ranks[0]["lines"], ranks[2]["lines"]] == [[batch.tolist() for batch in group] for group in lines]
+    assert sorted(torch.cat(lines[0] + lines[1]).tolist()) == list(range(48))
 
 
 @pytest.mark.parametrize("stop", range(1, 4))

@@ -1,6 +1,7 @@
 """Four ranks under Fabric's ModelParallelStrategy: two data-parallel groups of two tensor-parallel ranks.
 
-Each prints the samples of an epoch that it trains on, with a save and a load by a new Loader in the middle.
+Each prints the samples of an epoch that it trains on, of data with an index and of a stream, with a save and a load by new
+Loaders in the middle.
 """
 
 import json
@@ -19,6 +20,14 @@ import loaderkit as lk
 RANKS = 4
 
 
+def read(shard, start):
+    return range(8 * int(shard) + start, 8 * int(shard) + 8)
+
+
+def stream():
+    return lk.StreamDataset(list("012345"), read, lanes=6, shuffle=True, window=3)
+
+
 def parallelize(model, mesh):
     return fully_shard(model, mesh=mesh["data_parallel"])
 
@@ -27,13 +36,14 @@ def make(fabric):
     model = fabric.setup(nn.Linear(1, 1))
     optimizer = fabric.setup_optimizers(torch.optim.SGD(model.parameters(), lr=0.01))
     loader = lk.integrations.fabric.setup(fabric, lk.Loader(lk.ArrayDataset(torch.arange(42)), 4, shuffle=True))
-    return {"model": model, "optimizer": optimizer, "loader": loader}
+    lines = lk.integrations.fabric.setup(fabric, lk.Loader(stream(), 4, stop="shortest"))
+    return {"model": model, "optimizer": optimizer, "loader": loader, "lines": lines}
 
 
 def train(fabric, state, seen, stop=None):
     """Train to the end of the epoch, or until `stop` batches are seen."""
-    for batch in state["loader"]:
-        seen.append(batch.tolist())
+    for batch, lines in zip(state["loader"], state["lines"], strict=False):
+        seen.append((batch.tolist(), lines.tolist()))
         fabric.backward(state["model"](batch[:, None].float()).mean())
         state["optimizer"].step()
         state["optimizer"].zero_grad()
@@ -55,7 +65,8 @@ def run(rank, port):
     state = make(fabric)
     lk.integrations.fabric.load(fabric, "mesh.ckpt", state)
     train(fabric, state, seen)
-    print(json.dumps({"rank": rank, "world": state["loader"].world.size, "seen": seen}), flush=True)
+    batches, lines = zip(*seen, strict=True)
+    print(json.dumps({"rank": rank, "world": state["loader"].world.size, "seen": batches, "lines": lines}), flush=True)
     torch.distributed.destroy_process_group()
 
 
