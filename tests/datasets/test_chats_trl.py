@@ -13,7 +13,7 @@ from chats_made import CHATML, TEMPLATES, TOOLS, chat_of, make_tokenizer, record
 
 import loaderkit as lk
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # theirs are not ours
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # theirs are not ours
 SIZE = 12
 
 
