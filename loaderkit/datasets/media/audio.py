@@ -20,7 +20,7 @@ from loaderkit.datasets.media.container import (
 from loaderkit.datasets.remote.storage import Storage
 
 Waveform = npt.NDArray[np.float32]
-_RUN_UP_S = 0.5  # decoded and dropped before a part: codecs need earlier packets for their first samples
+_RUN_UP_S = 0.5  # decoded and dropped before a part: lossy codecs need earlier packets for their first samples
 
 
 class AudioReader:
@@ -54,11 +54,15 @@ class AudioReader:
                 f"it ends at {ends_s:.3f} s, wanted {(start + count) / self.sample_rate:.3f} s: it is cut or damaged"
             )
         channels = len(parts[0]) if parts else self._stream.codec_context.channels
-        silence = np.zeros((channels, count - found), dtype=np.float32)
-        return np.ascontiguousarray(np.concatenate([*parts, silence], axis=1))
+        wave = np.zeros((channels, count), dtype=np.float32)
+        if parts:
+            wave[:, :found] = _floats(np.concatenate(parts, axis=1))
+        return wave
 
-    def _parts(self, start: int, count: int) -> list[Waveform]:
-        run_up = round(_RUN_UP_S * self.sample_rate)
+    def _parts(self, start: int, count: int) -> list[Any]:
+        """Return pieces (C, T) of the wanted part, in the file's own format of samples."""
+        codec = self._stream.codec_context.codec
+        run_up = round(_RUN_UP_S * self.sample_rate) if codec.lossy else 0
         if start > run_up:
             parts = self._parts_from(start - run_up, start, count)
             if parts is not None:
@@ -66,7 +70,7 @@ class AudioReader:
         found = self._parts_from(0, start, count)
         return found if found is not None else []
 
-    def _parts_from(self, seek_to: int, start: int, count: int) -> list[Waveform] | None:
+    def _parts_from(self, seek_to: int, start: int, count: int) -> list[Any] | None:
         """Decode after a seek; None if the first packet there is after `start`."""
         stream, begin = self._stream, start_of(self._stream)
         if seek_to:
@@ -74,7 +78,7 @@ class AudioReader:
             self._container.seek(int(place), stream=stream)
         else:
             seek_to_start(self._container)
-        parts: list[Waveform] = []
+        parts: list[Any] = []
         at: int | None = None
         for frame in self._container.decode(stream):
             if frame.sample_rate != self.sample_rate:
@@ -83,11 +87,13 @@ class AudioReader:
                 at = 0 if frame.pts is None else round((frame.pts * stream.time_base - begin) * self.sample_rate)
                 if seek_to and (frame.pts is None or at > start):
                     return None
-            wave = _floats(frame)
-            if parts and len(wave) != len(parts[0]):
-                raise ValueError(f"its channels change from {len(parts[0])} to {len(wave)}")
-            parts.append(wave[:, max(0, start - at) : max(0, start + count - at)])
-            at += wave.shape[1]
+            if at + frame.samples > start:
+                piece = frame.to_ndarray()
+                piece = piece if frame.format.is_planar else piece.reshape(frame.samples, -1).T
+                if parts and len(piece) != len(parts[0]):
+                    raise ValueError(f"its channels change from {len(parts[0])} to {len(piece)}")
+                parts.append(piece[:, max(0, start - at) : start + count - at])
+            at += frame.samples
             if at >= start + count:
                 break
         return parts
@@ -113,16 +119,15 @@ def resample(wave: Waveform, rate: int, new_rate: int, count: int) -> Waveform:
     return np.ascontiguousarray(found[:, :count])
 
 
-def _floats(frame: Any) -> Waveform:
-    """Return a frame's samples (C, T) from -1 to 1."""
-    given = frame.to_ndarray()
+def _floats(given: Any) -> Waveform:
+    """Return samples (C, T) of any format from -1 to 1."""
     found: Waveform = given.astype(np.float32)
     if given.dtype == np.uint8:
         found -= 128
         found /= 128
     elif given.dtype.kind == "i":
         found *= -1 / float(np.iinfo(given.dtype).min)
-    return found if frame.format.is_planar else found.reshape(-1, frame.layout.nb_channels).T
+    return found
 
 
 def _layout(channels: int) -> str:

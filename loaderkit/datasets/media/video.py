@@ -18,6 +18,7 @@ from loaderkit.datasets.media.container import (
 from loaderkit.datasets.remote.storage import Storage
 
 MAX_FRAME_PIXELS = 35_389_440  # 8192 x 4320
+_SEEK_FRAMES = 10  # a seek takes longer than decoding fewer
 _EARLIER_S = (0.0, 1.0, 10.0)  # seek again so much earlier if the frame after a seek comes too late
 
 Frames = npt.NDArray[np.uint8]
@@ -33,6 +34,10 @@ class VideoReader:
 
     def __init__(self, container: Any, stream: Any, max_pixels: int | None) -> None:
         self._container, self._stream, self._max_pixels = container, stream, max_pixels
+        reformatter = pyav().video.reformatter
+        self._convert, kind = reformatter.VideoReformatter().reformat, reformatter.Interpolation
+        # Exact bits: without them, processors with other vector units round in other ways.
+        self._exact = kind.BILINEAR | kind.ACCURATE_RND | kind.BITEXACT
         self._begin, self._tick = stream.start_time or 0, float(stream.time_base)
         self._check(stream.codec_context.width, stream.codec_context.height)
         self.seconds = float(seconds_of(container, stream))
@@ -106,7 +111,7 @@ class VideoReader:
         """Return whether there is a keyframe between two times, so that a seek decodes fewer frames than reading on."""
         index = self._stream.index_entries
         number = index.search_timestamp(self._stamp(time)) if len(index) else -1
-        return number >= 0 and index[number].timestamp > self._stamp(now)
+        return number >= 0 and index[number].timestamp > self._stamp(now + _SEEK_FRAMES / self.fps)
 
     def _pixels(self, frame: Any, first: Any) -> Frames:
         self._check(frame.width, frame.height)
@@ -116,10 +121,7 @@ class VideoReader:
             raise ValueError(
                 f"its frames change from {first.width} x {first.height} to {frame.width} x {frame.height} pixels"
             )
-        kind = pyav().video.reformatter.Interpolation
-        # Exact bits: without them, processors with other vector units round in other ways.
-        exact = kind.BILINEAR | kind.ACCURATE_RND | kind.BITEXACT
-        pixels: Frames = frame.to_ndarray(format="rgb24", interpolation=exact, threads=1)
+        pixels: Frames = self._convert(frame, format="rgb24", interpolation=self._exact, threads=1).to_ndarray()
         return pixels
 
     def _check(self, width: int, height: int) -> None:
