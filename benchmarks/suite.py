@@ -35,6 +35,7 @@ SCRIPTS = (
     Script("per_sample", 4.5),
     Script("pictures", 11),
     Script("cached", 2),
+    Script("media", 6),
     Script("seeding", 17),
     Script("large", 5),
     Script("tokens", 2),
