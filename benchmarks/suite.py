@@ -50,6 +50,7 @@ SCRIPTS = (
     Script("shard_order", 1),
     Script("collate", 1),
     Script("text", 2.5),
+    Script("packing", 8),
     Script("data_wait", 1),
     Script("index", 4),
     Script("cloud", 12),

@@ -52,7 +52,7 @@ class WindowDataset(DeclaresDraws):
     """
 
     def __init__(
-        self, documents: Any, length: int, *, stride: int | None = None, seed: int = 0, block: int = 256
+        self, documents: Any, length: int, *, stride: int | None = None, seed: int = 0, block: int = 64
     ) -> None:
         for name, number in (("length", length), ("stride", length if stride is None else stride), ("block", block)):
             check_count(number, "WindowDataset", name)
