@@ -134,7 +134,7 @@ class VideoDataset(ClipDataset):
         }
 
     def _wanted(self, video: VideoReader, clip: int) -> Any:
-        """Return the times of a clip's frames (frames,), each in the middle of a frame, where rounding decides nothing."""
+        """Return the times of a clip's frames (frames,)."""
         numbers = np.arange(self.frames)
         if self.clips == "even":
             times = (numbers + 0.5) * video.seconds / self.frames
@@ -144,4 +144,7 @@ class VideoDataset(ClipDataset):
             if self.clips != "all":  # no clip follows
                 length += 1 / video.fps - step
             times = start_of_clip(self.clips, clip, video.seconds, length) + numbers * step
-        return (np.floor(times * video.fps + _ROUNDING) + 0.5) / video.fps
+        frames = times * video.fps + _ROUNDING
+        if self.fps is None and self.clips != "even":
+            frames = np.floor(frames) + 0.5  # the middle of each frame: containers round where frames begin
+        return frames / video.fps

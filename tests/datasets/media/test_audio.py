@@ -184,6 +184,21 @@ def test_times_are_kept_and_read_again_if_a_file_changes(tmp_path: Path) -> None
     assert all(path.suffix == ".npz" for path in cache.iterdir())
 
 
+@pytest.mark.parametrize("cached", [False, True])
+def test_files_in_an_object_store_are_read_as_local_ones(cached: bool, tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    folder, root = folder_of(tmp_path / "files"), f"/{tmp_path.name}-{cached}"
+    for path in folder.iterdir():
+        fsspec.filesystem("memory").pipe_file(f"{root}/{path.name}", path.read_bytes())
+    storage = lk.Storage(cache_dir=tmp_path / "cache" if cached else None)
+    settings: dict[str, Any] = {"clip_s": 0.5, "clips": "all", "cache_dir": tmp_path / "times"}
+    remote = lk.AudioDataset(f"memory:/{root}", storage=storage, **settings)
+    local = lk.AudioDataset(folder, **settings)
+    assert len(remote) == len(local) > 7
+    assert equal(list(remote), list(local))
+    assert remote.fingerprint() == local.fingerprint()
+
+
 def test_times_are_read_by_processes(tmp_path: Path) -> None:
     files = folder_of(tmp_path)
     one, two = (lk.AudioDataset(files, cache_dir=None, jobs=jobs).times() for jobs in (1, 2))

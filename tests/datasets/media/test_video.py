@@ -2,6 +2,7 @@
 
 import io
 import os
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,27 @@ def test_frames_at_another_rate_are_found_by_time(tmp_path: Path) -> None:
     sample = lk.VideoDataset(tmp_path, frames=6, fps=50, clips="middle")[0]
     assert sorted(numbers(sample)) == numbers(sample)
     assert len(set(numbers(sample))) in (3, 4)
+
+
+def test_a_changing_frame_rate_keeps_its_pace(tmp_path: Path) -> None:
+    """A frame is shown until the next one begins."""
+    import av
+
+    starts = [0, 1, 2, 12, 13, 30, 31, 32, 33, 49]  # in 25ths of a second
+    with av.open(str(tmp_path / "a.mkv"), "w") as file:
+        stream = file.add_stream("libx264", rate=25)
+        stream.width, stream.height, stream.codec_context.time_base = 64, 48, Fraction(1, 25)
+        for number, start in enumerate(starts):
+            frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), level(number), dtype=np.uint8))
+            frame.pts, frame.time_base = start, Fraction(1, 25)
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode())
+    (sample,) = lk.VideoDataset(tmp_path, frames=20, fps=10, clips="all", cache_dir=None)
+    found = (sample["times"] * 25).round().int().tolist()
+    assert len(set(found)) > 4
+    numbers = [starts.index(start) for start in found]
+    assert np.abs(np.subtract(levels(sample["frames"]), list(map(level, numbers)))).max() < 6
+    assert found == [max(start for start in starts if start <= 2.5 * number) for number in range(20)]
 
 
 def test_a_short_video_repeats_its_last_frame_and_says_so(tmp_path: Path) -> None:
