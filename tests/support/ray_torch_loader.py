@@ -16,7 +16,7 @@ def train(config):
     import loaderkit as lk
 
     lk.integrations.ray.prepare = lambda loader: TorchLoader(loader, ray.train.torch.prepare_data_loader)
-    ray_train_digits.train(config)
+    return ray_train_digits.train(config)
 
 
 if __name__ == "__main__":
