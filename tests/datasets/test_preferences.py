@@ -60,6 +60,9 @@ def test_two_texts() -> None:
     sample = pairs({"prompt": "What is a name?", "chosen": " An object", "rejected": " A thing<eos>"})[0]
     assert texts_of(sample, "chosen") == ("What is a name?", " An object<eos>")
     assert texts_of(sample, "rejected") == ("What is a name?", " A thing<eos>")
+    merged = pairs({"prompt": "Hi ", "chosen": "the name", "rejected": "~"})[0]
+    assert texts_of(merged, "chosen") == ("Hi", " the name<eos>")
+    assert texts_of(merged, "rejected") == ("Hi", " ~<eos>")
 
 
 MESSAGES = chat_of(1)[:-1]
@@ -90,9 +93,10 @@ def test_each_layout_gives_the_same_pair(name: str) -> None:
 
 
 def test_a_prompt_that_two_texts_share_ends_before_the_space_of_the_first_other_word() -> None:
-    sample = pairs({"chosen": "User: Hi. Bot: the name", "rejected": "User: Hi. Bot: a name"})[0]
-    assert texts_of(sample, "chosen") == ("User: Hi. Bot:", " the name<eos>")
-    assert texts_of(sample, "rejected") == ("User: Hi. Bot:", " a name<eos>")
+    for chosen, rejected in (("the name", "a name"), ("~", "^")):  # with the space in one token, and not
+        sample = pairs({"chosen": f"User: Hi. Bot: {chosen}", "rejected": f"User: Hi. Bot: {rejected}"})[0]
+        assert texts_of(sample, "chosen") == ("User: Hi. Bot:", f" {chosen}<eos>")
+        assert texts_of(sample, "rejected") == ("User: Hi. Bot:", f" {rejected}<eos>")
 
 
 def test_long_pairs_are_cut_or_refused() -> None:
