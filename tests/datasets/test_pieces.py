@@ -30,7 +30,7 @@ def cut(documents: list[Any], length: int) -> list[Any]:
     return [one[start : start + length] for one in documents for start in range(0, max(1, len(one)), length)]
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=8), st.integers(1, 12), st.integers(1, 3))
 def test_the_pieces_are_the_slices(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], length: int, shards: int
@@ -97,8 +97,8 @@ def test_a_packed_epoch_has_each_token_once_on_any_ranks(engine: Any, tmp_path: 
 def test_a_packed_run_resumes_anywhere_and_on_other_ranks(tmp_path: Path) -> None:
     write_documents(tmp_path, SIZES)
     make = packed(tmp_path)
-    testing.assert_resumable(make, epochs=2, ids=tokens_of)
-    elastic: list[dict[str, Any]] = [{"batch_size": 2}, {"world_size": 2}, {"batch_size": 3}]
+    testing.assert_resumable(make, epochs=2, stops=[1, 6, len(make())], consumers=["trainer"], ids=tokens_of)
+    elastic: list[dict[str, Any]] = [{"batch_size": 2}, {"world_size": 2, "batch_size": 3}]
     testing.assert_elastic(make, elastic, samples=sum(SIZES), ids=tokens_of)
 
 
