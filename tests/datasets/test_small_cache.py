@@ -173,6 +173,7 @@ def test_ranks_share_downloads_and_do_not_wait_for_a_killed_one(slow: SlowStore,
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Loader. about .* shards are in use")
 def test_chains_of_kills_change_nothing_and_leave_nothing(
     slow: SlowStore, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
