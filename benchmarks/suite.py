@@ -55,7 +55,7 @@ SCRIPTS = (
     Script("index", 4),
     Script("cloud", 12),
     Script("cloud_cases", 4),
-    Script("ranges", 3),
+    Script("ranges", 4),
     Script("device", 0.5),
 )
 
