@@ -14,6 +14,7 @@ from loaderkit.datasets.media.container import (
     open_stream,
     pyav,
     seconds_of,
+    seek,
     seek_to_start,
     start_of,
 )
@@ -61,21 +62,21 @@ class AudioReader:
 
     def _parts(self, start: int, count: int) -> list[Any]:
         """Return pieces (C, T) of the wanted part, in the file's own format of samples."""
-        codec = self._stream.codec_context.codec
-        run_up = round(_RUN_UP_S * self.sample_rate) if codec.lossy else 0
-        if start > run_up:
-            parts = self._parts_from(start - run_up, start, count)
+        lossy = self._stream.codec_context.codec.lossy
+        for run_up_s in (_RUN_UP_S,) if lossy else (0.0, _RUN_UP_S):
+            seek_to = start - round(run_up_s * self.sample_rate)
+            parts = self._parts_from(seek_to, start, count) if seek_to > 0 else None
             if parts is not None:
                 return parts
-        found = self._parts_from(0, start, count)
-        return found if found is not None else []
+        return self._parts_from(0, start, count) or []
 
     def _parts_from(self, seek_to: int, start: int, count: int) -> list[Any] | None:
-        """Decode after a seek; None if the first packet there is after `start`."""
+        """Decode after a seek; None if that fails, or the first packet there is after `start`."""
         stream, begin = self._stream, start_of(self._stream)
         if seek_to:
             place = (begin + Fraction(seek_to, self.sample_rate)) / stream.time_base
-            self._container.seek(int(place), stream=stream)
+            if not seek(self._container, stream, int(place)):
+                return None
         else:
             seek_to_start(self._container)
         parts: list[Any] = []

@@ -71,6 +71,18 @@ def start_of(stream: Any) -> Fraction:
     return start
 
 
+def seek(container: Any, stream: Any, stamp: int) -> bool:
+    """Go to the keyframe before a time of the stream's clock, and return whether that was possible.
+
+    FFmpeg refuses some places near the end of formats without an index, such as FLAC.
+    """
+    try:
+        container.seek(stamp, stream=stream)
+    except pyav().FFmpegError:
+        return False
+    return True
+
+
 def seek_to_start(container: Any) -> None:
     """Go back to the first packet."""
     container.seek(min(0, container.start_time or 0))

@@ -13,6 +13,7 @@ from loaderkit.datasets.media.container import (
     open_stream,
     pyav,
     seconds_of,
+    seek,
     seek_to_start,
 )
 from loaderkit.datasets.remote.storage import Storage
@@ -82,7 +83,8 @@ class VideoReader:
 
     def _shown_from(self, seek_to: float, times: Sequence[float]) -> list[Any]:
         if seek_to:
-            self._container.seek(self._stamp(seek_to), stream=self._stream)
+            if not seek(self._container, self._stream, self._stamp(seek_to)):
+                return []
         else:
             seek_to_start(self._container)
         shown: list[Any] = []
