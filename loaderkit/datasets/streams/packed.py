@@ -113,10 +113,15 @@ class Rows:
         return len(document[self.tokens] if isinstance(document, dict) else document)
 
     def piece(self, document: Any, start: int, stop: int) -> Any:
-        """Return a document with only the tokens from `start` to `stop`."""
+        """Return a copy of a document with only the tokens from `start` to `stop`. A view would keep the whole in memory."""
+
+        def cut(values: Any) -> Any:
+            part = values[start:stop]
+            return part.clone() if isinstance(part, Tensor) else part.copy()
+
         if not isinstance(document, dict):
-            return document[start:stop]
-        return {**document, **{name: document[name][start:stop] for name in (self.tokens, *self.fields)}}
+            return cut(document)
+        return {**document, **{name: cut(document[name]) for name in (self.tokens, *self.fields)}}
 
 
 class _Document(NamedTuple):

@@ -284,6 +284,18 @@ def test_short_documents_fill_rows() -> None:
     assert [int((batch["document_ids"] >= 0).sum()) for batch in loader] == [ROW] * 12 + [8]
 
 
+def test_a_huge_document_is_cut_and_only_its_end_stays() -> None:
+    """A row holds its own tokens, and not a view of the whole document."""
+
+    def read(shard: str, start: int) -> Iterator[Any]:
+        yield from [torch.arange(1_000_003), torch.arange(3)][start:]
+
+    rows = list(lk.StreamDataset(["a"], read, lanes=1).pack(2_048))
+    assert torch.cat([row[0] for row in rows]).tolist() == list(range(1_000_003))
+    assert [len(piece) for piece in rows[-1]] == [1_000_003 % 2_048, 3]
+    assert max(piece.untyped_storage().nbytes() for row in rows for piece in row) == 8 * 2_048
+
+
 class Noted(Lengths):
     def __init__(self, read: list[int]) -> None:
         self.read = read
