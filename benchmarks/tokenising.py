@@ -22,7 +22,7 @@ from apart import once
 from harness import DATA, LIMIT, OURS, TORCH, Row, parse_options, ratio, report, spread, tell, turns
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch.utils.data import DataLoader
-from trl import pack_dataset
+from trl.data_utils import pack_dataset
 
 import loaderkit as lk
 
