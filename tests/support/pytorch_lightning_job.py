@@ -38,7 +38,7 @@ class Data(lk.DataModule):
 def main() -> None:
     public = [getattr(lk, name) for name in lk.__all__]
     kinds = [kind for kind in public if isinstance(kind, type) and issubclass(kind, pl.LightningDataModule)]
-    assert len(kinds) == 6
+    assert len(kinds) == 7
     assert len([kind for kind in public if isinstance(kind, type) and issubclass(kind, pl.Callback)]) >= 2
     for kind in (*kinds, lk.SeedSteps):
         assert kind.__module__.startswith("loaderkit.lightning")
