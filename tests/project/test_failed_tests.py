@@ -7,6 +7,7 @@ from scripts import run
 TESTS_FOLDER = Path(__file__).parents[1]
 TESTS = """
 import threading
+import time
 
 import psutil
 import pytest
@@ -36,6 +37,9 @@ def test_fails(engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_comes_after(engine):
+    deadline = time.monotonic() + 10
+    while running() and time.monotonic() < deadline:  # a thread that was told to end takes a moment
+        time.sleep(0.01)
     assert not running()
 """
 MAIN = """
