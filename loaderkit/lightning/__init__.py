@@ -8,7 +8,8 @@ from loaderkit.lightning.images import ImageDataModule
 from loaderkit.lightning.shards import ShardDataModule
 from loaderkit.lightning.table import TableDataModule
 from loaderkit.lightning.tables.columns import TableColumns
-from loaderkit.lightning.text import TextBatching, TextDataModule
+from loaderkit.lightning.text import TextDataModule
+from loaderkit.lightning.text_batching import TextBatching
 
 __all__ = [
     "ChatDataModule",

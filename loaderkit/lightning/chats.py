@@ -24,14 +24,11 @@ from loaderkit.lightning.base import DataModule
 from loaderkit.lightning.check_data import StageData, factories, is_dict_of_tables, list_stage_data, sources_by_stage
 from loaderkit.lightning.loaders import TrainerLoader
 from loaderkit.lightning.shards import open_shards
-from loaderkit.lightning.text import TextBatching
+from loaderkit.lightning.text_batching import TextBatching, check_batching
 from loaderkit.lightning.text_sources import is_urls
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.lengths import measure_lengths
-from loaderkit.sampling.by_length.packing import PackPlan
-from loaderkit.sampling.by_length.plans import LengthBuckets, TokenBudget
 from loaderkit.sampling.order import digest
-from loaderkit.sampling.plan import Plan
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.cpus import Cpus, ranks_on_host
 from loaderkit.system.suggest import suggest_argument, suggest_arguments
@@ -107,11 +104,7 @@ class ChatDataModule(DataModule):
         loader: LoaderConfig | None = None,
         eval_loader: LoaderConfig | None = None,
     ) -> None:
-        if batching is not None and not isinstance(batching, TextBatching):
-            raise TypeError(
-                f"ChatDataModule: batching is {batching!r}, wanted a TextBatching such as lk.TextBatching(how='random')."
-            )
-        self.batching = batching or TextBatching()
+        self.batching = check_batching("ChatDataModule", batching, loader, eval_loader)
         how, most = self.batching.how, self.batching.max_length
         if how == "windows" or (pairs and how == "packed"):
             raise ValueError(
@@ -122,11 +115,6 @@ class ChatDataModule(DataModule):
                 f"ChatDataModule: too_long is {too_long!r} and batching.max_length {most}, wanted one of "
                 f"{', '.join(map(repr, get_args(TooLong)))}, and with any but 'error' TextBatching(max_length=...)."
             )
-        for config in (loader, eval_loader):
-            if config is not None and (config.plan is not None or config.order is not None):
-                raise ValueError(
-                    "ChatDataModule: the loader has plan= or order=, wanted batching=TextBatching(...) here."
-                )
         sources = sources_by_stage(train=train, val=val, test=test, predict=None)
         if splits is None and train is not None and val is None:
             splits = {"train": 0.9, "val": 0.1}
@@ -159,27 +147,11 @@ class ChatDataModule(DataModule):
 
     @override
     def _make_loader(self, kind: type[L], dataset: Any, config: LoaderConfig, shuffle: bool) -> L:
-        plan = self._plan(dataset, config, shuffle)
+        arranged = self.batching.how != "random"
+        plan = self.batching.plan(dataset.lengths(), config, shuffle=shuffle) if arranged else None
         collate = self._collate() if config.collate_fn is None else config.collate_fn
         changed = dataclasses.replace(config, plan=plan, collate_fn=collate, shuffle=None)
         return super()._make_loader(kind, dataset, changed, shuffle and plan is None)
-
-    def _plan(self, dataset: Any, config: LoaderConfig, shuffle: bool) -> Plan | None:
-        how, size = self.batching, config.batch_size or 1
-        if how.how == "random":
-            return None
-        lengths = dataset.lengths()
-        more: dict[str, Any] = {
-            "window": how.window,
-            "shuffle": shuffle,
-            "seed": config.seed,
-            "tail": config.tail_policy,
-        }
-        if how.how == "buckets":
-            return LengthBuckets(lengths, size, **more)
-        if how.how == "budget" and how.max_tokens is not None:
-            return TokenBudget(lengths, how.max_tokens, **more)
-        return PackPlan(lengths, how.max_length or 1, size, **more)
 
     def _collate(self) -> Any:
         if self.batching.how != "packed":

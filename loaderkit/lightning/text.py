@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -18,65 +18,16 @@ from loaderkit.lightning.base import DataModule
 from loaderkit.lightning.check_data import StageData, factories, is_dict_of_tables, list_stage_data, sources_by_stage
 from loaderkit.lightning.loaders import TrainerLoader
 from loaderkit.lightning.shards import open_shards
+from loaderkit.lightning.text_batching import TextBatching, check_batching
 from loaderkit.lightning.text_sources import TextData, classes_of, is_text_files, is_urls, read_texts
 from loaderkit.loader.config import LoaderConfig
-from loaderkit.sampling.by_length.packing import PackPlan
-from loaderkit.sampling.by_length.plans import LengthBuckets, TokenBudget
 from loaderkit.sampling.plan import Plan
-from loaderkit.system.suggest import did_you_mean, suggest_arguments
+from loaderkit.system.suggest import suggest_arguments
 from loaderkit.writing.tokens import encode_bytes
 
 L = TypeVar("L", bound=TrainerLoader)
-How = Literal["random", "buckets", "budget", "packed", "windows"]
 BYTE_END, BYTE_VOCABULARY = 256, 257
 _IGNORED = -100  # the default ignore_index of torch's cross_entropy
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class TextBatching:
-    """How texts become batches.
-
-    Args:
-        how: "random": `batch_size` texts, padded. "buckets": `batch_size` texts of similar lengths,
-            padded. "budget": as many texts as fit in `max_tokens`, padded. Language models also have
-            "packed": `batch_size` rows of `max_length` tokens with several texts each, and "windows":
-            all texts joined end to end and cut every `max_length` tokens.
-        max_length: Largest number of tokens in a text. A classifier's longer texts are truncated, a
-            language model's are cut into pieces.
-        max_tokens: Largest number of tokens in a batch, including padding.
-        window: Number of texts that are arranged by length together. Default: half of the texts, at
-            least 1,024 and at most 32,768.
-
-    Raises:
-        ValueError: If a setting is out of range, missing, or does not apply to `how`.
-
-    Examples:
-        >>> lk.TextBatching(how="budget", max_tokens=4096).max_tokens
-        4096
-        >>> lk.TextBatching(how="packed")
-        Traceback (most recent call last):
-        ValueError: TextBatching: how='packed' needs max_length=, the number of tokens in a row.
-    """
-
-    how: How = "buckets"
-    max_length: int | None = None
-    max_tokens: int | None = None
-    window: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.how not in get_args(How):
-            known = get_args(How)
-            hint = did_you_mean(str(self.how), known)
-            raise ValueError(f"TextBatching: how is {self.how!r}, wanted one of {', '.join(map(repr, known))}.{hint}")
-        if (self.max_tokens is not None) != (self.how == "budget"):
-            raise ValueError(
-                f"TextBatching: how={self.how!r} and max_tokens={self.max_tokens}; only 'budget' takes max_tokens, and needs it."
-            )
-        if self.how in ("packed", "windows") and self.max_length is None:
-            raise ValueError(f"TextBatching: how={self.how!r} needs max_length=, the number of tokens in a row.")
-        for name, number, least in (("max_length", self.max_length, 2), ("max_tokens", self.max_tokens, 1)):
-            if number is not None and (not isinstance(number, int | np.integer) or number < least):
-                raise ValueError(f"TextBatching: {name} is {number!r}, wanted an integer of at least {least}.")
 
 
 class TextDataModule(DataModule):
@@ -149,10 +100,7 @@ class TextDataModule(DataModule):
         loader: LoaderConfig | None = None,
         eval_loader: LoaderConfig | None = None,
     ) -> None:
-        if batching is not None and not isinstance(batching, TextBatching):
-            raise TypeError(
-                f"TextDataModule: batching is {batching!r}, wanted a TextBatching such as lk.TextBatching(how='random')."
-            )
+        self.batching = check_batching("TextDataModule", batching, loader, eval_loader)
         if tokenizer is not None and not callable(tokenizer):
             raise TypeError(
                 f"TextDataModule: tokenizer is of type {type(tokenizer).__name__}, wanted a function from a text to its tokens. "
@@ -168,17 +116,11 @@ class TextDataModule(DataModule):
         self._splits = dict(splits or {})
         self._stage_data = list_stage_data("TextDataModule", sources, splits, is_several=is_dict_of_tables)
         super().__init__(**factories(self._stage_data, self._open), loader=loader, eval_loader=eval_loader)
-        self.batching = batching or TextBatching()
         self._text, self._label, self._format = text, label, format
         self._classes = None if classes is None else list(classes)
         self._tokenizer, self._vocab_size, self._pad_token = tokenizer, vocab_size, pad_token
         self.end_token = BYTE_END if tokenizer is None and end_token is None and label is None else end_token
         self._read: dict[str, tuple[TokenSpans, list[Any] | None]] = {}
-        for config in (loader, eval_loader):
-            if config is not None and (config.plan is not None or config.order is not None):
-                raise ValueError(
-                    "TextDataModule: the loader has plan= or order=, wanted batching=TextBatching(...) here."
-                )
         if label is not None and self.batching.how in ("packed", "windows"):
             raise ValueError(
                 f"TextDataModule: label={label!r} and how={self.batching.how!r}; texts to classify are batched as 'random', "
@@ -243,26 +185,13 @@ class TextDataModule(DataModule):
         return super()._make_loader(kind, dataset, changed, shuffle and plan is None)
 
     def _plan(self, dataset: TokenSpans, config: LoaderConfig, shuffle: bool) -> Plan | None:
-        how, size = self.batching, config.batch_size or 1
-        more: dict[str, Any] = {
-            "window": how.window,
-            "shuffle": shuffle,
-            "seed": config.seed,
-            "tail": config.tail_policy,
-        }
-        if how.how == "buckets":
-            return LengthBuckets(dataset.lengths(), size, **more)
-        if how.how == "budget" and how.max_tokens is not None:
-            longest = int(dataset.lengths().max(initial=0))
-            if longest > how.max_tokens:
-                raise ValueError(
-                    f"TextDataModule: a text has {longest:,} tokens, over max_tokens={how.max_tokens:,}. Raise max_tokens, or cut "
-                    "texts: TextBatching(max_length=...)."
-                )
-            return TokenBudget(dataset.lengths(), how.max_tokens, **more)
-        if how.how == "packed" and how.max_length is not None:
-            return PackPlan(dataset.lengths(), how.max_length, size, **more)
-        return None
+        most = self.batching.max_tokens
+        if most is not None and (longest := int(dataset.lengths().max(initial=0))) > most:
+            raise ValueError(
+                f"TextDataModule: a text has {longest:,} tokens, over max_tokens={most:,}. Raise max_tokens, or cut texts: "
+                "TextBatching(max_length=...)."
+            )
+        return self.batching.plan(dataset.lengths(), config, shuffle=shuffle)
 
     def _collate(self) -> Callable[[Any], Any]:
         if self.batching.how == "packed":

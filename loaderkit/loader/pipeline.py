@@ -43,8 +43,8 @@ class Pipeline(DeclaresDraws):
     itself, with random access and a fingerprint, so a Loader keeps all its guarantees. It pickles as well as its data and
     functions do. `print(pipeline)` draws it.
 
-    A `StreamDataset` has the verbs itself. Shuffle anew in each epoch with `Loader(shuffle=True)`, and make batches with its
-    `batch_size`: the verbs `shuffle` and `batch` are for what comes before.
+    A `StreamDataset` has the verbs itself. `shuffle` gives the same order in each epoch; `Loader(shuffle=True)` gives a new one.
+    `batch` makes batches for later verbs; `Loader(batch_size=...)` makes those to train on.
 
     Args:
         dataset: The data.
@@ -158,9 +158,9 @@ class Pipeline(DeclaresDraws):
     ) -> "Pipeline":
         """Mix datasets by weights, exact to one sample in each window.
 
-        Each source comes in its own order, and starts again if it is used up. Each epoch has the same samples. For sources that
-        are shuffled anew, and go on in the next epoch where they were, give the Loader `order=lk.Mixture(...)`. For streams
-        use `lk.interleave`.
+        Each source comes in its own order, and starts again if it is used up. Each epoch has the same samples. `lk.Mixture`, as the
+        Loader's `order=`, shuffles each source in every epoch, and begins an epoch where the last one stopped in the source.
+        For streams use `lk.interleave`.
 
         Args:
             sources: The datasets.

@@ -25,7 +25,7 @@ ROLES = {
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation, and what its template gets beside the messages."""
+    """A conversation: its messages, its tools, and its values for the variables of the template."""
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None

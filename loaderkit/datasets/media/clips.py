@@ -1,4 +1,4 @@
-"""Clips of audio or video: which part of which file is a sample."""
+"""Datasets of clips. A sample is a file of audio or video, or a part of one."""
 
 import os
 from abc import abstractmethod
