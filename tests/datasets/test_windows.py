@@ -80,8 +80,15 @@ def test_epochs_have_other_orders_of_documents_and_a_golden_one(tmp_path: Path) 
     assert order_of(line_of(data, 0), documents) == GOLDEN
     orders = {tuple(order_of(line_of(data, epoch), documents)) for epoch in range(20)}
     assert len(orders) > 15
-    other = lk.WindowDataset(lk.DocumentDataset(tmp_path), 10, block=5, seed=1)
-    assert order_of(line_of(other, 0), documents) != GOLDEN
+
+
+@pytest.mark.parametrize("block", [1, 5, 256])
+def test_the_seed_orders_the_blocks_and_the_documents_of_each(block: int, tmp_path: Path) -> None:
+    """Blocks of one document are in another order for each seed, and so are the documents of a single block."""
+    documents = write_documents(tmp_path, SIZES)
+    made = [lk.WindowDataset(lk.DocumentDataset(tmp_path), 10, block=block, seed=seed) for seed in range(10)]
+    orders = [order_of(line_of(data, 0), documents) for data in made]
+    assert len(set(map(tuple, orders))) == 10
 
 
 def ids(batch: torch.Tensor) -> list[int]:

@@ -116,6 +116,27 @@ def test_a_random_clip_belongs_to_the_seed(tmp_path: Path) -> None:
     assert all(equal(list(make(**each)), whole) for each in engines)
 
 
+def test_a_random_clip_begins_anywhere_in_its_file(tmp_path: Path) -> None:
+    """Each epoch at another place; another seed gives others."""
+    rising = np.arange(2 * RATE, dtype=np.int16)
+    clips = lk.AudioDataset(write(tmp_path, a_wav=encode_audio("wav", rising[None])), clip_s=0.5)
+
+    def starts(seed: int) -> list[int]:
+        loader, found = lk.Loader(clips, seed=seed), []
+        for _ in range(30):
+            [batch] = list(loader)
+            values = (batch["waveform"][0, 0] * 32768).int().tolist()
+            assert values == list(range(values[0], values[0] + RATE // 2))
+            found.append(values[0])
+        return found
+
+    found = starts(0)
+    assert len(set(found)) > 25
+    assert min(found) < 3000
+    assert max(found) > 9000
+    assert found == starts(0) != starts(1)
+
+
 @pytest.mark.slow
 def test_workers_that_start_in_any_way_read_the_same_clips(tmp_path: Path) -> None:
     data = labelled(folder_of(tmp_path), clip_s=0.4)

@@ -119,6 +119,26 @@ def test_a_random_clip_belongs_to_the_seed(tmp_path: Path) -> None:
         assert equal(list(make(engine=engine, num_workers=2)), whole)
 
 
+def test_a_random_clip_begins_anywhere_in_its_file(tmp_path: Path) -> None:
+    """Each epoch at another frame; another seed gives others."""
+    clips = lk.VideoDataset(write(tmp_path, a_mp4=video(frames=25)), frames=5)
+
+    def starts(seed: int) -> list[int]:
+        loader, found = lk.Loader(clips, seed=seed, collate_fn=list), []
+        for _ in range(40):
+            [[sample]] = list(loader)
+            first = numbers(sample)[0]
+            assert numbers(sample) == list(range(first, first + 5))
+            found.append(first)
+        return found
+
+    found = starts(0)
+    assert len(set(found)) > 12
+    assert min(found) < 5
+    assert max(found) > 15
+    assert found == starts(0) != starts(1)
+
+
 @pytest.mark.slow
 def test_workers_that_start_in_any_way_read_the_same_clips(tmp_path: Path) -> None:
     data = labelled(write(tmp_path, **{f"{number}_mp4": video() for number in range(5)}), frames=2)

@@ -143,6 +143,17 @@ def test_each_token_comes_once_over_ranks(make: Any, wanted: Counter[int], lanes
         assert rows == rows[:1] * len(rows)
 
 
+def draw(row: list[Any]) -> float:
+    return float(lk.sample_rng().random())
+
+
+def test_each_row_has_a_seed_of_its_own() -> None:
+    """What a map of rows draws differs from row to row, over lanes and epochs."""
+    loader = loader_of(pack(plain(A)).map(draw), 1, collate_fn=list)
+    drawn = [value for _ in range(2) for batch in loader for value in batch]
+    assert len(set(drawn)) == len(drawn) > 70
+
+
 @each
 @pytest.mark.parametrize(("shuffle", "waiting"), [(False, 1), (True, 6)])
 def test_a_stop_anywhere_resumes_exactly(make: Any, wanted: Counter[int], shuffle: bool, waiting: int) -> None:
