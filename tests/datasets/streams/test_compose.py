@@ -13,6 +13,7 @@ from drawing import drawing_collate, draws, equal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_data import Counted, expected, names
+from stream_ranks import over_changed_ranks
 
 import loaderkit as lk
 
@@ -171,18 +172,7 @@ def test_workers_dont_matter(make: Any, wanted: Counter[int], workers: int) -> N
 def test_other_ranks_go_on_with_each_sample_once(
     make: Any, wanted: Counter[int], ranks: tuple[int, int], stop: int
 ) -> None:
-    old, new = ranks
-    batches, states = [], []
-    for rank in range(old):
-        loader = loader_of(make(), 1, rank, old, stop="each")
-        iterator = iter(loader)
-        batches += [next(iterator) for _ in range(stop)]
-        states.append(loader.state_dict())
-    state = json.loads(json.dumps(lk.merge_states(states)))
-    for rank in range(new):
-        loader = loader_of(make(), 3, rank, new, stop="each")
-        loader.load_state_dict(state)
-        batches += list(loader)
+    batches = over_changed_ranks(lambda *each: loader_of(make(), *each, stop="each"), *ranks, stop)
     assert ids(batches) == wanted
 
 

@@ -11,6 +11,7 @@ from drawing import add_draws, drawing_collate, draws, equal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_data import SIZES, Counted, expected, ids, make_loader, make_stream, names, with_draws
+from stream_ranks import over_changed_ranks
 
 import loaderkit as lk
 from loaderkit.testing import (
@@ -147,19 +148,11 @@ def test_a_run_resumes_on_other_workers(stop: int) -> None:
 def test_a_run_resumes_on_other_ranks(ranks: tuple[int, int], stop: int, shuffle: bool) -> None:
     """Each sample once over the epoch; with another batch size and number of workers too."""
     sizes = [20, 8, 18, 25, 17, 19, 16, 9, 11, 40, 12, 8, 0]
-    old, new = ranks
-    batches, states = [], []
-    for rank in range(old):
-        loader = make_loader(sizes, 2, world=lk.World(rank, old), stop="each", shuffle=shuffle, lanes=6)
-        iterator = iter(loader)
-        batches += [next(iterator) for _ in range(stop)]
-        states.append(loader.state_dict())
-    state = json.loads(json.dumps(lk.merge_states(states)))
-    for rank in range(new):
-        loader = make_loader(sizes, 3, world=lk.World(rank, new), stop="each", shuffle=shuffle, lanes=6)
-        loader.load_state_dict(state)
-        batches += list(loader)
-        assert loader.cursor.epoch == 1
+
+    def make(size: int, rank: int, ranks: int) -> Any:
+        return make_loader(sizes, size, world=lk.World(rank, ranks), stop="each", shuffle=shuffle, lanes=6)
+
+    batches = over_changed_ranks(make, *ranks, stop, batch_size=2)
     assert ids(batches) == expected(sizes)
 
 
