@@ -40,7 +40,7 @@ def check_index(dataset: MapStyle, index: int) -> None:
 def check_indices(dataset: MapStyle, indices: Sequence[int] | Int64Array) -> Int64Array:
     """Return indices (B,) as an array; raise an IndexError unless each is from 0 to N - 1."""
     found = np.asarray(indices, dtype=np.int64)
-    if found.size and (found.min() < 0 or found.max() >= len(dataset)):
+    if found.size and found.view(np.uint64).max() >= len(dataset):  # a negative one is large there
         outside = found[(found < 0) | (found >= len(dataset))][0]
         raise IndexError(f"{type(dataset).__name__}: index {outside} in a dataset of {len(dataset):,} samples.")
     return found

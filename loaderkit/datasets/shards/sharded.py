@@ -239,6 +239,9 @@ class ShardedDataset(DeclaresDraws, ABC):
         wanted = check_indices(self, indices)
         if not wanted.size:
             return
+        if len(self.shards) == 1:
+            yield 0, np.arange(len(wanted)), wanted
+            return
         part = int(np.searchsorted(self._ends, wanted[0], side="right"))
         rows = wanted - (self._ends[part] - self._indexes[part].count)
         if rows.min() >= 0 and rows.max() < self._indexes[part].count:  # one shard, as in most batches of a ShardOrder
