@@ -118,7 +118,6 @@ __all__ = [
 from . import integrations as integrations
 from . import testing as testing
 from .collate.chats import ChatCollate as ChatCollate
-from .collate.default import CollateError as CollateError
 from .collate.detection import DetectionCollate as DetectionCollate
 from .collate.pack import PackCollate as PackCollate
 from .collate.pack import document_mask as document_mask
@@ -219,6 +218,7 @@ from .seeding.samples import sample_rng as sample_rng
 from .system.nested import to_device as to_device
 from .system.ray_executor import RayExecutor as RayExecutor
 from .system.retry import Retry as Retry
+from .system.stack import CollateError as CollateError
 from .system.state import StateError as StateError
 from .system.world import World as World
 from .writing import ParquetFormat as ParquetFormat

@@ -23,10 +23,9 @@ __all__ = [
 
 from .chats import ChatCollate
 from .coco import coco_target, draw_segmentation
-from .default import CollateError, stack, stack_columns
+from .default import CollateError, keep_rows, stack, stack_columns
 from .detection import DetectionCollate
 from .pack import PackCollate, document_mask, unpack
 from .pad import MultimodalCollate, PadCollate, RaggedCollate
 from .padding import pad_sequences, unpad
-from .rows import keep_rows
 from .rules import Jagged, Pad

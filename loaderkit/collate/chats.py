@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from loaderkit.collate.default import CollateError
 from loaderkit.collate.pad import PadCollate
 from loaderkit.collate.rules import Pad
+from loaderkit.system.stack import CollateError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from loaderkit.collate.coco import coco_target
-from loaderkit.collate.default import CollateError, difference, from_array, stack_field
 from loaderkit.collate.padding import pad_field
 from loaderkit.collate.rules import Pad
+from loaderkit.system.stack import CollateError, difference, from_array, stack_field
 
 _PER_OBJECT = ("boxes", "labels", "masks", "area", "iscrowd")
 _DTYPES = {"labels": torch.int64, "area": torch.float32, "iscrowd": torch.int64}

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loaderkit.collate.default import CollateError, join_path, named, stack_field
 from loaderkit.collate.padding import pad_field
 from loaderkit.collate.rules import Jagged, Pad
 from loaderkit.collate.sequences import sequences_of
 from loaderkit.datasets.ragged import Ragged
+from loaderkit.system.stack import CollateError, join_path, named, stack_field
 
 Rule = Pad | Jagged | Mapping[Any, Any] | Callable[[list[Any]], Any]
 Rules = Mapping[Any, Any]  # from a key, a position, or a path such as "a.b", to a Rule

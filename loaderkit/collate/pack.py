@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loaderkit.collate.default import CollateError, stack_field
 from loaderkit.collate.padding import scatter
 from loaderkit.collate.rules import check_dtype
 from loaderkit.collate.sequences import FieldSequences, check_value, sequences_of
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.stack import CollateError, stack_field
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from loaderkit.collate.default import CollateError
 from loaderkit.collate.field_collator import FieldCollator, Rule, Rules
 from loaderkit.collate.rules import Jagged, Pad
 from loaderkit.collate.sequences import sequences_of, split
 from loaderkit.datasets.ragged import Ragged
 from loaderkit.seeding.draws import draws_nothing
+from loaderkit.system.stack import CollateError
 
 Batch = TypeVar("Batch", covariant=True, default=Any)
 

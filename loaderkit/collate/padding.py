@@ -10,7 +10,6 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
-from loaderkit.collate.default import CollateError, difference, named
 from loaderkit.collate.rules import Pad, Side
 from loaderkit.collate.sequences import (
     Array,
@@ -23,6 +22,7 @@ from loaderkit.collate.sequences import (
 )
 from loaderkit.datasets.ragged import Ragged
 from loaderkit.system.batch_memory import LARGE, as_array, bits_of, empty_array, new_empty
+from loaderkit.system.stack import CollateError, difference, named
 
 # Longer rows are copied one by one. Joining them first writes to new memory: 16 rows of 160,000 float32 take 24 ms, not 0.8.
 _LONG_ROW = 1 << 15  # elements

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from loaderkit.collate.default import CollateError
+from loaderkit.system.stack import CollateError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

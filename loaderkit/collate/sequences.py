@@ -12,10 +12,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from loaderkit.collate.default import CollateError, difference, from_array, named
 from loaderkit.collate.rules import Pad
 from loaderkit.datasets.ragged import Ragged
 from loaderkit.system.arrays import native
+from loaderkit.system.stack import CollateError, difference, from_array, named
 
 Array = npt.NDArray[Any]
 _PLAIN = {Tensor, np.ndarray}

@@ -163,7 +163,7 @@ class Loader(Generic[Batch]):
     @property
     def collate_fn(self) -> Callable[[list[Any]], Batch]:
         """The function that makes a batch from a list of samples."""
-        from loaderkit.collate.default import stack
+        from loaderkit.system.stack import stack
 
         return self.config.collate_fn or stack
 
