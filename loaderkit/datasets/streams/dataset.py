@@ -13,13 +13,14 @@ import torch.utils.data as torch_data
 
 from loaderkit.datasets.bad_samples import RAISE, BadSamples
 from loaderkit.datasets.streams.lane import Lane, LaneReader, LaneSpec, Place, ShardShare, are_counts
-from loaderkit.datasets.streams.packed import Rows, TooLong
+from loaderkit.datasets.streams.packed import Rows, TooLong, batches_cannot_be_packed
 from loaderkit.datasets.streams.pulled import FilteredLane
 from loaderkit.datasets.streams.samples import Step, transform_samples
 from loaderkit.datasets.streams.verb import Verb
-from loaderkit.datasets.streams.verbs import Part, Windows
+from loaderkit.datasets.streams.verbs import Batches, Part, Windows
 from loaderkit.sampling.order import digest, shortened
 from loaderkit.seeding.keys import hash_positions
+from loaderkit.system.stack import stack
 from loaderkit.system.world import World
 
 Read = Callable[[str, int], Iterable[Any]]
@@ -139,17 +140,22 @@ class StreamDataset(torch_data.IterableDataset[Any]):
     @property
     def rows(self) -> Rows | None:
         """The rows that the samples are, after `pack`."""
-        return None
+        rows = getattr(self.read, "rows", None)
+        return rows if isinstance(rows, Rows) else None
 
     def map(self, function: Callable[[Any], Any]) -> Self:
-        """Return a stream that applies a function to each sample, under the sample's own seed."""
+        """Return a stream that applies a function to each sample, under the sample's own seed.
+
+        A state does not name the function, so a resume with another one is accepted.
+        """
         return self._with(Step(function))
 
     def filter(self, predicate: Callable[[Any], Any]) -> Self:
         """Return a stream without the samples for which a predicate is false.
 
         The predicate gets a sample after the preceding maps, and may draw under the sample's own seed. A resume does not
-        read dropped samples again.
+        read dropped samples again. A state does not name the predicate: a resume with another one is accepted, which then judges
+        the samples that were not read yet.
         """
         return self._with(Step(predicate, is_filter=True))
 
@@ -186,6 +192,38 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         stream._start(self._steps)
         return stream
 
+    def batch(
+        self, size: int, *, drop_last: bool = False, collate_fn: Callable[[list[Any]], Any] = stack
+    ) -> "StreamDataset":
+        """Return a stream of batches, each made of consecutive samples of a lane.
+
+        Use it if later verbs work on batches; give the Loader `batch_size=None` then. Else leave batches to the Loader: they can
+        then be of any size after a resume.
+
+        The last batch of each lane may be smaller, so an epoch has up to as many short batches as lanes. Batches belong to lanes,
+        so they do not depend on the number of ranks or workers. A sample draws under its own seed, `collate_fn` and later maps
+        under the batch's. A bad sample is left out, and the next one of the lane takes its place. A batch for which a later map
+        fails is one bad sample; errors of `collate_fn` are always raised.
+
+        Args:
+            size: Samples of a batch.
+            drop_last: Leave out the last batch of each lane if it is smaller.
+            collate_fn: Makes a batch of a list of samples.
+
+        Raises:
+            ValueError: If the size is not at least 1, or packed rows are to be stacked.
+
+        Examples:
+            >>> numbers = lk.StreamDataset(["a", "b"], lambda shard, start: range(start, 3), lanes=2)
+            >>> pairs = numbers.batch(2).map(lambda batch: batch * 10)
+            >>> [batch.tolist() for batch in lk.Loader(pairs, batch_size=None)]
+            [[0, 10], [0, 10], [20], [20]]
+        """
+        verb = Batches(size, drop_last, collate_fn)
+        if self.rows is not None and collate_fn is stack:
+            raise self.rows.cannot_stack()
+        return DerivedStream(self, verb)
+
     def pack(
         self,
         row_length: int,
@@ -217,7 +255,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
             waiting: Documents of a lane that wait, or more if they are short. More make fuller rows, and a longer start.
 
         Raises:
-            ValueError: If a number is out of range, or the stream is packed already.
+            ValueError: If a number is out of range, or the stream is packed already or a stream of batches.
 
         Examples:
             >>> texts = lk.StreamDataset(["a"], lambda shard, start: ["to be", "or", "not to be"][start:])
@@ -228,6 +266,8 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         """
         if self.rows is not None:
             raise ValueError("pack: the stream is packed already. Pack the stream before it.")
+        if isinstance(getattr(self, "verb", None), Batches) and not self._steps:
+            raise batches_cannot_be_packed()
         rows = Rows(row_length=row_length, tokens=tokens, fields=fields or {}, too_long=too_long, waiting=waiting)
         return DerivedStream(self, rows)
 
@@ -333,6 +373,8 @@ class DerivedStream(StreamDataset):
 
     @property
     def rows(self) -> Rows | None:
+        if isinstance(self.verb, Batches):
+            return None
         return self.verb if isinstance(self.verb, Rows) else self.stream.rows
 
     def fingerprint(self) -> str:

@@ -85,6 +85,13 @@ class Rows:
             return f"integers of {_BITS} bits, the first document's set"
         return None
 
+    def cannot_stack(self) -> ValueError:
+        """Return the error for rows that are to be stacked."""
+        return ValueError(
+            "batch: the samples are packed rows, which do not stack. Give "
+            f"collate_fn=loaderkit.PackCollate(row_length={self.row_length}), or leave batches to the Loader: batch_size=..."
+        )
+
     def document(self, sample: Any) -> Any:
         """Return a sample with arrays in the fields that are cut. A sample that is no mapping is the tokens itself."""
         if not isinstance(sample, Mapping):
@@ -122,6 +129,14 @@ class Rows:
         if not isinstance(document, dict):
             return cut(document)
         return {**document, **{name: cut(document[name]) for name in (self.tokens, *self.fields)}}
+
+
+def batches_cannot_be_packed() -> ValueError:
+    """Return the error for batches that are to be packed."""
+    return ValueError(
+        "pack: the samples are batches, wanted documents. Pack before: pack(...).batch(...), or make a document of each batch: "
+        "batch(..., collate_fn=list).map(join).pack(...)."
+    )
 
 
 class _Document(NamedTuple):

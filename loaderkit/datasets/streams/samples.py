@@ -12,10 +12,11 @@ from loaderkit.system.names import function_name
 
 
 class Step(NamedTuple):
-    """A function that `map` or `filter` applies to a sample."""
+    """A function that `map` or `filter` applies to a sample, or that makes a batch of the samples of a `batch`."""
 
     function: Callable[[Any], Any]
     is_filter: bool = False
+    is_collate: bool = False  # its errors are always raised, as those of a Loader's collate function
 
     def __str__(self) -> str:
         return f"{'filter' if self.is_filter else 'map'}({function_name(self.function)})"
@@ -71,8 +72,9 @@ def apply_steps(pending: PendingSample, seeds: SampleSeeds, row: int, policy: Ba
             elif not found:
                 return DROPPED
     except Exception as error:
-        error.add_note(f"loaderkit: raised while transforming sample {pending.number} of shard {pending.shard!r}.")
-        if not policy.blames(error):
+        doing = "collating the batch that begins with" if step.is_collate else "transforming"
+        error.add_note(f"loaderkit: raised while {doing} sample {pending.number} of shard {pending.shard!r}.")
+        if step.is_collate or not policy.blames(error):
             raise
         return Failed.of(error)
     return sample

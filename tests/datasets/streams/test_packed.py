@@ -394,6 +394,30 @@ def test_batches_are_those_of_a_pack_collate() -> None:
     assert torch.equal(same["labels"][0, 1:4], same["tokens"][0, 1:4].long())
 
 
+def test_batches_of_rows_are_those_of_a_loader() -> None:
+    """With one lane; and they resume at every stop."""
+    collate = lk.PackCollate(row_length=ROW, fields={"weights": 0.0})
+
+    def loader() -> Any:
+        return loader_of(pack(plain(A, lanes=1)).batch(2, collate_fn=collate), None)
+
+    whole = list(loader())
+    assert equal(whole, list(loader_of(pack(plain(A, lanes=1)), 2)))
+    assert tokens_in(whole) == tokens_of(A)
+    iterator = iter(first := loader())
+    for stop in range(1, len(whole)):
+        next(iterator)
+        then = loader()
+        then.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert equal(list(then), whole[stop:])
+
+
+def test_documents_made_of_batches_are_packed() -> None:
+    stream = plain(["0:3,4,5,6"], lanes=1, shuffle=False).map(only_tokens).batch(2, collate_fn=list)
+    rows = list(stream.map(lambda texts: [*texts[0], *texts[1]]).pack(ROW))
+    assert [[len(document) for document in row] for row in rows] == [[7], [11]]
+
+
 def test_hugging_face_names_and_encodings() -> None:
     class Encoding:
         ids = (1, 2, 3)
