@@ -73,7 +73,12 @@ class PieceDataset(DeclaresDraws):
 
     def __getitem__(self, index: int) -> Any:
         check_index(self, index)
-        return self.__getitems__([index % len(self)])[0]
+        index %= len(self)
+        if reads_pieces(self.dataset):
+            return self.__getitems__([index])[0]
+        # Not as a batch of one: inside another sample it would draw what the batch's first sample draws.
+        documents, starts = self._find(np.array([index]))
+        return self._cut(self.dataset[int(documents[0])], int(documents[0]), int(starts[0]))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         documents, starts = self._find(check_indices(self, indices))

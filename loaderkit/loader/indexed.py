@@ -352,6 +352,7 @@ class IndexedPosition(Position):
 
     def _make_reader(self) -> BatchReader:
         config, plan = self.config, self._plan
+        collate = config.collate_fn or getattr(self.dataset, "default_collate", None)  # of a Pipeline
         make = functools.partial(
             BatchReader,
             self.dataset,
@@ -362,10 +363,10 @@ class IndexedPosition(Position):
             finished=finished_shards(self.dataset, plan.order, self.step) if isinstance(plan, BatchPlan) else None,
         )
         if not isinstance(plan, Stages):
-            return make(collate_fn=config.collate_fn, order=self._replacements())
+            return make(collate_fn=collate, order=self._replacements())
         replaces = self._replacements() is not None
         stages = [
-            make(collate_fn=stage.collate_fn or config.collate_fn, order=order if replaces else None)
+            make(collate_fn=stage.collate_fn or collate, order=order if replaces else None)
             for stage, order in zip(plan.stages, plan.stage_orders(), strict=True)
         ]
         # The most demanding one decides which engine can be used.

@@ -1,9 +1,9 @@
 """Pipelines: a dataset with an index, and the verbs that make another of it."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any, ClassVar, Literal
 
@@ -24,7 +24,10 @@ from loaderkit.datasets import (
     reads_columns,
 )
 from loaderkit.datasets.base import check_index, reads_pieces
+from loaderkit.datasets.streams.packed import Rows, TooLong, batches_cannot_be_packed
 from loaderkit.loader.lengths import measure
+from loaderkit.loader.packed_rows import PackedRows, TokenCounts, collate_of
+from loaderkit.sampling.by_length.checks import check_count
 from loaderkit.sampling.mixture import Mixture
 from loaderkit.sampling.order import Order, Sequential, Shuffled, digest
 from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, draws
@@ -75,9 +78,13 @@ class Pipeline(DeclaresDraws):
             )
         self.dataset = dataset
         self._lines: tuple[str, ...] = (f"{type(dataset).__name__}: {len(dataset):,}",)
+        self._rows: Rows | None = dataset._rows if isinstance(dataset, Pipeline) else None
 
     def map(self, function: Callable[[Any], Any]) -> "Pipeline":
-        """Apply a function to each sample when it is read, under the sample's own seed."""
+        """Apply a function to each sample when it is read, under the sample's own seed.
+
+        A state does not name the function, so a resume with another one is accepted.
+        """
         return self._then(MapDataset(self.dataset, function), f"map({function_name(function)})")
 
     def filter(
@@ -144,13 +151,93 @@ class Pipeline(DeclaresDraws):
             drop_last: Leave out the last batch if it is smaller.
             collate_fn: Makes a batch of a list of samples.
 
+        Raises:
+            ValueError: If the size is not at least 1, or packed rows are to be stacked.
+
         Examples:
             >>> pairs = lk.Pipeline(range(5)).batch(2).map(lambda batch: batch * 10)
             >>> [batch.tolist() for batch in lk.Loader(pairs, batch_size=None)]
             [[0, 10], [20, 30], [40]]
         """
         _check_count("batch", size, 1)
-        return self._then(_Batches(self.dataset, size, collate_fn, drop_last=drop_last), f"batch({size})")
+        if self._rows is not None and collate_fn is stack:
+            raise self._rows.cannot_stack()
+        batches = self._then(_Batches(self.dataset, size, collate_fn, drop_last=drop_last), f"batch({size})")
+        batches._rows = None
+        return batches
+
+    def pack(
+        self,
+        row_length: int,
+        *,
+        tokens: str = "tokens",
+        fields: Mapping[str, float] | None = None,
+        too_long: TooLong = "split",
+        window: int = 32_768,
+        num_workers: int = 0,
+        executor: Executor | None = None,
+        cache: str | None = None,
+        multiprocessing_context: Literal["fork", "spawn"] = "fork",
+    ) -> "Pipeline":
+        """Pack documents into rows of a fixed length. This measures each document once, now, unless the data knows the lengths.
+
+        A sample before is a document: a dict with its tokens, or the tokens themselves. A sample after is a row: a list of
+        documents, as of a stream's `pack`. A Loader makes batches of rows with `PackCollate`, if it has no `collate_fn`. A later
+        `map` gets a row and returns a row.
+
+        Rows are packed by best fit decreasing. A row has the same documents in each epoch; `Loader(shuffle=True)` shuffles the rows.
+        With a `PackPlan` each epoch has other rows. A document without tokens is in no row. Every other token comes once an
+        epoch.
+
+        The number of tokens must not depend on random numbers. The lengths are cached under the conditions of `measure_lengths`.
+        A document longer than a row is read once for each of its rows; of a `DocumentDataset` only the piece is read. If long
+        documents are tokenized by a `map`, `stream().pack()` is faster. The rows take about 24 bytes of memory for each document.
+
+        Args:
+            row_length: Tokens of a row.
+            tokens: The field with a document's tokens (T,).
+            fields: Other fields with one value for each token, and the value that pads them: {"weights": 0}.
+            too_long: What happens to a document longer than a row. "split" cuts it into pieces, "drop" leaves it out, "error"
+                refuses it now.
+            window: Consecutive documents that are packed together. A smaller one reads more in sequence, and leaves more empty.
+            num_workers: Processes that measure; 0 measures in this one.
+            executor: Measures instead of processes; see `measure_lengths`.
+            cache: A file for the lengths. It is written at the end, as a whole.
+            multiprocessing_context: How processes start. Use "spawn" for datasets that do not survive a fork.
+
+        Raises:
+            ValueError: If a number is out of range, there are no documents, one is too long, or they are packed or batched already.
+            RuntimeError: If a document cannot be read or has no tokens to count; the message names it.
+
+        Examples:
+            >>> rows = lk.Pipeline([[1, 2, 3], [4, 5, 6, 7, 8], [9]]).pack(4)
+            >>> [[document.tolist() for document in row] for row in rows]
+            [[[1, 2, 3], [8]], [[4, 5, 6, 7]], [[9]]]
+            >>> next(iter(lk.Loader(rows, batch_size=2)))["tokens"].tolist()
+            [[1, 2, 3, 8], [4, 5, 6, 7]]
+        """
+        if self._rows is not None:
+            raise ValueError("pack: the samples are rows already. Pack once.")
+        if isinstance(self.dataset, _Batches):
+            raise batches_cannot_be_packed()
+        check_count(window, "pack", "window")
+        rows = Rows(row_length=row_length, tokens=tokens, fields=fields or {}, too_long=too_long)
+        if not len(self):
+            raise ValueError("pack: there are no documents, wanted at least one.")
+        if knows_lengths(self.dataset):
+            lengths = np.asarray(self.dataset.lengths(), dtype=np.int64)  # type: ignore[attr-defined]
+        else:
+            lengths = measure(
+                self.dataset,
+                TokenCounts(replace(rows, too_long="split")),
+                num_workers=num_workers,
+                executor=executor,
+                cache=cache,
+                fork=multiprocessing_context == "fork",
+            )
+        packed = self._then(PackedRows(self.dataset, lengths, rows, window=int(window)), str(rows))
+        packed._rows = rows
+        return packed
 
     @classmethod
     def mix(
@@ -176,10 +263,12 @@ class Pipeline(DeclaresDraws):
         mixed = cls(SubsetDataset(ConcatDataset(sources), order))
         named = ", ".join(f"{type(source).__name__}: {len(source):,}" for source in sources)
         mixed._lines = (f"mix({named}; {', '.join(f'{weight:g}' for weight in weights)}): {len(mixed):,}",)
+        rows = [source._rows if isinstance(source, Pipeline) else None for source in sources]
+        mixed._rows = rows[0] if all(each == rows[0] for each in rows) else None
         return mixed
 
     def stream(self, *, lanes: int = 16, window: int = 1024, shuffle: bool = False, seed: int = 0) -> StreamDataset:
-        """Return the samples as a stream, for verbs that need no index: `pack`, and a `filter` that runs while it is read.
+        """Return the samples as a stream, for a `filter` and a `pack` that run while it is read.
 
         A stream reads stretches of consecutive samples, which suits compressed Parquet. It has no length, and resumes as
         streams do. The settings are those of `StreamDataset`.
@@ -192,11 +281,16 @@ class Pipeline(DeclaresDraws):
         total = len(self)
         size = min(max(1, total // (16 * lanes)), _LARGEST)
         names = [f"{start}:{min(start + size, total)}" for start in range(0, total, size)]
-        read = _ReadStretch(self.dataset, self.fingerprint())
+        read = _ReadStretch(self.dataset, self.fingerprint(), self._rows)
         return StreamDataset(names, read, lanes=lanes, window=window, shuffle=shuffle, seed=seed)
 
+    @property
+    def default_collate(self) -> Callable[[list[Any]], Any] | None:
+        """What a Loader without `collate_fn` makes batches with: `PackCollate` for packed rows. None stacks the samples."""
+        return None if self._rows is None else collate_of(self._rows)
+
     def fingerprint(self) -> str:
-        """Return a description of the data; a resume compares it."""
+        """Return a description of the data and of what the verbs chose of it, but not of functions; a resume compares it."""
         own = getattr(self.dataset, "fingerprint", None)
         return str(own()) if callable(own) else ""
 
@@ -210,6 +304,7 @@ class Pipeline(DeclaresDraws):
     def _then(self, dataset: MapStyle, verb: str) -> "Pipeline":
         pipeline = Pipeline(dataset)
         pipeline._lines = (*self._lines, f"  .{verb}: {len(dataset):,}")
+        pipeline._rows = self._rows
         return pipeline
 
     def __len__(self) -> int:
@@ -292,6 +387,7 @@ class _ReadStretch:
 
     dataset: MapStyle = field(repr=False)
     fingerprint: str
+    rows: Rows | None = None  # that the samples are
 
     def __call__(self, shard: str, start: int) -> Iterator[Any]:
         first, stop = map(int, shard.split(":"))

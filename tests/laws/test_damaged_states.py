@@ -119,6 +119,16 @@ MAKERS: dict[str, Any] = {
     "stream of steps": lambda: streamed(stream(shuffle=True), steps=6),
     "shared shards": lambda: streamed(stream(share=3)),
     "filtered stream": lambda: streamed(stream(shuffle=True).filter(lambda number: number % 2)),
+    "batched stream": lambda: streamed(
+        stream(shuffle=True).batch(2, collate_fn=list).shuffle(3),
+        collate_fn=lambda found: rows(itertools.chain(*found)),
+    ),
+    "rows of a pipeline": lambda: indexed(
+        dataset=lk.Pipeline([[number] * length for number, length in enumerate(LENGTHS)]).pack(20),
+        shuffle=True,
+        batch_size=2,
+        collate_fn=lambda found: rows({int(part[0]) for row in found for part in row}),
+    ),
     "chain": lambda: streamed(lk.chain(stream(shuffle=True), stream(sizes=[4, 5]).map(far))),
     "interleaved": lambda: mixed("all"),
     "interleaved, again": lambda: mixed("again"),

@@ -146,6 +146,17 @@ def test_batches_draw_for_themselves() -> None:
     assert len({float(value) for batch in one for value in batch[1]}) == 24
 
 
+def test_pieces_in_a_batch_draw_for_the_batch() -> None:
+    """Whichever batch of the Loader it is in."""
+    documents = lk.Pipeline(range(12)).map(lambda value: lk.sample_rng().random(4))
+    batches = lk.Pipeline(lk.PieceDataset(documents, 2, lengths=[4] * 12)).batch(3)
+    one, two = (
+        [batch for each in lk.Loader(batches, size, shuffle=True, collate_fn=list) for batch in each] for size in (1, 4)
+    )
+    assert len(one) == 8
+    assert equal(one, two)
+
+
 def test_a_mixture_has_its_shares_and_starts_sources_again() -> None:
     sources = [range(300), range(1000, 1100), range(2000, 2010)]
     mixed = lk.Pipeline.mix(sources, [3, 1, 1], size=500, window=50)

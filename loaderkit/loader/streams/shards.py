@@ -6,13 +6,13 @@ from typing import Any
 
 from typing_extensions import override
 
-from loaderkit.collate import PackCollate
 from loaderkit.datasets.bad_samples import Reported
 from loaderkit.datasets.streams.dataset import StreamDataset
 from loaderkit.datasets.streams.lane import Lane, Place
 from loaderkit.datasets.streams.pulled import SkippingLane
 from loaderkit.datasets.streams.samples import transform_samples
 from loaderkit.loader.config import LoaderConfig
+from loaderkit.loader.packed_rows import collate_of
 from loaderkit.loader.position import Crew
 from loaderkit.loader.streams.lanes import Item, LaneTask, check_no_index, run_task
 
@@ -53,8 +53,7 @@ class ShardLanes:
     def read(self, lanes: range, places: Sequence[Any], cycle: int, turn: int) -> Iterator[Item]:
         stream, config, rows = self._stream, self._config, self._stream.rows
         if rows is not None and config.collate_fn is None:
-            collate = PackCollate(tokens=rows.tokens, row_length=rows.row_length, fields=rows.fields)
-            config = replace(config, collate_fn=collate)
+            config = replace(config, collate_fn=collate_of(rows))
         task = ShardTask(stream=stream, config=config, lanes=lanes, places=places, cycle=cycle, turn=turn)
         return run_task(task, stream.seed, self._crew.num_workers)
 
