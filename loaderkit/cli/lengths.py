@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not len(lengths):
             raise ValueError("the source has no samples.")
         (edges, counts), found = _histogram(lengths), _summaries(lengths, arguments)
-        say("\n".join([_overview(lengths), "", *_bars(edges, counts), "", *_table(found)]))
+        say("\n".join([_overview(lengths), "", *_bars(edges, counts), "", *_table(found), *_cuts(lengths, arguments)]))
         if arguments.plot is not None:
             _draw(arguments.plot, edges, counts, found)
             say(f"\n{arguments.plot}")
@@ -123,13 +123,14 @@ def _summaries(lengths: Int64Array, arguments: argparse.Namespace) -> dict[str, 
     budget = arguments.max_tokens or max(round(float(lengths.mean()) * size), longest, 1)
     row_length = arguments.row_length or max(longest, 1)
     rows = max(1, round(budget / row_length))
+    cuts = ', too_long="split"' if longest > row_length else ""
     more: dict[str, Any] = {"window": arguments.window, "seed": arguments.seed}
     # With few samples the ranks can't always share the last batch; without it plans are still comparable.
     plans = {
         f"LengthBuckets(batch_size={size})": LengthBuckets(lengths, size, tail="drop", **more),
         f"TokenBudget(max_tokens={budget:,})": TokenBudget(lengths, budget, tail="drop", too_long="drop", **more),
-        f"PackPlan(row_length={row_length:,}, batch_size={rows})": PackPlan(
-            lengths, row_length, rows, tail="drop", too_long="drop", **more
+        f"PackPlan(row_length={row_length:,}, batch_size={rows}{cuts})": PackPlan(
+            lengths, row_length, rows, tail="drop", too_long="split" if cuts else "error", **more
         ),
     }
     world = World(0, arguments.ranks)
@@ -189,6 +190,20 @@ def _table(found: dict[str, PlanSummary]) -> list[str]:
     return table(rows)
 
 
+def _cuts(lengths: Int64Array, arguments: argparse.Namespace) -> list[str]:
+    """Say how many samples are longer than a row, and what it costs to drop them."""
+    longer = lengths[lengths > (arguments.row_length or lengths.max())]
+    if not len(longer):
+        return []
+    counted = "1 sample is" if len(longer) == 1 else f"{len(longer):,} samples are"
+    share = longer.sum() / lengths.sum()
+    return [
+        "",
+        f'{counted} longer than a row. too_long="split" cuts them into pieces, which PackPlan counts as samples; '
+        f'too_long="drop" would lose {share:.1%} of the tokens.',
+    ]
+
+
 def _draw(path: str, edges: Int64Array, counts: Int64Array, found: dict[str, PlanSummary]) -> None:
     """Write a PNG: the histogram of lengths, and each plan's ratio of padded to real tokens."""
     with two_axes(path, height=4.2, widths=(1, 1.1)) as (left, right):
@@ -202,7 +217,7 @@ def _draw(path: str, edges: Int64Array, counts: Int64Array, found: dict[str, Pla
 
 
 def _draw_padding(right: Any, found: dict[str, PlanSummary]) -> None:
-    names = [name.replace("(", "\n(").replace(", b", ",\nb") for name in found]
+    names = [name.replace("(", "\n(").replace(", ", ",\n") for name in found]
     ratios = [one.padded_to_real for one in found.values()]
     right.barh(names, ratios, color=_RED, label="padding")
     right.barh(names, [1] * len(names), color=_GREY, label="tokens")

@@ -56,7 +56,9 @@ def test_it_counts_what_the_plans_count(texts: Path, capsys: pytest.CaptureFixtu
     for name, plan in {
         "LengthBuckets(batch_size=8)": lk.LengthBuckets(SIZES, 8, **more),
         "TokenBudget(max_tokens=600)": lk.TokenBudget(SIZES, 600, too_long="drop", **more),
-        "PackPlan(row_length=100, batch_size=6)": lk.PackPlan(SIZES, 100, 6, too_long="drop", **more),
+        'PackPlan(row_length=100, batch_size=6, too_long="split")': lk.PackPlan(
+            SIZES, 100, 6, too_long="split", **more
+        ),
     }.items():
         summary = plan.with_world(lk.World(0, 3)).summary(3)
         assert found[name] == [
@@ -72,6 +74,21 @@ def test_it_counts_what_the_plans_count(texts: Path, capsys: pytest.CaptureFixtu
     assert found["random batches"][0] == f"{padded / SIZES[np.concatenate(keys)].sum():.4f}"
     assert found["random batches"][1] == "20"
     assert found["random batches"][4] == "20"
+
+
+@pytest.mark.parametrize(("row_length", "longer"), [(100, (SIZES > 100).sum()), (SIZES.max() - 1, 1), (300, 0)])
+def test_it_says_what_dropping_long_samples_would_lose(
+    texts: Path, capsys: pytest.CaptureFixture[str], row_length: int, longer: int
+) -> None:
+    assert run(texts, "--column", "text", "--row-length", row_length, "--jobs", 1) == 0
+    text = capsys.readouterr().out
+    dropped = lk.PackPlan(SIZES, row_length, too_long="drop", shuffle=False).summary().tokens
+    lost = 1 - dropped / SIZES.sum()
+    assert ("too_long=" in text) == (longer > 0)
+    if longer:
+        what = "1 sample is" if longer == 1 else f"{longer} samples are"
+        assert f'\n{what} longer than a row. too_long="split" cuts' in text
+        assert f"would lose {lost:.1%} of the tokens." in text
 
 
 @pytest.mark.parametrize(
