@@ -411,6 +411,30 @@ BROKEN: dict[str, tuple[Any, str]] = {
     ),
     "odd tools": ({"messages": OPEN, "tools": [1]}, r"the tools are \[1\], wanted a list of JSON schemas"),
     "broken tools": ({"messages": OPEN, "tools": "[{"}, "the tools are no JSON"),
+    "one tool": (
+        {"messages": OPEN, "tools": {"type": "function"}},
+        r"the tools are \{'type': 'function'\}, wanted a list",
+    ),
+    "one tool in JSON": (
+        {"messages": OPEN, "tools": '{"type": "function"}'},
+        r"the tools are \{'type': .*, wanted a list",
+    ),
+    "odd variables": (
+        {"messages": OPEN, "chat_template_kwargs": ["mood"]},
+        r"chat_template_kwargs is \['mood'\], wanted a dict",
+    ),
+    "an endless role": (
+        {"messages": [{"role": "a" * 10**6, "content": "Hi"}]},
+        r"has the role 'a{39}, wanted one of assistant, .{90,120}\.$",
+    ),
+    "half of a character": (
+        {"messages": [OPEN[0], {"role": "assistant", "content": "Hello \ud83d"}]},
+        r"message 1 \(assistant\) has '.ud83d' at character 6, a surrogate: half of a character, wanted text. .*Repair it",
+    ),
+    "half of a character in an instruction": (
+        {"instruction": "\udc80", "output": "Hello"},
+        r"message 0 \(user\) has '.udc80' at character 0",
+    ),
 }
 
 
@@ -426,7 +450,49 @@ def test_a_damaged_record_is_named_and_a_policy_leaves_it_out(name: str) -> None
     assert [bad.index for bad in loader.bad_samples] == [1]
 
 
+def test_bytes_that_are_no_utf8_are_named_by_file_and_line(tmp_path: Path) -> None:
+    lines = [json.dumps(row).encode() for row in records(5)]
+    lines[2] = lines[2].replace(b"Question", b"Quest\xff\xfe")
+    lines[3] = lines[3].replace(b"Question", b"Quest\\ud83d")  # valid UTF-8, and half of a character once it is parsed
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    data = lk.ChatDataset(lk.JsonlDataset(tmp_path / "a.jsonl"), TOKENIZER)
+    with pytest.raises(lk.ShardError, match=r"a\.jsonl: line 3 .* is not JSON: 'utf-8' codec"):
+        data[2]
+    with pytest.raises(ValueError, match=r"has '.ud83d' at character 5"):
+        data[3]
+    loader = lk.Loader(data, 5, collate_fn=list, bad_samples=lk.BadSamples("skip", max_rate=1))
+    assert equal(list(loader), [[lk.ChatDataset(records(5), TOKENIZER)[number] for number in (0, 1, 4)]])
+    assert [bad.index for bad in loader.bad_samples] == [2, 3]
+
+
+@pytest.mark.parametrize("template", [CHATML, untagged(CHATML)])
+def test_a_message_of_a_million_tokens_is_read_cut_or_refused(template: str) -> None:
+    answered = chats([OPEN[0], {**OPEN[1], "content": "~" * 10**6}], chat_template=template)[0]
+    assert answered["labels"].tolist().count(-100) < 20
+    assert answers_of(answered) == "~" * 10**6 + "<|im_end|>\n"
+    asked: Any = [{**OPEN[0], "content": "~" * 10**6}, OPEN[1]]
+    cut = chats(asked, chat_template=template, max_length=100, too_long="truncate_left")[0]
+    assert answers_of(cut) == "Hello<|im_end|>\n"
+    assert len(cut["input_ids"]) == 100
+    with pytest.raises(ValueError, match=r"has 1,000,0\d\d tokens, over max_length=100") as error:
+        chats(asked, chat_template=template, max_length=100)[0]
+    assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize("template", [CHATML, untagged(CHATML)])
+def test_an_answer_without_text_trains_the_end_of_its_turn(template: str) -> None:
+    empty = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
+    assert answers_of(chats(empty, chat_template=template)[0]) == "<|im_end|>\n"
+    assert answers_of(chats([*empty, *OPEN], chat_template=template)[0]) == "<|im_end|>\nHello<|im_end|>\n"
+
+
 def test_what_a_template_cannot_do_is_said() -> None:
+    with pytest.raises(ValueError, match="the chat template raised TemplateSyntaxError: "):
+        chats(OPEN, chat_template="{% for message in messages %}")[0]
+    with pytest.raises(
+        ValueError, match="the chat template raised UndefinedError: 'dict object' has no attribute 'name'"
+    ):
+        chats(OPEN, chat_template=TOOLS.replace("tool | tojson", "tool.name.first"), tools=[{"type": "function"}])[0]
     with pytest.raises(ValueError, match=r"raised TemplateError: System role not supported \(roles: system, user"):
         chats([{"role": "system", "content": "Be kind."}, *OPEN], chat_template=GEMMA)[0]
     with pytest.raises(ValueError, match="roles must alternate"):
@@ -513,5 +579,8 @@ def test_wrong_settings_are_errors() -> None:
         chats(OPEN, max_length=9, too_long="drop")
     with pytest.raises(ValueError, match="max_length is 1, wanted an integer of at least 2"):
         chats(OPEN, max_length=1)
+    for odd in ([1], {"type": "function"}, "add"):
+        with pytest.raises(TypeError, match=r"tools are .*, wanted a list of JSON schemas"):
+            chats(OPEN, tools=odd)
     with pytest.raises(ValueError, match="too_long is 'truncate_left' without max_length="):
         chats(OPEN, too_long="truncate_left")

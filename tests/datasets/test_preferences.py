@@ -207,6 +207,10 @@ BROKEN: dict[str, tuple[Any, str]] = {
         "the prompt is 'Hm.', which is none of the messages",
     ),
     "unknown role": ({"prompt": [{"role": "bot", "content": ""}], "chosen": "a", "rejected": "b"}, "the role 'bot'"),
+    "half of a character": (
+        {"prompt": "a", "chosen": "b\ud83d", "rejected": "c"},
+        "chosen has '.ud83d' at character 1",
+    ),
     "numbers": ({"prompt": MESSAGES, "chosen": 1, "rejected": 2}, "the messages are of type int, wanted a list"),
 }
 

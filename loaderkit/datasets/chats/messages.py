@@ -120,7 +120,12 @@ def with_tools(messages: list[Message], record: Mapping[str, Any], columns: Colu
             raise ValueError(f"{columns.owner}: the tools are no JSON ({error}), wanted a list of schemas.") from None
     if not (tools is None or (is_list(tools) and all(isinstance(tool, Mapping) for tool in tools))):
         raise ValueError(f"{columns.owner}: the tools are {tools!r:.80}, wanted a list of JSON schemas.")
-    return Chat(messages, list(tools) if tools is not None else None, columns.get(record, "chat_template_kwargs") or {})
+    values = columns.get(record, "chat_template_kwargs") or {}
+    if not isinstance(values, Mapping):
+        raise ValueError(
+            f"{columns.owner}: chat_template_kwargs is {values!r:.80}, wanted a dict of the template's variables."
+        )
+    return Chat(messages, list(tools) if tools is not None else None, values)
 
 
 def read_messages(turns: Any, roles: Mapping[str, str], owner: str) -> list[Message]:
@@ -151,8 +156,8 @@ def _message(number: int, turn: Any, roles: Mapping[str, str], owner: str) -> Me
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or role not in roles:
         raise ValueError(
-            f"{owner}: message {number} has the role {role!r}, wanted one of {', '.join(sorted(roles))}. Add it: roles={{{role!r}: "
-            "'user'}."
+            f"{owner}: message {number} has the role {role!r:.40}, wanted one of {', '.join(sorted(roles))}. Add it: "
+            f"roles={{{role!r:.40}: 'user'}}."
         )
     if is_list(content):
         raise ValueError(
@@ -163,8 +168,20 @@ def _message(number: int, turn: Any, roles: Mapping[str, str], owner: str) -> Me
         raise ValueError(
             f"{owner}: message {number} ({role}) has a content of type {type(content).__name__}, wanted text."
         )
+    check_text(content or "", f"message {number} ({role})", owner)
     message["role"] = roles[role]
     return message
+
+
+def check_text(text: str, what: str, owner: str) -> None:
+    """Raise a ValueError for a text with half of a character, which JSON can hold and no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{owner}: {what} has {text[error.start]!r} at character {error.start:,}, a surrogate: half of a character, wanted text. "
+            "Its file was cut or decoded wrongly. Repair it: text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')."
+        ) from None
 
 
 def _alpaca(record: Mapping[str, Any], columns: Columns) -> list[Message]:

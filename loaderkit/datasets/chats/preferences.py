@@ -10,7 +10,7 @@ from torch import Tensor
 
 from loaderkit.datasets.base import MapStyle
 from loaderkit.datasets.chats.dataset import Cut, EncodedDataset, check_cut, cut, labelled, records_of
-from loaderkit.datasets.chats.messages import ROLES, Columns, Message, read_messages, with_tools
+from loaderkit.datasets.chats.messages import ROLES, Columns, Message, check_text, read_messages, with_tools
 from loaderkit.datasets.chats.template import ChatTemplate, common_prefix
 from loaderkit.sampling.order import digest
 
@@ -124,6 +124,8 @@ class _Encoder:
     def _of_texts(self, prompt: str | None, chosen: str, rejected: str) -> tuple[int, list[list[int]]]:
         """Return where both answers begin, and the ids of the prompt with each."""
         self._check_differ(chosen, rejected)
+        for name, text in (("prompt", prompt or ""), ("chosen", chosen), ("rejected", rejected)):
+            check_text(text, name, self._owner)
         if prompt is None:
             same = common_prefix(chosen, rejected)
             same -= chosen[:same].endswith(" ")  # a word is tokenized with the space before it

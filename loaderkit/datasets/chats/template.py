@@ -58,7 +58,12 @@ class ChatTemplate:
                     f"{self.owner}: the tokenizer is of type {kind}, wanted one of the package transformers.{hint}"
                 )
         if self.tools is not None:
-            object.__setattr__(self, "tools", [_schema(tool) for tool in self.tools])
+            tools = [_schema(tool) for tool in self.tools] if isinstance(self.tools, list | tuple) else None
+            if tools is None or not all(isinstance(tool, Mapping) for tool in tools):
+                raise TypeError(
+                    f"{self.owner}: tools are {self.tools!r:.80}, wanted a list of JSON schemas (dicts) or functions."
+                )
+            object.__setattr__(self, "tools", tools)
         if self.needed or self.template is not None or self.tokenizer.chat_template is not None:
             self._source(None)
 
