@@ -52,6 +52,9 @@ class ChatDataModule(DataModule):
         val: The same, or a dict of these by name: several datasets, evaluated one after another. Default: a share of the training
             data.
         test: The same as val, without a default.
+        predict: The same as test, for `generate`. A batch has prompts: conversations without their last answer, with the header of an
+            answer. It is `input_ids` and `attention_mask`, padded on the left. Batches are in the order of the records. Prompts over
+            `batching.max_length` are cut on the left, unless too_long is "error". Pairs are batched as for test.
         tokenizer: A tokenizer of the package `transformers`.
         pairs: Whether records are preference pairs.
         options: Other arguments of ChatDataset, or of PreferenceDataset for pairs: {"train_on": "last"}.
@@ -64,7 +67,7 @@ class ChatDataModule(DataModule):
             val. Equal records get the same share, whatever is in columns that are not used.
         format: The files' format, as for ShardDataModule.
         loader: The loaders' settings.
-        eval_loader: Settings of the loaders for val and test.
+        eval_loader: Settings of the loaders for val, test and predict.
 
     Raises:
         TypeError: If the tokenizer or an option is something else.
@@ -92,6 +95,7 @@ class ChatDataModule(DataModule):
         train: ChatData = None,
         val: ChatData = None,
         test: ChatData = None,
+        predict: ChatData = None,
         *,
         tokenizer: Any,
         pairs: bool = False,
@@ -115,7 +119,7 @@ class ChatDataModule(DataModule):
                 f"ChatDataModule: too_long is {too_long!r} and batching.max_length {most}, wanted one of "
                 f"{', '.join(map(repr, get_args(TooLong)))}, and with any but 'error' TextBatching(max_length=...)."
             )
-        sources = sources_by_stage(train=train, val=val, test=test, predict=None)
+        sources = sources_by_stage(train=train, val=val, test=test, predict=predict)
         if splits is None and train is not None and val is None:
             splits = {"train": 0.9, "val": 0.1}
         self._splits = dict(splits or {})
@@ -131,6 +135,8 @@ class ChatDataModule(DataModule):
             raise ValueError(
                 f"ChatDataModule: options has {sorted(own)}, wanted TextBatching(max_length=) and too_long= of the DataModule."
             )
+        if (options or {}).get("train_on") == "none":
+            raise ValueError("ChatDataModule: options has train_on='none'. Give prompts as predict=.")
         self._make_chats: functools.partial[Any] = functools.partial(kind, tokenizer=tokenizer, **dict(options or {}))
         try:
             self._make_chats([], **self._cut())
@@ -147,9 +153,11 @@ class ChatDataModule(DataModule):
 
     @override
     def _make_loader(self, kind: type[L], dataset: Any, config: LoaderConfig, shuffle: bool) -> L:
-        arranged = self.batching.how != "random"
+        prompts = isinstance(dataset, ChatDataset) and dataset.train_on == "none"
+        arranged = self.batching.how != "random" and not prompts
         plan = self.batching.plan(dataset.lengths(), config, shuffle=shuffle) if arranged else None
-        collate = self._collate() if config.collate_fn is None else config.collate_fn
+        own = ChatCollate(pad_token=self._pad_token, side="left") if prompts else self._collate()
+        collate = own if config.collate_fn is None else config.collate_fn
         changed = dataclasses.replace(config, plan=plan, collate_fn=collate, shuffle=None)
         return super()._make_loader(kind, dataset, changed, shuffle and plan is None)
 
@@ -175,6 +183,10 @@ class ChatDataModule(DataModule):
         return self.batching.how != "random" or self._too_long == "drop"
 
     def _open(self, data: StageData) -> Any:
+        if data.stage == "predict" and not self._pairs:
+            cut = "error" if self._too_long == "error" else "truncate_left"
+            prompts = {"train_on": "none", "max_length": self.batching.max_length, "too_long": cut}
+            return self._make_chats(self._records(data), **prompts)
         chats = self._make_chats(self._records(data), **self._cut())
         if not self._needs_lengths():
             return chats

@@ -95,6 +95,32 @@ def test_what_a_template_writes_after_the_last_answer_is_no_obstacle() -> None:
     assert text == "Answer 1.0, which is long, é.<|end|>\nAnswer 1.1, which is long, é.<|end|>\n<eos>"
 
 
+@pytest.mark.parametrize("template", [CHATML, untagged(LLAMA3), PHI3])
+def test_a_prompt_is_what_a_model_sees_before_it_answers(template: str) -> None:
+    tokenizer = make_tokenizer(template)
+    data = lk.ChatDataset(
+        [{"messages": chat_of(n)[: len(chat_of(n)) - n % 2]} for n in range(6)], tokenizer, train_on="none"
+    )
+    for number, sample in enumerate(data):
+        wanted = tokenizer.apply_chat_template(chat_of(number)[:-1], add_generation_prompt=True)["input_ids"]
+        assert list(sample) == ["input_ids"]
+        assert sample["input_ids"].dtype == torch.int64
+        assert sample["input_ids"].tolist() == wanted
+    assert number == 5
+    batch: Any = lk.ChatCollate(pad_token=7, side="left")([data[0], data[5]])
+    short, long = (len(data[number]["input_ids"]) for number in (0, 5))
+    assert list(batch) == ["input_ids", "attention_mask"]
+    assert batch["input_ids"].tolist() == [
+        [7] * (long - short) + data[0]["input_ids"].tolist(),
+        data[5]["input_ids"].tolist(),
+    ]
+    assert batch["attention_mask"].tolist() == [[0] * (long - short) + [1] * short, [1] * long]
+    left = lk.ChatDataset(records(6), tokenizer, train_on="none", max_length=30, too_long="truncate_left")
+    assert left[5]["input_ids"].tolist() == data[5]["input_ids"][-30:].tolist()
+    with pytest.raises(ValueError, match=r"a sample has \d+ tokens, over max_length=30"):
+        lk.ChatDataset(records(6), tokenizer, train_on="none", max_length=30)[5]
+
+
 SHARE = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
 OPEN = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
 LAYOUTS: dict[str, tuple[dict[str, Any], list[dict[str, str]]]] = {
@@ -501,6 +527,8 @@ def test_what_a_template_cannot_do_is_said() -> None:
         chats(OPEN, chat_template=untagged(CHATML) + "{% generation %}{% endgeneration %}")[0]
     with pytest.raises(ValueError, match="begins with an answer"):
         chats([OPEN[1], *OPEN], chat_template=untagged(CHATML))[0]
+    with pytest.raises(ValueError, match="the conversation is an answer alone, wanted a message before it"):
+        chats(OPEN[1:], train_on="none")[0]
 
 
 def test_prefixes_that_do_not_match_are_an_error_that_says_why() -> None:
@@ -579,6 +607,10 @@ def test_wrong_settings_are_errors() -> None:
         chats(OPEN, max_length=9, too_long="drop")
     with pytest.raises(ValueError, match="max_length is 1, wanted an integer of at least 2"):
         chats(OPEN, max_length=1)
+    with pytest.raises(
+        ValueError, match=r"too_long is 'truncate_turns' for prompts .*, wanted 'error' or 'truncate_left'"
+    ):
+        chats(OPEN, train_on="none", max_length=9, too_long="truncate_turns")
     for odd in ([1], {"type": "function"}, "add"):
         with pytest.raises(TypeError, match=r"tools are .*, wanted a list of JSON schemas"):
             chats(OPEN, tools=odd)

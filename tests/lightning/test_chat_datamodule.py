@@ -2,15 +2,18 @@
 
 import json
 import logging
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import datamodule_runs as runs
+import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
 from chats_made import CHATML, chat_of, make_tokenizer, records, untagged
+from lightning_runs import quiet_trainer
 
 import loaderkit as lk
 from loaderkit import ChatDataModule, LoaderConfig, TextBatching
@@ -150,6 +153,61 @@ def test_files_and_options(tmp_path: Path) -> None:
     assert all((batch["labels"][:, 1:] != -100).sum() == batch["attention_mask"][:, 1:].sum() for batch in batches)
 
 
+class Asked(pl.LightningModule):
+    """Returns the prompts that it is to answer, without their padding on the left."""
+
+    def predict_step(self, batch: Any, batch_idx: int) -> list[list[int]]:
+        assert list(batch) == ["input_ids", "attention_mask"]
+        assert batch["attention_mask"][:, -1].all()
+        return [
+            ids[mask.bool()].tolist() for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
+        ]
+
+
+def prompts_of(rows: Any) -> list[list[int]]:
+    """Return the ids of the conversations up to their last question, with the header of an answer."""
+    asked = [row["messages"][: -1 if row["messages"][-1]["role"] == "assistant" else None] for row in rows]
+    return [TOKENIZER.apply_chat_template(turns, add_generation_prompt=True)["input_ids"] for turns in asked]
+
+
+@pytest.mark.parametrize("how", BATCHINGS)
+def test_predictions_are_asked_for_in_the_order_of_the_records(how: Any, tmp_path: Path) -> None:
+    rows = [*ROWS, {"messages": chat_of(7)[:-1]}]  # some answered, one not
+    batching = TextBatching(how=how, **BATCHINGS[how])
+    data = make(None, predict=rows, splits=None, batching=batching)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found: Any = quiet_trainer(tmp_path).predict(Asked(), datamodule=data)
+    assert [prompt for batch in found for prompt in batch] == prompts_of(rows)
+    ranks = [
+        make(
+            None, predict=rows, splits=None, loader=LoaderConfig(batch_size=2, world=lk.World(rank, 2))
+        ).predict_dataloader()
+        for rank in (0, 1)
+    ]
+    seen = [prompt for loader in ranks for batch in loader for prompt in Asked().predict_step(batch, 0)]
+    assert sorted(seen) == sorted(prompts_of(rows))
+
+
+def test_long_prompts_are_cut_on_the_left_or_refused() -> None:
+    given: Any = {"predict": ROWS, "splits": None, "batching": TextBatching(how="packed", max_length=40)}
+    assert max(map(len, prompts_of(ROWS))) > 40
+    for too_long in ("drop", "truncate_right", "truncate_turns"):
+        batches = list(make(None, **given, too_long=too_long).predict_dataloader())
+        found = [prompt for batch in batches for prompt in Asked().predict_step(batch, 0)]
+        assert found == [prompt[-40:] for prompt in prompts_of(ROWS)]
+    with pytest.raises(ValueError, match="tokens, over max_length=40"):
+        list(make(None, **given).predict_dataloader())
+
+
+def test_pairs_are_predicted_as_they_are_tested() -> None:
+    data = make(PAIRS, test=PAIRS[:5], predict=PAIRS[:5], pairs=True)
+    tested, predicted = list(data.test_dataloader()), list(data.predict_dataloader())
+    assert len(tested) == len(predicted) == 2
+    for one, other in zip(tested, predicted, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
 def numbers(batch: Any) -> torch.Tensor:
     """Two numbers that tell a row of ids and its labels from others."""
     places = torch.arange(1, 1 + batch["input_ids"].shape[1])
@@ -191,6 +249,7 @@ def test_a_state_in_the_middle_of_an_epoch_gives_the_batches_that_were_left() ->
         ({"loader": LoaderConfig(order=lk.Sequential(3))}, "plan= or order="),
         ({"options": {"max_length": 9}}, r"options has \['max_length'\], wanted TextBatching\(max_length=\)"),
         ({"options": {"train_on": "user"}}, "train_on is 'user'"),
+        ({"options": {"train_on": "none"}}, r"options has train_on='none'. Give prompts as predict="),
         (
             {"pairs": True, "batching": TextBatching(max_length=9), "too_long": "truncate_turns"},
             "'truncate_turns', wanted",

@@ -57,7 +57,8 @@ class ChatDataset(EncodedDataset[dict[str, Tensor]]):
         tokenizer: A tokenizer of the package `transformers`.
         columns: The data's own names of columns: {"messages": "dialog"}.
         roles: Roles of the data, and what the template calls them: {"bot": "assistant"}. Added to the usual ones.
-        train_on: "assistant": all answers. "last": the last answer. "all": all tokens.
+        train_on: "assistant": all answers. "last": the last answer. "all": all tokens. "none": a sample is a prompt to generate from. It
+            has `input_ids` alone: the conversation without its last answer, with the header of an answer.
         max_length: The most tokens of a sample.
         too_long: What happens to a longer one. "error": reading it fails; `BadSamples` or a plan may leave it out.
             "truncate_right" and "truncate_left" cut tokens at that end. "truncate_turns" leaves out the last messages: it ends with
@@ -103,6 +104,11 @@ class ChatDataset(EncodedDataset[dict[str, Tensor]]):
         name = type(self).__name__
         check_choice(name, "train_on", train_on, get_args(TrainOn))
         check_cut(name, max_length, too_long, get_args(TooLong))
+        if train_on == "none" and too_long not in ("error", "truncate_left"):
+            raise ValueError(
+                f"{name}: too_long is {too_long!r} for prompts (train_on='none'), wanted 'error' or 'truncate_left'."
+            )
+        self.train_on = train_on
         template = ChatTemplate(
             owner=name,
             tokenizer=tokenizer,
@@ -131,6 +137,10 @@ class _Encoder:
 
     def __call__(self, record: Any) -> dict[str, Tensor]:
         chat = read_chat(record, self.columns, self.roles)
+        if self.train_on == "none":
+            ids = self.template.prompt(chat)
+            most = len(ids) if self.max_length is None else self.max_length
+            return {"input_ids": torch.from_numpy(ids[cut(len(ids), most, self.too_long, self.template.owner)].copy())}
         ids, mask = self.template.encode(chat, self.train_on)
         if self.max_length is not None and len(ids) > self.max_length:
             ids, mask = self._shortened(chat, ids, mask, self.max_length)

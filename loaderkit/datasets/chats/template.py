@@ -18,7 +18,7 @@ from loaderkit.datasets.chats.messages import Chat, Message
 from loaderkit.sampling.order import digest
 from loaderkit.system.arrays import Int64Array
 
-TrainOn = Literal["assistant", "last", "all"]
+TrainOn = Literal["assistant", "last", "all", "none"]
 Mask = npt.NDArray[np.bool_]
 
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
@@ -76,6 +76,13 @@ class ChatTemplate:
         """Return the ids of a rendered text, which has its special tokens."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
+
+    def prompt(self, chat: Chat) -> Int64Array:
+        """Return the ids (n,) of a conversation up to its next answer, with the header of that; a last answer is left out."""
+        asked = chat.first(len(chat) - (chat.messages[-1]["role"] == "assistant"))
+        if not len(asked):
+            raise ValueError(f"{self.owner}: the conversation is an answer alone, wanted a message before it.")
+        return np.array(self.tokens(self.render(asked, prompt=True)), dtype=np.int64)
 
     def encode(self, chat: Chat, train_on: TrainOn) -> tuple[Int64Array, Mask]:
         """Return the ids (n,) of a conversation, and which of them to train on.
