@@ -14,6 +14,7 @@ import torch
 from chats_made import (
     CHATML,
     GEMMA,
+    KINDS,
     LLAMA3,
     MISTRAL,
     PHI3,
@@ -25,6 +26,8 @@ from chats_made import (
     untagged,
 )
 from drawing import equal
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import loaderkit as lk
 from loaderkit import testing
@@ -76,6 +79,66 @@ def test_the_ids_are_those_of_the_whole_conversation_and_labels_are_ids_in_answe
         text = answers_of(sample, tokenizer)
         assert all(message["content"] in text for message in record["messages"] if message["role"] == "assistant")
         assert "Question" not in text
+
+
+class Watched:
+    """A tokenizer that notes the texts it is given; one that is not fast cannot tell where in a text its tokens are."""
+
+    def __init__(self, tokenizer: Any, is_fast: bool) -> None:
+        self.tokenizer, self.is_fast = tokenizer, is_fast
+        self.texts: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+    def __call__(self, text: str, **more: Any) -> Any:
+        self.texts.append(text)
+        return self.tokenizer(text, **more)
+
+
+def outcome(rows: Any, tokenizer: Any, **more: Any) -> Any:
+    """Return the first sample, or the error."""
+    try:
+        return lk.ChatDataset(rows, tokenizer, **more)[0]
+    except ValueError as error:
+        return str(error)
+
+
+PIECES = ["a", " ", "  ", "\n", "the name", "A", "é😀", "\u2581", "<|im_end|>", "<|im_", "<eos>", "ﬁ", "~", "12"]
+CONTENT = st.lists(st.sampled_from(PIECES), max_size=6).map("".join)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.lists(st.tuples(CONTENT, CONTENT), min_size=1, max_size=3),
+    st.sampled_from(sorted(TEMPLATES)),
+    st.sampled_from(KINDS),
+    st.sampled_from(["assistant", "last"]),
+)
+def test_a_prefix_that_is_tokenized_in_part_has_the_tokens_of_its_whole_text(
+    turns: Any, name: str, kind: str, train_on: Any
+) -> None:
+    """Only what follows a special token is tokenized again: the same samples and errors as if each prefix were as a whole."""
+    messages = [
+        {"role": role, "content": content}
+        for turn in turns
+        for role, content in zip(("user", "assistant"), turn, strict=True)
+    ]
+    tokenizer, rows = make_tokenizer(untagged(TEMPLATES[name]), kind), [{"messages": messages}]
+    found = outcome(rows, tokenizer, train_on=train_on)
+    assert equal(found, outcome(rows, Watched(tokenizer, is_fast=False), train_on=train_on))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prefixes_cost_little_more_than_their_conversation(kind: str) -> None:
+    tokenizer = Watched(make_tokenizer(untagged(CHATML), kind), is_fast=True)
+    rows = [{"messages": [*chat_of(3, 12), {"role": "user", "content": "Thanks."}]}]
+    whole = len(tokenizer.apply_chat_template(rows[0]["messages"], tokenize=False))
+    sample = lk.ChatDataset(rows, tokenizer)[0]
+    assert equal(sample, lk.ChatDataset(rows, Watched(tokenizer.tokenizer, is_fast=False))[0])
+    tokenized = sum(map(len, tokenizer.texts))
+    assert len(tokenizer.texts) == 25
+    assert tokenized < 1.5 * whole if kind != "normalized" else tokenized > 9 * whole  # those do not cut a text
 
 
 def test_a_conversation_of_two_answers() -> None:

@@ -5,7 +5,7 @@ import re
 from pydoc_data.topics import topics
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 CHATML = (
@@ -71,24 +71,41 @@ def untagged(template: str) -> str:
     return re.sub(r"\{% (end)?generation %\}", "", template)
 
 
+KINDS = ("bytes", "metaspace", "prepend", "wordpiece", "stripping", "normalized")
+
+
 @functools.cache
-def _trained() -> str:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=600, special_tokens=_SPECIAL, initial_alphabet=alphabet, show_progress=False
-    )
+def _trained(kind: str) -> str:
+    special = [AddedToken(text, special=True, normalized=kind == "normalized") for text in _SPECIAL]
+    if kind == "stripping":  # as some tokens of Phi and Gemma do
+        special = [AddedToken(text, special=True, lstrip=True, rstrip=True) for text in _SPECIAL]
+    settings: dict[str, Any] = {"vocab_size": 600, "special_tokens": special, "show_progress": False}
+    tokenizer = Tokenizer(models.BPE(unk_token="<pad>"))
+    trainer: Any = trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), **settings)
+    if kind == "metaspace":
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    elif kind == "prepend":  # as older tokenizers of SentencePiece are converted
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+        tokenizer.pre_tokenizer = pre_tokenizers.Split("\u2581", "merged_with_next")
+    elif kind == "wordpiece":
+        tokenizer = Tokenizer(models.WordPiece(unk_token="<pad>"))
+        tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+        trainer = trainers.WordPieceTrainer(**settings)
+    else:
+        tokenizer = Tokenizer(models.BPE())
+        if kind == "normalized":
+            tokenizer.normalizer = normalizers.NFKC()
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator([topics[name] for name in sorted(topics)[:12]], trainer)
     text: str = tokenizer.to_str()
     return text
 
 
-def make_tokenizer(template: Any = CHATML) -> Any:
-    """Return a byte-level BPE tokenizer of 600 tokens with this chat template."""
+def make_tokenizer(template: Any = CHATML, kind: str = "bytes") -> Any:
+    """Return a tokenizer of 600 tokens with this chat template; a byte-level BPE, or another of KINDS."""
     return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(_trained()),
+        tokenizer_object=Tokenizer.from_str(_trained(kind)),
         bos_token="<bos>",
         eos_token="<eos>",
         pad_token="<pad>",

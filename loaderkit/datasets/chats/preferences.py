@@ -157,9 +157,9 @@ class _Encoder:
         found = []
         for answer in (better, worse):
             chat = with_tools(asked + answer, record, self.columns)
-            ids = self.template.tokens(self.template.render(chat))
+            whole = self.template.rendered(chat)
             way_out = "a chat_template= that writes the prompt in the same way"
-            found.append((ids, self.template.prompt_end(ids, chat, len(asked), way_out)))
+            found.append((whole.ids, self.template.prompt_end(whole, len(asked), way_out)))
         return found
 
     def _messages(self, answer: Any) -> list[Message]:

@@ -5,11 +5,12 @@ answer and after it. The token ids of both must begin those of the whole: then t
 """
 
 import datetime
+import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,19 @@ _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 _BLOCKS = "a template with {% generation %} blocks,"
 _SHOWN = 40  # characters of a text in an error
+
+
+class Rendered(NamedTuple):
+    """A whole conversation as a template writes it.
+
+    A border is a special token that the tokenizer cuts the text at, before it looks at anything else: its place among the ids, and
+    where it begins and ends in the text. What comes after it does not change the ids before it.
+    """
+
+    chat: Chat
+    text: str
+    ids: list[int]
+    borders: list[tuple[int, int, int]]  # none of a slow tokenizer, which cannot place tokens in the text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +98,22 @@ class ChatTemplate:
             raise ValueError(f"{self.owner}: the conversation is an answer alone, wanted a message before it.")
         return np.array(self.tokens(self.render(asked, prompt=True)), dtype=np.int64)
 
+    def rendered(self, chat: Chat) -> Rendered:
+        """Return the text of a whole conversation with its ids and borders."""
+        text = self.render(chat)
+        found = self.tokenizer(text, add_special_tokens=False)
+        ids: list[int] = found["input_ids"]
+        if not self.tokenizer.is_fast:
+            return Rendered(chat, text, ids, [])
+        places = [place for place, token in enumerate(ids) if token in self._border_tokens]
+        spans: list[tuple[int, int]] = [found.encodings[0].token_to_chars(place) for place in places]
+        return Rendered(chat, text, ids, [(place, *span) for place, span in zip(places, spans, strict=True)])
+
+    @functools.cached_property
+    def _border_tokens(self) -> frozenset[int]:
+        added = self.tokenizer.added_tokens_decoder.items()
+        return frozenset(number for number, token in added if not (token.normalized or token.single_word))
+
     def encode(self, chat: Chat, train_on: TrainOn) -> tuple[Int64Array, Mask]:
         """Return the ids (n,) of a conversation, and which of them to train on.
 
@@ -100,14 +130,17 @@ class ChatTemplate:
             if not mask.any():
                 raise ValueError(f"{self.owner}: the template's generation blocks mark no token of this conversation.")
             return ids, _last_run(mask) if train_on == "last" else mask
-        whole = self.tokens(self.render(chat))
-        mask = np.full(len(whole), train_on == "all")
-        for answer in answers[-1:] if train_on == "last" else answers if train_on == "assistant" else []:
-            start = self.prompt_end(whole, chat, answer, f"{_BLOCKS} or train_on='all'")
-            mask[start : self._answer_end(whole, chat, answer)] = True
-        return np.array(whole), mask
+        if train_on == "all":
+            all_ids = np.array(self.tokens(self.render(chat)))
+            return all_ids, np.ones(len(all_ids), dtype=bool)
+        whole = self.rendered(chat)
+        mask = np.zeros(len(whole.ids), dtype=bool)
+        for answer in answers[-1:] if train_on == "last" else answers:
+            start = self.prompt_end(whole, answer, f"{_BLOCKS} or train_on='all'")
+            mask[start : self._answer_end(whole, answer)] = True
+        return np.array(whole.ids), mask
 
-    def prompt_end(self, whole: list[int], chat: Chat, answer: int, way_out: str) -> int:
+    def prompt_end(self, whole: Rendered, answer: int, way_out: str) -> int:
         """Return where message `answer` begins among the ids of the whole conversation.
 
         Raises:
@@ -118,22 +151,33 @@ class ChatTemplate:
                 f"{self.owner}: the conversation begins with an answer, so its prompt cannot be rendered. Put a message before it. Or "
                 f"give {way_out}."
             )
-        text = self.render(chat.first(answer), prompt=True)
-        begin = self.tokens(text)
-        if whole[: len(begin)] != begin:
-            raise self._differs(text, chat, f"the prompt of answer {answer}", way_out)
+        text = self.render(whole.chat.first(answer), prompt=True)
+        begin = self._part_tokens(text, whole)
+        if whole.ids[: len(begin)] != begin:
+            raise self._differs(text, whole, f"the prompt of answer {answer}", way_out)
         return len(begin)
 
-    def _answer_end(self, whole: list[int], chat: Chat, answer: int) -> int:
+    def _answer_end(self, whole: Rendered, answer: int) -> int:
         """Return where message `answer` ends among the ids of the whole conversation."""
+        chat = whole.chat
         if answer + 1 == len(chat):
-            return len(whole)
+            return len(whole.ids)
         text = self.render(chat.first(answer + 1))
-        begin = self.tokens(text)
-        same = common_prefix(whole, begin)
-        if same < len(begin) and not self._is_whole(chat.messages[answer], whole[:same], begin[same:]):
-            raise self._differs(text, chat, f"the text up to answer {answer}", f"{_BLOCKS} or train_on='last' or 'all'")
+        begin = self._part_tokens(text, whole)
+        same = common_prefix(whole.ids, begin)
+        if same < len(begin) and not self._is_whole(chat.messages[answer], begin[:same], begin[same:]):
+            raise self._differs(
+                text, whole, f"the text up to answer {answer}", f"{_BLOCKS} or train_on='last' or 'all'"
+            )
         return same
+
+    def _part_tokens(self, text: str, whole: Rendered) -> list[int]:
+        """Return the ids of a text. If it begins the whole, only what follows its last border is tokenized again."""
+        if whole.text.startswith(text):
+            for place, begin, end in reversed(whole.borders):
+                if end <= len(text):
+                    return whole.ids[:place] + self.tokens(text[begin:])
+        return self.tokens(text)
 
     def _is_whole(self, message: Message, ids: list[int], rest: list[int]) -> bool:
         """Return whether the ids have the answer and the end of its turn, and the rest is what ends a whole text, such as <eos>."""
@@ -142,14 +186,13 @@ class ChatTemplate:
             answer and self.tokenizer.decode(ids).rstrip().endswith(answer)
         )
 
-    def _differs(self, text: str, chat: Chat, what: str, way_out: str) -> ValueError:
+    def _differs(self, text: str, whole: Rendered, what: str, way_out: str) -> ValueError:
         """Return the error that says why a part of the conversation does not begin the whole."""
-        whole = self.render(chat)
-        same = common_prefix(whole, text)
+        same = common_prefix(whole.text, text)
         if same < len(text):
-            why = f"{what} is rendered otherwise alone: {_at(text, same)}, in the whole {_at(whole, same)}"
+            why = f"{what} is rendered otherwise alone: {_at(text, same)}, in the whole {_at(whole.text, same)}"
         else:
-            why = f"tokens merge at the end of {what}, before {_at(whole, same)}"
+            why = f"tokens merge at the end of {what}, before {_at(whole.text, same)}"
             way_out = f"answers without white space at their start, {way_out}"
         return ValueError(f"{self.owner}: the tokens of an answer cannot be told from the rest: {why}. Give {way_out}.")
 
@@ -201,6 +244,8 @@ def _digest(value: Any) -> str:
 def common_prefix(left: Sequence[Any], right: Sequence[Any]) -> int:
     """Return how many items two sequences have in common at their start."""
     shorter = min(len(left), len(right))
+    if left[:shorter] == right[:shorter]:
+        return shorter  # without a look at each item
     return next((place for place in range(shorter) if left[place] != right[place]), shorter)
 
 
