@@ -1,4 +1,4 @@
-"""Texts and boxes on two ranks: exact on the same ranks, each sample once on others."""
+"""Texts, chats and boxes on two ranks: exact on the same ranks, each sample once on others."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-KINDS = ("buckets", "budget", "packed", "boxes")
+KINDS = ("buckets", "budget", "packed", "chats", "boxes")
 AT, FURTHER = 2, 4  # both in the middle of the first epoch
 
 
@@ -53,3 +53,19 @@ def test_a_run_goes_on_with_one_rank_and_again_with_two(folder: Path, kind: str)
         assert ids_of(*whole, one, epoch=epoch) == ALL
         assert ids_of(*whole, one[: FURTHER - AT], *two, epoch=epoch) == ALL
     assert len(two[0]) == len(two[1]) > 0
+
+
+def test_chats_of_a_killed_run_come_once_on_another_number_of_ranks(folder: Path, tmp_path: Path) -> None:
+    """Both ranks kill themselves inside a step: one rank goes on as if they had been stopped there."""
+    fit: dict[str, Any] = {"kind": "chats", "ranks": 2, "ckpt": None, "kill_at": AT}
+    killed = {"dir": str(tmp_path), "name": "killed", "fit": fit}
+    assert jobs.launch(killed, lengths_job.run_one) != 0
+    before = [steps_of(tmp_path / "killed", rank) for rank in (0, 1)]
+    assert before == [steps_of(folder / "chats" / "whole", rank)[:AT] for rank in (0, 1)]
+    saved = tmp_path / "killed" / f"step={AT}.ckpt"
+    after = {"dir": str(tmp_path), "name": "after", "fit": {"kind": "chats", "ranks": 1, "ckpt": str(saved)}}
+    assert jobs.launch(after, lengths_job.run_one) == 0, jobs.log_of(after)
+    one = steps_of(tmp_path / "after", 0)
+    assert one == steps_of(folder / "chats" / "one", 0)
+    for epoch in range(lengths_job.EPOCHS):
+        assert ids_of(*before, one, epoch=epoch) == ALL
