@@ -27,8 +27,8 @@ IMPORT_S = 180  # some take half a minute, on an idle machine
 Answers = list[dict[str, Any]]  # one for each rank
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--peers", default=",".join(PEERS), help="which, with commas between")
+def add_options(parser: argparse.ArgumentParser, modules: Mapping[str, str] = PEERS) -> None:
+    parser.add_argument("--peers", default=",".join(modules), help="which, with commas between")
     parser.add_argument(
         "--python",
         action="append",
@@ -38,13 +38,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def interpreters(given: argparse.Namespace) -> dict[str, str]:
+def interpreters(given: argparse.Namespace, modules: Mapping[str, str] = PEERS) -> dict[str, str]:
     """Return the interpreter of each peer that was asked for."""
     own = dict(text.split("=", 1) for text in given.python)
     names = given.peers.split(",")
-    unknown = [name for name in [*names, *own] if name not in PEERS]
+    unknown = [name for name in [*names, *own] if name not in modules]
     if unknown:
-        raise SystemExit(f"peers: {unknown} not known, wanted some of {', '.join(PEERS)}.")
+        raise SystemExit(f"peers: {unknown} not known, wanted some of {', '.join(modules)}.")
     return {name: own.get(name, sys.executable) for name in names}
 
 
@@ -98,14 +98,14 @@ class Peer:
 
 
 @contextmanager
-def started(pythons: Mapping[str, str], folder: Path) -> Iterator[dict[str, Peer]]:
+def started(pythons: Mapping[str, str], folder: Path, modules: Mapping[str, str] = PEERS) -> Iterator[dict[str, Peer]]:
     """Start the peers; those that can't be imported are said and left out."""
     peers: dict[str, Peer] = {}
     scratch = tempfile.mkdtemp()
     try:
         for name, python in pythons.items():
             try:
-                peers[name] = Peer(PEERS[name], python, folder / f"{name}.log", scratch)
+                peers[name] = Peer(modules[name], python, folder / f"{name}.log", scratch)
             except (RuntimeError, OSError) as error:
                 text = (folder / f"{name}.log").read_text(errors="replace").strip().split("\n")[-1]
                 print(f"{name}: left out: {error} {text}", file=sys.stderr)
