@@ -18,6 +18,7 @@ __all__ = [
     "DataModule",
     "DataWaitCallback",
     "DataWaitMonitor",
+    "DecodePictures",
     "DetectionCollate",
     "DetectionDataModule",
     "DeviceLoader",
@@ -173,6 +174,7 @@ from .datasets.tar.dataset import DECODERS as DECODERS
 from .datasets.tar.dataset import TarDataset as TarDataset
 from .datasets.windows import WindowDataset as WindowDataset
 from .device.prefetch import prefetch as prefetch
+from .device.transforms import DecodePictures as DecodePictures
 from .device.transforms import Normalize as Normalize
 from .device.transforms import PadRagged as PadRagged
 from .device.transforms import WidenTokens as WidenTokens

@@ -2,11 +2,12 @@
 
 from loaderkit.device.cuda import BACKENDS, Cuda, HostBatches
 from loaderkit.device.prefetch import Fetched, Prefetcher, Transform, prefetch, seeded
-from loaderkit.device.transforms import Normalize, PadRagged, WidenTokens
+from loaderkit.device.transforms import DecodePictures, Normalize, PadRagged, WidenTokens
 
 __all__ = [
     "BACKENDS",
     "Cuda",
+    "DecodePictures",
     "Fetched",
     "HostBatches",
     "Normalize",

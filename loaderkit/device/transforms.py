@@ -7,6 +7,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
+from loaderkit.datasets.images.decode import decode_pictures_on
 from loaderkit.datasets.ragged import Ragged
 from loaderkit.system.nested import map_leaves
 
@@ -195,6 +197,72 @@ class WidenTokens:
 
     def _widen(self, leaf: Any) -> Any:
         return leaf.to(self.dtype) if isinstance(leaf, Tensor) and leaf.dtype in _SIGNED else leaf
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePictures:
+    """A device transform that decodes a batch's encoded pictures on the device: less has to be copied there.
+
+    On CUDA, nvJPEG decodes JPEG, and the CPU everything else. Pixels are upright RGB. Those of nvJPEG may differ from the CPU's by
+    rounding. It was not measured. On other devices the CPU decodes. A picture that cannot be decoded is an error: `BadSamples` sees what
+    the dataset reads, not what a device transform makes.
+
+    Args:
+        field: The batch's field of encoded pictures: a list (B,) of bytes.
+        device: Where pictures are decoded: the device of the batch.
+        pad: Whether to make one tensor, and to add `<field>_sizes` (B, 2) int64: heights and widths.
+        max_pixels: The largest picture to decode, width times height; None for any.
+
+    Returns (when called with a batch):
+        The batch with a list (B,) of uint8 tensors (3, H_i, W_i) in its field; with `pad`, uint8 (B, 3, H, W), zero outside of the
+        pictures.
+
+    Raises:
+        ValueError: If `max_pixels` is below 1, a batch has no such field, or a picture is too large or cannot be decoded.
+        RuntimeError: If nvJPEG is missing, or refuses a picture.
+
+    Examples:
+        >>> import io
+        >>> from PIL import Image
+        >>> def jpeg(height):
+        ...     file = io.BytesIO()
+        ...     Image.new("RGB", (8, height)).save(file, "jpeg")
+        ...     return file.getvalue()
+        >>> files = lk.RecordDataset([{"jpg": jpeg(4)}, {"jpg": jpeg(6)}])
+        >>> decode = lk.DecodePictures("jpg", device="cpu", pad=True)
+        >>> batch = next(iter(lk.DeviceLoader(lk.Loader(files, 2), "cpu", transform=decode)))
+        >>> batch["jpg"].shape, batch["jpg_sizes"].tolist()
+        (torch.Size([2, 3, 6, 8]), [[4, 8], [6, 8]])
+    """
+
+    draws_nothing: ClassVar[bool] = True
+
+    field: str
+    device: torch.device | str = "cuda"
+    pad: bool = False
+    max_pixels: int | None = MAX_PIXELS
+
+    def __post_init__(self) -> None:
+        check_max_pixels("DecodePictures", self.max_pixels)
+
+    def __call__(self, batch: Any) -> Any:
+        contents = batch.get(self.field) if isinstance(batch, Mapping) else None
+        if not isinstance(contents, list) or not all(isinstance(content, bytes) for content in contents):
+            found = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
+            raise ValueError(
+                f"DecodePictures: the batch has no list of bytes {self.field!r} (found {found}), wanted one. Leave pictures encoded in the "
+                "dataset, as lk.TarDataset(decode=None) does."
+            )
+        device = torch.device(self.device)
+        pictures = decode_pictures_on(contents, device, max_pixels=self.max_pixels)
+        if not self.pad:
+            return {**batch, self.field: pictures}
+        sizes = torch.tensor([picture.shape[1:] for picture in pictures])
+        height, width = sizes.amax(0).tolist()
+        padded = torch.zeros((len(pictures), 3, height, width), dtype=torch.uint8, device=device)
+        for row, picture in enumerate(pictures):
+            padded[row, :, : picture.shape[1], : picture.shape[2]] = picture
+        return {**batch, self.field: padded, f"{self.field}_sizes": sizes.to(device)}
 
 
 class _Measured(NamedTuple):

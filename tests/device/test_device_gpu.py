@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 from drawing import Drawing, drawing_collate, draws, equal
+from images_made import encode, picture
+from PIL import Image
 
 import loaderkit as lk
+from loaderkit.datasets import decode_picture
 from loaderkit.device import prefetch
 
 pytestmark = pytest.mark.gpu
@@ -176,3 +179,24 @@ def test_tokens_are_widened_on_the_device(dtype: torch.dtype) -> None:
     batches = list(loader)
     assert len(batches) == 2
     assert all(equal(batch, tokens.expand(2, 4).cuda()) for batch in batches)
+
+
+def test_jpegs_are_decoded_on_the_device() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    files = [encode(picture(seed, size=(64 + 8 * seed, 48)), "JPEG", quality=95, exif=exif) for seed in range(5)]
+    files += [encode(picture(5, "L", (40, 30)), "JPEG"), encode(picture(6, "CMYK"), "JPEG"), encode(picture(7), "PNG")]
+    data = lk.RecordDataset([{"jpg": file, "y": row} for row, file in enumerate(files)])
+
+    def batches(pad: bool) -> list[Any]:
+        decode = lk.DecodePictures("jpg", pad=pad)
+        return list(lk.DeviceLoader(lk.Loader(data, 3, shuffle=True), "cuda", transform=decode))
+
+    for plain, padded in zip(batches(False), batches(True), strict=True):
+        for place, row in enumerate(plain["y"].tolist()):
+            found, wanted = plain["jpg"][place], decode_picture(files[row])
+            assert found.is_cuda
+            assert found.shape == wanted.shape
+            assert (found.cpu().int() - wanted.int()).abs().float().mean() < 3
+            height, width = padded["jpg_sizes"][place].tolist()
+            assert torch.equal(padded["jpg"][place, :, :height, :width], found)

@@ -1,5 +1,7 @@
 """A transform on the device makes what the collate would have made."""
 
+import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -7,10 +9,12 @@ import pytest
 import torch
 from drawing import equal
 from fake_cuda import FakeCuda
+from images_made import encode, picture
+from PIL import Image
 from torchvision.transforms import v2
 
 import loaderkit as lk
-from loaderkit.datasets import Ragged
+from loaderkit.datasets import Ragged, decode_picture
 from loaderkit.device import BACKENDS, prefetch
 
 
@@ -97,6 +101,69 @@ def test_tokens_become_what_an_embedding_takes(dtype: torch.dtype) -> None:
     assert equal(made["rows"].offsets, batch["rows"].offsets)
     assert torch.nn.Embedding(65_536, 2)(made["short"]).shape == (2, 3, 2)
     assert equal(on_device(batch["short"], lk.WidenTokens(dtype)), tokens.to(dtype))
+
+
+def jpegs(count: int = 5) -> list[bytes]:
+    return [encode(picture(seed, size=(20 + 4 * seed, 30 - 3 * seed)), "JPEG") for seed in range(count)]
+
+
+def test_pictures_are_decoded_where_the_batch_is() -> None:
+    files = [*jpegs(), encode(picture(9), "PNG"), encode(picture(8, "CMYK"), "JPEG")]
+    loader = lk.Loader(lk.RecordDataset([{"jpg": file, "y": row} for row, file in enumerate(files)]), 4, shuffle=True)
+    for pad in (False, True):
+        decode = pickle.loads(pickle.dumps(lk.DecodePictures("jpg", device="cpu", pad=pad)))
+        batches = list(lk.DeviceLoader(loader, "cpu", transform=decode))
+        assert sorted(row for batch in batches for row in batch["y"].tolist()) == list(range(7))
+        for batch in batches:
+            for place, row in enumerate(batch["y"].tolist()):
+                wanted, found = decode_picture(files[row]), batch["jpg"][place]
+                if pad:
+                    height, width = batch["jpg_sizes"][place].tolist()
+                    assert not found[:, height:].any()
+                    assert not found[:, :, width:].any()
+                    found = found[:, :height, :width]
+                assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("orientation", [None, *range(10)])
+@pytest.mark.parametrize("order", ["II", "MM"])
+def test_pictures_by_nvjpeg_are_set_upright(
+    orientation: int | None, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ignores EXIF; here the CPU decodes in its place."""
+    exif = Image.Exif()
+    exif.endian = {"II": "<", "MM": ">"}[order]
+    exif[0x0110] = "a camera"
+    if orientation is not None:
+        exif[0x0112] = orientation
+    files = [*jpegs(2), encode(picture(7), "JPEG", exif=exif), encode(picture(3, "L"), "JPEG", exif=exif)]
+
+    def decode(contents: list[torch.Tensor], mode: int, device: torch.device) -> list[torch.Tensor]:
+        assert (mode, device) == (3, torch.device("cuda:1"))
+        return [torch.ops.image.decode_jpeg(content, mode, False) for content in contents]
+
+    monkeypatch.setattr(torch.ops.image, "decode_jpegs_cuda", SimpleNamespace(default=decode))
+    found = lk.DecodePictures("jpg", device="cuda:1")({"jpg": files, "y": 1})
+    assert found["y"] == 1
+    assert all(map(torch.equal, found["jpg"], map(decode_picture, files)))
+
+
+def test_what_cannot_be_decoded_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    decode = lk.DecodePictures("jpg", device="cpu", max_pixels=20 * 30)
+    for batch, found in (({"png": [b""]}, r"\['png'\]"), ({"jpg": torch.ones(2)}, r"\['jpg'\]"), ([b""], "list")):
+        with pytest.raises(ValueError, match=rf"no list of bytes 'jpg' \(found {found}\)"):
+            on_device(batch, decode)
+    monkeypatch.setattr(torch.ops.image, "decode_jpegs_cuda", None)
+    for device in ("cpu", "cuda"):
+        decode = lk.DecodePictures("jpg", device=device, max_pixels=20 * 30)
+        with pytest.raises(ValueError, match="claims 24 x 27 pixels, wanted at most max_pixels=600"):
+            decode({"jpg": jpegs()})
+        with pytest.raises(ValueError, match="not a picture that can be decoded"):
+            decode({"jpg": [jpegs()[0][:30]]})
+    with pytest.raises(RuntimeError, match="torchvision has no nvJPEG"):
+        lk.DecodePictures("jpg", device="cuda")({"jpg": jpegs()})
+    with pytest.raises(ValueError, match="DecodePictures: max_pixels is 0"):
+        lk.DecodePictures("jpg", max_pixels=0)
 
 
 def test_random_transforms_of_torchvision_resume() -> None:

@@ -159,6 +159,7 @@ PUBLIC: list[Any] = [
     lk.MultimodalCollate({"x": lk.Jagged(), "y": list}),
     lk.LengthBuckets([3, 1, 2], 2),
     lk.LoaderConfig(batch_size=2),
+    lk.DecodePictures("jpg"),
     lk.Normalize([0.5], [0.5]),
     lk.PackPlan([3, 1, 2], 4),
     lk.PadRagged(),

@@ -39,8 +39,8 @@ def check_size(width: int, height: int, max_pixels: int | None) -> None:
         )
 
 
-def jpeg_size(data: bytes) -> tuple[int, int]:
-    """Return the width and height of a JPEG, from the header that libjpeg reads.
+def jpeg_shape(data: bytes) -> tuple[int, int, int]:
+    """Return the width, the height and the number of channels of a JPEG, from the header that libjpeg reads.
 
     Raises:
         ValueError: If there is none, or the picture has so many scans that decoding would take hours.
@@ -49,7 +49,7 @@ def jpeg_size(data: bytes) -> tuple[int, int]:
     while True:
         at = data.find(b"\xff", at) + 1  # as libjpeg, which skips what lies between segments
         marker = data[at] if 0 < at < len(data) else None
-        if marker is None or marker in (0xD9, 0xDA) or len(data) < at + 8:
+        if marker is None or marker in (0xD9, 0xDA) or len(data) < at + 9:
             raise ValueError("it ends before its size")
         if marker in _SIZES:
             break
@@ -59,8 +59,8 @@ def jpeg_size(data: bytes) -> tuple[int, int]:
             at += 1
     if marker in _PROGRESSIVE and data.count(b"\xff\xda") > _MAX_SCANS:
         raise ValueError(f"it has more than {_MAX_SCANS} scans, and decoding each may take as long as a whole picture")
-    height, width = struct.unpack_from(">HH", data, at + 4)
-    return width, height
+    height, width, channels = struct.unpack_from(">HHB", data, at + 4)
+    return width, height, channels
 
 
 def check_png(data: bytes, max_pixels: int | None) -> None:

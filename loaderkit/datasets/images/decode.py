@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loaderkit.datasets.images.checks import MAX_PIXELS, PNG, check_png, check_png_rows, check_size, jpeg_size
+from loaderkit.datasets.images.checks import MAX_PIXELS, PNG, check_png, check_png_rows, check_size, jpeg_shape
+from loaderkit.datasets.images.exif import jpeg_orientation, upright
 from loaderkit.system.threads import threads_of_a_read
 
 _JPEG = b"\xff\xd8\xff"
@@ -41,10 +42,7 @@ def decode_picture(data: bytes, *, max_pixels: int | None = MAX_PIXELS) -> Tenso
     decode = _torchvision_operator("decode_jpeg") if data.startswith(_JPEG) else None
     if decode is None:
         return _decode_with_pillow(data, max_pixels)
-    try:
-        check_size(*jpeg_size(data), max_pixels)
-    except ValueError as error:
-        raise ValueError(f"{_NO_PICTURE}: {error}") from error
+    _check_jpeg(data, max_pixels)
     try:
         pixels: Tensor = decode(torch.frombuffer(bytearray(data), dtype=torch.uint8), _RGB, True)
     except RuntimeError:
@@ -74,6 +72,50 @@ def decode_pictures(contents: Sequence[memoryview], *, max_pixels: int | None = 
     return [*decode_each(parts[0]), *chain.from_iterable(decoded)]
 
 
+def decode_pictures_on(
+    contents: Sequence[bytes], device: torch.device, *, max_pixels: int | None = MAX_PIXELS
+) -> list[Tensor]:
+    """Decode pictures as `decode_picture` does, to tensors on a device.
+
+    On CUDA, nvJPEG decodes JPEG in one call (`torchvision.io.decode_jpeg` of a list). Its pixels may differ from the CPU's. The CPU
+    decodes everything else, also JPEG of four channels.
+
+    Raises:
+        ValueError: If a picture is too large, or no decoder can read it.
+        RuntimeError: If torchvision has no nvJPEG.
+    """
+    if device.type != "cuda":
+        views = [memoryview(content) for content in contents]
+        return [pixels.to(device) for pixels in decode_pictures(views, max_pixels=max_pixels)]
+    by_gpu = [content.startswith(_JPEG) and _check_jpeg(content, max_pixels) in (1, 3) for content in contents]
+    encoded = [content for content, is_gpu in zip(contents, by_gpu, strict=True) if is_gpu]
+    pictures = _decode_by_nvjpeg(encoded, device) if encoded else []
+    upon = iter(map(upright, pictures, map(jpeg_orientation, encoded)))
+    return [
+        next(upon) if is_gpu else decode_picture(content, max_pixels=max_pixels).to(device)
+        for content, is_gpu in zip(contents, by_gpu, strict=True)
+    ]
+
+
+def _decode_by_nvjpeg(contents: Sequence[bytes], device: torch.device) -> list[Tensor]:
+    decode = _find_operator("decode_jpegs_cuda")
+    if decode is None:
+        raise RuntimeError("torchvision has no nvJPEG: install its build for CUDA, or decode on the CPU.")
+    tensors = [torch.frombuffer(bytearray(content), dtype=torch.uint8) for content in contents]
+    pictures: list[Tensor] = decode(tensors, _RGB, device)
+    return pictures
+
+
+def _check_jpeg(data: bytes, max_pixels: int | None) -> int:
+    """Return the number of channels of a JPEG; raise a ValueError if it is too large, or has no header."""
+    try:
+        width, height, channels = jpeg_shape(data)
+        check_size(width, height, max_pixels)
+    except ValueError as error:
+        raise ValueError(f"{_NO_PICTURE}: {error}") from error
+    return channels
+
+
 def _decode_each(contents: Sequence[memoryview], max_pixels: int | None) -> list[Tensor]:
     return [decode_picture(bytes(content), max_pixels=max_pixels) for content in contents]
 
@@ -84,8 +126,7 @@ def _threads(process: int, count: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count, thread_name_prefix=f"decode in {process}")
 
 
-@cache
-def _torchvision_operator(name: str) -> Any:
+def _find_operator(name: str) -> Any:
     # The operator itself: its Python function warns at each call since torchvision 0.29.
     try:
         import torchvision.io  # noqa: F401 - registers the operators
@@ -93,6 +134,9 @@ def _torchvision_operator(name: str) -> Any:
         return None
     operator = getattr(torch.ops.image, name, None)
     return getattr(operator, "default", None)  # skips the search for an overload at each call
+
+
+_torchvision_operator = cache(_find_operator)
 
 
 def _decode_with_pillow(data: bytes, max_pixels: int | None) -> Tensor:
