@@ -1,14 +1,15 @@
 """Measure clips of audio and video: what it costs to decode the wanted part alone, and to decode all and cut.
 
 64 FLAC files of 30 s at 16 kHz, of which a sample is a second from a random place; 32 H.264 videos of 10 s (320 x 240, 25 frames a second,
-a keyframe every 50 frames), of which a sample is 8 frames, each fourth from a random place. lk.Loader reads `AudioDataset` and `VideoDataset`.
-DataLoader reads torchcodec's decoders with one thread, as its documentation says (video also in its approximate mode, which does not look through
+a keyframe every 50 frames), of which a sample is 8 frames, each fourth from a random place. lk.Loader reads `AudioDataset` and `VideoDataset` by
+both of their decoders. DataLoader reads torchcodec's decoders with one thread, as its documentation says (video also in its approximate mode, which does not look through
 the file first), and a dataset that decodes the whole file by PyAV and cuts. Each contender runs in a process of its own.
 """
 
 import random
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +19,7 @@ import av
 import numpy as np
 import torch
 from apart import Make, interleave_apart
-from contenders import Job, by_torch, ours
+from contenders import Epoch, Job, by_torch, ours
 from harness import DATA, LIMIT, OURS, TORCH, Row, parse_options, ratio, report, spread
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -27,8 +28,9 @@ import loaderkit as lk
 
 RATE, LONG_S, CLIP_S = 16000, 30, 1
 FPS, FILM_S, FRAMES, STRIDE = 25, 10, 8, 4
-LOADER, CODEC, APPROXIMATE, ALL = "lk.Loader", "torchcodec", "torchcodec, approximate", "decode all, then cut"
-COLOURS = {LOADER: OURS, CODEC: TORCH, APPROXIMATE: DATA, ALL: LIMIT}
+LOADER, OURS_BY_CODEC = "lk.Loader", "lk.Loader, torchcodec"
+CODEC, APPROXIMATE, ALL = "torchcodec", "torchcodec, approximate", "decode all, then cut"
+COLOURS = {LOADER: OURS, OURS_BY_CODEC: OURS, CODEC: TORCH, APPROXIMATE: DATA, ALL: LIMIT}
 
 
 def write_sounds(folder: Path, count: int) -> list[Path]:
@@ -99,6 +101,10 @@ def film_by_all(path: str) -> Tensor:
     return torch.from_numpy(np.stack([frames[place] for place in places()])).permute(0, 3, 1, 2)
 
 
+def by_loader(make: Callable[[], Any], batch_size: int, workers: int, stack: ExitStack) -> Epoch:
+    return ours(Job(dataset=make(), batch_size=batch_size), workers, "auto", stack)
+
+
 def _torchcodec() -> Any:
     return import_module("torchcodec.decoders")  # it needs the libraries of FFmpeg
 
@@ -117,13 +123,14 @@ def main() -> None:
             ALL: film_by_all,
         }
         cases: list[tuple[str, list[Path], Any, dict[str, Any], int]] = [
-            ("audio", sounds, lk.AudioDataset(sounds, clip_s=CLIP_S), sound_readers, 8),
-            ("video", films, lk.VideoDataset(films, frames=FRAMES, stride=STRIDE), film_readers, 4),
+            ("audio", sounds, partial(lk.AudioDataset, sounds, clip_s=CLIP_S), sound_readers, 8),
+            ("video", films, partial(lk.VideoDataset, films, frames=FRAMES, stride=STRIDE), film_readers, 4),
         ]
-        for kind, paths, dataset, readers, batch in cases:
+        for kind, paths, make, readers, batch in cases:
             for workers in (0, 2):
                 makes: dict[str, Make] = {
-                    LOADER: partial(ours, Job(dataset=dataset, batch_size=batch), workers, "auto")
+                    LOADER: partial(by_loader, make, batch, workers),
+                    OURS_BY_CODEC: partial(by_loader, partial(make, decoder="torchcodec"), batch, workers),
                 }
                 for name, read in readers.items():
                     makes[name] = partial(
@@ -141,6 +148,7 @@ def main() -> None:
                             "ms_per_clip": middle / len(paths) * 1e3,
                             "ms_per_clip_q1": low / len(paths) * 1e3,
                             "ms_per_clip_q3": high / len(paths) * 1e3,
+                            "ratio_to_torchcodec": ratio(taken, found[CODEC]) if CODEC in found else float("nan"),
                             "throughput_ratio_to_decoding_all": 1 / ratio(taken, found[ALL]),
                             "repeats": len(taken),
                         }

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from images_made import encode, picture
-from media_made import audio, video
+from media_made import audio, need_decoder, video
 from tars_made import make as make_tar
 
 import loaderkit as lk
@@ -180,15 +180,15 @@ def preferences(folder: Path) -> Any:
     return lk.PreferenceDataset(lk.RecordDataset(answers), make_tokenizer())
 
 
-def media(folder: Path, kind: str, **settings: Any) -> Any:
-    pytest.importorskip("av")
+def media(folder: Path, kind: str, decoder: Any = "pyav", **settings: Any) -> Any:
+    need_decoder(decoder)
     for number in range(6):
         content = (
             audio(seconds=0.3 + number / 10, seed=number) if kind == "wav" else video(kind, 4 + number, size=(16, 16))
         )
         (folder / f"{number}.{kind}").write_bytes(content)
     made = lk.AudioDataset if kind == "wav" else lk.VideoDataset
-    return made(folder, clips="all", cache_dir=None, **settings)
+    return made(folder, clips="all", cache_dir=None, decoder=decoder, **settings)
 
 
 class Records:
@@ -239,6 +239,7 @@ class Archives:
 KINDS: dict[str, Callable[[Path], Any]] = {
     "ArrayDataset": arrays,
     "AudioDataset": partial(media, kind="wav", clip_s=0.25),
+    "AudioDataset by torchcodec": partial(media, kind="wav", clip_s=0.25, decoder="torchcodec"),
     "CachedDataset": lambda folder: lk.CachedDataset(tar(folder, "txt"), max_bytes=1 << 20),
     "CachedDataset in a folder": lambda folder: lk.CachedDataset(jsonl(folder), folder / "cache", max_bytes=8000),
     "ChatDataset": chats,
@@ -272,6 +273,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "TokenDataset with rests": partial(tokens, remainder="keep"),
     "TokenSpans": lambda folder: TokenSpans(np.arange(999), np.arange(SAMPLES) * 9, np.arange(SAMPLES) % 9),
     "VideoDataset": partial(media, kind="mp4", frames=2),
+    "VideoDataset by torchcodec": partial(media, kind="mp4", frames=2, decoder="torchcodec"),
     "WindowDataset": lambda folder: lk.WindowDataset(documents(folder), 16, block=8),
     "ZipDataset": lambda folder: ZipDataset([jsonl(folder), lk.RecordDataset(range(SAMPLES))]),
     "share": lambda folder: Records(),

@@ -9,11 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+import loaderkit as lk
+
 RATE = 8000
 LOSSLESS = {"wav": "pcm_s16le", "flac": "flac", "aiff": "pcm_s16be", "mka": "pcm_s16le"}
 LOSSY = {"mp3": "libmp3lame", "m4a": "aac", "aac": "aac", "ogg": "libopus", "webm": "libopus"}
 VIDEO = {"mp4": "libx264", "mkv": "libx264", "webm": "libvpx-vp9", "avi": "mpeg4", "ts": "libx264"}
 _CONTAINERS = {"m4a": "ipod", "aac": "adts", "ts": "mpegts", "mkv": "matroska", "mka": "matroska"}
+
+
+def need_decoder(name: str) -> None:
+    """Skip a test, with the reason, if a decoder is missing."""
+    pytest.importorskip("av")
+    try:
+        lk.AudioDataset([{"wav": b""}], decoder=name)  # type: ignore[arg-type]
+    except ImportError as error:
+        pytest.skip(str(error))
 
 
 def samples(seconds: float, seed: int = 0, channels: int = 1, rate: int = RATE) -> Any:

@@ -1,1 +1,1 @@
-"""Audio and video: files and bytes, decoded by PyAV."""
+"""Audio and video: files and bytes, decoded by PyAV or torchcodec."""

@@ -8,9 +8,12 @@ import numpy as np
 import torch
 
 from loaderkit.datasets.base import MapStyle
-from loaderkit.datasets.media.audio import AudioReader, Waveform, open_audio, resample
 from loaderkit.datasets.media.clips import CACHE_DIR, ClipDataset, Labels, start_of_clip
-from loaderkit.datasets.media.container import TOLERANCE_S, Content
+from loaderkit.datasets.media.content import TOLERANCE_S, Content
+from loaderkit.datasets.media.decoders import AudioReader, DecoderName, decoder_named
+from loaderkit.datasets.media.pyav_audio import read_audio_header
+from loaderkit.datasets.media.pyav_container import open_stream
+from loaderkit.datasets.media.waveform import Waveform, resample
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls
 from loaderkit.system.arrays import Int64Array
@@ -27,9 +30,8 @@ class AudioDataset(ClipDataset):
     silence, and `"length"` says how many samples are sound. Without it a sample is a whole file:
     `PadCollate({"waveform": Pad(dims=1, lengths=True)})` makes batches.
 
-    PyAV decodes (FFmpeg), in one thread. A clip is found by a seek, and only its part of the file is decoded. The length of a
-    file is what its header says; for MP3 and bare AAC its packets are counted. A file that ends more than 0.25 s earlier is an
-    error.
+    FFmpeg decodes, in one thread. A clip is found by a seek, and only its part of the file is decoded. The length of a file is
+    what its header says; for MP3 and bare AAC its packets are counted. A file that ends more than 0.25 s earlier is an error.
 
     Args:
         source: A path, folder, glob or URL of files, or a list of them. Or a dataset of dicts, such as `TarDataset`, whose field
@@ -42,13 +44,15 @@ class AudioDataset(ClipDataset):
         sample_rate: Samples in a second, by FFmpeg's resampler; None keeps each file's own.
         mono: Whether to average the channels.
         max_s: The longest file to decode as a whole; None for any.
+        decoder: "pyav", or "torchcodec", which is faster and needs FFmpeg on the machine. Both give the same clips; lossless audio
+            also has the same bits. A run resumes with the decoder that it began with.
         transform: Called with each sample; its result replaces the sample.
         storage: How to reach remote files.
         cache_dir: Folder that keeps the lengths of files; None keeps nothing.
         jobs: Processes that read the lengths of files.
 
     Raises:
-        ImportError: If PyAV is missing.
+        ImportError: If PyAV is missing, or the chosen decoder.
         FileNotFoundError: If there are no files.
         ValueError: If a setting is out of range. On reading: if a file cannot be decoded, is cut or too long.
 
@@ -81,6 +85,7 @@ class AudioDataset(ClipDataset):
         sample_rate: int | None = None,
         mono: bool = False,
         max_s: float | None = 3600.0,
+        decoder: DecoderName = "pyav",
         transform: Callable[[Any], Any] | None = None,
         storage: Storage | None = None,
         cache_dir: str | os.PathLike[str] | None = CACHE_DIR,
@@ -99,6 +104,7 @@ class AudioDataset(ClipDataset):
             field=field,
             labels=labels,
             clips=clips if clip_s is not None else "whole",
+            decoder=decoder,
             transform=transform,
             storage=storage,
             cache_dir=cache_dir,
@@ -114,8 +120,9 @@ class AudioDataset(ClipDataset):
         return np.repeat(np.maximum(np.nan_to_num(found), 1).astype(np.int64), counts)
 
     def _measure(self, content: Content) -> tuple[float, float]:
-        with open_audio(content, self._storage) as audio:
-            return audio.samples / audio.sample_rate, float(audio.sample_rate)
+        with open_stream(content, "audio", self._storage) as (container, stream):
+            header = read_audio_header(container, stream)
+        return header.samples / header.sample_rate, float(header.sample_rate)
 
     def _counts(self, seconds: Any, rates: Any) -> Int64Array:
         found = np.ceil((np.nan_to_num(seconds) - _REST_S) / self.clip_s)
@@ -126,7 +133,7 @@ class AudioDataset(ClipDataset):
         return f"clips of {self.clip_s:g} s"
 
     def _read(self, content: Content, clip: int) -> dict[str, Any]:
-        with open_audio(content, self._storage) as audio:
+        with decoder_named(self.decoder).open_audio(content, self._storage) as audio:
             if self.clip_s is None:
                 wave, _ = self._part(audio, 0, audio.samples)
                 return _sample(wave, self.sample_rate or audio.sample_rate)

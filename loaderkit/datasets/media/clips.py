@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Literal, TypeGuard
 import numpy as np
 
 from loaderkit.datasets.base import MapStyle, check_index, read_many, reads_many
-from loaderkit.datasets.media.container import Content, pyav
+from loaderkit.datasets.media.content import Content
+from loaderkit.datasets.media.decoders import DecoderName, decoder_named
 from loaderkit.datasets.media.files import FILE, MediaFiles
 from loaderkit.datasets.media.times import Times, measure_times
 from loaderkit.datasets.places import Place, place_of
@@ -34,19 +35,20 @@ class ClipDataset(DeclaresDraws):
         field: str | None,
         labels: Labels,
         clips: str,
+        decoder: DecoderName,
         transform: Callable[[Any], Any] | None,
         storage: Storage | None,
         cache_dir: str | os.PathLike[str] | None,
         jobs: int,
     ) -> None:
-        pyav()  # if it is missing, no policy for bad samples should skip every sample
+        decoder_named(decoder).version()  # if it is missing, no policy for bad samples should skip every sample
         self.source: Any = source
         if _is_urls(source):
             self.source, field = MediaFiles(source, self.suffixes, labels, storage), FILE
         elif labels is not None:
             raise ValueError(f"{self._name}: labels are for files; with a dataset, its samples have them.")
         self.classes: list[str] | None = getattr(self.source, "classes", None)
-        self.field, self.clips, self.transform = field, clips, transform
+        self.field, self.clips, self.decoder, self.transform = field, clips, decoder, transform
         self._storage, self._cache_dir, self._jobs = storage, cache_dir, jobs
         self._times: Times | None = None
         # Where each file's clips end (files,). Without it, each file is one sample.
@@ -71,7 +73,7 @@ class ClipDataset(DeclaresDraws):
     def times(self) -> Times:
         """Return each file's length in seconds, and its samples or frames in a second (files, 2); NaN if unreadable.
 
-        The headers of all files are read at the first call, and the result is kept in `cache_dir`.
+        PyAV reads them, for any decoder. The headers of all files are read at the first call, and the result is kept in `cache_dir`.
         """
         if self._times is None:
             size = len(self.source)
@@ -83,9 +85,11 @@ class ClipDataset(DeclaresDraws):
         return place_of(self.source, self._locate(index)[0])
 
     def fingerprint(self) -> str:
-        """Return the source's fingerprint, and how files are cut into samples."""
+        """Return the source's fingerprint, the decoder unless it is PyAV, and how files are cut into samples."""
         own = getattr(self.source, "fingerprint", None)
         found = own() if callable(own) else ""
+        if self.decoder != "pyav":
+            found = f"{found} by {self._decoded_by()}"
         return found if self._ends is None else f"{self._cut()} of {found}"
 
     def __getattr__(self, name: str) -> Any:
@@ -115,6 +119,10 @@ class ClipDataset(DeclaresDraws):
     @abstractmethod
     def _read(self, content: Content, clip: int) -> dict[str, Any]:
         """Return the fields of a clip; `clip` is its number in the file."""
+
+    def _decoded_by(self) -> str:
+        """Return what decides the bits of a sample, next to the file."""
+        return self.decoder
 
     @property
     def _name(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.datasets.media.container import pyav
+from loaderkit.datasets.media.pyav_container import pyav_version
 from loaderkit.datasets.remote.urls import write_atomically
 from loaderkit.sampling.order import digest
 from loaderkit.system.process_pool import map_tasks
@@ -40,7 +40,7 @@ def measure_times(
     """
     if version is None or cache_dir is None:
         return _read_all(read, size, jobs)
-    about = {"version": VERSION, "decoder": f"pyav {pyav().__version__}", "files": version}
+    about = {"version": VERSION, "decoder": pyav_version(), "files": version}
     path = Path(cache_dir).expanduser() / f"{digest(json.dumps(about))}.npz"
     times = _load(path, about, size)
     if times is None:

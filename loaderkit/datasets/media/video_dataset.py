@@ -2,16 +2,20 @@
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from torch.utils.data import get_worker_info
 
 from loaderkit.datasets.base import MapStyle
 from loaderkit.datasets.images.checks import check_max_pixels
 from loaderkit.datasets.media.clips import CACHE_DIR, ClipDataset, Labels, start_of_clip
-from loaderkit.datasets.media.container import Content
-from loaderkit.datasets.media.video import MAX_FRAME_PIXELS, VideoReader, open_video
+from loaderkit.datasets.media.content import MAX_FRAME_PIXELS, Content
+from loaderkit.datasets.media.decoders import DecoderName, VideoReader, decoder_named
+from loaderkit.datasets.media.pyav_container import open_stream
+from loaderkit.datasets.media.pyav_video import read_video_header
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls
 from loaderkit.system.arrays import Int64Array
@@ -27,8 +31,8 @@ class VideoDataset(ClipDataset):
     each frame begins, and the other fields of the source, such as `"label"`. A shorter video repeats its last frame, and
     `"length"` says how many frames are not such repeats.
 
-    PyAV decodes (FFmpeg), in one thread. It seeks to the keyframe before a frame, and converts the wanted frames alone. Frames are
-    found by time, so a video with a changing frame rate plays at its own pace.
+    FFmpeg decodes, in one thread. It seeks to the keyframe before a frame, and converts the wanted frames alone. Frames are found
+    by time, so a video with a changing frame rate plays at its own pace.
 
     Args:
         source: A path, folder, glob or URL of files, or a list of them. Or a dataset of dicts, such as `TarDataset`, whose field
@@ -41,15 +45,20 @@ class VideoDataset(ClipDataset):
         clips: "random": a clip that starts anywhere, one for each file. "middle": one from its middle. "even": frames spread
             evenly over the file. "all": one after another. With "all" the headers of all files are read at once.
         max_pixels: The largest frame to decode, width times height; None for any.
+        decoder: "pyav", or "torchcodec", which is faster and needs FFmpeg on the machine. Both choose the same frames, with
+            other bits. A run resumes with the decoder that it began with.
+        device: Where torchcodec decodes. "cuda" is the GPU's decoder (NVDEC): frames are on the GPU, and workers must be threads.
+            Not measured.
         transform: Called with each sample; its result replaces the sample.
         storage: How to reach remote files.
         cache_dir: Folder that keeps the lengths of files; None keeps nothing.
         jobs: Processes that read the lengths of files.
 
     Raises:
-        ImportError: If PyAV is missing.
+        ImportError: If PyAV is missing, or the chosen decoder.
         FileNotFoundError: If there are no files.
         ValueError: If a setting is out of range. On reading: if a file cannot be decoded, is cut, or has too large frames.
+        RuntimeError: On reading, if a worker process would decode on a GPU.
 
     Examples:
         >>> import av
@@ -80,6 +89,8 @@ class VideoDataset(ClipDataset):
         labels: Labels = None,
         clips: Literal["random", "middle", "even", "all"] = "random",
         max_pixels: int | None = MAX_FRAME_PIXELS,
+        decoder: DecoderName = "pyav",
+        device: torch.device | str = "cpu",
         transform: Callable[[Any], Any] | None = None,
         storage: Storage | None = None,
         cache_dir: str | os.PathLike[str] | None = CACHE_DIR,
@@ -94,11 +105,17 @@ class VideoDataset(ClipDataset):
         if fps is not None and stride != 1:
             raise ValueError(f"VideoDataset: fps is {fps} and stride {stride}, wanted one of them.")
         self.frames, self.fps, self.stride, self.max_pixels = frames, fps, stride, max_pixels
+        self.device = torch.device(device)
+        if self.device.type != "cpu" and decoder != "torchcodec":
+            raise ValueError(
+                f"VideoDataset: device is {str(device)!r} and decoder {decoder!r}, wanted decoder='torchcodec'."
+            )
         super().__init__(
             source,
             field=field,
             labels=labels,
             clips=clips,
+            decoder=decoder,
             transform=transform,
             storage=storage,
             cache_dir=cache_dir,
@@ -106,8 +123,9 @@ class VideoDataset(ClipDataset):
         )
 
     def _measure(self, content: Content) -> tuple[float, float]:
-        with open_video(content, self._storage, max_pixels=self.max_pixels) as video:
-            return video.seconds, video.fps
+        with open_stream(content, "video", self._storage) as (container, stream):
+            header = read_video_header(container, stream, self.max_pixels)
+        return header.seconds, header.fps
 
     def _counts(self, seconds: Any, rates: Any) -> Int64Array:
         frames = np.round(np.nan_to_num(seconds / self._step(rates)))
@@ -123,15 +141,29 @@ class VideoDataset(ClipDataset):
         return self.stride / rates if self.fps is None else 1 / self.fps
 
     def _read(self, content: Content, clip: int) -> dict[str, Any]:
-        with open_video(content, self._storage, max_pixels=self.max_pixels) as video:
+        with self._open(content) as video:
             wanted = self._wanted(video, clip)
             pictures, times = video.read(wanted.tolist())
         length = max(1, int(np.searchsorted(wanted, video.seconds)))
         return {
-            "frames": torch.from_numpy(pictures),
+            "frames": pictures,
             "times": torch.tensor(times, dtype=torch.float64),
             "length": length,
         }
+
+    def _open(self, content: Content) -> AbstractContextManager[VideoReader]:
+        settings: dict[str, Any] = {"max_pixels": self.max_pixels}
+        if self.device.type != "cpu":
+            if get_worker_info() is not None:
+                raise RuntimeError(
+                    f"VideoDataset: device='{self.device}' in a worker process, where CUDA cannot be used after a fork, and frames would "
+                    "be copied back. Give the Loader num_workers=0 or engine='threads'."
+                )
+            settings["device"] = str(self.device)
+        return decoder_named(self.decoder).open_video(content, self._storage, **settings)
+
+    def _decoded_by(self) -> str:
+        return self.decoder if self.device.type == "cpu" else f"{self.decoder} on {self.device.type}"
 
     def _wanted(self, video: VideoReader, clip: int) -> Any:
         """Return the times of a clip's frames (frames,)."""

@@ -1,27 +1,19 @@
 """Files of audio and video, opened by PyAV: one stream, one thread, nothing else is opened, and one kind of error."""
 
 import errno
-import io
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from functools import cache
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any
 
+from loaderkit.datasets.media.content import TOLERANCE_S, Content, Kind, open_content
 from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import open_file
 
-Kind = Literal["audio", "video"]
-Content = bytes | bytearray | memoryview | str | os.PathLike[str]
-
-# Seconds by which a header may differ from what is decoded: encoders add up to a few frames at both ends.
-TOLERANCE_S = 0.25
-# These formats do not say how long they are, and FFmpeg guesses it from the size of the file.
-_GUESSED = {"mp3", "aac", "ac3", "eac3", "dts", "amr", "h264", "hevc", "mpeg", "mpegts"}
+# These formats have no index. They do not say how long they are, and FFmpeg guesses it from the size of the file.
+WITHOUT_INDEX = {"mp3", "aac", "ac3", "eac3", "dts", "amr", "h264", "hevc", "mpeg", "mpegts"}
 _ALONE = {"protocol_whitelist": "none"}  # a playlist in the place of a file opens no other file and no URL
-_RIFF_STREAMED = (0, 0xFFFFFFFF)
 
 
 @cache
@@ -50,11 +42,8 @@ def open_stream(content: Content, kind: Kind, storage: Storage | None = None) ->
         ValueError: If it cannot be decoded, inside of the context too, or has no such stream.
     """
     av = pyav()
-    is_place = isinstance(content, str | os.PathLike)
-    file = open_file(os.fspath(content), storage) if is_place else io.BytesIO(content)  # type: ignore[arg-type]
-    with file:
+    with open_content(content, storage) as file:
         try:
-            _check_riff(file)
             with av.open(file, mode="r", options=_ALONE, metadata_errors="replace") as container:
                 yield container, _stream(container, kind)
         except av.FFmpegError as error:
@@ -63,6 +52,11 @@ def open_stream(content: Content, kind: Kind, storage: Storage | None = None) ->
             if error.errno != errno.EINVAL:  # of a seek to where the content says, before the file's first byte
                 raise
             raise ValueError(f"not {kind} that can be decoded: it refers to what it does not have") from error
+
+
+def pyav_version() -> str:
+    """Return the name and version of the decoder; raise as `pyav`."""
+    return f"pyav {pyav().__version__}"
 
 
 def start_of(stream: Any) -> Fraction:
@@ -97,7 +91,7 @@ def seconds_of(container: Any, stream: Any) -> Fraction:
         ValueError: If it has no packets with times.
     """
     said = _said(container, stream)
-    if said is not None and container.format.name not in _GUESSED:
+    if said is not None and container.format.name not in WITHOUT_INDEX:
         return said
     counted = _counted(container, stream)
     return said if said is not None and abs(said - counted) <= TOLERANCE_S else counted
@@ -142,14 +136,3 @@ def _counted(container: Any, stream: Any) -> Fraction:
         raise ValueError("it ends before its first packet")
     found: Fraction = (last - first) * stream.time_base
     return found
-
-
-def _check_riff(file: Any) -> None:
-    """Refuse a RIFF file (WAV, AVI) that is shorter than it says; FFmpeg reads what is left without an error."""
-    head = file.read(8)
-    size = int.from_bytes(head[4:8], "little")
-    if head[:4] == b"RIFF" and size not in _RIFF_STREAMED:
-        found = file.seek(0, os.SEEK_END)
-        if found < size + 8 - (size % 2):  # some writers leave out the last byte of padding
-            raise ValueError(f"it has {found:,} bytes, its header says {size + 8:,}: it is cut")
-    file.seek(0)

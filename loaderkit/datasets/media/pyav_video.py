@@ -1,37 +1,60 @@
-"""Encoded video to uint8 frames: those that are shown at the wanted times, and no other is converted or kept."""
+"""Video by PyAV: the frames that are shown at the wanted times, and no other is converted or kept."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
-from loaderkit.datasets.media.container import (
-    TOLERANCE_S,
-    Content,
-    open_stream,
-    pyav,
-    seconds_of,
-    seek,
-    seek_to_start,
-)
+from loaderkit.datasets.media.content import MAX_FRAME_PIXELS, TOLERANCE_S, Content, check_frame
+from loaderkit.datasets.media.pyav_container import open_stream, pyav, seconds_of, seek, seek_to_start
 from loaderkit.datasets.remote.storage import Storage
 
-MAX_FRAME_PIXELS = 35_389_440  # 8192 x 4320
 _SEEK_FRAMES = 10  # a seek takes longer than decoding fewer
 _EARLIER_S = (0.0, 1.0, 10.0)  # seek again so much earlier if the frame after a seek comes too late
 
 Frames = npt.NDArray[np.uint8]
 
 
-class VideoReader:
-    """An open video stream.
+@dataclass(frozen=True, slots=True)
+class VideoHeader:
+    """What a file says of its first video stream.
 
     Attributes:
-        seconds: Length of the whole, as the file says.
+        index: The stream's index in its file.
+        seconds: Length of the whole.
         fps: Mean number of frames in a second.
+
+    Raises:
+        ValueError: If it has no frame rate.
     """
+
+    index: int
+    seconds: float
+    fps: float
+
+    def __post_init__(self) -> None:
+        if not self.fps:
+            raise ValueError("it has no frame rate")
+
+
+def read_video_header(container: Any, stream: Any, max_pixels: int | None) -> VideoHeader:
+    """Read the header of an open stream; seek before decoding.
+
+    Raises:
+        ValueError: If its frames have more than `max_pixels`, or it has no frame rate.
+    """
+    check_frame(stream.codec_context.width, stream.codec_context.height, max_pixels)
+    seconds = float(seconds_of(container, stream))
+    return VideoHeader(stream.index, seconds, float(stream.average_rate or stream.guessed_rate or 0))
+
+
+class PyavVideo:
+    """An open video stream, a `VideoReader`."""
 
     def __init__(self, container: Any, stream: Any, max_pixels: int | None) -> None:
         self._container, self._stream, self._max_pixels = container, stream, max_pixels
@@ -40,22 +63,10 @@ class VideoReader:
         # Exact bits: without them, processors with other vector units round in other ways.
         self._exact = kind.BILINEAR | kind.ACCURATE_RND | kind.BITEXACT
         self._begin, self._tick = stream.start_time or 0, float(stream.time_base)
-        self._check(stream.codec_context.width, stream.codec_context.height)
-        self.seconds = float(seconds_of(container, stream))
-        rate = stream.average_rate or stream.guessed_rate
-        if not rate:
-            raise ValueError("it has no frame rate")
-        self.fps = float(rate)
+        header = read_video_header(container, stream, max_pixels)
+        self.seconds, self.fps = header.seconds, header.fps
 
-    def read(self, times: Sequence[float]) -> tuple[Frames, list[float]]:
-        """Return the frames (N, 3, H, W) that are shown at these times, and when each begins, in seconds.
-
-        Args:
-            times: N increasing numbers of seconds since the start. After the end of the video its last frame is shown.
-
-        Raises:
-            ValueError: If the file ends earlier than it says, or a frame is damaged, too large, or of another size.
-        """
+    def read(self, times: Sequence[float]) -> tuple[Tensor, list[float]]:
         shown: list[Any] = []
         while len(shown) < len(times):
             shown += self._shown(times[len(shown) :])
@@ -67,7 +78,7 @@ class VideoReader:
             else:
                 pictures[row] = self._pixels(frame, first).transpose(2, 0, 1)
         starts = [self._time(frame) for frame in shown]
-        return _upright(pictures, first.rotation), starts
+        return torch.from_numpy(_upright(pictures, first.rotation)), starts
 
     def _shown(self, times: Sequence[float]) -> list[Any]:
         """Return the frames shown at the first of these times, up to a time that another seek reaches sooner."""
@@ -116,7 +127,7 @@ class VideoReader:
         return number >= 0 and index[number].timestamp > self._stamp(now + _SEEK_FRAMES / self.fps)
 
     def _pixels(self, frame: Any, first: Any) -> Frames:
-        self._check(frame.width, frame.height)
+        check_frame(frame.width, frame.height, self._max_pixels)
         if frame.is_corrupt:
             raise ValueError(f"its frame at {self._time(frame):.3f} s is damaged")
         if (frame.width, frame.height) != (first.width, first.height):
@@ -125,13 +136,6 @@ class VideoReader:
             )
         pixels: Frames = self._convert(frame, format="rgb24", interpolation=self._exact, threads=1).to_ndarray()
         return pixels
-
-    def _check(self, width: int, height: int) -> None:
-        if self._max_pixels is not None and width * height > self._max_pixels:
-            raise ValueError(
-                f"its frames have {width:,} x {height:,} pixels, wanted at most max_pixels={self._max_pixels:,}. If the video is "
-                "right, give a larger max_pixels=."
-            )
 
     def _time(self, frame: Any) -> float:
         return float((frame.pts - self._begin) * self._tick)
@@ -143,10 +147,10 @@ class VideoReader:
 @contextmanager
 def open_video(
     content: Content, storage: Storage | None = None, *, max_pixels: int | None = MAX_FRAME_PIXELS
-) -> Iterator[VideoReader]:
+) -> Iterator[PyavVideo]:
     """Open a file's first video stream; raise as `open_stream`."""
     with open_stream(content, "video", storage) as (container, stream):
-        yield VideoReader(container, stream, max_pixels)
+        yield PyavVideo(container, stream, max_pixels)
 
 
 def _upright(pictures: Frames, degrees: int) -> Frames:

@@ -1,0 +1,56 @@
+"""Encoded audio and video as files of bytes, and the limits that hold for every decoder."""
+
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO, Literal
+
+from loaderkit.datasets.remote.storage import Storage
+from loaderkit.datasets.remote.urls import open_file
+
+Kind = Literal["audio", "video"]
+Content = bytes | bytearray | memoryview | str | os.PathLike[str]
+
+# Seconds by which a header may differ from what is decoded: encoders add up to a few frames at both ends.
+TOLERANCE_S = 0.25
+MAX_FRAME_PIXELS = 35_389_440  # 8192 x 4320
+_RIFF_STREAMED = (0, 0xFFFFFFFF)
+
+
+@contextmanager
+def open_content(content: Content, storage: Storage | None = None) -> Iterator[BinaryIO]:
+    """Open the bytes of a file, or the file at a path or URL, at its start.
+
+    Raises:
+        ValueError: If it is shorter than it says.
+    """
+    is_place = isinstance(content, str | os.PathLike)
+    file = open_file(os.fspath(content), storage) if is_place else io.BytesIO(content)  # type: ignore[arg-type]
+    with file:
+        _check_riff(file)
+        yield file
+
+
+def check_frame(width: int, height: int, max_pixels: int | None) -> None:
+    """Refuse a frame that is too large.
+
+    Raises:
+        ValueError: If it has more than `max_pixels`.
+    """
+    if max_pixels is not None and width * height > max_pixels:
+        raise ValueError(
+            f"its frames have {width:,} x {height:,} pixels, wanted at most max_pixels={max_pixels:,}. If the video is "
+            "right, give a larger max_pixels=."
+        )
+
+
+def _check_riff(file: BinaryIO) -> None:
+    """Refuse a RIFF file (WAV, AVI) that is shorter than it says; FFmpeg reads what is left without an error."""
+    head = file.read(8)
+    size = int.from_bytes(head[4:8], "little")
+    if head[:4] == b"RIFF" and size not in _RIFF_STREAMED:
+        found = file.seek(0, os.SEEK_END)
+        if found < size + 8 - (size % 2):  # some writers leave out the last byte of padding
+            raise ValueError(f"it has {found:,} bytes, its header says {size + 8:,}: it is cut")
+    file.seek(0)

@@ -1,0 +1,247 @@
+"""Audio and video by torchcodec: in less time than PyAV, and with the bits of the FFmpeg that the machine has.
+
+Which stream, its length and its frame rate are PyAV's, so that clips are the same by both decoders. torchcodec reads
+from Python's files alone: only then does it keep FFmpeg from opening what a playlist names.
+"""
+
+import errno
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
+from functools import cache, partial
+from importlib import import_module
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from loaderkit.datasets.media.content import MAX_FRAME_PIXELS, TOLERANCE_S, Content, Kind, check_frame, open_content
+from loaderkit.datasets.media.pyav_audio import RUN_UP_S, AudioHeader, read_audio_header
+from loaderkit.datasets.media.pyav_container import WITHOUT_INDEX, open_stream, pyav_version
+from loaderkit.datasets.media.pyav_video import VideoHeader, read_video_header
+from loaderkit.datasets.media.waveform import Waveform, filled
+from loaderkit.datasets.remote.storage import Storage
+
+_OLDEST = (0, 17)  # in this release files of Python are read with no other protocol, see `forbid_nested_protocols`
+_HOW = "pip install 'loaderkit[torchcodec]', and FFmpeg's libraries (apt-get install ffmpeg, or conda install ffmpeg)"
+_LOSSLESS = ("pcm_", "flac", "alac", "wavpack", "tta")  # beginnings of codecs' names
+_ROUNDING_S = 1e-6
+_SAY_LENGTH = (b"RIFF", b"fLaC", b"OggS", b"FORM")  # beginnings of files whose header says how long they are
+
+
+@cache
+def torchcodec() -> Any:
+    """Import torchcodec.
+
+    Raises:
+        ImportError: If it is not installed, too old, or finds no FFmpeg.
+    """
+    try:
+        found = import_module("torchcodec")
+    except (ImportError, OSError, RuntimeError) as error:
+        raise ImportError(f"decoder='torchcodec' needs torchcodec: {_HOW}.") from error
+    version = str(found.__version__)
+    if tuple(map(int, version.split(".")[:2])) < _OLDEST:
+        raise ImportError(
+            f"decoder='torchcodec' found torchcodec {version}, wanted {_OLDEST[0]}.{_OLDEST[1]} or later: {_HOW}."
+        )
+    if found.ffmpeg_major_version is None:
+        raise ImportError(f"torchcodec {version} finds no libraries of FFmpeg on this machine: {_HOW}.")
+    return found
+
+
+def torchcodec_version() -> str:
+    """Return the names and versions of the decoder and of PyAV, which reads headers; raise as `torchcodec` and `pyav`."""
+    found = torchcodec()
+    return f"torchcodec {found.__version__} ffmpeg {found.ffmpeg_major_version} {pyav_version()}"
+
+
+@contextmanager
+def open_audio(content: Content, storage: Storage | None = None) -> Iterator["TorchcodecAudio"]:
+    """Open a file's first audio stream; raise as `open_stream`."""
+    with _opened(content, "audio", storage) as file:
+        yield TorchcodecAudio(file, content, storage)
+
+
+@contextmanager
+def open_video(
+    content: Content,
+    storage: Storage | None = None,
+    *,
+    max_pixels: int | None = MAX_FRAME_PIXELS,
+    device: str = "cpu",
+) -> Iterator["TorchcodecVideo"]:
+    """Open a file's first video stream, to be decoded on a device; raise as `open_stream`."""
+    with _opened(content, "video", storage) as file:
+        make = partial(_make, "VideoDecoder", file, num_ffmpeg_threads=1, device=device, seek_mode="exact")
+        decoder = _first_decoder(make, file.is_mp4)
+        if decoder is not None:
+            found = decoder.metadata
+            check_frame(found.width or 0, found.height or 0, max_pixels)
+            yield TorchcodecVideo(decoder, VideoHeader(0, found.duration_seconds_from_header, found.average_fps or 0))
+            return
+        with open_stream(content, "video", storage) as (container, stream):
+            header = read_video_header(container, stream, max_pixels)
+            if container.format.name in WITHOUT_INDEX:  # torchcodec 0.17 gives other frames after a seek in MPEG-TS
+                raise ValueError(
+                    f"its format {container.format.name} has no index, in which torchcodec does not find frames. Give decoder='pyav', "
+                    "or write it as MP4 or Matroska."
+                )
+        yield TorchcodecVideo(make(header.index), header)
+
+
+def _make(kind: str, file: "_File", index: int | None, **settings: Any) -> Any:
+    """Return a decoder of torchcodec at the start of a file, for the stream of an index; None is the one that FFmpeg thinks best."""
+    file.seek(0)
+    return getattr(torchcodec().decoders, kind)(file, stream_index=index, **settings)
+
+
+def _first_decoder(make: Callable[[int | None], Any], says_length: bool) -> Any:
+    """Return a decoder whose own header will do, which saves opening the file by PyAV: of a file's first stream, of known length."""
+    if not says_length:
+        return None
+    try:
+        decoder = make(None)
+    except ValueError:  # it has no such stream; PyAV says what it has
+        return None
+    known = decoder.stream_index == 0 and decoder.metadata.duration_seconds_from_header is not None
+    return decoder if known else None
+
+
+class TorchcodecAudio:
+    """An open audio stream, an `AudioReader`."""
+
+    def __init__(self, file: "_File", content: Content, storage: Storage | None) -> None:
+        self._make = partial(_make, "AudioDecoder", file)
+        self._decoder = _first_decoder(self._make, file.says_length)
+        if self._decoder is not None:
+            found = self._decoder.metadata
+            rate, begin_s = found.sample_rate or 0, Fraction(found.begin_stream_seconds_from_header or 0)
+            samples = round(found.duration_seconds_from_header * rate)
+            header = AudioHeader(0, rate, found.num_channels or 0, begin_s, samples)
+        else:
+            with open_stream(content, "audio", storage) as (container, stream):
+                header = read_audio_header(container, stream)
+            self._decoder = self._make(header.index)
+        self._header = header
+        self.sample_rate, self.samples = header.sample_rate, header.samples
+
+    def read(self, start: int, count: int) -> Waveform:
+        lossless = self._decoder.metadata.codec.startswith(_LOSSLESS)
+        for run_up_s in (0.0, RUN_UP_S) if lossless else (RUN_UP_S,):
+            seek_to = start - round(run_up_s * self.sample_rate)
+            wave = self._read_from(seek_to, start, count) if seek_to > 0 else None
+            if wave is not None:
+                break
+        else:
+            wave = self._read_from(0, start, count)
+        if wave is None:
+            wave = np.zeros((self._header.channels, 0), dtype=np.float32)
+        return filled(wave, start, count, self.sample_rate)
+
+    def _read_from(self, seek_to: int, start: int, count: int) -> Waveform | None:
+        """Decode after a seek; None if that fails, or the first packet there is after `start`."""
+        begin_s, rate = float(self._header.begin_s), self.sample_rate
+        try:
+            found = self._decoder.get_samples_played_in_range(
+                begin_s + seek_to / rate, begin_s + (start + count) / rate
+            )
+        except RuntimeError:
+            if not seek_to:
+                raise
+            self._decoder = self._make(self._header.index)  # the old one would repeat its seek
+            return None
+        at = round((found.pts_seconds - begin_s) * rate)
+        if seek_to and at > start:
+            return None
+        wave: Waveform = found.data.numpy()
+        return wave[:, max(0, start - at) :][:, :count]
+
+
+class TorchcodecVideo:
+    """An open video stream, a `VideoReader`; its frames are on the device of the decoder."""
+
+    def __init__(self, decoder: Any, header: VideoHeader) -> None:
+        self._decoder = decoder
+        self.seconds, self.fps = header.seconds, header.fps
+        found = decoder.metadata  # of all packets
+        self._begin_s = found.begin_stream_seconds_from_header or 0.0
+        if not found.num_frames_from_content:
+            raise ValueError("it has no frames")
+        self._last = found.num_frames_from_content - 1
+        self._from_s, self._until_s = found.begin_stream_seconds_from_content, found.end_stream_seconds_from_content
+
+    def read(self, times: Sequence[float]) -> tuple[Tensor, list[float]]:
+        lasts_s = self._until_s - self._begin_s
+        if times[-1] - lasts_s > TOLERANCE_S and self.seconds - lasts_s > TOLERANCE_S:
+            raise ValueError(
+                f"it ends at {lasts_s:.3f} s, its header claims {self.seconds:.3f} s: it is cut or damaged"
+            )
+        wanted = np.maximum(np.asarray(times) + self._begin_s, self._from_s)
+        inside = int(np.searchsorted(wanted, self._until_s))
+        frames, starts, is_last = [], [], False
+        if inside:
+            found = self._decoder.get_frames_played_at(wanted[:inside].tolist())
+            frames, starts = [found.data], found.pts_seconds.tolist()
+            late = np.flatnonzero(np.asarray(starts) > wanted[:inside] + _ROUNDING_S)
+            if len(late):
+                raise ValueError(
+                    f"torchcodec finds a frame at {starts[late[0]]:.3f} s in the place of that at {wanted[late[0]]:.3f} s: it is damaged, or "
+                    "has no index. Try decoder='pyav'."
+                )
+            is_last = starts[-1] + float(found.duration_seconds[-1]) >= self._until_s
+        if inside < len(wanted):  # the last frame stays
+            last = found[-1] if is_last else self._decoder.get_frame_at(self._last)
+            frames.append(last.data.expand(len(wanted) - inside, *last.data.shape))
+            starts += [float(last.pts_seconds)] * (len(wanted) - inside)
+        whole = torch.cat(frames) if len(frames) > 1 else frames[0]
+        if whole.device.type == "cpu":  # numpy takes half of torch's time
+            whole = torch.from_numpy(np.ascontiguousarray(whole.numpy()))
+        return whole.contiguous(), [start - self._begin_s for start in starts]
+
+
+class _File:
+    """A file as torchcodec reads it. An error waits in `error`: it must not pass through FFmpeg's functions."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: BaseException | None = None
+        head = file.read(12)
+        self.is_mp4 = head[4:8] == b"ftyp"
+        self.says_length = self.is_mp4 or head.startswith(_SAY_LENGTH)
+        file.seek(0)
+
+    def read(self, size: int) -> bytes:
+        try:
+            return self._file.read(size)
+        except BaseException as error:
+            self.error = self.error or error
+            return b""
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        try:
+            return self._file.seek(offset, whence)
+        except BaseException as error:
+            before_the_start = isinstance(error, ValueError) or getattr(error, "errno", None) == errno.EINVAL
+            self.error = self.error or (None if before_the_start else error)
+            return -1
+
+
+@contextmanager
+def _opened(content: Content, kind: Kind, storage: Storage | None) -> Iterator[_File]:
+    """Open a file for torchcodec, and raise its errors, and those of reading the file, as PyAV's readers do."""
+    with open_content(content, storage) as opened:
+        file = _File(opened)
+        try:
+            yield file
+        except (RuntimeError, LookupError, ValueError) as error:
+            if file.error is not None:
+                raise file.error from error
+            if "DefaultCPUAllocator" in str(error):
+                raise MemoryError(str(error)) from error
+            if isinstance(error, ValueError) or "CUDA" in str(error):  # the device's errors are not the file's
+                raise
+            raise ValueError(f"not {kind} that can be decoded: {str(error).partition(chr(10))[0]}") from error
+        if file.error is not None:
+            raise file.error

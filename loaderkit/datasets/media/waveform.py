@@ -1,0 +1,45 @@
+"""Waveforms (C, T) of float32: filled up to the length that their file claims, and resampled."""
+
+import numpy as np
+import numpy.typing as npt
+
+from loaderkit.datasets.media.content import TOLERANCE_S
+from loaderkit.datasets.media.pyav_container import pyav
+
+Waveform = npt.NDArray[np.float32]
+
+
+def filled(wave: Waveform, start: int, count: int, sample_rate: int) -> Waveform:
+    """Return what was decoded from sample `start` on as (C, count); up to a quarter of a second that it lacks is silence.
+
+    Raises:
+        ValueError: If it lacks more.
+    """
+    channels, found = wave.shape
+    if found < count - TOLERANCE_S * sample_rate or not found + start:
+        ends_s = (start + found) / sample_rate
+        raise ValueError(
+            f"it ends at {ends_s:.3f} s, wanted {(start + count) / sample_rate:.3f} s: it is cut or damaged"
+        )
+    if found == count:
+        return np.ascontiguousarray(wave)
+    whole = np.zeros((channels, count), dtype=np.float32)
+    whole[:, :found] = wave
+    return whole
+
+
+def resample(wave: Waveform, rate: int, new_rate: int, count: int) -> Waveform:
+    """Return a waveform (C, T) at another rate, as (C, count), by the resampler of PyAV's FFmpeg."""
+    if rate == new_rate:
+        return wave
+    av = pyav()
+    frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(wave), format="fltp", layout=_layout(len(wave)))
+    frame.sample_rate = rate
+    convert = av.AudioResampler(format="fltp", layout=frame.layout, rate=new_rate)
+    pieces = [piece.to_ndarray() for given in (frame, None) for piece in convert.resample(given)]
+    found = np.concatenate([*pieces, np.zeros((len(wave), count), dtype=np.float32)], axis=1)
+    return np.ascontiguousarray(found[:, :count])
+
+
+def _layout(channels: int) -> str:
+    return {1: "mono", 2: "stereo"}.get(channels, f"{channels}C")
