@@ -36,8 +36,10 @@ __all__ = [
     "LoaderConfig",
     "LogReader",
     "MapDataset",
+    "MediaDataset",
     "Mixture",
     "MultimodalCollate",
+    "MultimodalDataset",
     "Normalize",
     "NpyDataset",
     "Order",
@@ -50,6 +52,7 @@ __all__ = [
     "ParquetDataset",
     "ParquetFormat",
     "Patches",
+    "Pictures",
     "PieceDataset",
     "Pipeline",
     "Plan",
@@ -152,6 +155,9 @@ from .datasets.media.video_dataset import VideoDataset as VideoDataset
 from .datasets.memory.array import ArrayDataset as ArrayDataset
 from .datasets.memory.records import RecordDataset as RecordDataset
 from .datasets.memory.shared import share as share
+from .datasets.multimodal.dataset import MultimodalDataset as MultimodalDataset
+from .datasets.multimodal.media_dataset import MediaDataset as MediaDataset
+from .datasets.multimodal.pictures import Pictures as Pictures
 from .datasets.pieces import PieceDataset as PieceDataset
 from .datasets.ragged import Ragged as Ragged
 from .datasets.remote.storage import Storage as Storage

@@ -18,7 +18,8 @@ class ChatCollate:
     A batch is a dict: `input_ids`, `attention_mask` (1 at tokens) and `labels` (-100 at padding), all (B, T) int64. B pairs make 2B rows:
     first the chosen answers, then the rejected ones in the same order, as DPO takes them. Prompts have no labels.
 
-    To pack conversations instead: `PackCollate(tokens="input_ids", labels=None, fields={"labels": -100})`.
+    To pack conversations instead: `PackCollate(tokens="input_ids", labels=None, fields={"labels": -100})`. Conversations with pictures
+    need a rule for these: `MultimodalCollate({"input_ids": Pad(mask=True), "labels": Pad(value=-100), "images": Patches(...)})`.
 
     Args:
         pad_token: Fills `input_ids`; `tokenizer.pad_token_id`.
@@ -49,6 +50,11 @@ class ChatCollate:
                 return self([sample[side] for side in ("chosen", "rejected") for sample in samples])
             except CollateError as error:
                 raise CollateError(str(error), [row % len(samples) for row in error.rows]) from error
+        if "images" in names:
+            raise CollateError(
+                "ChatCollate: the samples have pictures, wanted a rule for them: MultimodalCollate({'input_ids': Pad(mask=True), "
+                "'labels': Pad(value=-100), 'images': Patches(...)}), or PackCollate with fields={'images': Patches(...)}"
+            )
         rules = {"input_ids": Pad(value=self.pad_token, multiple_of=self.multiple_of, side=self.side, mask=True)}
         if "labels" in names:
             rules["labels"] = Pad(value=-100, multiple_of=self.multiple_of, side=self.side)

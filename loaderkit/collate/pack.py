@@ -1,10 +1,10 @@
 """Packing: several sequences in one row without padding between them, with the positions that keep them apart."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from numbers import Number
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,8 +13,9 @@ from torch import Tensor
 from loaderkit.collate.padding import scatter
 from loaderkit.collate.rules import check_dtype
 from loaderkit.collate.sequences import FieldSequences, check_value, sequences_of
+from loaderkit.seeding.draws import draws_nothing
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.stack import CollateError, stack_field
+from loaderkit.system.stack import CollateError, named, stack_field
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,8 +46,8 @@ class PackCollate:
             itself, for a model that shifts labels (Hugging Face). None: no labels. Padding and the last token of a sequence
             ("same": its first) get `ignore_index`.
         ignore_index: The label that a loss ignores.
-        fields: Other fields with one value for each token, and the value that pads them: {"weights": 0}. Fields not named
-            here are stacked over all samples.
+        fields: Other fields with one value for each token, and the value that pads them: {"weights": 0}. Or a function from the
+            list of all samples' values, such as `Patches`. Fields not named here are stacked over all samples.
 
     Raises:
         CollateError: If sequences do not fit together, or a row is longer than `row_length`. Names the samples.
@@ -59,27 +60,26 @@ class PackCollate:
         ([[0, 0, 1, -1]], [0, 2, 3, 4])
     """
 
-    draws_nothing: ClassVar[bool] = True
-
     tokens: str = "tokens"
     row_length: int | None = None
     multiple_of: int = 1
     pad_value: float = 0
     labels: Literal["next", "same"] | None = "next"
     ignore_index: int = -100
-    fields: Mapping[Any, float] = field(default_factory=dict)
+    fields: Mapping[Any, float | Callable[[list[Any]], Any]] = field(default_factory=dict)
     dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         for name, number in (("row_length", self.row_length), ("multiple_of", self.multiple_of)):
             if number is not None and (not isinstance(number, int | np.integer) or number < 1):
                 raise ValueError(f"PackCollate: {name} is {number!r}, wanted an integer of at least 1.")
-        if not isinstance(self.fields, Mapping) or not all(
-            isinstance(value, Number) for value in (self.pad_value, *self.fields.values())
+        rules = self.fields.values() if isinstance(self.fields, Mapping) else [None]
+        if not isinstance(self.pad_value, Number) or not all(
+            isinstance(rule, Number) or callable(rule) for rule in rules
         ):
             raise TypeError(
                 f"PackCollate: pad_value is {self.pad_value!r} and fields {self.fields!r}, wanted a number, and one for each "
-                "field, such as {'weights': 0}."
+                "field, such as {'weights': 0}, or a function."
             )
         check_dtype(self.dtype, "PackCollate")
         if self.row_length is not None and self.multiple_of != 1:
@@ -88,6 +88,11 @@ class PackCollate:
             raise ValueError(f"PackCollate: labels is {self.labels!r}, wanted 'next', 'same' or None.")
         if self.labels and "labels" in self.fields:
             raise ValueError(f"PackCollate: labels is {self.labels!r} and fields has 'labels' too. Wanted labels=None.")
+
+    @property
+    def draws_nothing(self) -> bool:
+        """Whether no function of a field draws random numbers. Functions say so themselves."""
+        return all(isinstance(rule, Number) or draws_nothing(rule) for rule in self.fields.values())
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
         rows = list(samples) if _are_rows(samples) else [samples]
@@ -139,10 +144,16 @@ class PackCollate:
         for name, values in columns.items():
             if name != self.tokens and name in made:
                 raise KeyError(f"PackCollate: the samples have a field '{name}', which packing adds. Rename theirs.")
-            if name in self.fields:
+            rule = self.fields.get(name)
+            if callable(rule):
+                try:
+                    made[name] = rule(values)
+                except CollateError as error:
+                    raise CollateError(f"{error} (in {named(str(name))})", error.rows) from error
+            elif rule is not None:
                 other = sequences_of(values, str(name), "PackCollate")
                 self._check_lengths(name, other.lengths, sequences.lengths)
-                made[name] = self._row_by_row(other, layout, self.fields[name])
+                made[name] = self._row_by_row(other, layout, rule)
             elif name != self.tokens:
                 made[name] = stack_field(values, str(name)) if isinstance(values, list) else values
         return made

@@ -74,8 +74,12 @@ class Patches:
 
     def tokens(self, value: Any) -> int:
         """Return how many tokens a picture (C, H, W), or a list of pictures, costs: a part of a sample's length for a plan."""
-        each = (self.fitting(*picture.shape[1:]) for picture in _pictures(value, 0))
-        return sum(height * width for height, width in each) // (self.size * self.merge) ** 2
+        return sum(self.tokens_of(*picture.shape[1:]) for picture in _pictures(value, 0))
+
+    def tokens_of(self, height: int, width: int) -> int:
+        """Return how many tokens a picture of this size costs."""
+        fitting = self.fitting(height, width)
+        return fitting[0] * fitting[1] // (self.size * self.merge) ** 2
 
     def fitting(self, height: int, width: int) -> tuple[int, int]:
         """Return the height and width to which a picture of this size is resized."""

@@ -25,9 +25,12 @@ __all__ = [
     "LogReader",
     "MapDataset",
     "MapStyle",
+    "MediaDataset",
+    "MultimodalDataset",
     "NpyDataset",
     "PageReader",
     "ParquetDataset",
+    "Pictures",
     "PieceDataset",
     "Place",
     "PreferenceDataset",
@@ -125,6 +128,9 @@ from .memory.array import ArrayDataset as ArrayDataset
 from .memory.array import in_memory as in_memory
 from .memory.records import RecordDataset as RecordDataset
 from .memory.shared import share as share
+from .multimodal.dataset import MultimodalDataset as MultimodalDataset
+from .multimodal.media_dataset import MediaDataset as MediaDataset
+from .multimodal.pictures import Pictures as Pictures
 from .pieces import PieceDataset as PieceDataset
 from .places import Place as Place
 from .places import place_of as place_of

@@ -61,6 +61,11 @@ def knows_lengths(dataset: Any) -> bool:
     return _has_fast(dataset, "lengths")
 
 
+def counts_tokens(dataset: Any) -> bool:
+    """Return whether `dataset.counted()` gives a dataset of its samples' numbers of tokens. An override of how samples are read disables it."""
+    return not overridden_below(dataset, "counted", _ANY_READ) and callable(getattr(dataset, "counted", None))
+
+
 def reads_pieces(dataset: Any) -> bool:
     """Return whether `dataset.read_pieces(indices, starts, stops)` gives parts of samples (B,), as a `Ragged`.
 

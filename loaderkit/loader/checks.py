@@ -154,7 +154,14 @@ def in_pieces(dataset: Any, plan: Plan, collate_fn: Any) -> Any:
         return dataset  # another Loader's
     if len(lengths) != len(dataset):
         raise _other_lengths(plan, len(lengths), len(dataset))
-    fields = (collate_fn.tokens, *collate_fn.fields) if isinstance(collate_fn, PackCollate) else ("tokens",)
+    rules = collate_fn.fields if isinstance(collate_fn, PackCollate) else {}
+    fields = (collate_fn.tokens if isinstance(collate_fn, PackCollate) else "tokens", *rules)
+    whole = [name for name, rule in rules.items() if callable(rule)]
+    if whole:
+        raise ValueError(
+            f"loader: the plan cuts samples (too_long='split'), but the fields {whole} have one value for a whole sample, such as its "
+            "pictures. Cut samples in the dataset: max_length=, too_long='truncate_right'. Or leave them out: too_long='drop'."
+        )
     return PieceDataset(dataset, plan.row_length, lengths=lengths, fields=fields)  # type: ignore[attr-defined]
 
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 
 from loaderkit.collate import CollateError
-from loaderkit.datasets.base import MapStyle, knows_lengths, spread_rows
+from loaderkit.datasets.base import MapStyle, counts_tokens, knows_lengths, spread_rows
 from loaderkit.datasets.remote.urls import write_atomically
 from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.sampling.cursor import fingerprint
@@ -45,7 +45,7 @@ def measure_lengths(
     """Return the length of each sample (N,), for `LengthBuckets`, `TokenBudget` and `PackPlan`.
 
     If the dataset has `lengths()` and no transform, as DocumentDataset, it reads nothing. Otherwise it reads each sample once,
-    under the sample's own seed as in a Loader.
+    under the sample's own seed as in a Loader. `MultimodalDataset` and `ChatDataset` count their tokens without decoding pictures.
 
     A cache is used if it has the same number of samples, the same fingerprint of the dataset, and the same name of the function.
     The lengths of 16 samples, which are read again, must be the same too. Otherwise a warning says what differs, and the lengths
@@ -82,6 +82,8 @@ def measure_lengths(
         raise ValueError(f"measure_lengths: bad_length is {bad_length!r}, wanted an integer of at least 0, or None.")
     if length is None and knows_lengths(dataset):
         return np.asarray(dataset.lengths(), dtype=np.int64)  # type: ignore[attr-defined]
+    if length is None and counts_tokens(dataset):
+        dataset = dataset.counted()  # type: ignore[attr-defined]
     return measure(
         dataset,
         LengthOf(length),

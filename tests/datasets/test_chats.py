@@ -532,7 +532,7 @@ def test_a_damaged_record_is_named_and_a_policy_leaves_it_out(name: str) -> None
     record, message = BROKEN[name]
     rows = [{"messages": OPEN}, record, {"messages": OPEN}]
     data = lk.ChatDataset(rows, TOKENIZER)
-    with pytest.raises(ValueError, match=f"^ChatDataset: .*{message}"):
+    with pytest.raises(ValueError, match=f"^sample 1: ChatDataset: .*{message}"):
         data[1]
     loader = lk.Loader(data, 3, collate_fn=list, bad_samples=lk.BadSamples("skip", max_rate=1))
     assert [len(batch) for batch in loader] == [2]

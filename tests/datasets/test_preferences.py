@@ -103,7 +103,9 @@ def test_long_pairs_are_cut_or_refused() -> None:
     whole = pairs(pair_of(3))[0]
     size, short = (len(whole[side]["input_ids"]) for side in ("chosen", "rejected"))
     assert short < size
-    with pytest.raises(ValueError, match=rf"^PreferenceDataset: a sample has {size} tokens, over max_length={short}"):
+    with pytest.raises(
+        ValueError, match=rf"^sample 0: PreferenceDataset: a sample has {size} tokens, over max_length={short}"
+    ):
         pairs(pair_of(3), max_length=short)[0]
     right = pairs(pair_of(3), max_length=size - 2, too_long="truncate_right")[0]
     left = pairs(pair_of(3), max_length=size - 2, too_long="truncate_left")[0]
@@ -219,7 +221,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
 def test_a_damaged_record_is_named_and_a_policy_leaves_it_out(name: str) -> None:
     record, message = BROKEN[name]
     data = pairs(pair_of(0), record, pair_of(1))
-    with pytest.raises(ValueError, match=f"^PreferenceDataset: .*{message}"):
+    with pytest.raises(ValueError, match=f"^sample 1: PreferenceDataset: .*{message}"):
         data[1]
     loader = lk.Loader(data, 3, collate_fn=lk.ChatCollate(), bad_samples=lk.BadSamples("skip", max_rate=1))
     assert [len(batch["labels"]) for batch in loader] == [4]

@@ -12,6 +12,9 @@ import pytest
 import torch
 from images_made import encode, picture
 from media_made import audio, need_decoder, video
+from multimodal_made import documents as interleaved
+from multimodal_made import json_lines as write_json_lines
+from multimodal_made import name_of, write_pictures
 from tars_made import make as make_tar
 
 import loaderkit as lk
@@ -171,6 +174,26 @@ def chats(folder: Path) -> Any:
     return lk.ChatDataset(lk.JsonlDataset(folder, max_open=1), make_tokenizer())
 
 
+def pictures(folder: Path) -> Any:
+    write_pictures(folder / "pictures")
+    rows = [
+        {"n": number, "image": name_of(number % 5), "images": [name_of(0)] * (number % 3)} for number in range(SAMPLES)
+    ]
+    each_shard(lambda shard, numbers: write_json_lines(folder / f"{shard}.jsonl", [rows[n] for n in numbers]))
+    source = lk.JsonlDataset(folder, max_open=1)
+    return lk.MediaDataset(source, {"image": "image", "images": "image"}, root=folder / "pictures")
+
+
+def with_pictures(folder: Path) -> Any:
+    from chats_made import make_tokenizer
+
+    write_pictures(folder / "pictures")
+    placeholder = lk.Pictures(lk.Patches(size=14, merge=2), placeholder="<pad>", root=folder / "pictures")
+    rows = interleaved(SAMPLES)
+    each_shard(lambda shard, numbers: write_json_lines(folder / f"{shard}.jsonl", [rows[n] for n in numbers]))
+    return lk.MultimodalDataset(lk.JsonlDataset(folder, max_open=1), make_tokenizer(), placeholder)
+
+
 def preferences(folder: Path) -> Any:
     from chats_made import make_tokenizer
 
@@ -255,6 +278,8 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "JsonlDataset by ranges": partial(remote, jsonl, cache_bytes=None),
     "JsonlDataset by copies": partial(remote, jsonl, cache_bytes=6000),
     "MapDataset": lambda folder: MapDataset(jsonl(folder), repr),
+    "MediaDataset": pictures,
+    "MultimodalDataset": with_pictures,
     "NpyDataset": npy,
     "ParquetDataset": parquet,
     "ParquetDataset ragged": partial(parquet, ragged=True),

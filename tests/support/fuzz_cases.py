@@ -5,7 +5,10 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-INDEXED = ("list", "array", "rows", "records", "jsonl", "csv", "tar", "parquet", "tokens", "concat", "subset", "map")
+INDEXED = (
+    *("list", "array", "rows", "records", "jsonl", "csv", "tar", "parquet", "tokens", "concat", "subset", "map"),
+    "media",
+)
 SHARDED = ("jsonl", "csv", "tar", "parquet", "tokens")
 STREAMS = ("stream", "lines", "shared", "filtered", "chain", "interleave")
 ITERABLES = ("iterable", "stateful")

@@ -14,6 +14,7 @@ import torch
 import torch.utils.data as torch_data
 from drawing import draws
 from fuzz_cases import STREAMS, Case, Leg
+from images_made import encode, picture
 from tars_made import make as make_tar
 
 import loaderkit as lk
@@ -109,6 +110,9 @@ def make_indexed(case: Case, folder: Path) -> Any:
         return lk.SubsetDataset(lk.RecordDataset(numbers, transform=drawn), range(0, 2 * size, 2))
     if case.data == "map":
         return lk.MapDataset(lk.RecordDataset([{"n": number} for number in range(size)]), drawn)
+    if case.data == "media":
+        rows = [{"n": number, "image": encode(picture(number))} for number in range(size)]
+        return lk.MapDataset(lk.MediaDataset(rows, {"image": "image"}), drawn)
     shards = _write(case, case.data, folder)
     if case.data == "jsonl":
         return lk.JsonlDataset(shards, transform=drawn)

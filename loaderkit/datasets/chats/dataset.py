@@ -2,6 +2,7 @@
 
 import datetime
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
@@ -12,11 +13,14 @@ from torch import Tensor
 
 from loaderkit.datasets.base import MapStyle, Sample
 from loaderkit.datasets.chats.messages import CHAT_COLUMNS, ROLES, Chat, Columns, read_chat
+from loaderkit.datasets.chats.parts import Part, pictures_of
 from loaderkit.datasets.chats.template import ChatTemplate, Mask, TrainOn
-from loaderkit.datasets.combine import MapDataset
 from loaderkit.datasets.hf import HFDataset, is_theirs
+from loaderkit.datasets.multimodal.pictures import Pictures, Placeholders, Row
+from loaderkit.datasets.named_rows import NamedRows
 from loaderkit.sampling.cursor import fingerprint
 from loaderkit.sampling.order import digest
+from loaderkit.seeding.draws import draws_nothing
 from loaderkit.system.arrays import Int64Array
 
 IGNORED = -100  # the default ignore_index of torch's cross_entropy
@@ -24,7 +28,7 @@ Cut = Literal["error", "truncate_right", "truncate_left"]
 TooLong = Literal["error", "truncate_right", "truncate_left", "truncate_turns"]
 
 
-class EncodedDataset(MapDataset[Sample]):
+class EncodedDataset(NamedRows[Sample]):
     """Records with an encoder that has a fingerprint of its own."""
 
     def fingerprint(self) -> str:
@@ -36,7 +40,72 @@ class EncodedDataset(MapDataset[Sample]):
         return f"{fingerprint(self.dataset, len(self.dataset))}, {self.transform.fingerprint()}"  # type: ignore[attr-defined]
 
 
-class ChatDataset(EncodedDataset[dict[str, Tensor]]):
+class RowEncoder(ABC):
+    """A function from a record to one row of tokens, with its labels and its pictures."""
+
+    placeholders: Placeholders | None
+
+    @property
+    @abstractmethod
+    def owner(self) -> str:
+        """The dataset's name, for messages."""
+
+    @abstractmethod
+    def read(self, record: Any) -> tuple[Any, list[Part]]:
+        """Return the content of a record, and its pictures."""
+
+    @abstractmethod
+    def row(self, content: Any, sizes: list[tuple[int, int]]) -> tuple[Row, slice]:
+        """Return the row of a content whose pictures have these heights and widths, and which of them are left in it."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Return digests of all settings that decide the rows."""
+
+    def sample(self, row: Row) -> dict[str, Tensor]:
+        """Return the sample of a row, without its pictures."""
+        return labelled(row.ids, row.mask, self.owner)
+
+    def __call__(self, record: Any) -> dict[str, Any]:
+        content, parts = self.read(record)
+        images = self.placeholders.decode(parts) if self.placeholders else []
+        row, left = self.row(content, [(image.shape[1], image.shape[2]) for image in images])
+        sample = self.sample(row)
+        return {**sample, "images": images[left]} if self.placeholders else sample
+
+    def count(self, record: Any) -> int:
+        """Return the tokens of a record's row. Of its pictures only the headers are read."""
+        content, parts = self.read(record)
+        row, _ = self.row(content, self.placeholders.measure(parts) if self.placeholders else [])
+        return len(self.sample(row)["input_ids"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Count:
+    """A function from a record to its number of tokens."""
+
+    encoder: RowEncoder
+
+    @property
+    def draws_nothing(self) -> bool:
+        return draws_nothing(self.encoder)
+
+    def __call__(self, record: Any) -> int:
+        return self.encoder.count(record)
+
+    def fingerprint(self) -> str:
+        return f"tokens of {self.encoder.fingerprint()}"
+
+
+class RowDataset(EncodedDataset[dict[str, Any]]):
+    """Records with a `RowEncoder`."""
+
+    def counted(self) -> EncodedDataset[int]:
+        """Return a dataset of the numbers of tokens: what `measure_lengths` reads instead of the samples."""
+        return EncodedDataset(self.dataset, _Count(self.transform))  # type: ignore[arg-type]
+
+
+class ChatDataset(RowDataset):
     """Conversations, rendered by a chat template and tokenized when they are read, in the workers.
 
     A sample is a dict: `input_ids` (T,) int64, and `labels` (T,) int64, which are the ids to train on and -100 elsewhere. Models of
@@ -46,6 +115,11 @@ class ChatDataset(EncodedDataset[dict[str, Tensor]]):
 
     - `messages` or `conversations`: a list of dicts with `role` and `content`, or with `from` and `value` (ShareGPT).
     - `instruction`, `output`, and perhaps `input`, `system`, `history` (Alpaca). The input follows the instruction on a new line.
+
+    With `pictures`, a message's content may have parts: `{"type": "text", "text": "..."}`, and `{"type": "image", "image": "a.png"}` or
+    `{"type": "image_url", "image_url": {"url": ...}}`. A part of a picture without a file takes the next one of the record's `images`.
+    The sample then also has `"images"`, a list of tensors (3, H, W) uint8, and the row a placeholder for each of their tokens.
+    `measure_lengths(dataset)` reads only the headers of pictures.
 
     A record may also have `tools`, a list of JSON schemas or the JSON of one, and `chat_template_kwargs`.
 
@@ -67,6 +141,7 @@ class ChatDataset(EncodedDataset[dict[str, Tensor]]):
         chat_template: Instead of the tokenizer's: a Jinja template, or a name if the tokenizer has several.
         template_values: Variables of the template: {"enable_thinking": False}.
         date: The day that templates write which ask for today's date. They need it, as a resumed run must see the same tokens.
+        pictures: How pictures are read, and the token that the template writes for each.
 
     Raises:
         TypeError: If the source or the tokenizer is something else.
@@ -100,6 +175,7 @@ class ChatDataset(EncodedDataset[dict[str, Tensor]]):
         chat_template: str | None = None,
         template_values: Mapping[str, Any] | None = None,
         date: datetime.date | None = None,
+        pictures: Pictures | None = None,
     ) -> None:
         name = type(self).__name__
         check_choice(name, "train_on", train_on, get_args(TrainOn))
@@ -117,14 +193,16 @@ class ChatDataset(EncodedDataset[dict[str, Tensor]]):
             values=dict(template_values or {}),
             date=date,
         )
-        fields = Columns(known=CHAT_COLUMNS, names=dict(columns or {}), owner=name)
-        encoder = _Encoder(template, fields, {**ROLES, **(roles or {})}, train_on, max_length, too_long)
+        fields = Columns(known=(*CHAT_COLUMNS, "images"), names=dict(columns or {}), owner=name)
+        placeholders = None if pictures is None else Placeholders.of(pictures, tokenizer, name)
+        known = {**ROLES, **(roles or {})}
+        encoder = _Encoder(template, fields, known, train_on, max_length, too_long, placeholders)
         super().__init__(records_of(source, name), encoder)
 
 
 @dataclass(frozen=True, slots=True)
-class _Encoder:
-    """A function from a record to its token ids and labels."""
+class _Encoder(RowEncoder):
+    """The encoder of conversations."""
 
     draws_nothing: ClassVar[bool] = True
 
@@ -134,31 +212,49 @@ class _Encoder:
     train_on: TrainOn
     max_length: int | None
     too_long: TooLong
+    placeholders: Placeholders | None
 
-    def __call__(self, record: Any) -> dict[str, Tensor]:
-        chat = read_chat(record, self.columns, self.roles)
+    @property
+    def owner(self) -> str:
+        return self.template.owner
+
+    def read(self, record: Any) -> tuple[Chat, list[Part]]:
+        if self.placeholders is None:
+            return read_chat(record, self.columns, self.roles), []
+        chat = read_chat(record, self.columns, self.roles, pictures=True)
+        return chat, pictures_of(chat.messages, self.columns.get(record, "images"))
+
+    def row(self, chat: Chat, sizes: list[tuple[int, int]]) -> tuple[Row, slice]:
         if self.train_on == "none":
             ids = self.template.prompt(chat)
-            most = len(ids) if self.max_length is None else self.max_length
-            return {"input_ids": torch.from_numpy(ids[cut(len(ids), most, self.too_long, self.template.owner)].copy())}
-        ids, mask = self.template.encode(chat, self.train_on)
-        if self.max_length is not None and len(ids) > self.max_length:
-            ids, mask = self._shortened(chat, ids, mask, self.max_length)
-        return labelled(ids, mask, self.template.owner)
-
-    def _shortened(self, chat: Chat, ids: Int64Array, mask: Mask, most: int) -> tuple[Int64Array, Mask]:
-        if self.too_long != "truncate_turns":
-            kept = cut(len(ids), most, self.too_long, self.template.owner)
-            return ids[kept], mask[kept]
+            return cut_row(
+                self._spread(ids, np.zeros(len(ids), dtype=bool), sizes), self.max_length, self.too_long, self.owner
+            )
+        row = self._spread(*self.template.encode(chat, self.train_on), sizes)
+        if self.max_length is None or len(row.ids) <= self.max_length or self.too_long != "truncate_turns":
+            return cut_row(row, self.max_length, self.too_long, self.owner)
         for answer in reversed(chat.answers()):
             ids, mask = self.template.encode(chat.first(answer + 1), self.train_on)
-            if len(ids) <= most:
-                return ids, mask
-        raise too_many(self.template.owner, len(ids), most, "up to its first answer")
+            left = slice(0 if self.placeholders is None else int((ids == self.placeholders.placeholder).sum()))
+            row = self._spread(ids, mask, sizes[left])
+            if len(row.ids) <= self.max_length:
+                return row, left
+        raise too_many(self.owner, len(row.ids), self.max_length, "up to its first answer")
+
+    def sample(self, row: Row) -> dict[str, Tensor]:
+        if self.train_on == "none":
+            return {"input_ids": torch.from_numpy(row.ids.copy())}
+        return labelled(row.ids, row.mask, self.owner)
+
+    def _spread(self, ids: Int64Array, mask: Mask, sizes: list[tuple[int, int]]) -> Row:
+        if self.placeholders is None:
+            return Row(ids, mask, np.empty((0, 2), dtype=np.int64))
+        return self.placeholders.spread(ids, mask, sizes)
 
     def fingerprint(self) -> str:
         settings = (self.columns.names, self.roles, self.train_on, self.max_length, self.too_long)
-        return f"{self.template.fingerprint()}, settings {digest(repr(settings))}"
+        pictures = "" if self.placeholders is None else f", {self.placeholders.name}"
+        return f"{self.template.fingerprint()}, settings {digest(repr(settings))}{pictures}"
 
 
 def records_of(source: Any, owner: str) -> Any:
@@ -189,6 +285,15 @@ def cut(length: int, most: int, too_long: str, owner: str) -> slice:
     if length > most and too_long == "error":
         raise too_many(owner, length, most, "")
     return slice(-most, None) if too_long == "truncate_left" else slice(most)
+
+
+def cut_row(row: Row, most: int | None, too_long: str, owner: str) -> tuple[Row, slice]:
+    """Return a row with at most `most` tokens, and which of its pictures are left; raise a ValueError if it may not be cut."""
+    if most is None or len(row.ids) <= most:
+        return row, slice(None)
+    if too_long == "error":
+        raise too_many(owner, len(row.ids), most, "")
+    return row.kept(most, too_long)
 
 
 def too_many(owner: str, length: int, most: int, where: str) -> ValueError:

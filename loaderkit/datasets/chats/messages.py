@@ -3,10 +3,9 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeGuard
+from typing import Any
 
-import numpy as np
-
+from loaderkit.datasets.chats.parts import is_list, is_text, reference, text_of
 from loaderkit.system.suggest import did_you_mean
 
 Message = dict[str, Any]
@@ -90,8 +89,8 @@ CHAT_COLUMNS = (
 )
 
 
-def read_chat(record: Any, columns: Columns, roles: Mapping[str, str]) -> Chat:
-    """Return the conversation of a record.
+def read_chat(record: Any, columns: Columns, roles: Mapping[str, str], *, pictures: bool = False) -> Chat:
+    """Return the conversation of a record; with `pictures` its messages may have parts.
 
     Raises:
         ValueError: If the record has none of the layouts, or a message is damaged.
@@ -107,7 +106,7 @@ def read_chat(record: Any, columns: Columns, roles: Mapping[str, str]) -> Chat:
             f"{columns.owner}: a record has the fields {list(record)}, wanted 'messages', 'conversations', or 'instruction' and "
             "'output'. Name them: columns={'messages': ...}."
         )
-    return with_tools(read_messages(turns, roles, columns.owner), record, columns)
+    return with_tools(read_messages(turns, roles, columns.owner, pictures=pictures), record, columns)
 
 
 def with_tools(messages: list[Message], record: Mapping[str, Any], columns: Columns) -> Chat:
@@ -128,8 +127,10 @@ def with_tools(messages: list[Message], record: Mapping[str, Any], columns: Colu
     return Chat(messages, list(tools) if tools is not None else None, values)
 
 
-def read_messages(turns: Any, roles: Mapping[str, str], owner: str) -> list[Message]:
+def read_messages(turns: Any, roles: Mapping[str, str], owner: str, *, pictures: bool = False) -> list[Message]:
     """Return messages with `role` and `content` from those of either style; check each.
+
+    With `pictures`, a content may be a list of parts: texts, and the pictures that a template leaves place for.
 
     Raises:
         ValueError: If there are none, or one has no known role or no text.
@@ -138,15 +139,10 @@ def read_messages(turns: Any, roles: Mapping[str, str], owner: str) -> list[Mess
         raise ValueError(f"{owner}: the messages are of type {type(turns).__name__}, wanted a list of dicts.")
     if not len(turns):
         raise ValueError(f"{owner}: the conversation is empty, wanted at least one message.")
-    return [_message(number, turn, roles, owner) for number, turn in enumerate(turns)]
+    return [_message(number, turn, roles, owner, pictures) for number, turn in enumerate(turns)]
 
 
-def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
-    """Return whether a value is a list, a tuple or an array."""
-    return isinstance(value, list | tuple | np.ndarray)
-
-
-def _message(number: int, turn: Any, roles: Mapping[str, str], owner: str) -> Message:
+def _message(number: int, turn: Any, roles: Mapping[str, str], owner: str, pictures: bool) -> Message:
     if not isinstance(turn, Mapping):
         raise ValueError(f"{owner}: message {number} is of type {type(turn).__name__}, wanted a dict.")
     message = {key: value for key, value in turn.items() if value is not None}  # Arrow fills in None
@@ -160,15 +156,19 @@ def _message(number: int, turn: Any, roles: Mapping[str, str], owner: str) -> Me
             f"roles={{{role!r:.40}: 'user'}}."
         )
     if is_list(content):
-        raise ValueError(
-            f"{owner}: message {number} has a content of {len(content)} parts, wanted text. Join texts before; pictures and sounds "
-            "are not supported."
-        )
-    if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
+        if not pictures:
+            raise ValueError(
+                f"{owner}: message {number} has a content of {len(content)} parts, wanted text. Join texts before; for pictures give "
+                "lk.ChatDataset(..., pictures=lk.Pictures(...))."
+            )
+        message["content"] = content = [
+            _part(part, f"{owner}: message {number}, part {place}") for place, part in enumerate(content)
+        ]
+    elif not isinstance(content, str) and not (content is None and message.get("tool_calls")):
         raise ValueError(
             f"{owner}: message {number} ({role}) has a content of type {type(content).__name__}, wanted text."
         )
-    check_text(content or "", f"message {number} ({role})", owner)
+    check_text(text_of(content), f"message {number} ({role})", owner)
     message["role"] = roles[role]
     return message
 
@@ -182,6 +182,14 @@ def check_text(text: str, what: str, owner: str) -> None:
             f"{owner}: {what} has {text[error.start]!r} at character {error.start:,}, a surrogate: half of a character, wanted text. "
             "Its file was cut or decoded wrongly. Repair it: text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')."
         ) from None
+
+
+def _part(part: Any, place: str) -> Any:
+    """Return a checked part without what Arrow fills in: templates ask whether a part has the key "image"."""
+    if is_text(part, place):
+        return {"type": "text", "text": part} if isinstance(part, str) else {"type": "text", "text": part["text"]}
+    reference(part, place)
+    return {key: value for key, value in part.items() if value is not None}
 
 
 def _alpaca(record: Mapping[str, Any], columns: Columns) -> list[Message]:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderkit.datasets.chats.messages import Chat, Message
+from loaderkit.datasets.chats.parts import text_of
 from loaderkit.sampling.order import digest
 from loaderkit.system.arrays import Int64Array
 
@@ -181,7 +182,7 @@ class ChatTemplate:
 
     def _is_whole(self, message: Message, ids: list[int], rest: list[int]) -> bool:
         """Return whether the ids have the answer and the end of its turn, and the rest is what ends a whole text, such as <eos>."""
-        answer = (message.get("content") or "").strip()
+        answer = text_of(message.get("content")).strip()
         return set(rest) <= set(self.tokenizer.all_special_ids) and not (
             answer and self.tokenizer.decode(ids).rstrip().endswith(answer)
         )
@@ -226,15 +227,19 @@ class ChatTemplate:
 
     def fingerprint(self) -> str:
         """Return digests of the tokenizer, and of all that shapes the text."""
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        if backend is None:
-            content: Any = sorted(self.tokenizer.get_vocab().items())
-        else:
-            content = json.loads(backend.to_str())
-            content.pop("truncation"), content.pop("padding")  # they depend on the last call
         shape = [self.tokenizer.chat_template, self.template, self.tools, dict(self.values), self.date]
         shape.append(self.tokenizer.special_tokens_map)
-        return f"tokenizer {_digest(content)}, template {_digest(shape)}"
+        return f"tokenizer {tokenizer_digest(self.tokenizer)}, template {_digest(shape)}"
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Return a digest of what decides the ids of a tokenizer of `transformers`."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return _digest(sorted(tokenizer.get_vocab().items()))
+    content = json.loads(backend.to_str())
+    content.pop("truncation"), content.pop("padding")  # they depend on the last call
+    return _digest(content)
 
 
 def _digest(value: Any) -> str:

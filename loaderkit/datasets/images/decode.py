@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from itertools import chain
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ _IGNORED = ("transparency",)  # Pillow warns when it is dropped
 _IGNORED_IN_PNG = (*_IGNORED, "XML:com.adobe.xmp", "xmp", "Raw profile type exif")  # orientations that are not EXIF's
 _NO_PICTURE = "not a picture that can be decoded"
 _RGB = 3  # torchvision.io.ImageReadMode.RGB
+_ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # EXIF's tag, and its values for a picture that lies on its side
 _FOR_A_THREAD = 8  # pictures; waking a thread takes longer than decoding fewer
 
 
@@ -114,6 +115,36 @@ def _check_jpeg(data: bytes, max_pixels: int | None) -> int:
     except ValueError as error:
         raise ValueError(f"{_NO_PICTURE}: {error}") from error
     return channels
+
+
+def picture_size(file: BinaryIO, *, max_pixels: int | None = MAX_PIXELS) -> tuple[int, int]:
+    """Return the height and width that `decode_picture` gives a picture. Only its header is read.
+
+    The EXIF orientation of a PNG counts if it comes before the pixels.
+
+    Raises:
+        ValueError: If Pillow does not know the picture, or it is too large.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError("reading a picture's size needs Pillow: pip install 'loaderkit[images]'.") from error
+    try:
+        with Image.open(file) as picture:
+            width, height = picture.size
+            check_size(width, height, max_pixels)
+            is_png = picture.format == "PNG"
+            if is_png or (picture.format == "JPEG" and _torchvision_operator("decode_jpeg")):
+                for name in _IGNORED_IN_PNG:
+                    picture.info.pop(name, None)
+            # Pillow would decode a PNG to look for EXIF after its pixels, and has turned a TIFF's size already.
+            looks = picture.format != "TIFF" and (not is_png or "exif" in picture.info)
+            turned = looks and picture.getexif().get(_ORIENTATION) in _TURNED
+    except MemoryError:  # not a fault of the file
+        raise
+    except Exception as error:  # Pillow's plugins raise errors of any kind
+        raise ValueError(f"{_NO_PICTURE}: {error}") from error
+    return (width, height) if turned else (height, width)
 
 
 def _decode_each(contents: Sequence[memoryview], max_pixels: int | None) -> list[Tensor]:

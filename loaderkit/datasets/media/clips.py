@@ -70,6 +70,10 @@ class ClipDataset(DeclaresDraws):
             samples = read_many(self.source, [file for file, _ in places])
         return per_sample(lambda row: self._decode(samples[row], *places[row]), range(len(places)))
 
+    def decode(self, content: Content) -> dict[str, Any]:
+        """Return the fields of a clip of any file, by its bytes or its place, under these settings."""
+        return self._read(content, 0)
+
     def times(self) -> Times:
         """Return each file's length in seconds, and its samples or frames in a second (files, 2); NaN if unreadable.
 
