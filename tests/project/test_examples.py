@@ -272,6 +272,20 @@ def test_clips_of_media_after_a_kill_give_the_weights_of_an_uninterrupted_run(
 
 
 @pytest.mark.slow
+def test_a_vision_language_model_that_was_killed_ends_with_the_weights_of_an_uninterrupted_run(tmp_path: Path) -> None:
+    script = EXAMPLES / "multimodal.py"
+    assert "killed after step 100" in run(tmp_path, script, "--kill-after", "100", code=-signal.SIGKILL)
+    resumed = run(tmp_path, script, "--workers", "0")
+    assert "resumed after step 80, at epoch" in resumed
+    whole = run(tmp_path, script, "--workers", "1", "--folder", "whole")
+    assert "resumed" not in whole
+    assert re.findall("step 240: .*", resumed) == re.findall("step 240: .*", whole) != []
+    right = re.findall(r"(\d+) of 18 pictures get their caption", whole)
+    assert int(right[0]) > 14
+    assert re.findall("final weights: .*", resumed) == re.findall("final weights: .*", whole) != []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("windows", [False, True], ids=["packed", "windows"])
 def test_a_pretraining_that_was_killed_resumes_to_the_same_weights(windows: bool, tmp_path: Path) -> None:
     pytest.importorskip("tokenizers", reason="tokenizers is not installed: pip install 'loaderkit[examples]'")
