@@ -26,7 +26,7 @@ from loaderkit.datasets.remote.storage import Storage
 _OLDEST = (0, 17)  # in this release files of Python are read with no other protocol, see `forbid_nested_protocols`
 _HOW = "pip install 'loaderkit[torchcodec]', and FFmpeg's libraries (apt-get install ffmpeg, or conda install ffmpeg)"
 _LOSSLESS = ("pcm_", "flac", "alac", "wavpack", "tta")  # beginnings of codecs' names
-_ROUNDING_S = 1e-6
+_ROUNDING = 1e-6  # of seconds, and of frame rates
 _SAY_LENGTH = (b"RIFF", b"fLaC", b"OggS", b"FORM")  # beginnings of files whose header says how long they are
 
 
@@ -76,10 +76,11 @@ def open_video(
     with _opened(content, "video", storage) as file:
         make = partial(_make, "VideoDecoder", file, num_ffmpeg_threads=1, device=device, seek_mode="exact")
         decoder = _first_decoder(make, file.is_mp4)
-        if decoder is not None:
+        if decoder is not None and _is_steady(decoder.metadata):  # else PyAV has another mean rate
             found = decoder.metadata
             check_frame(found.width or 0, found.height or 0, max_pixels)
-            yield TorchcodecVideo(decoder, VideoHeader(0, found.duration_seconds_from_header, found.average_fps or 0))
+            header = VideoHeader(0, found.duration_seconds_from_header, found.average_fps_from_header)
+            yield TorchcodecVideo(decoder, header)
             return
         with open_stream(content, "video", storage) as (container, stream):
             header = read_video_header(container, stream, max_pixels)
@@ -107,6 +108,12 @@ def _first_decoder(make: Callable[[int | None], Any], says_length: bool) -> Any:
         return None
     known = decoder.stream_index == 0 and decoder.metadata.duration_seconds_from_header is not None
     return decoder if known else None
+
+
+def _is_steady(metadata: Any) -> bool:
+    """Return whether the frame rate of a video does not change."""
+    rate, mean = metadata.average_fps_from_header, metadata.average_fps
+    return bool(rate and mean) and abs(mean / rate - 1) < _ROUNDING
 
 
 class TorchcodecAudio:
@@ -184,7 +191,7 @@ class TorchcodecVideo:
         if inside:
             found = self._decoder.get_frames_played_at(wanted[:inside].tolist())
             frames, starts = [found.data], found.pts_seconds.tolist()
-            late = np.flatnonzero(np.asarray(starts) > wanted[:inside] + _ROUNDING_S)
+            late = np.flatnonzero(np.asarray(starts) > wanted[:inside] + _ROUNDING)
             if len(late):
                 raise ValueError(
                     f"torchcodec finds a frame at {starts[late[0]]:.3f} s in the place of that at {wanted[late[0]]:.3f} s: it is damaged, or "

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -84,6 +85,50 @@ def test_frames_of_any_size_are_close(size: tuple[int, int], tmp_path: Path) -> 
     one, other = by_both(lambda decoder: lk.VideoDataset(tmp_path, frames=4, clips="even", decoder=decoder)[0])
     assert one["frames"].shape == (4, 3, even[1], even[0])
     assert (one["frames"].int() - other["frames"].int()).abs().float().mean() < 4
+
+
+def film(rate: Fraction, starts: list[int], movflags: str = "", kind: str = "mp4") -> bytes:
+    """A video whose frames begin at these ticks; a second has `rate` of them."""
+    av, file = pytest.importorskip("av"), io.BytesIO()
+    with av.open(file, "w", format=kind, options={"movflags": movflags} if movflags else {}) as container:
+        stream = container.add_stream("libx264", rate=rate)
+        stream.width, stream.height, stream.pix_fmt, stream.gop_size = 64, 48, "yuv420p", 12
+        stream.codec_context.time_base, stream.codec_context.thread_count = 1 / rate, 1
+        for number, start in enumerate(starts):
+            frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 20 + 7 * number % 200, dtype=np.uint8))
+            frame.pts, frame.time_base = start, 1 / rate
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return file.getvalue()
+
+
+CHANGING = np.cumsum(np.random.default_rng(0).choice([1, 2, 3, 7], 80)).tolist()
+FILMS: dict[str, Any] = {
+    "24000/1001": (Fraction(24000, 1001), [*range(90)]),
+    "30000/1001": (Fraction(30000, 1001), [*range(90)]),
+    "7": (Fraction(7), [*range(30)]),
+    "one": (Fraction(25), [0]),
+    "changing": (Fraction(60), CHANGING),
+    "late": (Fraction(25), [*range(25, 70)]),
+    "fragments": (Fraction(25), [*range(60)], "frag_keyframe+empty_moov"),
+    "flv": (Fraction(25), [*range(60)], "", "flv"),
+}
+
+
+@pytest.mark.parametrize("name", FILMS)
+def test_any_frame_rate_is_the_same_by_both(name: str) -> None:
+    content = film(*FILMS[name])
+    for clips in ("middle", "even", "all"):
+        for pace in ({}, {"stride": 3}, {"fps": 11}):
+
+            def read(decoder: Any, settings: dict[str, Any] = {"clips": clips, **pace}) -> Any:  # noqa: B006
+                data = lk.VideoDataset([{"mp4": content}], frames=4, cache_dir=None, decoder=decoder, **settings)
+                return [(sample["length"], sample["times"]) for sample in data]
+
+            ours, others = by_both(read)
+            assert [length for length, _ in ours] == [length for length, _ in others] != []
+            for (_, one), (_, other) in zip(ours, others, strict=True):
+                torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
 
 
 def test_videos_without_an_index_are_for_pyav(tmp_path: Path) -> None:
