@@ -352,7 +352,9 @@ class IndexedPosition(Position):
 
     def _make_reader(self) -> BatchReader:
         config, plan = self.config, self._plan
-        collate = config.collate_fn or getattr(self.dataset, "default_collate", None)  # of a Pipeline
+        collate = config.collate_fn
+        if collate is None:  # one that is falsy counts
+            collate = getattr(self.dataset, "default_collate", None)  # of a Pipeline
         make = functools.partial(
             BatchReader,
             self.dataset,
@@ -366,7 +368,9 @@ class IndexedPosition(Position):
             return make(collate_fn=collate, order=self._replacements())
         replaces = self._replacements() is not None
         stages = [
-            make(collate_fn=stage.collate_fn or collate, order=order if replaces else None)
+            make(
+                collate_fn=collate if stage.collate_fn is None else stage.collate_fn, order=order if replaces else None
+            )
             for stage, order in zip(plan.stages, plan.stage_orders(), strict=True)
         ]
         # The most demanding one decides which engine can be used.

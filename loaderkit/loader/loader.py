@@ -165,7 +165,7 @@ class Loader(Generic[Batch]):
         """The function that makes a batch from a list of samples."""
         from loaderkit.system.stack import stack
 
-        return self.config.collate_fn or stack
+        return stack if self.config.collate_fn is None else self.config.collate_fn
 
     @property
     def drop_last(self) -> bool:
