@@ -38,14 +38,14 @@ class Stream(torch_data.IterableDataset[int]):
 
 
 def said(data: Any, **settings: Any) -> list[str]:
-    """Return the warnings of two epochs."""
+    """Return the warnings of two epochs, without Python's of a fork while threads run."""
     loader = lk.Loader(data, 2, num_workers=1, **settings)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
             assert list(loader)
     loader.close()
-    return [str(one.message) for one in caught]
+    return [str(one.message) for one in caught if "is multi-threaded" not in str(one.message)]
 
 
 @pytest.mark.parametrize("engine", ["ring", "torch"])

@@ -29,6 +29,12 @@ def pyav() -> Any:
         raise ImportError("decoding audio and video needs PyAV: pip install 'loaderkit[media]'.") from error
 
 
+@cache
+def is_pyav_19() -> bool:
+    """Return whether this is PyAV 19 or later, whose resampler starts threads, and where texts need not be UTF-8."""
+    return int(pyav().__version__.partition(".")[0]) >= 19
+
+
 @contextmanager
 def open_stream(content: Content, kind: Kind, storage: Storage | None = None) -> Iterator[tuple[Any, Any]]:
     """Open the first stream of a kind, as a container and a stream of PyAV; a cover picture is no video.
@@ -42,9 +48,10 @@ def open_stream(content: Content, kind: Kind, storage: Storage | None = None) ->
         ValueError: If it cannot be decoded, inside of the context too, or has no such stream.
     """
     av = pyav()
+    texts = {} if is_pyav_19() else {"metadata_errors": "replace"}
     with open_content(content, storage) as file:
         try:
-            with av.open(file, mode="r", options=_ALONE, metadata_errors="replace") as container:
+            with av.open(file, mode="r", options=_ALONE, **texts) as container:
                 yield container, _stream(container, kind)
         except av.FFmpegError as error:
             raise ValueError(f"not {kind} that can be decoded: {error.strerror or error}") from error

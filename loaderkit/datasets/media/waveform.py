@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderkit.datasets.media.content import TOLERANCE_S
-from loaderkit.datasets.media.pyav_container import pyav
+from loaderkit.datasets.media.pyav_container import is_pyav_19, pyav
 
 Waveform = npt.NDArray[np.float32]
 
@@ -35,7 +35,8 @@ def resample(wave: Waveform, rate: int, new_rate: int, count: int) -> Waveform:
     av = pyav()
     frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(wave), format="fltp", layout=_layout(len(wave)))
     frame.sample_rate = rate
-    convert = av.AudioResampler(format="fltp", layout=frame.layout, rate=new_rate)
+    threads = {"threads": 1} if is_pyav_19() else {}
+    convert = av.AudioResampler(format="fltp", layout=frame.layout, rate=new_rate, **threads)
     pieces = [piece.to_ndarray() for given in (frame, None) for piece in convert.resample(given)]
     found = np.concatenate([*pieces, np.zeros((len(wave), count), dtype=np.float32)], axis=1)
     return np.ascontiguousarray(found[:, :count])
