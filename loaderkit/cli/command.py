@@ -1,4 +1,7 @@
-"""The `loaderkit` command: each subcommand's module has `add_to` and a function from arguments to an exit code."""
+"""The `loaderkit` command: each subcommand's module has `add_to` and a function from arguments to an exit code.
+
+Any error that the function raises is reported here, with exit code 1.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -7,6 +10,7 @@ import loaderkit
 from loaderkit.cli import doctor, index, inspect, lengths, locate, preview, shard, verify
 from loaderkit.cli.arguments import Parser
 from loaderkit.cli.bench import command as bench
+from loaderkit.cli.report import complain_of
 
 COMMANDS = (bench, doctor, index, inspect, lengths, locate, preview, shard, verify)
 _EXAMPLES = (
@@ -43,4 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = parsed.run(parsed)
     except KeyboardInterrupt:
         return 130
+    except Exception as error:  # also from the user's code
+        complain_of(parsed.parser.prog, error)
+        return 1
     return code

@@ -18,7 +18,7 @@ import torch
 
 from loaderkit.cli.arguments import count, number
 from loaderkit.cli.bench.subject import INLINE, Subject, add_subject, subject_from
-from loaderkit.cli.report import complain_of, say
+from loaderkit.cli.report import say
 from loaderkit.cli.store import measure_store
 from loaderkit.datasets.remote.storage import REQUESTS
 from loaderkit.datasets.shards.sharded import shards_within
@@ -100,16 +100,12 @@ def add_to(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings and return the exit code."""
     wrong = False
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for finding in _findings(arguments):
-                line = str(finding)
-                say(coloured(finding.level, _COLOURS[finding.level], sys.stdout) + line.removeprefix(finding.level))
-                wrong |= finding.level == "wrong"
-    except Exception as error:  # also from the user's code
-        complain_of("doctor", error)
-        return 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for finding in _findings(arguments):
+            line = str(finding)
+            say(coloured(finding.level, _COLOURS[finding.level], sys.stdout) + line.removeprefix(finding.level))
+            wrong |= finding.level == "wrong"
     return int(wrong)
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from loaderkit.cli.arguments import add_jobs, add_settings, executor_of, see_own_modules
-from loaderkit.cli.report import complain, complain_of, say
+from loaderkit.cli.report import complain, say
 from loaderkit.cli.source import add_storage, storage_from
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.formats import format_named, known_suffixes
@@ -62,20 +62,17 @@ def run(arguments: argparse.Namespace) -> int:
     job = IndexJob(arguments.format, arguments.index_dir, options, arguments.check, arguments.checksum, storage)
     counts: Counter[str] = Counter()
     samples = 0
-    try:
-        with executor_of(arguments) as (jobs, executor):
-            for shard, outcome in index_each(shards, job, jobs=jobs, executor=executor):
-                counts[outcome.status] += 1
-                samples += outcome.count
-                line = _line(shard, outcome)
-                if outcome.status not in GOOD:
-                    complain(line)
-                elif not arguments.quiet:
-                    say(line)
-    except Exception as error:  # also from the user's executor
-        complain_of("index", error)
-        return 1
-    if arguments.folder_index and not arguments.check and counts.total() == sum(counts[status] for status in GOOD):
+    with executor_of(arguments) as (jobs, executor):
+        for shard, outcome in index_each(shards, job, jobs=jobs, executor=executor):
+            counts[outcome.status] += 1
+            samples += outcome.count
+            line = _line(shard, outcome)
+            if outcome.status not in GOOD:
+                complain(line)
+            elif not arguments.quiet:
+                say(line)
+    all_good = counts.total() == sum(counts[status] for status in GOOD)
+    if arguments.folder_index and not arguments.check and all_good:
         try:
             for place in write_folder_indexes(shards, job):
                 say(f"{coloured('written', 'green', sys.stdout)} {place}")
@@ -84,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
             return 1
     summary = ", ".join(f"{number:,} {status}" for status, number in sorted(counts.items()))
     say(f"{len(shards):,} shard{'s' * (len(shards) != 1)}: {summary}; {samples:,} samples")
-    return 0 if counts.total() == sum(counts[status] for status in GOOD) else 1
+    return 0 if all_good else 1
 
 
 def _line(shard: str, outcome: Outcome) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from loaderkit.cli.report import complain, complain_of, say
+from loaderkit.cli.report import complain, say
 from loaderkit.loader.streams.state import open_stream_state
 from loaderkit.sampling.cursor import unpack_state
 from loaderkit.system.regular_file import open_regular
@@ -44,14 +44,10 @@ def add_to(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print where the states stand, and return the exit code."""
     path = Path(arguments.checkpoint)
-    try:
-        content = load_file(path, trust=arguments.trust)
-        found = _found(content)
-        if not found:
-            raise ValueError(f"{path}: no state of a Loader or a DataModule in it; {_what_there_is(content)}")
-    except Exception as error:  # whatever a damaged file causes
-        complain_of("inspect", error)
-        return 1
+    content = load_file(path, trust=arguments.trust)
+    found = states_in(content)
+    if not found:
+        raise ValueError(f"{path}: no state of a Loader or a DataModule in it; {_what_there_is(content)}")
     say(f"{path}: {_kind_of_file(content)}")
     wrong = False
     for place, state, lines_of in found:
@@ -66,12 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     return int(wrong)
 
 
-def states_in(content: Any) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the states of Loaders and DataModules in a checkpoint, and where each is."""
-    return [(place, state) for place, state, _ in _found(content)]
-
-
-def _found(content: Any) -> list[tuple[str, Any, Callable[[Any], list[str]]]]:
+def states_in(content: Any) -> list[tuple[str, Any, Callable[[Any], list[str]]]]:
+    """Return the states in a checkpoint: where each is, the state of a Loader or DataModule, and what describes it."""
     found = list(_states(content))
     if any(words is _data_module for _, _, words in found):  # then the Trainer's loops only repeat its loaders
         found = [one for one in found if not one[0].startswith(_LOOPS)]
@@ -113,7 +105,6 @@ def load_file(path: Path, *, trust: bool) -> Any:
 def _states(
     content: Any, place: str = "", depth: int = _DEPTH
 ) -> Iterator[tuple[str, Any, Callable[[Any], list[str]]]]:
-    """Yield the states in a checkpoint: where each is, the state, and what puts it into words."""
     if not depth or not isinstance(content, Mapping | list | tuple):
         return
     if isinstance(content, Mapping):
@@ -142,7 +133,7 @@ def _words_for(state: Mapping[Any, Any]) -> Callable[[Any], list[str]] | None:
 def _loader(state: Mapping[str, Any]) -> list[str]:
     saved = unpack_state(state)
     cursor, identity = saved.cursor, saved.identity
-    where = f"after {_number(cursor.batches, 'batch', 'batches')} of each rank" if cursor.batches else "at its start"
+    where = _after(cursor.batches)
     if cursor.samples and not cursor.batches:
         where = "at a place that seek() chose"
     lines = [
@@ -162,9 +153,7 @@ def _loader(state: Mapping[str, Any]) -> list[str]:
 def _stream(state: Mapping[str, Any]) -> list[str]:
     fields = open_stream_state(state)
     cursor, ranks, lanes = fields["cursor"], len(fields["turns"]), len(fields["lanes"])
-    where = (
-        f"after {_number(cursor['batches'], 'batch', 'batches')} of each rank" if cursor["batches"] else "at its start"
-    )
+    where = _after(cursor["batches"])
     lines = [f"epoch {cursor['epoch']}, {where}: a stream in {_number(lanes, 'lane')}, on {_number(ranks, 'rank')}"]
     lines += [f"{name}: {value}" for name, value in fields["stream"].items()]
     if fields["missing"]:
@@ -179,12 +168,8 @@ def _data_module(state: Mapping[str, Any]) -> list[str]:
     fields = open_position(state)
     if not fields["train"]:
         return ["before the first batch: no training loader existed yet"]
-    over = "an epoch is over, the next has not begun"
-    lines = [
-        over
-        if fields["epoch_over"]
-        else f"{_number(fields['batches'], 'batch', 'batches')} of the epoch are trained on"
-    ]
+    done = f"{_number(fields['batches'], 'batch', 'batches')} of the epoch are trained on"
+    lines = ["an epoch is over, the next has not begun" if fields["epoch_over"] else done]
     for row, inner in enumerate(fields["train"]):
         words = _words_for(inner)
         if words is None:
@@ -199,6 +184,10 @@ def _data_module(state: Mapping[str, Any]) -> list[str]:
         found = TableStatistics.from_state(state["statistics"])
         lines.append(f"statistics of {len(found.numeric)} numeric and {len(found.categorical)} categorical columns")
     return lines
+
+
+def _after(batches: int) -> str:
+    return f"after {_number(batches, 'batch', 'batches')} of each rank" if batches else "at its start"
 
 
 def _bad(bad: int, among: str) -> list[str]:

@@ -2,13 +2,12 @@
 
 import argparse
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from loaderkit.cli.arguments import add_jobs, count, executor_of, named, number
-from loaderkit.cli.report import complain_of, say, table, two_axes
+from loaderkit.cli.report import check_plot, say, table, two_axes
 from loaderkit.cli.source import add_source, source_from
 from loaderkit.loader.lengths import measure_lengths
 from loaderkit.sampling.by_length.packing import PackPlan
@@ -69,30 +68,25 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print the report and return the exit code."""
-    try:
-        if arguments.plot is not None and not Path(arguments.plot).absolute().parent.is_dir():
-            raise FileNotFoundError(f"no folder for --plot {arguments.plot}.")
-        source, method = source_from(arguments)
-        _check_fields(source, arguments)
-        with executor_of(arguments) as (jobs, executor):
-            lengths = measure_lengths(
-                source,
-                _length(arguments),
-                num_workers=jobs,
-                executor=executor,
-                cache=arguments.cache,
-                multiprocessing_context=method,
-            )
-        if not len(lengths):
-            raise ValueError("the source has no samples.")
-        (edges, counts), found = _histogram(lengths), _summaries(lengths, arguments)
-        say("\n".join([_overview(lengths), "", *_bars(edges, counts), "", *_table(found), *_cuts(lengths, arguments)]))
-        if arguments.plot is not None:
-            _draw(arguments.plot, edges, counts, found)
-            say(f"\n{arguments.plot}")
-    except Exception as error:  # also from the user's code
-        complain_of("lengths", error)
-        return 1
+    check_plot(arguments.plot)
+    source, method = source_from(arguments)
+    _check_fields(source, arguments)
+    with executor_of(arguments) as (jobs, executor):
+        lengths = measure_lengths(
+            source,
+            _length(arguments),
+            num_workers=jobs,
+            executor=executor,
+            cache=arguments.cache,
+            multiprocessing_context=method,
+        )
+    if not len(lengths):
+        raise ValueError("the source has no samples.")
+    (edges, counts), found = _histogram(lengths), _summaries(lengths, arguments)
+    say("\n".join([_overview(lengths), "", *_bars(edges, counts), "", *_table(found), *_cuts(lengths, arguments)]))
+    if arguments.plot is not None:
+        _draw(arguments.plot, edges, counts, found)
+        say(f"\n{arguments.plot}")
     return 0
 
 

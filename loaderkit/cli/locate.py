@@ -9,7 +9,7 @@ from typing import Any
 from loaderkit.cli.arguments import count, number
 from loaderkit.cli.inspect import load_file, states_in
 from loaderkit.cli.preview import fields_of
-from loaderkit.cli.report import complain_of, say, table
+from loaderkit.cli.report import say, table
 from loaderkit.cli.source import add_source, training_source
 from loaderkit.datasets.places import place_of
 from loaderkit.datasets.streams.dataset import StreamDataset
@@ -53,15 +53,11 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a step's samples, and return the exit code."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            source = training_source(arguments)
-            path = Path(arguments.log)
-            (_of_log if is_step_log(path) else _of_checkpoint)(arguments, path, source)
-    except Exception as error:  # also from the user's code
-        complain_of("locate", error)
-        return 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        source = training_source(arguments)
+        path = Path(arguments.log)
+        (_of_log if is_step_log(path) else _of_checkpoint)(arguments, path, source)
     return 0
 
 
@@ -184,7 +180,7 @@ def _loader_of(source: Any, state: Mapping[str, Any]) -> Loader:
 
 def _loader_states(content: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the states of Loaders in a file, those within a DataModule's state too."""
-    for place, state in states_in(content):
+    for place, state, _ in states_in(content):
         if "train" in state:
             yield from ((f"{place}.train.{row}", inner) for row, inner in enumerate(state["train"]))
         else:

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import warnings
 from collections.abc import Generator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from loaderkit.cli.arguments import count
 from loaderkit.cli.contact_sheet import draw, pictures_of
-from loaderkit.cli.report import complain_of, say, table
+from loaderkit.cli.report import check_plot, say, table
 from loaderkit.cli.source import add_source, training_source
 from loaderkit.loader.loader import Loader
 
@@ -54,16 +53,10 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the samples and return the exit code."""
-    try:
-        if arguments.plot is not None and not Path(arguments.plot).absolute().parent.is_dir():
-            raise FileNotFoundError(f"no folder for --plot {arguments.plot}.")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            source = training_source(arguments)
-            _show(source, arguments)
-    except Exception as error:  # also from the user's code
-        complain_of("preview", error)
-        return 1
+    check_plot(arguments.plot)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _show(training_source(arguments), arguments)
     return 0
 
 
@@ -112,12 +105,9 @@ def _overview(source: Any, unit: str) -> str:
         size = f"{len(source):,} {'batches' if unit == 'batch' else 'samples'}"
     except TypeError:
         size = "a stream, of unknown length"
-    shards = getattr(source, "shard_sizes", None)
-    return f"{type(source).__name__}: {size}" + _in_shards(shards)
-
-
-def _in_shards(sizes: Sequence[int] | None) -> str:
-    return "" if sizes is None else f" in {len(sizes):,} shard{'s' * (len(sizes) != 1)}"
+    sizes = getattr(source, "shard_sizes", None)
+    shards = "" if sizes is None else f" in {len(sizes):,} shard{'s' * (len(sizes) != 1)}"
+    return f"{type(source).__name__}: {size}{shards}"
 
 
 def fields_of(sample: Any, name: str = "") -> list[Field]:

@@ -24,13 +24,13 @@ def complain(line: str) -> None:
     sys.stderr.flush()
 
 
-def complain_of(command: str, error: Exception) -> None:
+def complain_of(program: str, error: Exception) -> None:
     """Write an error and its notes. If it comes from the user's own code, also write its type and place."""
     *_, last = traceback.extract_tb(error.__traceback__)
     plain = isinstance(error, ValueError | FileNotFoundError | ImportError) or _PACKAGE in Path(last.filename).parents
     where = "" if plain else f"\n  {last.filename}, line {last.lineno}, in {last.name}"
     notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
-    name = coloured(f"loaderkit {command}:", "bold red", sys.stderr)
+    name = coloured(f"{program}:", "bold red", sys.stderr)
     complain(f"{name} {'' if plain else f'{type(error).__name__}: '}{error}{where}{notes}")
 
 
@@ -65,6 +65,12 @@ def _drawn(terminal: Any, rows: list[list[str]], left: Collection[int]) -> list[
     with terminal.capture() as capture:
         terminal.print(drawn)
     return [line.rstrip() for line in capture.get().splitlines() if line.strip()]
+
+
+def check_plot(path: str | None) -> None:
+    """Raise a FileNotFoundError if there is no folder for a picture that is asked for."""
+    if path is not None and not Path(path).absolute().parent.is_dir():
+        raise FileNotFoundError(f"no folder for --plot {path}.")
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from loaderkit.cli.arguments import add_jobs, count, executor_of, named, size
-from loaderkit.cli.report import complain_of, say
+from loaderkit.cli.report import say
 from loaderkit.cli.source import add_source, source_from
 from loaderkit.loader.checks import check_indexed
 from loaderkit.system.progress import with_progress
@@ -64,28 +64,24 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the shards, and return the exit code."""
-    try:
-        source, method = source_from(arguments)
-        check_indexed(source)
-        writing = Writing(
-            source,
-            arguments.dest,
-            _format(arguments),
-            arguments.samples_per_shard,
-            arguments.shard_bytes,
-            arguments.shuffle,
-            arguments.seed,
-        )
-        with (
-            executor_of(arguments) as (jobs, executor),
-            contextlib.closing(writing.run(jobs, method, executor=executor)) as steps,
-        ):
-            before, total = next(steps)
-            for _ in with_progress(steps, total - before, "writing"):
-                pass
-    except Exception as error:  # also from the user's code
-        complain_of("shard", error)
-        return 1
+    source, method = source_from(arguments)
+    check_indexed(source)
+    writing = Writing(
+        source,
+        arguments.dest,
+        _format(arguments),
+        arguments.samples_per_shard,
+        arguments.shard_bytes,
+        arguments.shuffle,
+        arguments.seed,
+    )
+    with (
+        executor_of(arguments) as (jobs, executor),
+        contextlib.closing(writing.run(jobs, method, executor=executor)) as steps,
+    ):
+        before, total = next(steps)
+        for _ in with_progress(steps, total - before, "writing"):
+            pass
     if not arguments.quiet:
         records = read_records(writing.manifest)
         size_bytes = sum(record.file.size_bytes for record in records)

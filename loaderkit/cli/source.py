@@ -51,7 +51,11 @@ def storage_from(arguments: argparse.Namespace) -> Storage:
 
 def training_source(arguments: argparse.Namespace) -> Any:
     """Return the dataset or loader that the arguments name, decoded; of a DataModule its training loader."""
-    source, _ = source_from(arguments, decoded=True)
+    return loader_within(source_from(arguments, decoded=True)[0])
+
+
+def loader_within(source: Any) -> Any:
+    """Return the training loader of a DataModule, and any other source as it is."""
     if not callable(getattr(source, "train_dataloader", None)):
         return source
     source.prepare_data()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from loaderkit.cli.arguments import add_jobs, executor_of
-from loaderkit.cli.report import complain, complain_of, say
+from loaderkit.cli.report import complain, say
 from loaderkit.system.progress import with_progress
 from loaderkit.system.terminal import coloured
 from loaderkit.writing.check import Claim, check_each, claims_of
@@ -51,19 +51,15 @@ def run(arguments: argparse.Namespace) -> int:
         claims += mine
         owners |= dict.fromkeys(map(id, mine), path)
     samples = dict.fromkeys(wrong, 0)
-    try:
-        with executor_of(arguments) as (jobs, executor):
-            done = check_each(claims, jobs=jobs, executor=executor)
-            for claim, result in with_progress(done, len(claims), "verifying"):
-                path = owners[id(claim)]
-                if isinstance(result, Exception):
-                    _complain(str(result))
-                    wrong[path] += 1
-                else:
-                    samples[path] += result
-    except Exception as error:  # also from the user's executor
-        complain_of("verify", error)
-        return 1
+    with executor_of(arguments) as (jobs, executor):
+        done = check_each(claims, jobs=jobs, executor=executor)
+        for claim, result in with_progress(done, len(claims), "verifying"):
+            path = owners[id(claim)]
+            if isinstance(result, Exception):
+                _complain(str(result))
+                wrong[path] += 1
+            else:
+                samples[path] += result
     shards = {path: sum(owner == path for owner in owners.values()) for path in wrong}
     width = max(map(len, wrong))
     for path, number in wrong.items():

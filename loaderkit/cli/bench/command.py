@@ -10,7 +10,7 @@ from loaderkit.cli.arguments import count
 from loaderkit.cli.bench.measure import empty_cache, measure_costs, settings_of, turns
 from loaderkit.cli.bench.report import Report, draw, write_csv
 from loaderkit.cli.bench.subject import Subject, add_subject, subject_from
-from loaderkit.cli.report import complain_of, say
+from loaderkit.cli.report import say
 from loaderkit.system.cpus import Cpus
 from loaderkit.system.progress import with_progress
 from loaderkit.system.suggest import did_you_mean
@@ -70,17 +70,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, print the report and return the exit code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # idle workers and the like are what the command measures
-        try:
-            found = _measure(subject_from(arguments), arguments)
-            for line in found.lines():
-                say(line)
-            for path, write in ((arguments.csv, write_csv), (arguments.plot, draw)):
-                if path is not None:
-                    write(path, found)
-                    say(f"\n{path}")
-        except Exception as error:  # also from the user's code
-            complain_of("bench", error)
-            return 1
+        found = _measure(subject_from(arguments), arguments)
+        for line in found.lines():
+            say(line)
+        for path, write in ((arguments.csv, write_csv), (arguments.plot, draw)):
+            if path is not None:
+                write(path, found)
+                say(f"\n{path}")
     return 0 if found.advice is not None else 1
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch.utils.data as torch_data
 
 from loaderkit.cli.arguments import count
-from loaderkit.cli.source import add_source, source_from
+from loaderkit.cli.source import add_source, loader_within, source_from
 from loaderkit.datasets.shards.sharded import ShardedDataset, shards_within
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.loader import Loader
@@ -109,10 +109,7 @@ def subject_of(source: Any, *, batch_size: int | None, spawn: bool) -> Subject:
     Raises:
         ValueError: If the source is none of these, is empty, or has a batch sampler.
     """
-    if callable(getattr(source, "train_dataloader", None)):
-        source.prepare_data()
-        source.setup("fit")
-        source = source.train_dataloader()
+    source = loader_within(source)
     if isinstance(source, Loader):
         found = Subject(source.dataset, source.config, source.config.engine)
         if found.is_stream:  # torch's workers read it, with any engine
