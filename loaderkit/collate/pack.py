@@ -15,6 +15,7 @@ from loaderkit.collate.rules import check_dtype
 from loaderkit.collate.sequences import FieldSequences, check_value, sequences_of
 from loaderkit.seeding.draws import draws_nothing
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.checks import check_integer
 from loaderkit.system.stack import CollateError, named, stack_field
 
 
@@ -71,8 +72,8 @@ class PackCollate:
 
     def __post_init__(self) -> None:
         for name, number in (("row_length", self.row_length), ("multiple_of", self.multiple_of)):
-            if number is not None and (not isinstance(number, int | np.integer) or number < 1):
-                raise ValueError(f"PackCollate: {name} is {number!r}, wanted an integer of at least 1.")
+            if number is not None:
+                check_integer("PackCollate", name, number, 1)
         rules = self.fields.values() if isinstance(self.fields, Mapping) else [None]
         if not isinstance(self.pad_value, Number) or not all(
             isinstance(rule, Number) or callable(rule) for rule in rules

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, get_args
 import torch
 
 from loaderkit.sampling.cursor import Cursor
+from loaderkit.system.checks import check_choice, check_integer
 from loaderkit.system.nested import pin
 from loaderkit.system.retry import Retry
 
@@ -77,12 +78,9 @@ class BadSamples:
     retry: Retry = field(default=Retry(attempts=3), kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.policy not in get_args(Policy):
-            raise ValueError(f"BadSamples: policy is {self.policy!r}, wanted 'raise', 'skip' or 'replace'.")
-        if self.max_count is not None and (
-            not isinstance(self.max_count, int) or isinstance(self.max_count, bool) or self.max_count < 0
-        ):
-            raise ValueError(f"BadSamples: max_count is {self.max_count!r}, wanted an integer of at least 0, or None.")
+        check_choice("BadSamples", "policy", self.policy, get_args(Policy))
+        if self.max_count is not None:
+            check_integer("BadSamples", "max_count", self.max_count, 0, ", or None")
         if not 0 <= self.max_rate <= 1:
             raise ValueError(f"BadSamples: max_rate is {self.max_rate!r}, wanted a number from 0 to 1.")
 

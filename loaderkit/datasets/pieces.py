@@ -7,11 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from loaderkit.datasets.base import MapStyle, check_index, check_indices, knows_lengths, read_many, reads_pieces
-from loaderkit.sampling.by_length.checks import as_lengths, check_count
+from loaderkit.sampling.by_length.checks import as_lengths
 from loaderkit.sampling.by_length.pieces import piece_ends, piece_lengths
 from loaderkit.sampling.cursor import fingerprint
 from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.checks import check_integer
 
 
 class PieceDataset(DeclaresDraws):
@@ -51,7 +52,7 @@ class PieceDataset(DeclaresDraws):
         lengths: npt.ArrayLike | None = None,
         fields: Sequence[Any] = ("tokens",),
     ) -> None:
-        check_count(length, "PieceDataset", "length")
+        check_integer("PieceDataset", "length", length, 1)
         if lengths is None:
             if not knows_lengths(dataset):
                 raise TypeError(

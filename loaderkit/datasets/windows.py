@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from loaderkit.datasets.base import check_index, reads_pieces
-from loaderkit.sampling.by_length.checks import check_count
 from loaderkit.sampling.cursor import fingerprint
 from loaderkit.sampling.order import Order, Shuffled, cached
 from loaderkit.sampling.permutation import permutation
 from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
 from loaderkit.seeding.keys import derive_seed, hash_positions
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.checks import check_integer
 
 
 class WindowDataset(DeclaresDraws):
@@ -55,7 +55,7 @@ class WindowDataset(DeclaresDraws):
         self, documents: Any, length: int, *, stride: int | None = None, seed: int = 0, block: int = 64
     ) -> None:
         for name, number in (("length", length), ("stride", length if stride is None else stride), ("block", block)):
-            check_count(number, "WindowDataset", name)
+            check_integer("WindowDataset", name, number, 1)
         if not reads_pieces(documents):
             raise TypeError(
                 f"WindowDataset: parts of a {type(documents).__name__}'s samples can't be read, wanted a loaderkit.DocumentDataset "

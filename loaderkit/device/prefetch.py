@@ -24,7 +24,8 @@ from loaderkit.device.cuda import BACKENDS, HostBatches, make_backend
 from loaderkit.seeding.draws import draws_nothing
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.seeding.samples import SampleSeeds
-from loaderkit.system.nested import map_leaves, to_device
+from loaderkit.system.checks import check_integer
+from loaderkit.system.nested import is_plain, map_leaves, to_device
 
 Transform = Callable[[Any], Any]
 
@@ -91,8 +92,7 @@ class Prefetcher:
     """
 
     def __init__(self, device: torch.device | str, *, depth: int = 2, transform: Transform | None = None) -> None:
-        if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
-            raise ValueError(f"DeviceLoader: depth is {depth!r}, wanted an integer of at least 1.")
+        check_integer("DeviceLoader", "depth", depth, 1)
         self.device = torch.device(device)
         self.depth, self.transform = depth, transform
         self._backend: Any = None
@@ -155,7 +155,7 @@ class Prefetcher:
         targets: dict[int, Tensor] = {}
 
         def stage(leaf: Any) -> Any:
-            if isinstance(leaf, Tensor) and _is_plain(leaf):
+            if isinstance(leaf, Tensor) and is_plain(leaf):
                 leaf = backend.pinned(leaf)
                 targets[id(leaf)] = backend.empty_like(leaf)
             elif not isinstance(leaf, Tensor) and callable(getattr(leaf, "pin_memory", None)):
@@ -225,19 +225,6 @@ def seeded(seed: int, device: torch.device, backend: Any = None) -> Iterator[Non
                 module.set_rng_state(before)
             elif generator:
                 generator.set_state(before)
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Return whether copying the elements alone makes the same tensor on the device."""
-    return (
-        type(tensor) is Tensor
-        and tensor.layout == torch.strided
-        and tensor.device.type == "cpu"
-        and not tensor.requires_grad
-        and not tensor.is_quantized
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-    )
 
 
 @functools.lru_cache(maxsize=64)

@@ -25,10 +25,10 @@ from torch.utils.data._utils import worker as torch_worker
 from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.keys import derive_seed
-from loaderkit.system.nested import pin
+from loaderkit.system.nested import is_plain, pin
 from loaderkit.system.open_before_fork import warn_of_open_files
 from loaderkit.system.pickling import explained, sendable_errors
-from loaderkit.system.process import check_children, described, refuse_in_fork
+from loaderkit.system.process import check_children, described, end_with_parent, refuse_in_fork
 from loaderkit.system.threads import limit_threads
 
 # Copying this much through a pipe is faster than a file descriptor and fresh pages for each tensor.
@@ -91,25 +91,12 @@ def _open(message: bytes) -> Hidden:
 
 class _Pickler(ForkingPickler):
     def reducer_override(self, value: Any) -> Any:
-        if type(value) is not Tensor or not _is_plain(value):
+        if not isinstance(value, Tensor) or not is_plain(value) or not value.is_contiguous() or vars(value):
+            return NotImplemented
+        if value.nbytes > _SMALL:
             return NotImplemented
         content = bytearray(value.reshape(-1).view(torch.uint8).numpy().data) if value.numel() else bytearray()
         return _rebuild, (content, value.dtype, tuple(value.shape))
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return (
-        tensor.layout == torch.strided
-        and tensor.device.type == "cpu"
-        and tensor.nbytes <= _SMALL
-        and tensor.is_contiguous()
-        and not tensor.requires_grad
-        and not tensor.is_quantized
-        and not tensor.is_nested
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-        and not vars(tensor)
-    )
 
 
 def _rebuild(content: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -265,9 +252,7 @@ class StartWorker:
     def __call__(self, worker_id: int) -> None:
         # torch's workers watch their parent's id. Under forkserver that is the server, which lives as long as they do,
         # even if the trainer was killed. And a worker that ends waits until its batches are read.
-        parent = multiprocessing.parent_process()
-        if parent is not None:
-            threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+        end_with_parent()
         limit_threads()
         # The thread that sends batches imports parts of torch for its first large tensor. If this thread imports them at
         # the same time, the import fails, the batch is lost, and the trainer waits for ever.
@@ -278,11 +263,6 @@ class StartWorker:
         if self.init is not None:
             with sendable_errors():
                 self.init(worker_id)
-
-
-def _end_with(parent: Any) -> None:
-    parent.join()
-    os._exit(1)
 
 
 class TorchEngine:

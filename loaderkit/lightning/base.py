@@ -104,15 +104,17 @@ class DataModule(pl.LightningDataModule):
         world = self.loader_config.world or (
             World.from_trainer(self.trainer) if self.trainer is not None else World.detect()
         )
-        data = {name: self._made.get(name, given) for name, given in self._given.items() if given is not None}
-        shown = [f"{name}={_join(map_data(name, one, describe_data))}" for name, one in data.items()]
+        shown = [f"{name}={data}" for name, data in self._described().items()]
         shown += [str(self.loader_config), f"rank {world.rank} of {world.size}"]
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def _repr_html_(self) -> str:
+        return table(type(self).__name__, [*self._described().items(), ("loader", self.loader_config)])
+
+    def _described(self) -> dict[str, str]:
+        """Return the datasets of each stage in words."""
         data = {name: self._made.get(name, given) for name, given in self._given.items() if given is not None}
-        rows = [(name, _join(map_data(name, one, describe_data))) for name, one in data.items()]
-        return table(type(self).__name__, [*rows, ("loader", self.loader_config)])
+        return {name: _join(map_data(name, one, describe_data)) for name, one in data.items()}
 
     @override
     def __str__(self) -> str:

@@ -1,7 +1,6 @@
 """A DataModule for pictures with boxes, from COCO annotation files or lists of dicts."""
 
 import dataclasses
-import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from loaderkit.datasets.splits import split
 from loaderkit.lightning.base import DataModule
 from loaderkit.lightning.check_data import StageData, factories, list_stage_data, sources_by_stage
 from loaderkit.loader.config import LoaderConfig
+from loaderkit.sampling.order import digest
 from loaderkit.system.regular_file import read_regular
 from loaderkit.system.suggest import suggest_arguments
 
@@ -201,11 +201,11 @@ class BoxedPictures:
 
     def fingerprint(self) -> str:
         """Digest the pictures' file names and the targets."""
-        digest = hashlib.blake2b(digest_size=8)
+        texts = []
         for name, sample in zip(_picture_names(self.samples), self.samples, strict=True):
             target = {field: _plain(value) for field, value in sample.items() if field != "image"}
-            digest.update(json.dumps([Path(name).name, target], default=str, sort_keys=True).encode())
-        return digest.hexdigest()
+            texts.append(json.dumps([Path(name).name, target], default=str, sort_keys=True))
+        return digest(*texts)
 
     def _label(self, label: Any, index: int) -> int:
         if label not in self._labels:

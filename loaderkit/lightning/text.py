@@ -22,6 +22,7 @@ from loaderkit.lightning.text_batching import TextBatching, check_batching
 from loaderkit.lightning.text_sources import TextData, classes_of, is_text_files, is_urls, read_texts
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.sampling.plan import Plan
+from loaderkit.system.checks import check_integer
 from loaderkit.system.suggest import suggest_arguments
 from loaderkit.writing.tokens import encode_bytes
 
@@ -107,9 +108,8 @@ class TextDataModule(DataModule):
                 "For a Tokenizer of the package tokenizers: tokenizer=tokenizer.encode."
             )
         for name, number in (("vocab_size", vocab_size), ("end_token", end_token), ("pad_token", pad_token)):
-            missing = number is None and name != "pad_token"
-            if not missing and (not isinstance(number, int | np.integer) or number < 0):
-                raise ValueError(f"TextDataModule: {name} is {number!r}, wanted an integer of at least 0.")
+            if number is not None or name == "pad_token":
+                check_integer("TextDataModule", name, number, 0)
         sources = sources_by_stage(train=train, val=val, test=test, predict=predict)
         if splits is None and train is not None and val is None:
             splits = {"train": 0.9, "val": 0.1}

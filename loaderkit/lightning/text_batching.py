@@ -3,14 +3,12 @@
 import dataclasses
 from typing import Any, Literal, get_args
 
-import numpy as np
-
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.sampling.by_length.packing import PackPlan
 from loaderkit.sampling.by_length.plans import LengthBuckets, TokenBudget
 from loaderkit.sampling.plan import Plan
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.suggest import did_you_mean
+from loaderkit.system.checks import check_choice, check_integer
 
 How = Literal["random", "buckets", "budget", "packed", "windows"]
 
@@ -47,10 +45,7 @@ class TextBatching:
     window: int | None = None
 
     def __post_init__(self) -> None:
-        if self.how not in get_args(How):
-            known = get_args(How)
-            hint = did_you_mean(str(self.how), known)
-            raise ValueError(f"TextBatching: how is {self.how!r}, wanted one of {', '.join(map(repr, known))}.{hint}")
+        check_choice("TextBatching", "how", self.how, get_args(How))
         if (self.max_tokens is not None) != (self.how == "budget"):
             raise ValueError(
                 f"TextBatching: how={self.how!r} and max_tokens={self.max_tokens}; only 'budget' takes max_tokens, and needs it."
@@ -58,8 +53,8 @@ class TextBatching:
         if self.how in ("packed", "windows") and self.max_length is None:
             raise ValueError(f"TextBatching: how={self.how!r} needs max_length=, the number of tokens in a row.")
         for name, number, least in (("max_length", self.max_length, 2), ("max_tokens", self.max_tokens, 1)):
-            if number is not None and (not isinstance(number, int | np.integer) or number < least):
-                raise ValueError(f"TextBatching: {name} is {number!r}, wanted an integer of at least {least}.")
+            if number is not None:
+                check_integer("TextBatching", name, number, least)
 
     def plan(self, lengths: Int64Array, loader: LoaderConfig, *, shuffle: bool) -> Plan | None:
         """Return the plan for texts of these lengths (N,); None if they are not arranged by length."""

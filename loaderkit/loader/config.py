@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from loaderkit.datasets.bad_samples import RAISE, BadSamples
 from loaderkit.sampling.plan import Plan, Tail
+from loaderkit.system.checks import check_choice
 from loaderkit.system.world import World, as_world
 
 Stop = Literal["shortest", "repeat", "each"]
@@ -114,14 +115,10 @@ class LoaderConfig:
         for name in ("shuffle", "drop_last", "persistent_workers"):
             if (flag := getattr(self, name)) not in (True, False, None):  # not the string "False"
                 raise ValueError(f"loader: {name} is {flag!r}, wanted True or False.")
-        if self.tail not in get_args(Tail):
-            raise ValueError(f"loader: tail is {self.tail!r}, wanted one of {', '.join(map(repr, get_args(Tail)))}.")
+        check_choice("loader", "tail", self.tail, get_args(Tail))
         if self.drop_last and self.tail not in ("keep", "drop"):
             raise ValueError(f"loader: drop_last=True and tail={self.tail!r} contradict each other. Give one.")
-        if self.engine not in ("auto", "inline", "torch", "ring", "threads"):
-            raise ValueError(
-                f"loader: engine is {self.engine!r}, wanted 'auto', 'inline', 'torch', 'ring' or 'threads'."
-            )
+        check_choice("loader", "engine", self.engine, ("auto", "inline", "torch", "ring", "threads"))
         if self.engine in ("ring", "threads") and not self.num_workers:
             where = "worker processes" if self.engine == "ring" else "threads"
             raise ValueError(f"loader: engine={self.engine!r} needs {where}, and num_workers is 0. Give num_workers=.")
@@ -160,14 +157,10 @@ class LoaderConfig:
             raise ValueError(
                 f"loader: bad_samples is {self.bad_samples!r}, wanted a BadSamples such as loaderkit.BadSamples('skip')."
             )
-
-        steps, stop = self.steps, self.stop
-        if stop is not None and stop not in get_args(Stop):
-            raise ValueError(
-                f"loader: stop is {stop!r}, wanted one of {', '.join(map(repr, get_args(Stop)))}, or None."
-            )
-        if steps is not None and stop is not None:
-            raise ValueError(f"loader: steps={steps} and stop={stop!r} contradict each other. Give one.")
+        if self.stop is not None:
+            check_choice("loader", "stop", self.stop, get_args(Stop), ", or None")
+        if self.steps is not None and self.stop is not None:
+            raise ValueError(f"loader: steps={self.steps} and stop={self.stop!r} contradict each other. Give one.")
 
     def _check_workers(self) -> None:
         """Refuse settings of workers that are out of range, or that are given without workers."""
@@ -180,10 +173,8 @@ class LoaderConfig:
         context = self.multiprocessing_context
         if not isinstance(self.timeout, int | float) or not self.timeout >= 0:
             raise ValueError(f"loader: timeout is {self.timeout!r}, wanted seconds, or 0 to wait forever.")
-        if isinstance(context, str) and context not in (known := multiprocessing.get_all_start_methods()):
-            raise ValueError(
-                f"loader: multiprocessing_context is {context!r}, wanted one of {', '.join(map(repr, known))}."
-            )
+        if isinstance(context, str):
+            check_choice("loader", "multiprocessing_context", context, multiprocessing.get_all_start_methods())
 
     @property
     def tail_policy(self) -> Tail:

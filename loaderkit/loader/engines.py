@@ -1,6 +1,5 @@
 """Which engine makes a Loader's batches, and what `describe()` says of it."""
 
-import multiprocessing
 import sys
 from typing import Any
 
@@ -10,6 +9,7 @@ from loaderkit.datasets.memory.array import in_memory
 from loaderkit.engine import BatchReader, Description, Engine, InlineEngine, ThreadsEngine, TorchEngine
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.system.nested import should_pin
+from loaderkit.system.pickling import start_method
 
 _IN_THIS_PROCESS = "batches are made in this process"
 
@@ -70,7 +70,7 @@ def describe(engine: Engine, reader: BatchReader, config: LoaderConfig, workers:
         why=_choose(reader, config, workers)[1],
         num_workers=engine.num_workers,
         workers_why=workers_why if engine.num_workers else _IN_THIS_PROCESS,
-        start_method=start_method(config) if engine.name in ("ring", "torch") else None,
+        start_method=start_method(config.multiprocessing_context) if engine.name in ("ring", "torch") else None,
         prefetch=engine.prefetch,
         dealing=engine.dealing,
         pinned=engine.pinned,
@@ -87,21 +87,13 @@ def describe_stream(config: LoaderConfig, num_workers: int, workers_why: str) ->
         why="torch's workers read a stream" if num_workers else "no workers",
         num_workers=num_workers,
         workers_why=workers_why if num_workers else _IN_THIS_PROCESS,
-        start_method=start_method(config) if num_workers else None,
+        start_method=start_method(config.multiprocessing_context) if num_workers else None,
         prefetch=num_workers * (config.prefetch_factor or 2),
         dealing="in turn" if num_workers else None,
         pinned=pinned,
         pinned_why=_why_pinned(config, pinned),
         device=config.device,
     )
-
-
-def start_method(config: LoaderConfig) -> str:
-    """Return the name of the method that starts worker processes."""
-    context: Any = config.multiprocessing_context
-    if isinstance(context, str):
-        return context
-    return str((context or multiprocessing).get_start_method())
 
 
 def _device(config: LoaderConfig) -> torch.device | None:

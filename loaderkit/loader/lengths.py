@@ -21,6 +21,7 @@ from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.sampling.cursor import fingerprint
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.checks import check_integer
 from loaderkit.system.open_before_fork import warn_of_open_files
 from loaderkit.system.process_pool import LostTaskError, map_tasks
 from loaderkit.system.progress import with_progress
@@ -78,8 +79,8 @@ def measure_lengths(
             f"measure_lengths: num_workers is {num_workers!r} and multiprocessing_context {multiprocessing_context!r}, wanted an "
             "integer of at least 0, and 'fork' or 'spawn'."
         )
-    if bad_length is not None and (not isinstance(bad_length, int) or bad_length < 0):
-        raise ValueError(f"measure_lengths: bad_length is {bad_length!r}, wanted an integer of at least 0, or None.")
+    if bad_length is not None:
+        check_integer("measure_lengths", "bad_length", bad_length, 0, ", or None")
     if length is None and knows_lengths(dataset):
         return np.asarray(dataset.lengths(), dtype=np.int64)  # type: ignore[attr-defined]
     if length is None and counts_tokens(dataset):

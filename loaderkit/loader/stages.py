@@ -19,6 +19,7 @@ from loaderkit.sampling.plan import BatchKey, BatchPlan, Plan
 from loaderkit.sampling.sources import Sources, shuffled_source
 from loaderkit.sampling.staged_order import Blend, StagedOrder, StageOrder
 from loaderkit.seeding.keys import derive_seed
+from loaderkit.system.checks import check_integer
 from loaderkit.system.html import table
 from loaderkit.system.suggest import did_you_mean
 from loaderkit.system.world import World
@@ -183,8 +184,7 @@ class Stages(Plan):
         self.stages = list(stages)
         if not self.stages or not all(isinstance(stage, Stage) for stage in self.stages):
             raise ValueError(f"Stages: stages is {stages!r:.200}, wanted a list of at least one lk.Stage.")
-        if not isinstance(window, int) or window < 1:
-            raise ValueError(f"Stages: window is {window!r}, wanted an integer of at least 1.")
+        check_integer("Stages", "window", window, 1)
         if tail not in ("keep", "drop"):
             raise ValueError(
                 f"Stages: tail is {tail!r}, wanted 'keep' or 'drop'. 'pad' would repeat samples at the end of each stage."

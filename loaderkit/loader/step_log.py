@@ -91,9 +91,11 @@ class StepLog:
                 f"StepLog: step {step} without a batch: the loader has yielded none since the last record. Call record after "
                 "the step, with the loader that gave its batches."
             )
-        settings, text = (_settings_of(loader), loader.skips), b""
+        config, text = loader.config, b""
+        shape = {"ranks": loader.world.size, "batch_size": config.batch_size, "tail": config.tail_policy}
+        settings = shape, loader.skips
         if not follows or step < self._step or settings != self._settings:
-            text = pack_settings({**settings[0], "start": position.start_of_log(batches[0])})
+            text = pack_settings({**shape, "start": position.start_of_log(batches[0])})
         for cursor in map(position.cursor_at, batches):
             text += pack_step(Record(step, cursor.epoch, cursor.batches, cursor.samples))
         self._write(text)
@@ -256,12 +258,3 @@ def loader_then(loader: Loader, settings: Any, rank: int) -> Loader:
             "the plan of that step."
         )
     return then
-
-
-def _settings_of(loader: Loader) -> dict[str, Any]:
-    config = loader.config
-    return {
-        "ranks": loader.world.size,
-        "batch_size": config.batch_size,
-        "tail": config.tail_policy,
-    }

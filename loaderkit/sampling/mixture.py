@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.sampling.order import Order, check_size, shortened
+from loaderkit.sampling.order import Order, shortened
 from loaderkit.sampling.sources import Sources, shuffled_source, split_window, spread
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.checks import check_integer
 
 
 class Mixture(Order):
@@ -64,7 +65,7 @@ class Mixture(Order):
                 )
         self._weights = found / found.sum()
         self._size = sum(self._sizes) if size is None else size
-        check_size(self._size, "Mixture")
+        check_integer("Mixture", "size", self._size, 0)
         if window < 1 or split_window(self._weights, window).min() < 1:
             raise ValueError(
                 f"Mixture: in a window of {window} positions a source with weight {found.min():g} of {found.sum():g} "

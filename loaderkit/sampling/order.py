@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from loaderkit.sampling.permutation import permutation
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.checks import check_integer
 from loaderkit.system.world import World
 
 
@@ -93,12 +94,6 @@ def cached(order: Any, epoch: int, make: Callable[[], Any]) -> Any:
     return value
 
 
-def check_size(size: int, name: str) -> None:
-    """Raise ValueError unless the size is an integer of at least 0."""
-    if not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 0:
-        raise ValueError(f"{name}: size is {size!r}, wanted an integer of at least 0.")
-
-
 def digest(*parts: npt.NDArray[Any] | bytes | str) -> str:
     """Return a hash of arrays, bytes or texts together, 16 characters."""
     found = hashlib.blake2b(digest_size=8)
@@ -128,7 +123,7 @@ class Sequential(Order):
     length: int
 
     def __post_init__(self) -> None:
-        check_size(self.length, "Sequential")
+        check_integer("Sequential", "size", self.length, 0)
 
     def size(self, epoch: int) -> int:
         return self.length
@@ -171,7 +166,7 @@ class Shuffled(Order):
     _epochs: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_size(self.length, "Shuffled")
+        check_integer("Shuffled", "size", self.length, 0)
 
     def size(self, epoch: int) -> int:
         return self.length

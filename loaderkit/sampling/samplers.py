@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import torch.utils.data as torch_data
 
-from loaderkit.sampling.order import Order, cached, check_size, digest
+from loaderkit.sampling.order import Order, cached, digest
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.checks import check_integer
 
 ENDLESS = 1 << 62  # the size of an epoch without an end
 _MOST = 1 << 16  # indices of a sampler without a length that are drawn at the epoch's start, unless the data is large
@@ -67,7 +68,7 @@ class Weighted(Order):
             )
         if size is None:
             size = found.size if replacement else usable
-        check_size(size, "Weighted")
+        check_integer("Weighted", "size", size, 0)
         if not replacement and size > usable:
             raise ValueError(
                 f"Weighted: size is {size} without replacement, and {usable} samples have a weight above 0. "

@@ -51,8 +51,13 @@ class Cpus:
 
 def ranks_on_host() -> int:
     """Return how many ranks torchrun started on this host; 1 without torchrun."""
+    return local_world_size() or 1
+
+
+def local_world_size() -> int | None:
+    """Return how many ranks torchrun started on this host; None if unknown."""
     given = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return int(given) if given.isdigit() and int(given) else 1
+    return int(given) if given.isdigit() and int(given) else None
 
 
 def _quotas(proc: Path, root: Path) -> Iterator[float]:

@@ -47,6 +47,20 @@ def pin_tensor(tensor: Tensor) -> Tensor:
     return tensor.pin_memory()
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a copy of the elements is a copy of all: no subclass, gradient, other device or other layout."""
+    return (
+        type(tensor) is Tensor
+        and tensor.layout == torch.strided
+        and tensor.is_cpu
+        and not tensor.requires_grad
+        and not tensor.is_quantized
+        and not tensor.is_nested
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
 def tensor_bytes(tensor: Tensor) -> int:
     """Return the bytes of a tensor of any layout. A sparse one has no `nbytes`."""
     parts: list[Tensor] = [tensor]

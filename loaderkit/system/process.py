@@ -1,9 +1,11 @@
-"""Whether this process may start others, or use what its parent made."""
+"""Whether this process may start others, or use what its parent made, and how a worker ends with its parent."""
 
 import multiprocessing
 import os
+import threading
+from multiprocessing import connection
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 def check_children(workers: int) -> None:
@@ -26,6 +28,24 @@ def refuse_in_fork(owner: int) -> NoReturn:
         f"loader: this iterator belongs to process {owner}, from which process {os.getpid()} was forked. "
         "Call iter(loader) in this process."
     )
+
+
+def end_with_parent() -> None:
+    """End this process as soon as the process that started it ends, however that ends. A thread waits for it."""
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid is not None:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: Any) -> None:
+    try:
+        # Not multiprocessing's pipe: any other fork of the parent keeps it open.
+        connection.wait([os.pidfd_open(parent.pid)])
+    except AttributeError:  # not on Linux
+        connection.wait([parent.sentinel])
+    except OSError:  # it has ended
+        pass
+    os._exit(1)
 
 
 def described(pid: int) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from loaderkit.system.batch_memory import LARGE, current, new_empty
+from loaderkit.system.nested import is_plain
 
 _LARGE_ROW = 1 << 17  # bytes; smaller rows stay in the caches anyway, and each row costs 5 us
 _NUMPY = frozenset(np.dtype(name) for name in ("?", *"bBhHiIqQlLefdFD"))  # in the machine's byte order
@@ -80,11 +81,8 @@ def _is_large(value: Any, count: int) -> bool:
 
 
 def _has_only_values(value: Any) -> bool:
-    """Decide whether copying the values copies everything: no gradient, other device or other layout."""
-    if type(value) is np.ndarray:
-        return value.dtype in _NUMPY
-    strided = value.is_cpu and value.layout is torch.strided and not value.is_nested
-    return strided and not value.is_quantized and not value.requires_grad
+    """Decide whether copying the values copies everything."""
+    return value.dtype in _NUMPY if type(value) is np.ndarray else is_plain(value)
 
 
 def _new_whole(value: Any, count: int) -> Tensor:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from loaderkit.system.cpus import local_world_size
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
@@ -18,19 +20,8 @@ Ranks: TypeAlias = "World | DeviceMesh | ProcessGroup"  # what `world=` takes
 
 # Words in the names of mesh dimensions whose ranks read the same data.
 _SHARING = {
-    "tp",
-    "cp",
-    "pp",
-    "sp",
-    "mp",
-    "tensor",
-    "context",
-    "pipeline",
-    "pipe",
-    "sequence",
-    "seq",
-    "model",
-    "ulysses",
+    *("tp", "cp", "pp", "sp", "mp", "tensor", "context", "pipeline", "pipe"),
+    *("sequence", "seq", "model", "ulysses"),
 }
 
 
@@ -69,7 +60,7 @@ class World:
     @classmethod
     def detect(cls) -> "World":
         """Return the world of torch.distributed, else that of torchrun's RANK and WORLD_SIZE, else a world of one."""
-        distributed, here = torch.distributed, _local_world_size()
+        distributed, here = torch.distributed, local_world_size()
         if distributed.is_available() and distributed.is_initialized():
             return cls(distributed.get_rank(), distributed.get_world_size(), here)
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
@@ -111,7 +102,7 @@ class World:
     @classmethod
     def _among(cls, ranks: Sequence[int]) -> "World":
         """Return the world of these ranks of torch.distributed."""
-        own, local = torch.distributed.get_rank(), _local_world_size()
+        own, local = torch.distributed.get_rank(), local_world_size()
         if own not in ranks:
             raise ValueError(
                 f"world: rank {own} of torch.distributed is not in the group of the ranks {list(ranks)}. Make the Loader in its "
@@ -172,9 +163,8 @@ def sharing_dimensions() -> dict[str, int]:
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return {}
-    groups: Iterable[ProcessGroup] = (
-        distributed.distributed_c10d._world.pg_map
-    )  # there is no public list of meshes or groups
+    # There is no public list of meshes or groups.
+    groups: Iterable[ProcessGroup] = distributed.distributed_c10d._world.pg_map
     meshes = [group for group in groups if group.group_desc.startswith("mesh_")]
     sizes = {group.group_desc.removeprefix("mesh_"): group.size() for group in meshes}
     return {name: size for name, size in sizes.items() if size > 1 and _shares(name)}
@@ -182,9 +172,3 @@ def sharing_dimensions() -> dict[str, int]:
 
 def _shares(dimension: str) -> bool:
     return not _SHARING.isdisjoint(re.findall("[a-z]+", dimension.lower()))
-
-
-def _local_world_size() -> int | None:
-    """Return how many ranks torchrun started on this host; None if unknown."""
-    given = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return int(given) if given.isdigit() and int(given) else None

@@ -1,7 +1,6 @@
 """From samples to Parquet files, one row for each, with one schema for all shards."""
 
 import base64
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,6 +12,7 @@ import numpy as np
 
 from loaderkit.datasets.arrow.parquet import ParquetDataset
 from loaderkit.datasets.shards.index import ShardIndex
+from loaderkit.sampling.order import digest
 from loaderkit.writing.format import Sample, WriteError, Written, check_fields, to_array, to_fields
 
 _WAY_OUT = "Give the types of all columns with ParquetFormat(schema=...)."
@@ -50,15 +50,11 @@ class ParquetFormat:
             raise ValueError(f"ParquetFormat: row_group_size is {self.row_group_size}, wanted at least 1.")
 
     def settings(self) -> dict[str, Any]:
-        given = None
-        if self.schema is not None:
-            given = hashlib.blake2b(self.schema.serialize().to_pybytes(), digest_size=8).hexdigest()
-        fields = None if self.fields is None else list(self.fields)
         return {
-            "fields": fields,
+            "fields": None if self.fields is None else list(self.fields),
             "row_group_size": self.row_group_size,
             "compression": self.compression,
-            "schema": given,
+            "schema": None if self.schema is None else digest(self.schema.serialize().to_pybytes()),
         }
 
     def learn(self, samples: Sequence[Sample]) -> Any:

@@ -1,15 +1,13 @@
 """What runs in a worker process of the ring."""
 
 import contextlib
-import multiprocessing
 import os
 import pickle
 import signal
-import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import connection, reduction
+from multiprocessing import reduction
 from typing import Any
 
 from torch.utils.data._utils import worker as torch_worker
@@ -20,6 +18,7 @@ from loaderkit.engine.ring.pickled import write_batch
 from loaderkit.engine.ring.slots import STOP, Slots
 from loaderkit.seeding.global_seeds import seed_all
 from loaderkit.seeding.keys import derive_seed
+from loaderkit.system.process import end_with_parent
 from loaderkit.system.threads import limit_threads
 
 
@@ -56,7 +55,7 @@ class Worker:
         signal.set_wakeup_fd(-1)
         for fd in self.inherited:
             os.close(fd)
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+        end_with_parent()
         failed = None
         try:
             self._prepare()
@@ -148,20 +147,3 @@ def _send(fd: int, content: Any) -> None:
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(fd, rest) :]
-
-
-def _end_with_parent() -> None:
-    """End this process when the loader's process ends."""
-    parent = multiprocessing.parent_process()
-    if parent is None or parent.pid is None:
-        return
-    try:
-        # Not multiprocessing's pipe: any other fork of the loader's process keeps it open.
-        watched: Any = os.pidfd_open(parent.pid)
-    except AttributeError:
-        watched = parent.sentinel
-    except OSError:
-        watched = None
-    if watched is not None:
-        connection.wait([watched])
-    os._exit(1)

@@ -1,7 +1,6 @@
 """The position in a stream: where each lane of this rank is, found by reading and never computed."""
 
 import dataclasses
-import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from loaderkit.loader.streams.rendezvous import Rendezvous
 from loaderkit.loader.streams.shards import ShardLanes
 from loaderkit.loader.streams.state import RankCursor, StreamCursor, join_ranks, pack_cursor, unpack_cursor
 from loaderkit.sampling.cursor import Cursor
+from loaderkit.sampling.order import digest
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.sampling.skips import Skips
 from loaderkit.system.arrays import Int64Array
@@ -325,5 +325,4 @@ class StreamPosition(Position):
 
     def _run_name(self) -> str:
         """Return a name for this data and its epochs, under which its ranks meet."""
-        run = json.dumps([self._lanes.identity(), self.config.steps, self.config.stop])
-        return hashlib.blake2b(run.encode(), digest_size=8).hexdigest()
+        return digest(json.dumps([self._lanes.identity(), self.config.steps, self.config.stop]))

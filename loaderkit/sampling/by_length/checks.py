@@ -58,18 +58,6 @@ def check_order(order: Any, lengths: Int64Array, name: str) -> None:
         )
 
 
-def check_count(value: Any, name: str, what: str) -> None:
-    """Raise ValueError unless a setting is an integer of at least 1."""
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name}: {what} is {value!r}, wanted an integer of at least 1.")
-
-
-def check_choice(value: str, choices: tuple[str, ...], name: str, what: str) -> None:
-    """Raise ValueError unless a setting is one of the choices."""
-    if value not in choices:
-        raise ValueError(f"{name}: {what} is {value!r}, wanted one of {', '.join(map(repr, choices))}.")
-
-
 def check_longest(costs: Int64Array, limit: int, name: str, what: str, way_out: str) -> None:
     """Raise ValueError if a sample's tokens, `costs` (N,), are over the limit. `what` is the setting that limits."""
     if costs.max() > limit:

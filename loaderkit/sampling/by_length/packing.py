@@ -7,15 +7,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.sampling.by_length.checks import (
-    TAILS,
-    as_lengths,
-    check_choice,
-    check_count,
-    check_longest,
-    small_window,
-    too_few,
-)
+from loaderkit.sampling.by_length.checks import TAILS, as_lengths, check_longest, small_window, too_few
 from loaderkit.sampling.by_length.pieces import piece_lengths
 from loaderkit.sampling.by_length.segments import BATCH, RANKS, SIZE, Arrangement, Geometry
 from loaderkit.sampling.by_length.window_plan import WindowPlan
@@ -23,6 +15,7 @@ from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import Tail
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.checks import check_choice, check_integer
 from loaderkit.system.state import Rule, integers
 
 
@@ -77,9 +70,9 @@ class PackPlan(WindowPlan):
         order: Order | None = None,
         tail: Tail = "keep",
     ) -> None:
-        check_count(row_length, "PackPlan", "row_length")
-        check_count(batch_size, "PackPlan", "batch_size")
-        check_choice(too_long, ("error", "drop", "split"), "PackPlan", "too_long")
+        check_integer("PackPlan", "row_length", row_length, 1)
+        check_integer("PackPlan", "batch_size", batch_size, 1)
+        check_choice("PackPlan", "too_long", too_long, ("error", "drop", "split"))
         self.document_lengths = as_lengths(lengths, "PackPlan") if too_long == "split" else None
         if self.document_lengths is not None:
             if order is not None:

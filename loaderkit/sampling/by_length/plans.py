@@ -7,22 +7,14 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.sampling.by_length.checks import (
-    TAILS,
-    TOO_LONG,
-    TooLong,
-    check_choice,
-    check_count,
-    check_longest,
-    small_window,
-    too_few,
-)
+from loaderkit.sampling.by_length.checks import TAILS, TOO_LONG, TooLong, check_longest, small_window, too_few
 from loaderkit.sampling.by_length.segments import BATCH, RANKS, SIZE, Arrangement, Geometry
 from loaderkit.sampling.by_length.summary import longest_times_count
 from loaderkit.sampling.by_length.window_plan import WindowPlan
 from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import Tail
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.checks import check_choice, check_integer
 from loaderkit.system.state import Rule, integers
 
 
@@ -68,7 +60,7 @@ class LengthBuckets(WindowPlan):
         tail: Tail = "keep",
     ) -> None:
         super().__init__(lengths, window=window, shuffle=shuffle, seed=seed, order=order, tail=tail)
-        check_count(batch_size, "LengthBuckets", "batch_size")
+        check_integer("LengthBuckets", "batch_size", batch_size, 1)
         self.batch_size = int(batch_size)
 
     @property
@@ -160,10 +152,10 @@ class TokenBudget(WindowPlan):
         tail: Tail = "keep",
     ) -> None:
         super().__init__(lengths, window=window, shuffle=shuffle, seed=seed, order=order, tail=tail)
-        check_count(max_tokens, "TokenBudget", "max_tokens")
-        check_count(1 if max_samples is None else max_samples, "TokenBudget", "max_samples")
-        check_count(multiple_of, "TokenBudget", "multiple_of")
-        check_choice(too_long, TOO_LONG, "TokenBudget", "too_long")
+        check_integer("TokenBudget", "max_tokens", max_tokens, 1)
+        check_integer("TokenBudget", "max_samples", 1 if max_samples is None else max_samples, 1)
+        check_integer("TokenBudget", "multiple_of", multiple_of, 1)
+        check_choice("TokenBudget", "too_long", too_long, TOO_LONG)
         self.max_tokens, self.multiple_of = int(max_tokens), int(multiple_of)
         self.max_samples = None if max_samples is None else int(max_samples)
         self.padded, self.too_long = padded, too_long

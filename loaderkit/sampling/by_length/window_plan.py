@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.sampling.by_length.checks import TAILS, as_lengths, check_choice, check_count, check_order
+from loaderkit.sampling.by_length.checks import TAILS, as_lengths, check_order
 from loaderkit.sampling.by_length.segments import Arrangement, Geometry, Segment, end_of_window
 from loaderkit.sampling.by_length.summary import BatchCounts, PlanSummary, longest_times_count, summarise
 from loaderkit.sampling.cursor import Cursor, bad_cursor
@@ -16,6 +16,7 @@ from loaderkit.sampling.order import Order, Sequential, Shuffled, digest
 from loaderkit.sampling.plan import BatchKey, Plan, Tail
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.checks import check_choice, check_integer
 from loaderkit.system.state import Rule, StateError
 from loaderkit.system.world import World
 
@@ -60,8 +61,8 @@ class WindowPlan(Plan):
         name = type(self).__name__
         self.lengths = as_lengths(lengths, name)
         window = default_window(len(self.lengths)) if window is None else window
-        check_count(window, name, "window")
-        check_choice(tail, TAILS, name, "tail")
+        check_integer(name, "window", window, 1)
+        check_choice(name, "tail", tail, TAILS)
         if order is None:
             order = Shuffled(len(self.lengths), seed=seed) if shuffle else Sequential(len(self.lengths))
             self._shuffle_steps = shuffle
