@@ -1,22 +1,17 @@
-# The interface of the package. Each name loads when it is first used.
+# What other packages and the tests import from this package. Public names are in the root's `__init__.pyi`.
 
 __all__ = [
     "Answer",
     "BatchReader",
-    "Batches",
     "Description",
     "Engine",
-    "Hidden",
     "Inbox",
     "InlineEngine",
     "RingEngine",
     "Slots",
-    "StartWorker",
     "ThreadsEngine",
     "TorchEngine",
     "WorkerDied",
-    "batches_ahead",
-    "check_threads",
     "cuda_runtime",
     "pack_key",
     "read_batch",
@@ -29,7 +24,6 @@ __all__ = [
 from .batch_reader import BatchReader as BatchReader
 from .batch_reader import takes_batches as takes_batches
 from .description import Description as Description
-from .description import batches_ahead as batches_ahead
 from .engine import Engine as Engine
 from .engine import InlineEngine as InlineEngine
 from .ring.engine import RingEngine as RingEngine
@@ -43,9 +37,5 @@ from .ring.pins import cuda_runtime as cuda_runtime
 from .ring.slots import Slots as Slots
 from .ring.team import WorkerDied as WorkerDied
 from .threads import ThreadsEngine as ThreadsEngine
-from .threads import check_threads as check_threads
-from .torch import Batches as Batches
-from .torch import Hidden as Hidden
-from .torch import StartWorker as StartWorker
 from .torch import TorchEngine as TorchEngine
 from .torch import seal as seal

@@ -1,15 +1,6 @@
-# What other packages and tests may use.
+# What other packages and the tests import from this package. Public names are in the root's `__init__.pyi`.
 
-from .batch_sampler import BatchSamplerOrder as BatchSamplerOrder
-from .batch_sampler import BatchSamplerPlan as BatchSamplerPlan
-from .by_length.packing import PackPlan as PackPlan
 from .by_length.packing import pack as pack
-from .by_length.plans import LengthBuckets as LengthBuckets
-from .by_length.plans import TokenBudget as TokenBudget
-from .by_length.summary import BatchCounts as BatchCounts
-from .by_length.summary import PlanSummary as PlanSummary
-from .by_length.summary import longest_times_count as longest_times_count
-from .by_length.summary import summarise as summarise
 from .by_length.window_plan import WindowPlan as WindowPlan
 from .cursor import Cursor as Cursor
 from .cursor import Identity as Identity
@@ -18,22 +9,13 @@ from .cursor import check_resume as check_resume
 from .cursor import fingerprint as fingerprint
 from .cursor import pack_state as pack_state
 from .cursor import unpack_state as unpack_state
-from .mixture import Mixture as Mixture
 from .order import Order as Order
-from .order import Sequential as Sequential
-from .order import Shuffled as Shuffled
-from .order import Subset as Subset
-from .order import digest as digest
 from .permutation import FeistelPermutation as FeistelPermutation
 from .permutation import drawn_permutation as drawn_permutation
 from .plan import BatchKey as BatchKey
 from .plan import BatchPlan as BatchPlan
-from .plan import Plan as Plan
 from .plan import Tail as Tail
 from .samplers import SamplerOrder as SamplerOrder
-from .samplers import Weighted as Weighted
 from .samplers import as_order as as_order
-from .shard_order import ShardOrder as ShardOrder
-from .shard_order import shuffled_order as shuffled_order
 from .skipping_plan import SkippingPlan as SkippingPlan
 from .skips import Skips as Skips
