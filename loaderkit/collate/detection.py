@@ -26,7 +26,7 @@ class DetectionCollate:
     also be COCO's list of annotations, or a dict with that list as `annotations`.
 
     A call takes B samples and returns the images as tv_tensors, the list of B targets, and the lengths and mask of a `Pad`.
-    In a target, `boxes` are BoundingBoxes (N, 4) in XYXY on a canvas of the image's size, `labels` (N,) are int64, and
+    In a target, `boxes` are BoundingBoxes (N, 4) in XYXY on a canvas of the image's size. `labels` (N,) are int64, and
     `masks` are a Mask (N, H, W). `area` is float32 and `iscrowd` int64. Other fields stay as they are.
 
     Args:

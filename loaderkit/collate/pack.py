@@ -23,8 +23,8 @@ from loaderkit.system.stack import CollateError, named, stack_field
 class PackCollate:
     """Put sequences one after another into rows.
 
-    A call takes a list of samples, which make one row, or a list of R rows, each a list of samples, as a `PackPlan` makes
-    them. Samples are dicts, tuples or sequences. Samples that are lists must hold numbers. The first part of a plain tuple
+    A call takes a list of samples, which make one row. Or it takes a list of R rows, each a list of samples, as a `PackPlan`
+    makes them. Samples are dicts, tuples or sequences. Samples that are lists must hold numbers. The first part of a plain tuple
     is its tokens and position names the others: (tokens, label) gives `batch["tokens"]` and `batch[1]`.
 
     The batch is a dict:

@@ -43,7 +43,7 @@ class CachedDataset(DeclaresDraws):
 
     - "memory": shared by this process and its workers, however they are started, and given back when the last of them
       ends, also if they are killed. Each rank has a cache of its own.
-    - A folder on a local disk, for all processes and ranks of the host and for later runs, with one file for each dataset
+    - A folder on a local disk, for all processes and ranks of the host and for later runs. It has one file for each dataset
       and version. The name of the file covers the dataset's fingerprint, `version`, and the versions of loaderkit, numpy, torch,
       torchvision, Pillow and Python. Each process also makes the first two samples that it reads from the folder
       once more, and raises an error if they differ. Other files stay until you delete them. For ranks that share memory,

@@ -107,7 +107,7 @@ def _rebuild(content: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> 
 class Batches:
     """The batches of a run. An error ends the workers at once.
 
-    The error that torch raises and its traceback form a cycle that holds the workers, and the garbage collector would wait
+    The error that torch raises and its traceback form a cycle that holds the workers. The garbage collector would wait
     5 s for each of them. So the traceback is dropped; the error's message has the worker's traceback.
 
     A forked process cannot read them: it would take batches from its parent.

@@ -37,8 +37,7 @@ class DetectionDataModule(DataModule):
 
     Args:
         train: A JSON file in COCO's format, or a list of dicts with `image` (a path, or uint8 (3, H, W)),
-            `boxes` (N, 4), `labels` (N,), which are names of `classes`, and any other fields of the
-            target.
+            `boxes` (N, 4) and `labels` (N,). Labels are names of `classes`. Other fields join the target.
         val: The same, or a dict of these by name: several datasets, evaluated one after another;
             `dataloader_idx` counts them.
         test: The same as val.

@@ -46,9 +46,8 @@ class TextDataModule(DataModule):
     For more text than fits in memory use `loaderkit shard --format tokens` and ShardDataModule.
 
     Args:
-        train: Columns by name (also a DataFrame), a dataset of dicts, or files. Files are a path, folder,
-            glob or URL, or a list of these, in any format of ShardDataModule, or `.txt` with one text
-            in each file.
+        train: Columns by name (also a DataFrame), a dataset of dicts, or files: a path, folder, glob or URL, or a list
+            of these. Files have any format of ShardDataModule, or are `.txt` with one text each.
         val: The same, or a dict of these by name: several datasets, evaluated one after another;
             `dataloader_idx` counts them. Default: a share of the training data.
         test: The same as val, without a default.

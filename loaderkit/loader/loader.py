@@ -257,8 +257,8 @@ class Loader(Generic[Batch]):
 
         Raises:
             TypeError: If the data is a stream, or a range is not a `range`.
-            ValueError: If a range is out of the epoch, the plan makes batches by length or by a batch sampler, or nothing
-                would be left of the epoch.
+            ValueError: If a range is out of the epoch, or nothing would be left of it. Also if the plan makes batches by
+                length or by a batch sampler.
 
         Examples:
             >>> loader = lk.Loader(range(10), batch_size=2)

@@ -98,9 +98,9 @@ class Pipeline(DeclaresDraws):
     ) -> "Pipeline":
         """Keep the samples for which a predicate is true. This reads each sample once, now, and keeps an index.
 
-        The index has 8 bytes for each sample that is kept. A cache is used if it has the same number of samples, fingerprint of the
-        data, and name and code of the predicate, and if 16 samples that are read again give the same. Otherwise a warning says
-        what differs, and all are read again. The predicate must not depend on random numbers.
+        The index has 8 bytes for each sample that is kept. A cache is used if the number of samples, the data's fingerprint
+        and the predicate's name and code are the same, and 16 samples that are read again give the same. Otherwise a warning
+        says what differs, and all are read again. The predicate must not depend on random numbers.
 
         Args:
             predicate: Called with a sample.

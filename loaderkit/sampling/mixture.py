@@ -28,8 +28,8 @@ class Mixture(Order):
         window: Positions over which the shares are exact.
 
     Raises:
-        ValueError: If a weight is missing or not above 0, a source is empty, a share of a window is below one sample, or an
-            Order has a number of samples that its dataset has not.
+        ValueError: If a weight is missing or not above 0, a source is empty, or its share of a window is below one sample.
+            Also if an Order is for another number of samples than its dataset has.
 
     Examples:
         >>> web, books = list(range(60)), list(range(100, 140))

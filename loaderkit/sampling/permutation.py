@@ -1,9 +1,9 @@
 """Shuffling without a list: a keyed permutation of [0, n) that can be evaluated at any position.
 
 Below 2**20 elements it is a true permutation: the positions, sorted by random words. Above, it is a Feistel network over
-Z_a x Z_b with a and b near the square root of n (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). a * b
-is just above n, so cycle walking touches fewer than one position in a. The result is a public contract: a change of any
-bit needs a new version in the orders' keys.
+Z_a x Z_b, with a and b near the square root of n. See Black and Rogaway, "Ciphers with arbitrary finite domains", 2002.
+a * b is just above n, so cycle walking touches fewer than one position in a. The result is a public contract: a change of
+any bit needs a new version in the orders' keys.
 """
 
 import math

@@ -115,8 +115,8 @@ def _uniform(positions: Int64Array, *keys: int | str) -> npt.NDArray[np.float64]
 class SamplerOrder(Order):
     """A user's own sampler: any iterable of indices.
 
-    The order draws a whole epoch from the sampler at its start, after `sampler.set_epoch` if it has that method, with
-    the global generators seeded from (seed, epoch). The state holds a digest of the epoch's indices. If the sampler draws
+    At the start of an epoch, the order seeds the global generators from (seed, epoch) and draws the whole epoch from the
+    sampler. It calls `sampler.set_epoch` first, if there is one. The state holds a digest of the epoch's indices. If the sampler draws
     from a generator of its own, a resume is therefore refused, not wrong.
 
     If the sampler has a length, that is the most it may give; it may give fewer. A sampler without a length that gives

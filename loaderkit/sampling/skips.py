@@ -1,7 +1,7 @@
 """Ranges of an epoch's order that a run leaves out.
 
 A cursor keeps its meaning: its `samples` count positions of the whole order, those left out too. So a state does not depend
-on the ranges that still lie ahead, and the samples that stay keep their positions and thus their random numbers.
+on the ranges that still lie ahead. Samples that stay keep their positions, and thus their random numbers.
 """
 
 from collections.abc import Iterable, Sequence

@@ -41,11 +41,7 @@ class OpenFiles(Opened):
         """Close the handles used longest ago until one more may be opened."""
         most = self._most()
         while len(self.handles) >= most:
-            self.close_oldest()
-
-    def close_oldest(self) -> None:
-        """Close the handle used longest ago."""
-        self.close_some([next(iter(self.handles))])
+            self.close_some([next(iter(self.handles))])
 
     def close_some(self, numbers: Iterable[int]) -> None:
         """Close the handles with these numbers, if there are any."""

@@ -62,7 +62,10 @@ def assert_exactly_once(
                     loader = make(make_loader, world)
                 expected = expected_samples(samples, loader)
                 with failing_as(name):
-                    ranks.append([_length_and_batches(loader, epoch, on_epoch) for epoch in range(epochs)])
+                    ranks.append([])
+                    for epoch in range(epochs):
+                        passed = run_epoch(loader, epoch, first=epoch == 0, on_epoch=on_epoch)
+                        ranks[-1].append((length_of(loader), list(passed)))
         over = f" over {numbered(size, 'rank')}" if size else ""
         for epoch in range(epochs):
             _check_once(expected, [rank[epoch][1] for rank in ranks], ids, f"epoch {epoch}{over}")
@@ -158,10 +161,6 @@ def _made(make_loader: MakeLoader, entry: Mapping[str, Any], rank: int) -> Any:
     changes = {name: value for name, value in entry.items() if name != "world_size"}
     with failing_as(f"making a loader with {described(entry)}"):
         return make(make_loader, ranks_of(entry.get("world_size"))[rank], **changes)
-
-
-def _length_and_batches(loader: Any, epoch: int, on_epoch: OnEpoch | None) -> tuple[int | None, list[Any]]:
-    return length_of(loader), list(run_epoch(loader, epoch, first=epoch == 0, on_epoch=on_epoch))
 
 
 def _check_once(expected: list[Any], ranks: list[list[Any]], ids: Ids, where: str) -> None:

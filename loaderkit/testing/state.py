@@ -20,8 +20,8 @@ def assert_small_state(make_loader: MakeLoader, *, size_bytes: int = 1024, world
         worlds: Numbers of ranks to check, one after another.
 
     Raises:
-        LawError: If there is no state, it holds anything but plain ints, strings, bools and None, it is
-            too large, JSON or `torch.load(weights_only=True)` does not restore it, or ranks differ.
+        LawError: If there is no state, it is too large, or it holds anything but plain ints, strings, bools and None. Also
+            if JSON or `torch.load(weights_only=True)` does not restore it, or if ranks differ.
 
     Examples:
         >>> def make_loader(world):

@@ -1,4 +1,4 @@
-"""What several tests share: writing shards: what is read back is what was written, and the bytes do not depend on how it was done."""
+"""What is visible and hidden in a folder of written shards."""
 
 from pathlib import Path
 

@@ -78,8 +78,8 @@ def turns(
     """Measure the settings in turns, in a new order each round; yield all measurements after each turn.
 
     A round that has begun is finished, so that all settings have the same rounds: the first one too, however short `seconds`
-    is. With remote shards each turn reads an epoch's first batches: from a cache that has them ("warm"), which takes no part of
-    `seconds`, or from an empty cache of its own ("cold"), each turn as many.
+    is. With remote shards each turn reads an epoch's first batches. A "warm" cache has them; filling it takes no part of
+    `seconds`. A "cold" turn has an empty cache of its own, and reads as many batches as the others.
     """
     draw, end = random.Random(0), time.perf_counter() + seconds
     slice_s = min(5.0, max(0.05, 0.6 * seconds / (rounds * len(settings))))

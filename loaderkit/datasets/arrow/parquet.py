@@ -24,7 +24,7 @@ class ParquetDataset(ShardedDataset):
     thread keeps the last `cached_groups` decoded row groups. Shuffle with `lk.ShardOrder`, and write row groups that
     fit into memory many times.
 
-    Default batches are gathered column by column if the types allow it (numbers, text, bytes, lists of one length), which is
+    Default batches are gathered column by column if the types allow it: numbers, text, bytes, lists of one length. That is
     many times faster than gathering rows.
 
     Args:

@@ -145,8 +145,8 @@ class ChatDataset(RowDataset):
 
     Raises:
         TypeError: If the source or the tokenizer is something else.
-        ValueError: If a setting is wrong. When a sample is read: if it has none of the layouts, is empty or too long, has an
-            unknown role or no text, if the template refuses it, or if nothing of it is left to train on.
+        ValueError: If a setting is wrong. When a sample is read: if it has none of the layouts, is empty or too long, or has
+            an unknown role or no text. Also if the template refuses it, or if nothing of it is left to train on.
 
     Examples:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers

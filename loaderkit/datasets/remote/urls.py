@@ -30,7 +30,7 @@ def find_shards(urls: Urls, suffixes: Sequence[str], storage: Storage | None = N
     Remote shards have their versions where a listing gives them.
 
     Args:
-        urls: A file, a folder (all files in it with one of the suffixes), a glob, a URL of any of these, or a list of them.
+        urls: A file, a folder (its files with one of the suffixes), a glob, a URL of any of these, or a list of them.
         suffixes: Endings of the files of a folder, with the dot.
         storage: How to reach remote files.
 

@@ -31,7 +31,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
 
     Each epoch deals the shards to lanes. A lane is a part of the stream that one worker reads in sequence; ranks and workers
     share the lanes. Samples come in the shards' order, or shuffled within windows. A run that resumes within a window
-    reads that window again, so a shard must give the same samples whenever it is read in an epoch.
+    reads that window again. So a shard must give the same samples whenever it is read in an epoch.
 
     A `Loader` makes batches of it, each of samples of one lane, and resumes exactly, also on another number of ranks. It has
     no `len()` without `steps`. Another IterableDataset splits itself over ranks and workers, and resumes only on the same

@@ -95,8 +95,8 @@ def index_tar(file: BinaryIO, size_bytes: int, shard: str) -> TarTable:
     """Read an archive's headers and find its samples.
 
     Raises:
-        ShardError: If the file is not a complete, uncompressed tar archive, a name points outside of it, a sample has an
-            extension twice, the files of a sample are not consecutive, or no file belongs to a sample.
+        ShardError: If the file is not a complete, uncompressed tar archive, or a name points outside of it. Also if a
+            sample has an extension twice or files that are not consecutive, or if no file belongs to a sample.
     """
     return _group(read_headers(file, size_bytes, shard), shard)
 
