@@ -55,7 +55,8 @@ class TextDataModule(DataModule):
         text: Field of the text.
         label: Field of the class. None: a language model.
         classes: The labels, in the order of their codes. Default: the sorted labels of the training data.
-        tokenizer: Maps a text to a list of tokens; of the package transformers any tokenizer, of tokenizers its method `encode`. Default: UTF-8 bytes.
+        tokenizer: Maps a text to a list of tokens: any tokenizer of transformers, or the method `encode` of one of tokenizers.
+            Default: UTF-8 bytes.
         vocab_size: Number of different tokens. Default: the tokenizer's.
         end_token: Language models only: token to add after each text. Default: 256 for bytes, else none.
         pad_token: Token for padding.

@@ -310,8 +310,8 @@ class Loader(Generic[Batch]):
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last yielded batch, the same on every rank.
 
-        It takes less than 1 KB with up to 20 skipped ranges, and for a stream about 30 bytes for each lane. Ranks that read a stream must call this at
-        the same batch. The state names the ranks that did not answer in time; see `merge_states`.
+        It takes less than 1 KB with up to 20 skipped ranges; for a stream, about 30 bytes for each lane. Ranks that read a
+        stream must call this at the same batch. The state names the ranks that did not answer in time; see `merge_states`.
         """
         self._trainer_epochs.warn_about_saving()
         return self._position.state()

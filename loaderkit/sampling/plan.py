@@ -135,9 +135,8 @@ class Plan(ABC):
 class BatchPlan(Plan):
     """Batches of a fixed size, in the order's order.
 
-    A step takes the next `world.size` x `batch_size` samples, and each rank takes its own stretch of them, or its own lanes
-    of a ShardOrder. The tail
-    policy decides what happens at an epoch's end:
+    A step takes the next `world.size` x `batch_size` samples. Each rank takes its own stretch of them, or its own lanes of a
+    ShardOrder. `tail` says what happens at an epoch's end:
 
     - keep: the ranks share what is left evenly; batch sizes in a step differ by at most one. If fewer samples than ranks
       are left, the last two steps share their samples (with batch size 1, the last step takes them all).

@@ -53,49 +53,50 @@ class Remaining(Order):
 class SkippingPlan(Plan):
     """A plan of batches of a fixed size that leaves out stretches of the order, and closes the gaps.
 
-    Its steps are full, as those of the plan without gaps; only the epoch is shorter.
+    Its steps are as full as those of the whole plan; only the epoch is shorter.
     """
 
     def __init__(self, plan: BatchPlan, skips: Skips) -> None:
         self._plan, self._skips = plan, skips
         self.world, self.tail = plan.world, plan.tail
-        self._line = dataclasses.replace(plan, order=Remaining(plan.order, skips))
+        self._closed = dataclasses.replace(plan, order=Remaining(plan.order, skips))
 
     def with_world(self, world: World) -> Self:
         return type(self)(self._plan.with_world(world), self._skips)
 
     def key(self, epoch: int) -> str:
-        return self._line.key(epoch)
+        return self._closed.key(epoch)
 
     @property
     def step(self) -> int:
-        return self._line.step
+        return self._closed.step
 
     def remark(self) -> str | None:
-        return self._line.remark()
+        return self._closed.remark()
 
     def remaining(self, cursor: Cursor) -> int:
-        return self._line.remaining(self._on_line(cursor))
+        return self._closed.remaining(self._place_of(cursor))
 
     def advance(self, cursor: Cursor, batches: int = 1) -> Cursor:
-        found = self._line.advance(self._on_line(cursor), batches)
+        found = self._closed.advance(self._place_of(cursor), batches)
         gaps = self._skips.gaps(found.epoch)
         return found if gaps is None else dataclasses.replace(found, samples=gaps.end(found.samples))
 
     def keys(self, cursor: Cursor) -> Iterator[BatchKey]:
         gaps = self._skips.gaps(cursor.epoch)
-        for key in self._line.keys(self._on_line(cursor)):
+        for key in self._closed.keys(self._place_of(cursor)):
             if gaps is not None:
                 key.positions = gaps.positions(key.positions)
             yield key
 
-    def _on_line(self, cursor: Cursor) -> Cursor:
+    def _place_of(self, cursor: Cursor) -> Cursor:
+        """Return the cursor in the order without the gaps."""
         gaps = self._skips.gaps(cursor.epoch)
         return cursor if gaps is None else dataclasses.replace(cursor, samples=gaps.place(cursor.samples))
 
 
 def leave_out_more(whole: Plan, skips: Skips, more: Skips, cursor: Cursor, *, counted: bool = True) -> Skips:
-    """Return what is left out if more is, as far as that lies ahead of a cursor.
+    """Return `skips` with the part of `more` that lies ahead of a cursor.
 
     Args:
         whole: The plan of the whole order.

@@ -74,7 +74,7 @@ class Skips:
 
 
 class Gaps:
-    """What one epoch lacks, and the places of its samples in the line of those that stay.
+    """What one epoch lacks. A position counts all samples of its order; a place counts those that stay.
 
     Args:
         found: Start and stop of each gap, ascending and apart (G, 2).
@@ -85,16 +85,16 @@ class Gaps:
         self._starts = starts
         self._stops = np.concatenate([[0], stops])
         self._lacking = np.concatenate([[0], (stops - starts).cumsum()])  # in the first gaps (G + 1,)
-        self._places = starts - self._lacking[:-1]  # of each gap in the line
+        self._places = starts - self._lacking[:-1]  # of each gap
 
     def places(self, positions: Int64Array) -> Int64Array:
-        """Return how many samples that stay lie below each position (N,)."""
+        """Return the place of each position (N,): how many samples that stay come before it."""
         before = np.searchsorted(self._starts, positions, side="left")
         found: Int64Array = positions - self._lacking[before] + np.maximum(0, self._stops[before] - positions)
         return found
 
     def positions(self, places: Int64Array) -> Int64Array:
-        """Return the position of each place (N,) in the line."""
+        """Return the position of each place (N,)."""
         found: Int64Array = places + self._lacking[np.searchsorted(self._places, places, side="right")]
         return found
 
@@ -103,5 +103,5 @@ class Gaps:
         return place + int(self._lacking[np.searchsorted(self._places, place, side="left")])
 
     def place(self, position: int) -> int:
-        """Return how many samples that stay lie below a position."""
+        """Return the place of one position."""
         return int(self.places(np.array([position], dtype=np.int64))[0])

@@ -43,7 +43,7 @@ class BufferPool:
         return sum(map(len, self._free))
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike, batch_bytes: int) -> Array:
-        """Return an array with arbitrary content. With it, its batch has `batch_bytes` from the pool.
+        """Return an array with arbitrary content. Its batch then has taken `batch_bytes` from the pool in all.
 
         Raises:
             MemoryError: If the system has no memory.

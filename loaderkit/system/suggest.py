@@ -29,7 +29,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def suggest_argument(function: Callable[..., Any], names: Iterable[str]) -> str:
-    """Return `did_you_mean` for the first name that is not an argument of the function."""
+    """Return what `did_you_mean` says of the first name that is no argument of the function."""
     known = inspect.signature(function).parameters
     return next((did_you_mean(name, known) for name in names if name not in known), "")
 

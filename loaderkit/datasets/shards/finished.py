@@ -1,4 +1,4 @@
-"""Which shards the rest of an epoch does not want: they are closed, so that the cache may evict them."""
+"""Close the shards that the next steps of an epoch do not read, so that the cache may evict them."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ _SLOWEST = 8  # steps by which the slowest process of the host may lag
 
 
 class FinishedShards:
-    """Closes the shards of a dataset that an order is past, and those that it does not want for long.
+    """Closes the shards of a dataset that an order has read, and those that it reads only later.
 
     Args:
         data: The dataset.
@@ -27,7 +27,7 @@ class FinishedShards:
         self._spans: tuple[Int64Array, Int64Array] | None = None
 
     def close(self, epoch: int, position: int) -> None:
-        """Close the shards of this thread that no process of the host wants about a position."""
+        """Close the shards of this thread that no process of the host reads near a position."""
         if epoch != self._epoch:
             self._epoch, self._spans = epoch, self._order.spans(epoch, self._data.ends)
         if self._spans is not None:

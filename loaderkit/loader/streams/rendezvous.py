@@ -21,11 +21,11 @@ class Rendezvous:
 
     If no store is given, it takes that of the process group.
 
-    A store may outlive an attempt of a run, and then has keys of ranks that were killed. So before their first exchange the
-    ranks agree on a prefix that no earlier attempt had: each rank leaves a random token, rank 0 offers a list of the tokens
-    that it finds, and offers another list when a token changes. When each rank has accepted the same list, rank 0 says so.
-    The prefix is the list's digest, so ranks meet only those that have seen their token. torchrun's restart count does not
-    do: it may differ between hosts, and stays when only the number of hosts changes.
+    A store may outlive an attempt of a run, and then has keys of ranks that were killed. So the ranks first agree on a prefix
+    that no earlier attempt had. Each rank leaves a random token. Rank 0 offers a list of the tokens that it finds, and a new
+    list when a token changes. When each rank has accepted the same list, rank 0 says so, and its digest is the prefix. So
+    ranks meet only those that have seen their token. torchrun's restart count would not be enough: it may differ between
+    hosts, and does not change with the number of hosts.
     """
 
     def __init__(self, store: Any, timeout_s: float) -> None:
