@@ -22,7 +22,7 @@ class Remaining(Order):
 
     def size(self, epoch: int) -> int:
         size, gaps = int(self._order.size(epoch)), self._skips.gaps(epoch)
-        return size if gaps is None else gaps.place(size)
+        return size if gaps is None else gaps.kept_before(size)
 
     def at(self, epoch: int, positions: Int64Array) -> Int64Array:
         gaps = self._skips.gaps(epoch)
@@ -36,7 +36,7 @@ class Remaining(Order):
         begin = gaps.positions(starts)
         whole = np.flatnonzero(gaps.positions(starts + step - 1) - begin == step - 1)  # steps with no gap inside
         if len(whole):
-            shared[whole] = gaps.places(self._order.share(epoch, begin[whole], step, low, high))
+            shared[whole] = gaps.kept_before_each(self._order.share(epoch, begin[whole], step, low, high))
         return shared
 
     def key(self, epoch: int) -> str:
@@ -75,24 +75,24 @@ class SkippingPlan(Plan):
         return self._closed.remark()
 
     def remaining(self, cursor: Cursor) -> int:
-        return self._closed.remaining(self._place_of(cursor))
+        return self._closed.remaining(self._closed_cursor(cursor))
 
     def advance(self, cursor: Cursor, batches: int = 1) -> Cursor:
-        found = self._closed.advance(self._place_of(cursor), batches)
+        found = self._closed.advance(self._closed_cursor(cursor), batches)
         gaps = self._skips.gaps(found.epoch)
         return found if gaps is None else dataclasses.replace(found, samples=gaps.end(found.samples))
 
     def keys(self, cursor: Cursor) -> Iterator[BatchKey]:
         gaps = self._skips.gaps(cursor.epoch)
-        for key in self._closed.keys(self._place_of(cursor)):
+        for key in self._closed.keys(self._closed_cursor(cursor)):
             if gaps is not None:
                 key.positions = gaps.positions(key.positions)
             yield key
 
-    def _place_of(self, cursor: Cursor) -> Cursor:
+    def _closed_cursor(self, cursor: Cursor) -> Cursor:
         """Return the cursor in the order without the gaps."""
         gaps = self._skips.gaps(cursor.epoch)
-        return cursor if gaps is None else dataclasses.replace(cursor, samples=gaps.place(cursor.samples))
+        return cursor if gaps is None else dataclasses.replace(cursor, samples=gaps.kept_before(cursor.samples))
 
 
 def leave_out_more(whole: Plan, skips: Skips, more: Skips, cursor: Cursor, *, counted: bool = True) -> Skips:

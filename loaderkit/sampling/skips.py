@@ -74,7 +74,7 @@ class Skips:
 
 
 class Gaps:
-    """What one epoch lacks. A position counts all samples of its order; a place counts those that stay.
+    """What one epoch lacks, and how many samples stay before each position.
 
     Args:
         found: Start and stop of each gap, ascending and apart (G, 2).
@@ -85,23 +85,23 @@ class Gaps:
         self._starts = starts
         self._stops = np.concatenate([[0], stops])
         self._lacking = np.concatenate([[0], (stops - starts).cumsum()])  # in the first gaps (G + 1,)
-        self._places = starts - self._lacking[:-1]  # of each gap
+        self._kept = starts - self._lacking[:-1]  # samples that stay before each gap
 
-    def places(self, positions: Int64Array) -> Int64Array:
-        """Return the place of each position (N,): how many samples that stay come before it."""
+    def kept_before_each(self, positions: Int64Array) -> Int64Array:
+        """Return how many samples stay before each position (N,)."""
         before = np.searchsorted(self._starts, positions, side="left")
         found: Int64Array = positions - self._lacking[before] + np.maximum(0, self._stops[before] - positions)
         return found
 
-    def positions(self, places: Int64Array) -> Int64Array:
-        """Return the position of each place (N,)."""
-        found: Int64Array = places + self._lacking[np.searchsorted(self._places, places, side="right")]
+    def positions(self, kept: Int64Array) -> Int64Array:
+        """Return the positions of samples that stay (N,), numbered without the gaps."""
+        found: Int64Array = kept + self._lacking[np.searchsorted(self._kept, kept, side="right")]
         return found
 
-    def end(self, place: int) -> int:
-        """Return the position after the first `place` samples that stay, before any gap that follows."""
-        return place + int(self._lacking[np.searchsorted(self._places, place, side="left")])
+    def end(self, kept: int) -> int:
+        """Return the position after the first `kept` samples that stay, before any gap that follows."""
+        return kept + int(self._lacking[np.searchsorted(self._kept, kept, side="left")])
 
-    def place(self, position: int) -> int:
-        """Return the place of one position."""
-        return int(self.places(np.array([position], dtype=np.int64))[0])
+    def kept_before(self, position: int) -> int:
+        """Return how many samples stay before one position."""
+        return int(self.kept_before_each(np.array([position], dtype=np.int64))[0])

@@ -1,4 +1,4 @@
-"""What a stream that is derived from another has to say: its order, how a lane is read, and which places there are."""
+"""The base of streams that are made of another one: their order, how a lane is read, and which places a state may have."""
 
 from collections.abc import Sequence
 from typing import Protocol

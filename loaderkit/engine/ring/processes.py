@@ -1,4 +1,4 @@
-"""Worker processes: how they start, which system resources they take, and how these are given back in any state."""
+"""Worker processes: how they start, and how all that they take from the system is given back, whatever happens."""
 
 import contextlib
 import errno
