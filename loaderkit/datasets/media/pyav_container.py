@@ -1,4 +1,4 @@
-"""Files of audio and video, opened by PyAV: one stream, in one thread, with one kind of error."""
+"""Files of audio and video, opened by PyAV: one stream, one thread, nothing else is opened, and one kind of error."""
 
 import errno
 from collections.abc import Iterator

@@ -27,8 +27,8 @@ _ROUNDING = 1e-6  # of a frame
 class VideoDataset(ClipDataset):
     """Video files, or a dataset with a field of encoded video, as clips of a number of frames.
 
-    A sample is a dict: `"frames"` uint8 (frames, 3, H, W) upright RGB, and `"times"` (frames,) float64, the second at which
-    each frame begins. Other fields of the source, such as `"label"`, stay. A shorter video repeats its last frame, and
+    A sample is a dict: `"frames"` uint8 (frames, 3, H, W) upright RGB, `"times"` (frames,) float64 with the second at which
+    each frame begins, and the other fields of the source, such as `"label"`. A shorter video repeats its last frame, and
     `"length"` says how many frames are not such repeats.
 
     FFmpeg decodes, in one thread. It seeks to the keyframe before a frame, and converts the wanted frames alone. Frames are found
