@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from drawing import add_draws, draws, equal, generator_states
+from drawing import BreakAt, draws, equal, generator_states, rows, take
 
 import loaderkit as lk
 from loaderkit.datasets import BadSampleCount, ConcatDataset, MapDataset, Reported, portable
@@ -51,19 +51,6 @@ class Damaged:
         return sample
 
 
-class BreakAt:
-    """A transform that draws, and fails at some samples."""
-
-    def __init__(self, bad: set[int]) -> None:
-        self.bad = bad
-
-    def __call__(self, sample: Any) -> Any:
-        drawn = add_draws(int(sample))
-        if int(sample) in self.bad:
-            raise KeyError(int(sample))
-        return drawn
-
-
 class DamagedBatches:
     """Reads collated batches; a bad one fails as a whole."""
 
@@ -93,19 +80,6 @@ DATASETS: dict[str, Callable[[set[int]], Any]] = {
 
 def make(dataset: Any, batch_size: int | None = 4, policy: lk.BadSamples = SKIP, **settings: Any) -> lk.Loader:
     return lk.Loader(dataset, batch_size, shuffle=True, seed=3, bad_samples=policy, **settings)
-
-
-def rows(batches: Sequence[Any]) -> list[tuple[int, str]]:
-    """Each sample's index and its draws."""
-    return [(int(i), str(row.tolist())) for batch in batches for i, row in zip(batch[0], batch[1], strict=True)]
-
-
-def take(loader: lk.Loader, count: int) -> tuple[list[Any], dict[str, Any]]:
-    """The next batches, over epochs, and the state after them as a checkpoint holds it."""
-    taken: list[Any] = []
-    while len(taken) < count:
-        taken += itertools.islice(loader, count - len(taken))
-    return taken, json.loads(json.dumps(loader.state_dict()))
 
 
 @pytest.mark.parametrize("world", [1, 3])

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from servers import SlowStore, run_store
+from shards_written import NeverScans
 
 import loaderkit as lk
 from loaderkit.datasets import FOLDER_INDEX
@@ -23,13 +24,6 @@ from loaderkit.datasets.shards.folder_index import to_bytes
 from loaderkit.testing import assert_exactly_once, assert_resumable
 
 TEXTS = [{"cls": number, "txt": f"text {number}" * (number % 5)} for number in range(97)]
-
-
-class NeverScans(lk.TarDataset):
-    """It fails where an index has to be made."""
-
-    def scan(self, shard: str) -> Any:
-        raise AssertionError(f"{shard} was scanned")
 
 
 @pytest.fixture(scope="module")

@@ -3,18 +3,16 @@
 import functools
 import gc
 import itertools
-import json
 import multiprocessing
-import os
 import pickle
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from drawing import Drawing, drawing_collate, equal, generator_states
+from drawing import Drawing, drawing_collate, equal, generator_states, take
+from forked import in_fork
 from leftovers import nothing_left
 
 import loaderkit as lk
@@ -45,14 +43,6 @@ def make_loader(size: int, batch_size: int | None, workers: int = 0, **settings:
 
 def epochs(loader: lk.Loader, count: int = 2) -> list[list[Any]]:
     return [list(loader) for _ in range(count)]
-
-
-def take(loader: lk.Loader, count: int) -> tuple[list[Any], dict[str, Any]]:
-    """Return the next batches, over epochs, and the state after them as JSON."""
-    taken: list[Any] = []
-    while len(taken) < count:
-        taken += itertools.islice(loader, count - len(taken))
-    return taken, json.loads(json.dumps(loader.state_dict()))
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -185,19 +175,6 @@ def test_an_epoch_left_in_the_middle_leaves_no_batches_behind(persistent: bool) 
     assert equal(list(loader), alone[2])
 
 
-def in_child(function: Callable[[], bool]) -> bool:
-    """Run a function in a forked process; return whether it returned True."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            signal.alarm(60)
-            code = 0 if function() else 2
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-
 def count_up(shard: str, start: int) -> Iterator[int]:
     return iter(range(start, 60))
 
@@ -225,7 +202,7 @@ def test_a_forked_process_does_not_disturb_its_parent(kind: str) -> None:
         loader.seek(epoch=0)
         return equal(list(loader), whole)
 
-    assert in_child(drop_and_use)
+    assert in_fork(drop_and_use)
     assert equal(held + list(batches), whole)
     loader.close()
 

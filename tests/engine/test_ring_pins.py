@@ -1,7 +1,6 @@
 """Page-locked slots: registered once, unregistered before their memory is freed, never while a batch uses them."""
 
 import gc
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forked import in_fork
 from leftovers import nothing_left
 
 import loaderkit as lk
@@ -176,13 +176,15 @@ def test_a_forked_process_leaves_the_registrations_alone() -> None:
     engine, keys = make_engine(cudart)
     run = engine.run(iter(keys))
     held = next(run)["x"]
-    pid = os.fork()
-    if pid == 0:
+
+    def leaves_them_alone() -> bool:
+        nonlocal held, run
         before = len(cudart.calls)
         del held, run
         engine.close()
-        os._exit(0 if len(cudart.calls) == before else 1)
-    assert os.waitpid(pid, 0)[1] == 0
+        return len(cudart.calls) == before
+
+    assert in_fork(leaves_them_alone)
     assert cudart.covers(held)
     engine.close()
     del held, run

@@ -1,6 +1,5 @@
 """Threads make the same batches and leave the trainer's generators alone."""
 
-import faulthandler
 import gc
 import itertools
 import os
@@ -20,6 +19,7 @@ import pytest
 import scripts
 import torch
 from drawing import Drawing, drawing_collate, equal
+from forked import in_fork
 from leftovers import nothing_left
 from torch import Tensor
 from torch.utils.data import TensorDataset
@@ -438,24 +438,14 @@ def test_a_fork_reads_for_itself() -> None:
     expected = epochs(make_loader("sample_rng", 40, 4, 0))
     batches = iter(loader)
     taken = [next(batches)]
-    child = os.fork()
-    if child == 0:
-        faulthandler.dump_traceback_later(30, exit=True)
-        code = 1
-        try:
-            try:
-                next(batches)
-            except RuntimeError as error:
-                code = 0 if "belongs to process" in str(error) else 2
-            fresh = make_loader("sample_rng", 40, 4, 2)
-            if not equal(epochs(fresh), expected):
-                code = 3
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    taken += batches
-    assert equal(taken, expected[0])
+
+    def reads_for_itself() -> bool:
+        with pytest.raises(RuntimeError, match="belongs to process"):
+            next(batches)
+        return equal(epochs(make_loader("sample_rng", 40, 4, 2)), expected)
+
+    assert in_fork(reads_for_itself)
+    assert equal([*taken, *batches], expected[0])
 
 
 SCRIPT = """

@@ -1,6 +1,5 @@
 """Under Accelerate: accumulation, metrics, and runs that are killed and resumed."""
 
-import itertools
 import json
 import warnings
 from collections import Counter
@@ -10,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from killed_runs import PRELOAD, Runs, Survives, survivor
-from kills import count_exact
+from killed_runs import PRELOAD, Runs, Survives, check_survives, count_exact, survivor
 
 import loaderkit as lk
 
@@ -142,18 +140,7 @@ def survives(tmp_path_factory: pytest.TempPathFactory) -> Survives:
 
 def test_a_killed_run_resumes_to_the_same_weights(survives: Survives, pytestconfig: pytest.Config) -> None:
     """By default on two ranks; `--kills` takes one case after another, and counts what Accelerate's own loader does."""
-    kills = pytestconfig.getoption("kills")
-    own: dict[str, list[bool]] = {"random augmentation": [], "none": []}
-    for number, case in zip(range(kills), itertools.cycle(CASES)):
-        assert survives(case, number), (case, number)
-        print(f"{number} {case}: exact", flush=True)
-        if kills > 1 and "data" not in CASES[case][1]:
-            own["random augmentation"].append(survives(case, number, loader="own"))
-            own["none"].append(survives(case, number, loader="own", noise=0))
-    print(
-        f"{kills} of {kills} exact; with Accelerate's own loader:",
-        {what: f"{sum(n)} of {len(n)}" for what, n in own.items()},
-    )
+    check_survives(survives, CASES, pytestconfig.getoption("kills"), own_data=(None,), still=0)
 
 
 def test_the_example_is_killed_and_resumes_to_the_same_weights(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import kills
 import pytest
 import scripts
 import torch
 from fabric_mesh_job import stream
+from killed_runs import count_exact
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy
 
@@ -33,11 +33,11 @@ def alone() -> Fabric:
 def test_killed_ranks_end_with_the_same_weights(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     """With gradient accumulation. With `--kills 10` it also counts how often torch's DataLoader does."""
     count = pytestconfig.getoption("--kills")
-    assert kills.count_exact(tmp_path, SCRIPT, steps=STEPS, kills=count, code=KILLED) == count
+    assert count_exact(tmp_path, SCRIPT, steps=STEPS, kills=count, code=KILLED) == count
     if count > 1:
         (tmp_path / "torch").mkdir()
         script = ROOT / "tests" / "support" / "fabric_torch_loader.py"
-        own = kills.count_exact(tmp_path / "torch", script, steps=STEPS, kills=count, code=KILLED)
+        own = count_exact(tmp_path / "torch", script, steps=STEPS, kills=count, code=KILLED)
         print(f"Fabric: Loader {count} of {count} exact, DataLoader {own}")
         assert own < count
 

@@ -1,6 +1,5 @@
 """Under the Trainer of transformers: runs that are killed and resumed, and evaluation on several ranks."""
 
-import itertools
 import json
 import random
 import shutil
@@ -13,8 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from killed_runs import PRELOAD, Runs, Survives, survivor
-from kills import count_exact
+from killed_runs import PRELOAD, Runs, Survives, check_survives, count_exact, survivor
 
 import loaderkit as lk
 
@@ -62,18 +60,7 @@ def survives(tmp_path_factory: pytest.TempPathFactory) -> Survives:
 
 def test_a_killed_run_resumes_to_the_same_weights(survives: Survives, pytestconfig: pytest.Config) -> None:
     """By default on two ranks; `--kills` takes one case after another, and counts what the Trainer's own loader does."""
-    kills = pytestconfig.getoption("kills")
-    own: dict[str, list[bool]] = {"random augmentation": [], "none": []}
-    for number, case in zip(range(kills), itertools.cycle(CASES)):
-        assert survives(case, number), (case, number)
-        print(f"{number} {case}: exact", flush=True)
-        if kills > 1 and CASES[case][1].get("data") in (None, "hf", "hf_stream"):
-            own["random augmentation"].append(survives(case, number, loader="own"))
-            own["none"].append(survives(case, number, loader="own", noise=1))
-    print(
-        f"{kills} of {kills} exact; with the Trainer's own loader:",
-        {what: f"{sum(n)} of {len(n)}" for what, n in own.items()},
-    )
+    check_survives(survives, CASES, pytestconfig.getoption("kills"), own_data=(None, "hf", "hf_stream"), still=1)
 
 
 def test_a_kill_while_it_saves_leaves_a_checkpoint_to_resume_from(tmp_path: Path, pytestconfig: pytest.Config) -> None:

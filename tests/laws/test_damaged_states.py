@@ -5,7 +5,7 @@ import json
 import random
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 import torch.distributed.checkpoint as checkpoint
 import torch.utils.data as torch_data
 from datamodule_runs import Recorder, fit
+from iterables import Numbers, StatefulNumbers
 from mutations import flips, mutations, paths_in
 from sealed import reseal
 from stream_data import Counted, names
@@ -34,24 +35,6 @@ class Shards:
 
     def __getitem__(self, index: int) -> int:
         return index
-
-
-class Plain(torch_data.IterableDataset[Any]):
-    at = 0
-
-    def __iter__(self) -> Iterator[int]:
-        while self.at < SIZE:
-            self.at += 1
-            yield self.at - 1
-        self.at = 0
-
-
-class Stateful(Plain):
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
 
 
 def rows(found: Sequence[Any]) -> list[int]:
@@ -133,8 +116,8 @@ MAKERS: dict[str, Any] = {
     "interleaved": lambda: mixed("all"),
     "interleaved, again": lambda: mixed("again"),
     "one of two ranks": lambda: rank_of_two(0),
-    "iterable": lambda: streamed(Plain()),
-    "iterable with a state": lambda: streamed(Stateful()),
+    "iterable": lambda: streamed(Numbers(SIZE)),
+    "iterable with a state": lambda: streamed(StatefulNumbers(SIZE)),
 }
 REPEATS = {"weighted", "mixture", "padded", "stream of steps", "interleaved, again"}  # a sample may come twice
 KINDS = pytest.mark.parametrize("kind", MAKERS)

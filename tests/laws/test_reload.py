@@ -6,45 +6,20 @@ Trainers that survive a failure in place (torchft, a retry around the step) do t
 import gc
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import leftovers
 import pytest
 import torch.utils.data as torch_data
+from iterables import Numbers, StatefulNumbers
 
 import loaderkit as lk
 
 SIZE = 48
 NUMBERS = list(range(SIZE))
 LENGTHS = [1 + number * 7 % 13 for number in range(SIZE)]
-
-
-class Plain(torch_data.IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        info = torch_data.get_worker_info()
-        yield from NUMBERS[info.id :: info.num_workers] if info else NUMBERS
-
-
-class Own(torch_data.IterableDataset[int]):
-    """Has a state of its own."""
-
-    at = 0
-
-    def __iter__(self) -> Iterator[int]:
-        info = torch_data.get_worker_info()
-        numbers = NUMBERS[info.id :: info.num_workers] if info else NUMBERS
-        while self.at < len(numbers):
-            self.at += 1
-            yield numbers[self.at - 1]
-        self.at = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
 
 
 def read(shard: str, start: int) -> range:
@@ -69,8 +44,8 @@ INDEXED: dict[str, Callable[..., Any]] = {
 }
 STREAMS: dict[str, Callable[..., Any]] = {
     "stream": lambda **k: lk.Loader(lk.StreamDataset(list("012345"), read, shuffle=True, lanes=2), 4, **k),
-    "iterable": lambda **k: lk.Loader(Plain(), 4, **k),
-    "iterable with a state": lambda **k: lk.Loader(Own(), 4, **k),
+    "iterable": lambda **k: lk.Loader(Numbers(SIZE), 4, **k),
+    "iterable with a state": lambda **k: lk.Loader(StatefulNumbers(SIZE), 4, **k),
 }
 ENGINES: dict[str, dict[str, Any]] = {
     "inline": {},

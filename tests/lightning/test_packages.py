@@ -6,11 +6,11 @@ import sys
 import sysconfig
 from pathlib import Path
 
-import kills
 import lightning.pytorch as pl
 import pytest
 import scripts
 import torch
+from killed_runs import count_exact
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 import loaderkit as lk
@@ -32,11 +32,11 @@ def test_a_killed_run_under_pytorch_lightning_ends_with_the_same_weights(
     """With `--kills 10` it also counts how often torch's DataLoader does."""
     count = pytestconfig.getoption("--kills")
     script = ROOT / "examples" / "pytorch_lightning_digits.py"
-    assert kills.count_exact(tmp_path, script, steps=94, kills=count, preload=PRELOAD) == count
+    assert count_exact(tmp_path, script, steps=94, kills=count, preload=PRELOAD) == count
     if count > 1:
         folder = tmp_path / "torch"
         folder.mkdir()
-        own = kills.count_exact(folder, script, "--torch-loader", steps=94, kills=count, preload=PRELOAD)
+        own = count_exact(folder, script, "--torch-loader", steps=94, kills=count, preload=PRELOAD)
         print(f"pytorch_lightning: Loader {count} of {count} exact, DataLoader {own}")
         assert own < count
 

@@ -1,11 +1,11 @@
 """SLURM's signal on two ranks, which are two tasks of one job: saved at once, killed, resumed exactly."""
 
-import socket
 from pathlib import Path
 from typing import Any
 
 import lightning_job as jobs
 import pytest
+from job_ranks import free_port
 from lightning_runs import SHARDS, TWO_RANKS, check_same_end, resumed_job, run_in_process
 
 pytestmark = pytest.mark.slow
@@ -20,13 +20,6 @@ PLACES: dict[str, list[dict[str, Any]]] = {
     "same step": [{"where": "in_step", "at": [1, 2]}, {"where": "in_step", "at": [1, 2]}],
     "apart": [{"where": "before_learning", "at": [1, 2]}, {"where": "after_step", "at": [1, 2]}],
 }
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 @pytest.mark.parametrize("data", DATA)

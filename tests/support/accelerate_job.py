@@ -17,6 +17,7 @@ os.environ |= {"ACCELERATE_USE_CPU": "true"}
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
+from job_ranks import run_ranks
 from torch import nn
 
 import loaderkit as lk
@@ -115,21 +116,9 @@ def evaluate(job: dict[str, Any], accelerator: Accelerator) -> None:
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     Samples.noise = job.get("noise", 1.0)
-    torch.set_num_threads(1)
-    if job.get("ranks", 1) == 1:
-        work(job, 0)
-        return
-    os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": job["port"]}
-    child = os.fork()
-    rank = int(not child)
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-    work(job, rank)
-    torch.distributed.destroy_process_group()
-    if not child:
-        sys.stdout.flush()
-        os._exit(0)
-    if os.waitpid(child, 0)[1]:
-        sys.exit("rank 1 failed")
+    run_ranks(work, job)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 """Datasets that draw random numbers from everywhere, and exact comparison of batches: for several tests."""
 
+import itertools
+import json
 import random
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -61,6 +64,32 @@ def drawing_collate(samples: list[Any]) -> tuple[Tensor, Tensor, Tensor]:
 def add_draws(sample: Any) -> tuple[Any, Tensor]:
     """A random transform."""
     return sample, draws()
+
+
+class BreakAt:
+    """A transform that draws, and fails at some samples."""
+
+    def __init__(self, bad: set[int]) -> None:
+        self.bad = bad
+
+    def __call__(self, sample: Any) -> Any:
+        drawn = add_draws(int(sample))
+        if int(sample) in self.bad:
+            raise KeyError(int(sample))
+        return drawn
+
+
+def rows(batches: Iterable[Any]) -> list[tuple[int, str]]:
+    """Each sample's index and its draws."""
+    return [(int(i), str(row.tolist())) for batch in batches for i, row in zip(batch[0], batch[1], strict=True)]
+
+
+def take(loader: lk.Loader, count: int) -> tuple[list[Any], dict[str, Any]]:
+    """The next batches, over epochs, and the state after them as a checkpoint holds it."""
+    taken: list[Any] = []
+    while len(taken) < count:
+        taken += itertools.islice(loader, count - len(taken))
+    return taken, json.loads(json.dumps(loader.state_dict()))
 
 
 def equal(left: Any, right: Any) -> bool:

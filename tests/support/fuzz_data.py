@@ -15,6 +15,7 @@ import torch.utils.data as torch_data
 from drawing import draws
 from fuzz_cases import STREAMS, Case, Leg
 from images_made import encode, picture
+from iterables import Numbers, StatefulNumbers
 from tars_made import make as make_tar
 
 import loaderkit as lk
@@ -236,7 +237,7 @@ def make_stream(case: Case, folder: Path, world: lk.World) -> Any:
     """Make the stream of a case."""
     drawn, sizes = Drawn(case), sizes_of(case)
     if case.data in ("iterable", "stateful"):
-        return (_Iterable if case.data == "iterable" else _Stateful)(sum(sizes), drawn, world)
+        return (Numbers if case.data == "iterable" else StatefulNumbers)(sum(sizes), drawn, world)
     settings: dict[str, Any] = {
         "transform": drawn,
         "lanes": case.lanes,
@@ -258,43 +259,3 @@ def make_stream(case: Case, folder: Path, world: lk.World) -> Any:
     others = [f"{1000 + start}:{1000 + start + size}" for start, size in zip(starts, sizes[::-1], strict=False)]
     other = lk.StreamDataset(others, _Shards(), **settings)
     return lk.chain(stream, other) if case.data == "chain" else lk.interleave({stream: 2, other: 1})
-
-
-class _Iterable(torch_data.IterableDataset[Any]):
-    """Splits itself over ranks and workers: lane l of n has the numbers l, l + n, ..."""
-
-    def __init__(self, size: int, drawn: Drawn, world: lk.World) -> None:
-        self.size, self.drawn, self.world, self.epoch = size, drawn, world, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def numbers(self) -> list[int]:
-        info = torch_data.get_worker_info()
-        worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        numbers = list(range(self.size))[self.world.rank * workers + worker :: self.world.size * workers]
-        random.Random(self.epoch).shuffle(numbers)
-        return numbers
-
-    def __iter__(self) -> Iterator[Any]:
-        return map(self.drawn, self.numbers())
-
-
-class _Stateful(_Iterable):
-    """Has a state of its own, which does not tell its epoch."""
-
-    at = 0
-    set_epoch = None  # type: ignore[assignment]
-
-    def __iter__(self) -> Iterator[Any]:
-        numbers = self.numbers()
-        while self.at < len(numbers):
-            self.at += 1
-            yield self.drawn(numbers[self.at - 1])
-        self.at = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]

@@ -4,7 +4,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import socket
 import time
 import traceback
 from collections.abc import Callable
@@ -14,15 +13,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from job_ranks import free_port
 
 TIMEOUT_S = 120
 
 
 def on_gloo(ranks: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Return `work(rank, *arguments)` of each rank. A rank that is killed gives None; an error fails the test."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = int(free_port())
     context = multiprocessing.get_context("fork")
     pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
     processes = [

@@ -1,19 +1,53 @@
-"""Runs of a job script that are killed, resumed, and compared with a run that was not."""
+"""Runs of a script that are killed, resumed, and compared with a run that was not."""
 
 import functools
+import itertools
 import json
 import random
-import socket
+import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import scripts
 import torch
-from scripts import run
+from job_ranks import free_port
 
 PRELOAD = ("hugging_face",)
 Survives = Callable[..., bool]
+
+
+def count_exact(
+    folder: Path,
+    script: Path,
+    *options: str,
+    steps: int,
+    kills: int,
+    code: int = -signal.SIGKILL,
+    preload: tuple[str, ...] = scripts.PRELOAD,
+) -> int:
+    """Return how many of the killed runs end with the weights of the uninterrupted one.
+
+    The script trains that many steps, prints its "final weights: ...", and takes `--folder` and `--kill-after`; it resumes
+    if the folder has a checkpoint. `code` is its exit code when it is killed.
+    """
+
+    def run(name: str, *more: str, code: int = 0) -> str:
+        return scripts.run(folder, script, *options, "--folder", name, *more, code=code, preload=preload)
+
+    def weights(text: str) -> str:
+        return re.findall(r"final weights: (\w+)", text)[0]
+
+    whole = weights(run("whole"))
+    exact = 0
+    for number in range(kills):
+        step = random.Random(number).randrange(1, steps)
+        killed = run(f"killed-{number}", "--kill-after", str(step), code=code)
+        assert "final weights" not in killed
+        exact += weights(run(f"killed-{number}")) == whole
+    return exact
 
 
 class Runs:
@@ -28,7 +62,7 @@ class Runs:
         self._number += 1
         file = self.folder / f"job-{self._number}.json"
         file.write_text(json.dumps(self.job | {"folder": folder, "out": out, "port": free_port()} | job))
-        return run(self.folder, self.script, file, code=code, preload=PRELOAD)
+        return scripts.run(self.folder, self.script, file, code=code, preload=PRELOAD)
 
     def read(self, out: str) -> Any:
         """Return what a run left."""
@@ -71,7 +105,23 @@ def survivor(folders: pytest.TempPathFactory, script: str, cases: dict[str, tupl
     return lambda case, number, **job: whole(case, **job).survives(number, cases[case][0])
 
 
-def free_port() -> str:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return str(found.getsockname()[1])
+def check_survives(
+    survives: Survives,
+    cases: dict[str, tuple[range, dict[str, Any]]],
+    kills: int,
+    own_data: tuple[Any, ...],
+    still: float,
+) -> None:
+    """Kill that many runs, one case after another: each has to be exact. Count what the framework's own loader does.
+
+    That loader takes the cases whose `data` is one of `own_data`. `still` is the `noise` of a job without an augmentation.
+    """
+    own: dict[str, list[bool]] = {"random augmentation": [], "none": []}
+    for number, case in zip(range(kills), itertools.cycle(cases)):
+        assert survives(case, number), (case, number)
+        print(f"{number} {case}: exact", flush=True)
+        if kills > 1 and cases[case][1].get("data") in own_data:
+            own["random augmentation"].append(survives(case, number, loader="own"))
+            own["none"].append(survives(case, number, loader="own", noise=still))
+    counts = {what: f"{sum(found)} of {len(found)}" for what, found in own.items()}
+    print(f"{kills} of {kills} exact; with the framework's own loader: {counts}")

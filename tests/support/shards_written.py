@@ -1,6 +1,16 @@
-"""What is visible and hidden in a folder of written shards."""
+"""What is in a folder of written shards."""
 
 from pathlib import Path
+from typing import Any
+
+import loaderkit as lk
+
+
+class NeverScans(lk.TarDataset):
+    """Fails where an index is missing."""
+
+    def scan(self, shard: str) -> Any:
+        raise AssertionError(f"{shard} was scanned")
 
 
 def contents(folder: Path) -> dict[str, bytes]:

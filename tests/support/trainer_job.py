@@ -16,6 +16,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "ACCELE
 
 import datasets
 import torch
+from job_ranks import run_ranks
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
 from transformers.utils import logging
 
@@ -117,11 +118,9 @@ def work(job: dict[str, Any], rank: int) -> None:
         os.killpg(0, signal.SIGKILL)
     trainer = make_trainer(job, rank)
     if job.get("evaluate"):
+        found = trainer.evaluate()
         if rank == 0:
-            found = trainer.evaluate()
             Path(job["out"]).write_text(json.dumps(found))
-        else:
-            trainer.evaluate()
         return
     resume: Any = None
     if job.get("resume"):
@@ -131,10 +130,7 @@ def work(job: dict[str, Any], rank: int) -> None:
     if "kill_after_s" in job:
         signal.pause()
     if rank == 0:
-        torch.save(
-            {"model": trainer.model.state_dict(), "resumed": resume},
-            job["out"],
-        )
+        torch.save({"model": trainer.model.state_dict(), "resumed": resume}, job["out"])
 
 
 def newest(folder: str) -> str | None:
@@ -146,26 +142,7 @@ def main() -> None:
     global noise
     job = json.loads(Path(sys.argv[1]).read_text())
     noise = job.get("noise", 8)
-    torch.set_num_threads(1)
-    rank, ranks = int(os.environ.get("RANK", 0)), job.get("ranks", 1)
-    if ranks == 2 and "RANK" not in os.environ:  # else torchrun has started this
-        os.environ |= {
-            "WORLD_SIZE": "2",
-            "LOCAL_WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": job["port"],
-        }
-        child = os.fork()
-        rank = int(not child)
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        work(job, rank)
-        if not child:
-            sys.stdout.flush()
-            os._exit(0)
-        if os.waitpid(child, 0)[1]:
-            sys.exit("rank 1 failed")
-        return
-    work(job, rank)
+    run_ranks(work, job)
 
 
 if __name__ == "__main__":

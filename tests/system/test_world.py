@@ -1,12 +1,12 @@
 """Who shares the data: given, asked of torch.distributed, or read from torchrun's environment."""
 
 import os
-import socket
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
+from job_ranks import free_port
 
 from loaderkit import World
 
@@ -65,9 +65,7 @@ print("right", rank)
 
 def test_two_processes_share_an_epoch_through_torch_distributed() -> None:
     """The world is found at the first use, after the loader was made."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = free_port()
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     jobs = [
         subprocess.Popen(

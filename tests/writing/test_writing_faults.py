@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from shards_written import contents, hidden
+from shards_written import NeverScans, contents, hidden
 
 import loaderkit as lk
 from loaderkit.datasets import FOLDER_INDEX, INDEX_SUFFIX
@@ -36,13 +36,6 @@ class Source:
     def __getitem__(self, index: int) -> Any:
         time.sleep(self.pause_s)
         return [index] * 40 if self.form == "tokens" else {"cls": index, "txt": "x" * 300}
-
-
-class NeverScans(lk.TarDataset):
-    """It fails where an index is missing."""
-
-    def scan(self, shard: str) -> Any:
-        raise AssertionError(f"{shard} was scanned")
 
 
 def write(folder: Path, form: str, jobs: int = 1, pause_s: float = 0.0, **settings: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from bad_stream_data import ALL, BAD, FAST, NAMES, SKIP, Read, found_by
-from drawing import add_draws, drawing_collate, equal
+from drawing import BreakAt, add_draws, drawing_collate, equal, rows, take
 
 import loaderkit as lk
 from loaderkit.system import TransientError
@@ -20,19 +20,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:Loader. an epoch without more batches"),
 ]
-
-
-class BreakAt:
-    """A transform that draws, and fails at some samples."""
-
-    def __init__(self, bad: set[int]) -> None:
-        self.bad = bad
-
-    def __call__(self, value: int) -> Any:
-        drawn = add_draws(value)
-        if value in self.bad:
-            raise KeyError(value)
-        return drawn
 
 
 class Keep(BreakAt):
@@ -76,20 +63,6 @@ STREAMS: dict[str, Callable[[set[int]], Any]] = {
 def make(stream: Any, batch_size: int | None = 4, policy: lk.BadSamples = SKIP, **settings: Any) -> lk.Loader:
     settings = {"world": lk.World(), "collate_fn": drawing_collate, **settings}
     return lk.Loader(stream, batch_size, bad_samples=policy, **settings)
-
-
-def rows(batches: list[Any]) -> list[tuple[int, str]]:
-    """Each sample's id and its draws."""
-    return [(int(i), str(row.tolist())) for batch in batches for i, row in zip(batch[0], batch[1], strict=True)]
-
-
-def take(loader: lk.Loader, count: int) -> tuple[list[Any], dict[str, Any]]:
-    taken: list[Any] = []
-    while len(taken) < count:
-        taken += itertools.islice(loader, count - len(taken))
-    state = json.loads(json.dumps(loader.state_dict()))
-    loader.close()
-    return taken, state
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
