@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_checks import steps
 
 from loaderkit import Cursor, Sequential, Shuffled, World
-from loaderkit.sampling import BatchKey, BatchPlan, Tail
+from loaderkit.sampling import BatchPlan, Tail
 
 SIZES = [*range(1, 41), 97, 101]
 BATCH_SIZES = range(1, 10)
@@ -19,12 +20,6 @@ CELLS = sum(SIZES) + len(SIZES)  # pairs (size, samples consumed)
 
 def make_plan(size: int, batch_size: int | None, world: int = 1, tail: Tail = "keep", rank: int = 0) -> BatchPlan:
     return BatchPlan(order=Sequential(size), batch_size=batch_size, tail=tail, world=World(rank, world))
-
-
-def steps(plan: BatchPlan, cursor: Cursor) -> list[list[BatchKey]]:
-    """The epoch's remaining batches, of all ranks, by step."""
-    ranks = [list(plan.with_world(World(rank, plan.world.size)).keys(cursor)) for rank in range(plan.world.size)]
-    return [list(step) for step in zip(*ranks, strict=True)]  # strict: every rank gets the same number
 
 
 def violations(size: int, samples: int, batch_size: int, world: int, tail: Tail) -> Iterator[str]:

@@ -5,9 +5,10 @@ import itertools
 
 import numpy as np
 import pytest
+from plan_checks import steps
 
 from loaderkit import Cursor, Sequential, ShardOrder, Shuffled, World
-from loaderkit.sampling import BatchKey, BatchPlan, Order, SkippingPlan, Skips, Tail
+from loaderkit.sampling import BatchPlan, Order, SkippingPlan, Skips, Tail
 
 SIZES = [1, 2, 5, 12, 31]
 TAILS: list[Tail] = ["keep", "drop", "pad"]
@@ -19,12 +20,6 @@ def gaps_of(size: int) -> list[list[tuple[int, int]]]:
     ends = sorted({0, 1, size // 3, size // 2, size - 2, size - 1, size} & set(range(size + 1)))
     single = [[pair] for pair in itertools.combinations(ends, 2)]
     return [*single, [(1, 2), (3, 5), (size - 3, size - 1)], [(0, 1), (size - 1, size)]]
-
-
-def steps(plan: SkippingPlan, cursor: Cursor) -> list[list[BatchKey]]:
-    """The epoch's remaining batches, of all ranks, by step."""
-    ranks = [list(plan.with_world(World(rank, plan.world.size)).keys(cursor)) for rank in range(plan.world.size)]
-    return [list(step) for step in zip(*ranks, strict=True)]  # strict: every rank gets the same number
 
 
 def make(order: Order, skips: Skips, world: int, batch: int | None, tail: Tail) -> SkippingPlan:

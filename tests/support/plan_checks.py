@@ -42,7 +42,7 @@ PLANS: dict[str, Any] = {
 }
 
 
-def steps(plan: WindowPlan, cursor: Cursor) -> list[list[BatchKey]]:
+def steps(plan: Any, cursor: Cursor) -> list[list[BatchKey]]:
     """The epoch's remaining batches, of all ranks, by step."""
     ranks = [list(plan.with_world(World(rank, plan.world.size)).keys(cursor)) for rank in range(plan.world.size)]
     return [list(step) for step in zip(*ranks, strict=True)]  # strict: every rank gets the same number
