@@ -1,10 +1,8 @@
 """The laws of the Loader: exactly once, resumed anywhere, nothing silent."""
 
-import copy
 import io
 import itertools
 import json
-import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -256,17 +254,6 @@ def test_nothing_to_read_and_idle_workers_are_said_once() -> None:
     with pytest.warns(UserWarning, match="2 workers for 1 batches an epoch: 1 workers are idle"):
         assert len(list(idle)) == 1
     assert len(list(idle)) == 1
-
-
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
-def test_a_copy_of_a_loader_stands_where_it_stood(duplicate: Any) -> None:
-    loader = make_loader(num_workers=2)
-    iterator = iter(loader)
-    next(iterator)
-    other = duplicate(loader)
-    assert other.state_dict() == loader.state_dict()
-    other.load_state_dict(other.state_dict())
-    assert lists(other) == lists(iterator)
 
 
 def test_a_trainer_moves_a_loader_ahead_but_never_back() -> None:

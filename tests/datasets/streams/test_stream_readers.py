@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import pickle
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
@@ -97,19 +96,6 @@ def test_a_bare_dataloader_gets_each_sample_once(sizes: list[int], ranks: int, w
 def test_workers_may_be_spawned() -> None:
     wanted = list(make_loader([9, 4]))
     assert equal(list(make_loader([9, 4], num_workers=1, multiprocessing_context="spawn")), wanted)
-
-
-def test_a_stream_and_its_loader_pickle_where_they_stand() -> None:
-    assert list(pickle.loads(pickle.dumps(make_stream([4, 5], transform=None)))) == list(
-        make_stream([4, 5], transform=None)
-    )
-    loader = make_loader([9, 4], num_workers=1)
-    iterator = iter(loader)
-    next(iterator)
-    copy = pickle.loads(pickle.dumps(loader))
-    assert copy.state_dict() == loader.state_dict()
-    copy.load_state_dict(copy.state_dict())
-    assert equal(list(copy), list(iterator))
 
 
 def test_single_samples_come_without_batches() -> None:
