@@ -27,12 +27,12 @@ from loaderkit.datasets.base import check_index, reads_pieces
 from loaderkit.datasets.streams.packed import Rows, TooLong, batches_cannot_be_packed
 from loaderkit.loader.lengths import measure
 from loaderkit.loader.packed_rows import PackedRows, TokenCounts, collate_of
-from loaderkit.sampling.by_length.checks import check_count
 from loaderkit.sampling.mixture import Mixture
 from loaderkit.sampling.order import Order, Sequential, Shuffled, digest
 from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, draws
 from loaderkit.seeding.samples import seeds_apart
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.checks import check_integer
 from loaderkit.system.names import function_name
 
 _TOGETHER = 64  # samples that a stream reads by one call
@@ -220,7 +220,7 @@ class Pipeline(DeclaresDraws):
             raise ValueError("pack: the samples are rows already. Pack once.")
         if isinstance(self.dataset, _Batches):
             raise batches_cannot_be_packed()
-        check_count(window, "pack", "window")
+        check_integer("pack", "window", window, 1)
         rows = Rows(row_length=row_length, tokens=tokens, fields=fields or {}, too_long=too_long)
         if not len(self):
             raise ValueError("pack: there are no documents, wanted at least one.")
