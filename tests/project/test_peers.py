@@ -22,6 +22,26 @@ def test_the_resume_table_runs_in_fresh_processes() -> None:
     assert all("| **exact** | **exact** |" in row for row in rows), done.stdout
 
 
+@pytest.mark.slow
+def test_the_table_of_packed_rows_runs_in_fresh_processes() -> None:
+    command = [sys.executable, str(SCRIPTS / "packed_resume.py"), "--quick", "--peers", "loaderkit"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [line for line in done.stdout.splitlines() if line.startswith("| loaderkit")]
+    assert len(rows) == 3
+    assert all(row.endswith(" | **exact** |") for row in rows), done.stdout
+
+
+def test_packed_rows_of_ours_come_once_each() -> None:
+    with (RESULTS / "packed_resume.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 9
+    assert sum(name.startswith("loaderkit") for name in rows[0]) == 3
+    for row in rows[:7]:  # then come the tokens that an epoch leaves out, and the size of a state
+        cells = {name: cell for name, cell in row.items() if name.startswith("loaderkit")}
+        assert set(cells.values()) == {"exact"}, (row["case"], cells)
+
+
 def test_every_cell_of_the_published_table_that_is_ours_is_exact() -> None:
     with (RESULTS / "peers_resume.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

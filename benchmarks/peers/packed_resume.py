@@ -1,0 +1,174 @@
+"""Stop in the middle of an epoch of packed rows and resume in a fresh process: which tokens are lost, repeated or reordered.
+
+600 documents with 19,494 tokens, each a number of its own, become rows of 64 tokens, in batches of 4 rows, shuffled, with two workers
+unless a column says otherwise. A run is stopped after 31 batches (15 on two ranks) of some 78. Its state goes to a fresh process, which
+runs to the epoch's end. The tokens of both are compared with those of the uninterrupted run. "exact" is the same rows, each once; on one
+rank also the same batches in the same order. "other order" is the same rows in another order. "other rows" is each token once in other
+rows. `lost` counts tokens that never come, `twice` those that come again. A peer that gives a state for each rank gets them back by rank,
+a new rank the last one's. What is "tokenized on the way" begins with texts.
+"""
+
+import argparse
+import csv
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from driver import Answers, Peer, add_options, interpreters, started
+from packed_documents import document_lengths
+
+RESULTS = Path(__file__).parent.parent / "results"
+PEERS = {name: f"packed_with_{name}" for name in ("loaderkit", "grain", "litdata", "hf", "mosaicml")}
+STOP, STOP_EARLY = 31, 15  # odd, so that they are no whole number of rounds
+MANY = 4_000  # batches: more than any epoch has
+FOLDERS = re.compile(r"(?<![\w.:])/(?:[^\s/'\"]+/)+")  # of this run: a reader has no use for them
+TOTAL = sum(document_lengths())
+Setting = dict[str, Any]
+
+
+class FailedError(Exception):
+    """A peer's own error."""
+
+
+class Way:
+    """A peer's way to pack: runs it, each setting's whole epoch once."""
+
+    def __init__(self, peer: Peer, name: str, folder: str) -> None:
+        self._peer, self._name, self._folder = peer, name, folder
+        self._whole: dict[tuple[int, int], Answers] = {}
+
+    def run(self, *, workers: int = 2, world: int = 1, take: int = MANY, state: list[str] | None = None) -> Answers:
+        arguments = {"folder": self._folder, "way": self._name, "workers": workers, "take": take, "state": state}
+        answers = self._peer.call("resume", world=world, limit_s=120, **arguments)
+        for answer in answers:
+            if "error" in answer:
+                text = FOLDERS.sub(".../", answer["message"]).removeprefix(f"{answer['error']}: ")
+                raise FailedError(f'{answer["error"]} "{text[:80].strip()}"' if text else str(answer["error"]))
+        return answers
+
+    def whole(self, workers: int, world: int) -> Answers:
+        if (workers, world) not in self._whole:
+            self._whole[workers, world] = self.run(workers=workers, world=world)
+        return self._whole[workers, world]
+
+
+def rows_of(*runs: Answers) -> list[tuple[int, ...]]:
+    return [tuple(row) for run in runs for answer in run for batch in answer["batches"] for row in batch]
+
+
+def compare(whole: Answers, parts: list[Answers], *, in_order: bool) -> str:
+    """Say what the parts of a run lost, repeated or reordered."""
+    wanted, found = (Counter(chain(*rows_of(*runs))) for runs in ([whole], parts))
+    lost = len(wanted.keys() - found.keys())
+    twice = sum(max(0, count - wanted.get(token, 1)) for token, count in found.items())
+    if lost or twice:
+        return " / ".join(f"{number:,} {what}" for number, what in ((lost, "lost"), (twice, "twice")) if number)
+    if Counter(rows_of(whole)) != Counter(rows_of(*parts)):
+        return "other rows"
+    batches = [batch for run in parts for batch in run[0]["batches"]]
+    return "exact" if not in_order or batches == whole[0]["batches"] else "other order"
+
+
+def resumed(way: Way, before: Setting, *after: Setting) -> str:
+    """Run, and resume under each of some other settings in turn."""
+    world = before.get("world", 1)
+    whole = way.whole(before.get("workers", 2), world)
+    parts = [way.run(**before, take=STOP if world == 1 else STOP_EARLY)]
+    for number, setting in enumerate(after, 1):
+        state = [answer["state"] for answer in parts[-1]]
+        parts.append(way.run(**setting, take=MANY if number == len(after) else STOP_EARLY, state=state))
+    return compare(whole, parts, in_order=all(setting.get("world", 1) == 1 for setting in (before, *after)))
+
+
+def left_out(way: Way) -> str:
+    """Say which tokens an uninterrupted epoch does not have."""
+    found = Counter(chain(*rows_of(way.whole(2, 1))))
+    return f"{TOTAL - len(found):,} of {TOTAL:,}"
+
+
+def state_size(way: Way) -> str:
+    return f"{way.run(take=STOP)[0]['state_bytes']:,} B"
+
+
+def cases(quick: bool) -> dict[str, Callable[[Way], str]]:
+    few: dict[str, Callable[[Way], str]] = {"same setting": lambda way: resumed(way, {}, {})}
+    if quick:
+        return few
+    return few | {
+        "resumed twice": lambda way: resumed(way, {}, {}, {}),
+        "2 workers, then 3": lambda way: resumed(way, {}, {"workers": 3}),
+        "2 workers, then 0": lambda way: resumed(way, {}, {"workers": 0}),
+        "2 ranks, then 2": lambda way: resumed(way, {"world": 2}, {"world": 2}),
+        "2 ranks, then 1": lambda way: resumed(way, {"world": 2}, {}),
+        "1 rank, then 2": lambda way: resumed(way, {}, {"world": 2}),
+        "tokens that a whole epoch leaves out": left_out,
+        "state": state_size,
+    }
+
+
+def measure(peer: Peer, folder: str, quick: bool) -> dict[str, dict[str, str]]:
+    """Return the cells of each of a peer's ways."""
+    written = peer.call("write", folder=folder, limit_s=120)[0]
+    if "error" in written:
+        raise SystemExit(f"{peer.name}: can't write its data: {written}")
+    table: dict[str, dict[str, str]] = {}
+    for name in written["ways"]:
+        way = Way(peer, name, folder)
+        found: dict[str, str] = {}
+        for case, row in cases(quick).items():
+            try:
+                found[case] = row(way)
+            except FailedError as error:
+                found[case] = str(error)
+            print(f"{peer.name}: {name}: {case}: {found[case]}", file=sys.stderr, flush=True)
+        table[f"{peer.name} {peer.version}: {name}"] = found
+    return table
+
+
+def markdown(found: dict[str, dict[str, str]]) -> str:
+    """Return a table with a line for each way."""
+    names = list(next(iter(found.values())))
+    lines = [f"| | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for way, cells in found.items():
+        shown = [f"**{cell}**" if cell == "exact" else cell.replace("|", "/") for cell in cells.values()]
+        lines.append(f"| {way} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one row; prints, writes nothing")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where results go")
+    parser.add_argument("--logs", type=Path, help="a folder for what the peers print")
+    add_options(parser, PEERS)
+    given = parser.parse_args()
+    found: dict[str, dict[str, str]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        logs = given.logs or Path(folder)
+        logs.mkdir(parents=True, exist_ok=True)
+        with started(interpreters(given, PEERS), logs, PEERS) as peers:
+            for key, peer in peers.items():
+                data = Path(folder) / key
+                data.mkdir()
+                found |= measure(peer, str(data), given.quick)
+    text = markdown(found)
+    print(text)
+    if given.quick:
+        return
+    given.out.mkdir(parents=True, exist_ok=True)
+    head = "<!-- written by benchmarks/peers/packed_resume.py -->\n\n## Packed rows of tokens"
+    about = "\n\n".join((__doc__ or "").strip().split("\n\n")[1:])
+    (given.out / "packed_resume.md").write_text(f"{head}\n\n{about}\n\n{text}\n")
+    with (given.out / "packed_resume.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["case", *found])
+        writer.writerows([case, *(cells[case] for cells in found.values())] for case in cases(given.quick))
+
+
+if __name__ == "__main__":
+    main()
