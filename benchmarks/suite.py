@@ -52,6 +52,7 @@ SCRIPTS = (
     Script("text", 2.5),
     Script("packing", 8),
     Script("tokenising", 6),
+    Script("chats", 6),
     Script("data_wait", 1),
     Script("index", 4),
     Script("cloud", 12),
