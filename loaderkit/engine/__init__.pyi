@@ -1,26 +1,5 @@
 # What other packages and the tests import from this package. Public names are in the root's `__init__.pyi`.
 
-__all__ = [
-    "Answer",
-    "BatchReader",
-    "Description",
-    "Engine",
-    "Inbox",
-    "InlineEngine",
-    "RingEngine",
-    "Slots",
-    "ThreadsEngine",
-    "TorchEngine",
-    "WorkerDied",
-    "cuda_runtime",
-    "pack_key",
-    "read_batch",
-    "seal",
-    "takes_batches",
-    "unpack_key",
-    "write_batch",
-]
-
 from .batch_reader import BatchReader as BatchReader
 from .batch_reader import takes_batches as takes_batches
 from .description import Description as Description

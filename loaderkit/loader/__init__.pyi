@@ -1,16 +1,5 @@
 # What other packages and the tests import from this package. Public names are in the root's `__init__.pyi`.
 
-__all__ = [
-    "Downloads",
-    "Loader",
-    "LoaderConfig",
-    "StepBatch",
-    "StepLog",
-    "is_step_log",
-    "loader_then",
-    "locate_in_stream",
-]
-
 from .config import LoaderConfig as LoaderConfig
 from .downloads import Downloads as Downloads
 from .loader import Loader as Loader
