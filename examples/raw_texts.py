@@ -74,9 +74,8 @@ def train(paths: list[str], folder: Path, workers: int, kill_after: int | None) 
 
 
 def run(*arguments: Any) -> int | None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "loaderkit.datasets.streams.dataset"])  # imported once for all three
-    process = context.Process(target=train, args=arguments)
+    # Not from a fork server: torch's workers then have named semaphores, which a killed process leaves behind.
+    process = multiprocessing.Process(target=train, args=arguments)
     process.start()
     process.join(120)
     if process.is_alive():
