@@ -36,7 +36,9 @@ def add_to(commands: Any) -> None:
         help="also write one index of all shards into their folder, such as a bucket's: remote datasets then open at once",
     )
     add_jobs(parser)
-    parser.add_argument("--check", action="store_true", help="only report the index files' status")
+    parser.add_argument(
+        "--check", action="store_true", help="only report the index files' status, also of a bucket's folder.lkindex"
+    )
     parser.add_argument(
         "--checksum",
         action="store_true",

@@ -15,9 +15,16 @@ from typing import Any
 
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.formats import format_named, format_of, formats_of, known_suffixes
-from loaderkit.datasets.remote.storage import Storage
+from loaderkit.datasets.remote.storage import Stat, Storage
 from loaderkit.datasets.remote.urls import Urls, expand, is_remote, shard_name, stat
-from loaderkit.datasets.shards.folder_index import FOLDER_INDEX, folder_of, merge_indexes, read_folder_index
+from loaderkit.datasets.shards.folder_index import (
+    FOLDER_INDEX,
+    fitted,
+    folder_of,
+    merge_indexes,
+    read_folder_index,
+    read_whole_index,
+)
 from loaderkit.datasets.shards.index import ShardIndex, content_checksum, index_path, read_index, save_index
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.system.process_pool import map_tasks
@@ -130,20 +137,39 @@ def index_each(
         _remove_old_parts({index_path(shard, job.index_dir).parent for shard in shards})
         if job.index_dir is None:
             _remove_damaged({folder_of(shard) for shard in shards if not is_remote(shard)})
+    entries = _bucket_entries(shards, job.storage) if job.check else {}
+    tasks = [(shard, entries.get(shard)) for shard in shards]
     fork = not any(map(is_remote, shards))  # fsspec's threads don't survive a fork
-    done = map_tasks(functools.partial(_index_one, job=job), shards, executor=executor, jobs=jobs, fork=fork)
-    for shard, result in with_progress(done, len(shards), "checking" if job.check else "indexing"):
+    done = map_tasks(functools.partial(_index_one, job=job), tasks, executor=executor, jobs=jobs, fork=fork)
+    for (shard, _), result in with_progress(done, len(shards), "checking" if job.check else "indexing"):
         yield shard, Outcome("failed", detail=str(result)) if isinstance(result, Exception) else result
 
 
-def _index_one(shard: str, job: IndexJob) -> Outcome:
-    """Index one shard, or check its index."""
+def _bucket_entries(shards: Sequence[str], storage: Storage) -> dict[str, ShardIndex | Exception]:
+    """Return what the indexes of remote folders have of shards. Each folder's is read once, here; its error is each shard's."""
+    by_folder: dict[str, dict[str, str]] = {}
+    for shard in filter(is_remote, shards):
+        by_folder.setdefault(folder_of(shard), {})[shard_name(shard)] = shard
+    found: dict[str, ShardIndex | Exception] = {}
+    for folder, mine in by_folder.items():
+        try:
+            entries = read_whole_index(folder, storage)
+        except (ShardError, OSError) as error:
+            found |= dict.fromkeys(mine.values(), error)
+        else:
+            found |= {mine[name]: entry for name, entry in entries.items() if name in mine}
+    return found
+
+
+def _index_one(task: tuple[str, ShardIndex | Exception | None], job: IndexJob) -> Outcome:
+    """Index one shard, or check its index: its own, or that of its bucket's folder."""
+    shard, entry = task
     kinds = [format_named(job.format)] if job.format else list(formats_of(shard).values())
     if not any(kind.keeps_index for kind in kinds):
         stat(shard, job.storage)
         return Outcome("without", detail="this format needs no index")
     kind = kinds[0] if job.format else format_of(shard)
-    return _check_index(shard, kind, job) if job.check else _make_index(shard, kind, job)
+    return _check_index(shard, kind, job, entry) if job.check else _make_index(shard, kind, job)
 
 
 def _make_index(shard: str, kind: type[ShardedDataset], job: IndexJob) -> Outcome:
@@ -169,11 +195,15 @@ def _make_index(shard: str, kind: type[ShardedDataset], job: IndexJob) -> Outcom
     return Outcome("fresh" if _identity(path) == before else "made", samples)
 
 
-def _check_index(shard: str, kind: type[ShardedDataset], job: IndexJob) -> Outcome:
+def _check_index(
+    shard: str, kind: type[ShardedDataset], job: IndexJob, entry: ShardIndex | Exception | None = None
+) -> Outcome:
     path = index_path(shard, job.index_dir)
     found = stat(shard, job.storage)
     try:
-        index = read_index(path) if path.exists() else _folder_entry(shard, job)
+        index = read_index(path) if path.exists() else None
+        if index is None or (entry is not None and not index.fits(found)):  # the order of a dataset
+            index = _folder_entry(shard, job, entry, found) or index
         if index is None:
             return Outcome("missing", detail="has no index")
     except (ShardError, LookupError, ValueError) as error:
@@ -193,12 +223,16 @@ def _check_index(shard: str, kind: type[ShardedDataset], job: IndexJob) -> Outco
     return Outcome("fresh", index.count)
 
 
-def _folder_entry(shard: str, job: IndexJob) -> ShardIndex | None:
-    """Return what the index of a local shard's folder has of it. A bucket's is for datasets: reading it is not free."""
+def _folder_entry(shard: str, job: IndexJob, entry: ShardIndex | Exception | None, found: Stat) -> ShardIndex | None:
+    """Return what the index of a shard's folder has of it. That of a bucket's folder is `entry`."""
+    if isinstance(entry, Exception):
+        raise entry
+    if entry is not None:
+        return fitted(entry.loaded(), shard, found) or entry
     if is_remote(shard) or job.index_dir is not None:
         return None
-    entry = read_folder_index(folder_of(shard), job.storage).get(shard_name(shard))
-    return None if entry is None else entry.loaded()
+    local = read_folder_index(folder_of(shard), job.storage).get(shard_name(shard))
+    return None if local is None else local.loaded()
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -8,12 +8,14 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 from command_line import COMMAND, ENVIRONMENT, loaderkit
+from servers import SlowStore, run_store
 from tasks import failing
 
 import loaderkit as lk
@@ -140,6 +142,66 @@ def test_the_folders_index_is_an_index_of_its_shards(
     assert main([*command, "--checksum", "--folder-index"]) == 0
     capsys.readouterr()
     entries(out, capsys)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlowStore]:
+    with run_store(tmp_path_factory.mktemp("store")) as found:
+        yield found
+
+
+def test_check_reads_the_index_of_a_buckets_folder_once(
+    store: SlowStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An upload has other times and tags than the index: it is fresh by its size, and by its content with --checksum."""
+    folder = store.root / "bucket" / "train"
+    lk.write_shards([{"cls": row} for row in range(50)], folder, samples_per_shard=10)
+    for path in folder.iterdir():
+        os.utime(path, (1e9, 1e9))
+    options = [f"--storage-option={name}={value}" for name, value in store.options.items()]
+    command = ["index", "s3://bucket/train/", *options, f"--index-dir={tmp_path}", f"--cache-dir={tmp_path / 'cache'}"]
+
+    def check(*more: str) -> tuple[int, str, str]:
+        code = main([*command, "--check", *more])
+        shown = capsys.readouterr()
+        return code, shown.out.splitlines()[-1], shown.err
+
+    for more in (("--jobs=1",), ("--jobs=2",), ("--jobs=1", "--checksum")):
+        store.reset()
+        assert check(*more) == (0, "5 shards: 5 fresh; 50 samples", "")
+        asked = [request["method"] for request in store.requests() if request["path"].endswith(FOLDER_INDEX)]
+        assert sorted(asked) == ["GET", "GET", "HEAD"]  # its header, and then all of it
+    assert not list(tmp_path.glob(f"*{SUFFIX}"))
+
+    index = (folder / FOLDER_INDEX).read_bytes()
+    (folder / "shard-000009.tar").write_bytes((folder / "shard-000000.tar").read_bytes())
+    (folder / "shard-000001.tar").write_bytes((folder / "shard-000001.tar").read_bytes() + bytes(512))
+    (folder / FOLDER_INDEX).write_bytes(index[:-9])
+    code, last, errors = check()
+    assert (code, last) == (1, "6 shards: 1 damaged, 3 fresh, 1 missing, 1 stale; 30 samples")
+    assert "missing s3://bucket/train/shard-000009.tar: has no index" in errors
+    size = (folder / "shard-000001.tar").stat().st_size
+    stale = f"s3://bucket/train/shard-000001.tar: has {size:,} bytes, had {size - 512:,} when it was indexed"
+    assert f"stale   {stale}" in errors
+    assert (
+        "damaged s3://bucket/train/shard-000004.tar: s3://bucket/train/folder.lkindex: is damaged, or changed" in errors
+    )
+    (folder / FOLDER_INDEX).write_bytes(index[:50])
+    assert check()[:2] == (1, "6 shards: 6 damaged; 0 samples")
+
+    (folder / "shard-000009.tar").unlink()
+    (folder / FOLDER_INDEX).unlink()
+    assert main([*command, "--folder-index", "--jobs=1"]) == 0
+    capsys.readouterr()
+    shutil.rmtree(tmp_path / "cache")
+    for path in tmp_path.glob(f"*{SUFFIX}"):
+        path.unlink()
+    assert check()[:2] == (0, "5 shards: 5 fresh; 50 samples")
+    shard = folder / "shard-000002.tar"
+    shard.write_bytes(shard.read_bytes()[::-1])
+    code, last, errors = check()
+    assert (code, last) == (1, "5 shards: 4 fresh, 1 stale; 40 samples")
+    assert "stale   s3://bucket/train/shard-000002.tar: was changed after it was indexed" in errors
 
 
 def test_a_checksum_finds_what_size_and_time_hide(shards: Path) -> None:

@@ -110,6 +110,25 @@ def _read_local_index(place: str, _inode: int, _changed_ns: int) -> dict[str, Sh
     return _read_index(place, Storage())
 
 
+def read_whole_index(folder: str, storage: Storage) -> dict[str, ShardIndex]:
+    """As `read_folder_index`, for a remote folder; no entry makes a request later, since the whole file is read.
+
+    Raises:
+        ShardError: If the header of the file is damaged, or of another version.
+        OSError: If the file cannot be read.
+    """
+    place = f"{folder.rstrip('/')}/{FOLDER_INDEX}"
+    found = {}
+    if entries := read_folder_index(folder, storage):
+        size = storage.stat(place).size_bytes
+        content = b"".join(storage.read_many(place, [(0, size)], size))
+        for name, entry in entries.items():
+            if (later := entry.later) is not None:
+                later = dataclasses.replace(later, content=content[later.start : later.stop])
+            found[name] = dataclasses.replace(entry, later=later)
+    return found
+
+
 def _read_index(place: str, storage: Storage) -> dict[str, ShardIndex]:
     try:
         start = _read(place, 0, _FIRST, storage)

@@ -38,17 +38,20 @@ class LaterOffsets:
     start: int
     stop: int
     storage: Storage
+    content: bytes | None = None  # the compressed index, if it has been read
 
     def read(self) -> "ShardIndex":
         """Return the shard's index with its offsets; raise a ShardError if the file has changed."""
-        if is_remote(self.place):
+        if self.content is not None:
+            content = self.content
+        elif is_remote(self.place):
             content = self.storage.read_some(self.place, self.start, self.stop)
         else:
             with open_regular(self.place) as file:
                 file.seek(self.start)
                 content = file.read(self.stop - self.start)
         try:
-            return ShardIndex.from_bytes(zlib.decompress(content), Path(self.place))
+            return ShardIndex.from_bytes(zlib.decompress(content), self.place)
         except zlib.error as error:
             raise ShardError(
                 f"{self.place}: is damaged, or changed while it was in use. Make the dataset again, or run "
@@ -110,7 +113,7 @@ class ShardIndex:
         return b"".join((line, body, zlib.crc32(body, zlib.crc32(line)).to_bytes(4, "little")))
 
     @classmethod
-    def from_bytes(cls, content: bytes, path: Path) -> "ShardIndex":
+    def from_bytes(cls, content: bytes, path: Path | str) -> "ShardIndex":
         """Return the index in an index file; raise a ShardError if it is cut, damaged, of another version, or has wrong fields."""
         checksum = int.from_bytes(content[-4:], "little")
         if not content.startswith(_MAGIC) or zlib.crc32(memoryview(content)[:-4]) != checksum:
@@ -138,7 +141,7 @@ class ShardIndex:
         return cls(**fields, offsets=offsets)
 
 
-def index_error(path: Path, what: str) -> ShardError:
+def index_error(path: Path | str, what: str) -> ShardError:
     """Return an error about an index file."""
     return ShardError(f"{path}: not a whole index file ({what}). Delete it, or run `loaderkit index`.")
 
