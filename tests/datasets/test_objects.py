@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -179,6 +180,28 @@ def test_a_forked_process_reads_whether_or_not_its_parent_has(used: bool, store:
     process.start()
     process.join(90)
     assert process.exitcode == 0
+
+
+def test_a_forked_process_never_ends_the_stores_of_its_parent() -> None:
+    """Ending one waits for a lock, and a thread that the fork did not copy may have held it."""
+    program = """
+import os
+from loaderkit.datasets.remote.objects import _Process
+
+class Store:
+    def __del__(self):
+        print(f"ended by {'the parent' if os.getpid() == parent else 'the fork'}", flush=True)
+
+parent = os.getpid()
+_Process.stores["name"] = Store()
+if (fork := os.fork()) == 0:
+    assert _Process.parent_used_it and not _Process.stores
+else:
+    assert os.waitpid(fork, 0)[1] == 0
+    _Process.stores.clear()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "ended by the parent\n"
 
 
 def test_a_real_s3_server_with_credentials_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

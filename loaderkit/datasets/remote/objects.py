@@ -4,6 +4,7 @@ obstore's threads do not survive a fork. A process that forks from one that has 
 a program of its own lists and reads.
 """
 
+import ctypes
 import importlib.util
 import json
 import os
@@ -37,7 +38,9 @@ class _Process:
 
     @classmethod
     def after_fork(cls) -> None:
-        cls.parent_used_it |= any(cls.stores.values())
+        for store in filter(None, cls.stores.values()):
+            cls.parent_used_it = True
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))  # its end waits for a lock that a lost thread may hold
         cls.stores.clear()
 
 
