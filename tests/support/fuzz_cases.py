@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 INDEXED = (
     *("list", "array", "rows", "records", "jsonl", "csv", "tar", "parquet", "tokens", "concat", "subset", "map"),
-    "media",
+    *("media", "multimodal", "packed rows"),
 )
 SHARDED = ("jsonl", "csv", "tar", "parquet", "tokens")
-STREAMS = ("stream", "lines", "shared", "filtered", "chain", "interleave")
+STREAMS = ("stream", "lines", "shared", "filtered", "chain", "interleave", "batched", "packed")
 ITERABLES = ("iterable", "stateful")
 PLANS = ("buckets", "budget", "pack", "batch sampler")
 ORDERS = (

@@ -1,9 +1,11 @@
 """Data for the fuzzer of kill and resume: samples (id, draws) of every kind of dataset and stream."""
 
+import functools
 import itertools
 import json
 import random
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,17 @@ from drawing import draws
 from fuzz_cases import STREAMS, Case, Leg
 from images_made import encode, picture
 from iterables import Numbers, StatefulNumbers
+from media_made import audio
 from tars_made import make as make_tar
 
 import loaderkit as lk
 
 SHARDS = ([9, 1, 14], [5, 2, 11, 3, 8], [23], [2, 1, 1, 6, 4, 2])  # samples of each, for each variant
 TOKENS = 3  # in a sample
+ROW = 16  # tokens of a packed row
+DOCUMENTS = (0, 1, 3, 5, 9, 16, 40)  # tokens of each, in turn
+LONGEST = 100
+PLACEHOLDER = 256  # of a picture, after the bytes
 EXTENSIONS = {"jsonl": "jsonl", "csv": "csv", "tar": "tar", "parquet": "parquet", "tokens": "bin"}
 
 
@@ -45,6 +52,26 @@ def id_of(raw: Any) -> int:
     if isinstance(raw, str):
         raw = json.loads(raw)["n"]
     return int(raw) if np.ndim(raw) == 0 else int(raw[0]) // TOKENS
+
+
+class Summed:
+    """A transform from a sample of many values to its id, a checksum of the values, and what it draws."""
+
+    def __init__(self, drawn: Drawn, id_of: Callable[[Any], int]) -> None:
+        self._drawn, self._id_of = drawn, id_of
+        self.draws_only_sample_rng = drawn.draws_only_sample_rng
+
+    def __call__(self, sample: Any) -> tuple[int, torch.Tensor]:
+        total = torch.tensor([_checksum(sample)], dtype=torch.float64)
+        return self._id_of(sample), torch.cat([total, self._drawn.draw()])
+
+
+def _checksum(value: Any, start: int = 0) -> int:
+    if isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            start = _checksum(each, start)
+        return start
+    return zlib.crc32(np.asarray(value).tobytes(), start)
 
 
 class Collate:
@@ -112,8 +139,15 @@ def make_indexed(case: Case, folder: Path) -> Any:
     if case.data == "map":
         return lk.MapDataset(lk.RecordDataset([{"n": number} for number in range(size)]), drawn)
     if case.data == "media":
-        rows = [{"n": number, "image": encode(picture(number))} for number in range(size)]
-        return lk.MapDataset(lk.MediaDataset(rows, {"image": "image"}), drawn)
+        rows = [{"n": n, "image": _encoded(n), "sound": audio(seconds=0.5, seed=n % 5)} for n in range(size)]
+        decoded = lk.MediaDataset(rows, {"image": "image", "sound": "audio"}, audio={"clip_s": 0.25})
+        return lk.MapDataset(decoded, Summed(drawn, id_of))
+    if case.data == "multimodal":
+        documents = [{"content": [f"{n} ", {"type": "image", "image": _encoded(n)}]} for n in range(size)]
+        pictures = lk.Pictures(lk.Patches(size=4), placeholder=PLACEHOLDER)
+        return lk.MapDataset(lk.MultimodalDataset(documents, _text_ids, pictures), Summed(drawn, _number_in_text))
+    if case.data == "packed rows":
+        return _packed_rows(lk.Pipeline(lk.RecordDataset([{"n": number} for number in range(2 * size)])), case, drawn)
     shards = _write(case, case.data, folder)
     if case.data == "jsonl":
         return lk.JsonlDataset(shards, transform=drawn)
@@ -124,6 +158,56 @@ def make_indexed(case: Case, folder: Path) -> Any:
     if case.data == "parquet":
         return lk.ParquetDataset(shards, transform=drawn)
     return lk.TokenDataset(shards, length=TOKENS, dtype="uint16", transform=drawn)
+
+
+@functools.cache
+def _encoded(number: int) -> bytes:
+    return encode(picture(number))
+
+
+def _text_ids(text: str) -> list[int]:
+    return list(text.encode())
+
+
+_text_ids.draws_nothing = True  # type: ignore[attr-defined]
+
+
+def _number_in_text(sample: Any) -> int:
+    ids = sample["input_ids"]
+    return int(bytes(ids[ids != PLACEHOLDER].tolist()))
+
+
+class _Document:
+    """Makes a document of a sample: tokens that no other one has, and the sample's draws as a weight for each."""
+
+    draws_nothing = True
+
+    def __call__(self, sample: tuple[int, torch.Tensor]) -> dict[str, Any]:
+        number, drawn = sample
+        first, length = number * LONGEST, DOCUMENTS[number % len(DOCUMENTS)]
+        return {"tokens": np.arange(first, first + length), "weights": np.resize(drawn.numpy(), length)}
+
+
+def _first_token(row: Any) -> int:
+    return int(row[0]["tokens"][0])
+
+
+def _packed_rows(numbers: lk.Pipeline, case: Case, drawn: Drawn) -> lk.Pipeline:
+    """Pack documents into rows, and number these."""
+
+    def pack(draw: Callable[[Any], Any]) -> lk.Pipeline:
+        return numbers.map(draw).map(_Document()).pack(ROW, fields={"weights": 0.0}, window=case.window)
+
+    firsts = [_first_token(row) for row in pack(_without_draws)]
+    return pack(drawn).map(Summed(drawn, functools.partial(_place_of_row, firsts)))
+
+
+def _without_draws(raw: Any) -> tuple[int, torch.Tensor]:
+    return id_of(raw), torch.zeros(1)
+
+
+def _place_of_row(firsts: list[int], row: Any) -> int:
+    return firsts.index(_first_token(row))
 
 
 class _FromTar:
@@ -233,6 +317,10 @@ def _keeps(sample: Any) -> bool:
     return bool(sample[0] % 3)
 
 
+def _first_in_batch(batch: Any) -> int:
+    return int(batch[0][0])
+
+
 def make_stream(case: Case, folder: Path, world: lk.World) -> Any:
     """Make the stream of a case."""
     drawn, sizes = Drawn(case), sizes_of(case)
@@ -256,6 +344,11 @@ def make_stream(case: Case, folder: Path, world: lk.World) -> Any:
         return stream.filter(_keeps)
     if case.data == "stream":
         return stream
+    if case.data == "batched":
+        return stream.batch(2 + case.variant).map(Summed(drawn, _first_in_batch))
+    if case.data == "packed":
+        rows = stream.map(_Document()).pack(ROW, fields={"weights": 0.0}, waiting=case.window)
+        return rows.map(Summed(drawn, _first_token))
     others = [f"{1000 + start}:{1000 + start + size}" for start, size in zip(starts, sizes[::-1], strict=False)]
     other = lk.StreamDataset(others, _Shards(), **settings)
     return lk.chain(stream, other) if case.data == "chain" else lk.interleave({stream: 2, other: 1})

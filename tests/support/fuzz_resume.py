@@ -261,6 +261,8 @@ class _Run:
             settings["seed"] = case.seed
         if case.collate == "drawing" and case.data != "rows":
             settings["collate_fn"] = Collate(Drawn(case))
+        elif case.data in ("packed", "packed rows") and leg.batch_size is not None:
+            settings["collate_fn"] = lk.PadCollate({})  # the rows are samples (id, draws) by now, which stack
         return make(dataset, leg.batch_size if case.plan == "batches" else 1, **settings)
 
     def _killed(self, leg: Leg, state: Any) -> Iterator[Step]:
