@@ -28,8 +28,8 @@ class LoaderConfig:
         batch_sampler: A sampler that yields lists of indices, one for each batch, in place of `batch_size`, `shuffle` and
             `order`. Rank r of R gets the batches r, r + R, and so on; see `tail` if R does not divide them.
         plan: A plan that makes the batches, such as `LengthBuckets`, in place of order and batch size.
-        collate_fn: Makes a batch from a list of samples; stacks them by default. It is not seeded if its attribute
-            `draws_nothing` is true.
+        collate_fn: Makes a batch from a list of samples. By default it stacks them, and packs the rows of a `pack`. It is not
+            seeded if its attribute `draws_nothing` is true.
         num_workers: Worker processes, or threads; 0 reads in this process. "auto" takes this rank's share of the CPUs that
             affinity and control groups allow, less one for the trainer: 1 to 16.
         drop_last: The same as tail="drop".

@@ -40,7 +40,7 @@ class Loader(Generic[Batch]):
     | `batch_size` | samples in a batch of one rank; None yields single samples |
     | `shuffle`, `seed` | a new order in each epoch, the same on every rank |
     | `num_workers` | processes that read; "auto" counts the CPUs |
-    | `collate_fn` | makes a batch from a list of samples; the default stacks them |
+    | `collate_fn` | makes a batch from a list of samples; the default stacks them, and packs the rows of a `pack` |
     | `tail` | "keep", "drop" or "pad" the samples that do not fill a step of all ranks |
     | `order` | a sampler, or an order such as `Weighted`, in place of `shuffle` |
     | `plan`, `batch_sampler` | batches by length, such as `LengthBuckets`, or lists of indices, in place of `batch_size` |
@@ -162,10 +162,13 @@ class Loader(Generic[Batch]):
 
     @property
     def collate_fn(self) -> Callable[[list[Any]], Batch]:
-        """The function that makes a batch from a list of samples."""
+        """The function that makes a batch from a list of samples; by default `PackCollate` for rows of a `pack`, else `stack`."""
+        from loaderkit.loader.packed_rows import default_collate
         from loaderkit.system.stack import stack
 
-        return stack if self.config.collate_fn is None else self.config.collate_fn
+        given = self.config.collate_fn
+        found = default_collate(self.dataset) if given is None else given
+        return stack if found is None else found
 
     @property
     def drop_last(self) -> bool:

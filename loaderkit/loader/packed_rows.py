@@ -1,5 +1,6 @@
 """Rows of a fixed length as a dataset: which documents are in a row is computed once, from their lengths."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -8,6 +9,7 @@ import numpy as np
 from loaderkit.collate import CollateError, PackCollate
 from loaderkit.datasets import MapDataset, MapStyle, PieceDataset, read_many, reads_pieces
 from loaderkit.datasets.base import check_index
+from loaderkit.datasets.streams.dataset import StreamDataset
 from loaderkit.datasets.streams.packed import Rows
 from loaderkit.sampling.by_length.checks import check_longest
 from loaderkit.sampling.by_length.packing import pack
@@ -103,6 +105,14 @@ class TokenCounts:
 def collate_of(rows: Rows) -> PackCollate:
     """Return the collate function for batches of rows."""
     return PackCollate(tokens=rows.tokens, row_length=rows.row_length, fields=rows.fields)
+
+
+def default_collate(dataset: Any) -> Callable[[list[Any]], Any] | None:
+    """Return what a Loader without `collate_fn` makes batches of this data with; None stacks the samples."""
+    if isinstance(dataset, StreamDataset):
+        return None if dataset.rows is None else collate_of(dataset.rows)
+    found: Callable[[list[Any]], Any] | None = getattr(dataset, "default_collate", None)  # of a Pipeline
+    return found
 
 
 @dataclass(frozen=True)

@@ -272,6 +272,24 @@ def test_batches_of_rows_need_a_collate_function() -> None:
     assert equal(list(lk.Loader(packed.batch(2, collate_fn=collate), None)), list(lk.Loader(packed, 2)))
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: range(10),
+        lambda: texts().map(only_tokens).pack(ROW).take(8),
+        lambda: texts().map(only_tokens).pack(ROW).stream(lanes=1),
+        lambda: texts().map(tokenize).stream(lanes=1).pack(ROW, fields={"weights": 0.0}),
+        lambda: lk.interleave({texts().map(only_tokens).stream(lanes=1).pack(ROW): 1.0 for _ in range(2)}),
+    ],
+    ids=["no rows", "index", "stream of rows", "packed stream", "interleaved"],
+)
+def test_the_collate_function_of_a_loader_is_the_one_that_runs(make: Callable[[], Any]) -> None:
+    samples = next(iter(lk.Loader(make(), 2, collate_fn=list)))
+    assert len(samples) == 2
+    loader = lk.Loader(make(), 2)
+    assert equal(loader.collate_fn(samples), next(iter(loader)))
+
+
 def test_bad_rows_follow_the_policy() -> None:
     """A document that fails makes its row bad, and is named."""
 

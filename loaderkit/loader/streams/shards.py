@@ -12,7 +12,7 @@ from loaderkit.datasets.streams.lane import Lane, Place
 from loaderkit.datasets.streams.pulled import SkippingLane
 from loaderkit.datasets.streams.samples import transform_samples
 from loaderkit.loader.config import LoaderConfig
-from loaderkit.loader.packed_rows import collate_of
+from loaderkit.loader.packed_rows import default_collate
 from loaderkit.loader.position import Crew
 from loaderkit.loader.streams.lanes import Item, LaneTask, check_no_index, run_task
 
@@ -51,9 +51,9 @@ class ShardLanes:
         return self._stream.flaw(lane, place)
 
     def read(self, lanes: range, places: Sequence[Any], cycle: int, turn: int) -> Iterator[Item]:
-        stream, config, rows = self._stream, self._config, self._stream.rows
-        if rows is not None and config.collate_fn is None:
-            config = replace(config, collate_fn=collate_of(rows))
+        stream, config = self._stream, self._config
+        if config.collate_fn is None:
+            config = replace(config, collate_fn=default_collate(stream))
         task = ShardTask(stream=stream, config=config, lanes=lanes, places=places, cycle=cycle, turn=turn)
         return run_task(task, stream.seed, self._crew.num_workers)
 
