@@ -16,8 +16,8 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import urllib.request
+from multiprocessing.connection import Connection
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -48,6 +48,12 @@ class Service(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *args: Any) -> None:
         pass
+
+
+def serve(port: Connection) -> None:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Service)
+    port.send(server.server_address[1])
+    server.serve_forever()
 
 
 def fetch(url: str, page: int) -> list[dict[str, Any]]:
@@ -99,9 +105,8 @@ def train(url: str, folder: Path, workers: int, kill_after: int | None) -> None:
 
 
 def run(*arguments: Any) -> int | None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "loaderkit.datasets.streams.dataset"])  # imported once for all three
-    process = context.Process(target=train, args=arguments)
+    # Not from a fork server: torch's workers then have named semaphores, which a killed process leaves behind.
+    process = multiprocessing.Process(target=train, args=arguments)
     process.start()
     process.join(120)
     if process.is_alive():
@@ -113,9 +118,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kill-after", type=int, default=30, help="batches")
     kill_after = parser.parse_args().kill_after
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Service)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_address[1]}"
+    port, told = multiprocessing.Pipe(duplex=False)
+    server = multiprocessing.Process(target=serve, args=(told,), daemon=True)  # no thread: this process forks
+    server.start()
+    url = f"http://127.0.0.1:{port.recv()}"
     with tempfile.TemporaryDirectory() as name:
         whole, cut = Path(name, "whole"), Path(name, "cut")
         whole.mkdir()
@@ -128,7 +134,7 @@ def main() -> int:
             print("a run failed")
             return 1
         wanted, found = (torch.load(folder / "done.pt", weights_only=True) for folder in (whole, cut))
-    server.shutdown()
+    server.terminate()
     each = sorted(row["id"] for section in range(SECTIONS) for row in paragraphs(section) if is_text(row))
     once = sorted(found["seen"]) == each
     same = found["seen"] == wanted["seen"]

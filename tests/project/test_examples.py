@@ -121,6 +121,7 @@ def test_a_stream_from_a_service_that_was_killed_comes_once_in_the_same_order(tm
     (found, wanted) = map(int, re.findall(r"(\d+) samples of (\d+), each once: True", text)[0])
     assert found == wanted > 30 * 32  # it was killed on its way
     assert "the same order as the uninterrupted run: True; the same weights, bit for bit: True" in text
+    assert "leaked semaphore" not in text
 
 
 @pytest.mark.slow
