@@ -23,7 +23,7 @@ from driver import Answers, Peer, add_options, interpreters, started
 from packed_documents import document_lengths
 
 RESULTS = Path(__file__).parent.parent / "results"
-PEERS = {name: f"packed_with_{name}" for name in ("loaderkit", "grain", "litdata", "hf", "mosaicml")}
+PEERS = {name: f"packed_with_{name}" for name in ("loaderkit", "grain", "litdata", "hf", "mosaicml", "energon")}
 STOP, STOP_EARLY = 31, 15  # odd, so that they are no whole number of rounds
 MANY = 4_000  # batches: more than any epoch has
 FOLDERS = re.compile(r"(?<![\w.:])/(?:[^\s/'\"]+/)+")  # of this run: a reader has no use for them
