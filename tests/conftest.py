@@ -35,12 +35,17 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
+    """Skip what needs a GPU if there is none. Call slow what starts processes that import torch anew, 2 s of CPU time each."""
     for item in items:
-        if "gpu" in item.keywords:
+        if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs CUDA, and torch.cuda.is_available() is False"))
+        values = (
+            item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+        )
+        if any(isinstance(value, str) and value in ("forkserver", "spawn") for value in values):
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

@@ -162,7 +162,7 @@ def test_check_reads_the_index_of_a_buckets_folder_once(
     command = ["index", "s3://bucket/train/", *options, f"--index-dir={tmp_path}", f"--cache-dir={tmp_path / 'cache'}"]
 
     def check(*more: str) -> tuple[int, str, str]:
-        code = main([*command, "--check", *more])
+        code = main([*command, "--check", *(more or ("--jobs=1",))])
         shown = capsys.readouterr()
         return code, shown.out.splitlines()[-1], shown.err
 

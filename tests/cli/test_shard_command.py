@@ -232,6 +232,7 @@ def test_verify_decodes_what_has_the_right_checksum(tmp_path: Path, capsys: pyte
     assert "shard-000000.bin.index: has the checksum" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_shows_progress_ends_at_an_interrupt_and_goes_on(tmp_path: Path) -> None:
     (tmp_path / "slow_to_shard.py").write_text(
         "import time\n\nclass Slow:\n    def __len__(self):\n        return 60\n\n    def __getitem__(self, index):\n"

@@ -4,8 +4,6 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 import time
 import warnings
 import zlib
@@ -19,6 +17,7 @@ from servers import SlowStore, run_store
 from shards_written import NeverScans
 
 import loaderkit as lk
+from loaderkit.cli import main
 from loaderkit.datasets import FOLDER_INDEX
 from loaderkit.datasets.shards.folder_index import to_bytes
 from loaderkit.testing import assert_exactly_once, assert_resumable
@@ -176,18 +175,19 @@ def test_an_index_that_changes_during_a_run_is_refused(store: SlowStore, storage
 
 
 @pytest.mark.parametrize("suffix", ["tar", "jsonl", "csv", "parquet"])
-def test_the_command_writes_an_index_into_the_bucket(suffix: str, store: SlowStore, tmp_path: Path) -> None:
+def test_the_command_writes_an_index_into_the_bucket(
+    suffix: str, store: SlowStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of shards that others wrote, in each format that keeps an index."""
     folder = store.root / f"command-{suffix}" / "train"
     folder.mkdir(parents=True)
     make(suffix, folder)
     options = [f"--storage-option={name}={value}" for name, value in store.options.items()]
     url = f"s3://command-{suffix}/train/*.{suffix}"
-    command = [sys.executable, "-m", "loaderkit.cli", "index", url, "--folder-index", *options, "--jobs=1"]
+    command = ["index", url, "--folder-index", *options, "--jobs=1"]
     command += [f"--index-dir={tmp_path / 'index'}", f"--cache-dir={tmp_path / 'cache'}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    assert f"written s3://command-{suffix}/train/{FOLDER_INDEX}" in done.stdout
+    assert main(command) == 0
+    assert f"written s3://command-{suffix}/train/{FOLDER_INDEX}" in capsys.readouterr().out
     store.reset()
     kind = {"tar": lk.TarDataset, "jsonl": lk.JsonlDataset, "csv": lk.CsvDataset, "parquet": lk.ParquetDataset}[suffix]
     storage = lk.Storage(store.options, cache_dir=tmp_path / "empty")

@@ -7,8 +7,6 @@ import pickle
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -21,6 +19,7 @@ from servers import Faulty, FaultyProxy, Nginx, run_nginx, run_s3
 from shards import as_list, check_laws, check_reads, with_draws
 
 import loaderkit as lk
+from loaderkit.cli import main
 from loaderkit.datasets import expand
 from loaderkit.system import Retry, is_transient
 
@@ -374,9 +373,9 @@ def test_a_killed_download_is_done_again(faulty: Faulty, tmp_path: Path) -> None
     check_reads(lk.JsonlDataset(faulty.url, storage=storage, index_dir=tmp_path), ROWS)
 
 
-def test_the_command_indexes_s3(s3: dict[str, Any], tmp_path: Path) -> None:
+def test_the_command_indexes_s3(s3: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = [f"--storage-option={name}={value}" for name, value in s3.items()]
-    command = [sys.executable, "-m", "loaderkit.cli", "index", "s3://bucket/data", *options]
+    command = ["index", "s3://bucket/data", *options]
     command += [
         f"--index-dir={tmp_path / 'index'}",
         f"--cache-dir={tmp_path / 'cache'}",
@@ -384,9 +383,8 @@ def test_the_command_indexes_s3(s3: dict[str, Any], tmp_path: Path) -> None:
         "--jobs=1",
     ]
     for wanted in ("4 made", "4 fresh"):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-        assert done.returncode == 0, done.stderr
-        assert f"{wanted}; 22 samples" in done.stdout
+        assert main(command) == 0
+        assert f"{wanted}; 22 samples" in capsys.readouterr().out
 
 
 def test_secrets_are_not_shown() -> None:

@@ -184,6 +184,7 @@ def train_on_two_ranks(job: dict[str, Any]) -> None:
         trainer.fit(Step(0.004), lk.DataModule(RankOneIsSlow(50, 0)))
 
 
+@pytest.mark.slow
 def test_each_rank_measures_its_own_waits(tmp_path: Path) -> None:
     """Rank 0 waits for rank 1's gradients, not for data."""
     job = {"dir": str(tmp_path), "name": "ranks"}

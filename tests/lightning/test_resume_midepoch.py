@@ -63,7 +63,19 @@ WORKERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = (
+    "plain",
+    "accumulation",
+    "validation within the epoch",
+    "max_steps",
+    "two datasets, cycled",
+    "stages, max_steps",
+)
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+)
 def test_resume_from_every_checkpoint_equals_the_uninterrupted_run(case: str, tmp_path: Path) -> None:
     """In the middle of each epoch, on its last batch, at its end, in and after validation."""
     whole = {"dir": str(tmp_path), "name": "whole", "save_every": 1, **CASES[case]}

@@ -135,6 +135,7 @@ def test_a_stopped_stream_goes_on_with_what_was_not_learnt(
 
 
 @pytest.mark.parametrize("stop", ["steps", "shortest", "repeat"])
+@pytest.mark.slow
 def test_ranks_of_a_stream_resume_exactly(stop: str, tmp_path: Path) -> None:
     """Kill both in the middle of an epoch: each goes on with its own lanes, bit for bit."""
     setting: dict[str, Any] = {"steps": 7} if stop == "steps" else {"stop": stop}

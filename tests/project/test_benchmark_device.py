@@ -4,11 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "device.py"
 
 
+@pytest.mark.slow
 def test_the_script_runs_without_cuda_and_says_not_measured() -> None:
     done = subprocess.run([sys.executable, SCRIPT, "--quick"], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr

@@ -30,6 +30,7 @@ def test_its_sentences_are_short() -> None:
     assert [sentence for sentence in sentences if len(sentence.split()) > 25] == []
 
 
+@pytest.mark.slow
 def test_the_quickstart_trains_and_goes_on_when_it_is_run_again(tmp_path: Path) -> None:
     assert "fit(" in LIGHTNING
     assert len([line for line in LIGHTNING.splitlines() if line]) <= 15
@@ -41,6 +42,7 @@ def test_the_quickstart_trains_and_goes_on_when_it_is_run_again(tmp_path: Path) 
     assert "step 160\n" in again
 
 
+@pytest.mark.slow
 def test_the_plain_loop_ends_with_the_same_weights_after_a_kill(tmp_path: Path) -> None:
     code = PLAIN.replace("epoch < 9", "epoch < 2")
     assert code != PLAIN

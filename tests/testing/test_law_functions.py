@@ -50,6 +50,7 @@ class TestLoaderKeepsThem:
     def test_workers_dont_matter(self) -> None:
         assert_workers_dont_matter(make_loader, workers=(0, 1, 2, 4))
 
+    @pytest.mark.slow
     def test_start_methods_dont_matter(self) -> None:
         assert_workers_dont_matter(
             make_loader, workers=(0, 1), start_methods=("forkserver", "spawn"), persistent=(True,)

@@ -104,6 +104,7 @@ def test_a_random_clip_belongs_to_the_seed(kind: str, tmp_path: Path) -> None:
     assert not equal(sorted(clip.sum().item() for clip in clips), sorted(clip.sum().item() for clip in other))
 
 
+@pytest.mark.slow
 def test_workers_that_start_in_any_way_read_the_same(tmp_path: Path) -> None:
     data = media(tmp_path)
 
