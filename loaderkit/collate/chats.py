@@ -1,13 +1,12 @@
 """Pad conversations and preference pairs into batches for a causal language model."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor
-
-from loaderkit.collate.pad import PadCollate
+from loaderkit.collate.pad import MultimodalCollate
 from loaderkit.collate.rules import Pad, Side
+from loaderkit.seeding.draws import draws_nothing
 from loaderkit.system.stack import CollateError
 
 
@@ -18,13 +17,19 @@ class ChatCollate:
     A batch is a dict: `input_ids`, `attention_mask` (1 at tokens) and `labels` (-100 at padding), all (B, T) int64. B pairs make 2B rows:
     first the chosen answers, then the rejected ones in the same order, as DPO takes them. Prompts have no labels.
 
-    To pack conversations instead: `PackCollate(tokens="input_ids", labels=None, fields={"labels": -100})`. Conversations with pictures
-    need a rule for these: `MultimodalCollate({"input_ids": Pad(mask=True), "labels": Pad(value=-100), "images": Patches(...)})`.
+    Samples with pictures also make `images`, as the `Patches` of `images=` collate them. Pairs have the pictures of their B prompts once.
+    A model that wants them for all 2B rows takes `patches.repeat(2, 1)` and `grids.repeat(2, 1)`.
+
+    To pack conversations instead: `PackCollate(tokens="input_ids", labels=None, fields={"labels": -100})`.
 
     Args:
         pad_token: Fills `input_ids`; `tokenizer.pad_token_id`.
         multiple_of: Round T up to this many steps.
         side: The side to pad: "left" for prompts, as `generate` of `transformers` takes them.
+        images: What makes a batch of pictures: a `Patches`, or a function from the samples' lists of pictures.
+
+    Raises:
+        CollateError: If samples do not fit together, or have pictures and there is no `images=`.
 
     Examples:
         >>> first = {"input_ids": torch.tensor([5, 6, 7]), "labels": torch.tensor([-100, 6, 7])}
@@ -34,30 +39,52 @@ class ChatCollate:
         ([[5, 6, 7], [8, 9, 0]], [[1, 1, 1], [1, 1, 0]], [[-100, 6, 7], [-100, 9, -100]])
         >>> lk.ChatCollate()([{"chosen": first, "rejected": second}])["input_ids"].tolist()
         [[5, 6, 7], [8, 9, 0]]
+        >>> seen = [{**row, "images": [torch.zeros(3, 4, 8)]} for row in (first, second)]
+        >>> lk.ChatCollate(images=lk.Patches(size=4))(seen)["images"]["grids"].tolist()
+        [[1, 2], [1, 2]]
     """
 
     takes_rows: ClassVar[bool] = False  # rows of several samples each, as a PackPlan makes them
-    draws_nothing: ClassVar[bool] = True
 
     pad_token: int = 0
     multiple_of: int = 1
     side: Side = "right"
+    images: Callable[[list[Any]], Any] | None = None
 
-    def __call__(self, samples: Sequence[Any]) -> dict[str, Tensor]:
+    @property
+    def draws_nothing(self) -> bool:
+        """Whether the function of the pictures draws no random numbers. It says so itself."""
+        return self.images is None or draws_nothing(self.images)
+
+    def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
         names: Collection[Any] = samples[0].keys() if samples and isinstance(samples[0], Mapping) else ()
         if "chosen" in names:
-            try:
-                return self([sample[side] for side in ("chosen", "rejected") for sample in samples])
-            except CollateError as error:
-                raise CollateError(str(error), [row % len(samples) for row in error.rows]) from error
-        if "images" in names:
-            raise CollateError(
-                "ChatCollate: the samples have pictures, wanted a rule for them: MultimodalCollate({'input_ids': Pad(mask=True), "
-                "'labels': Pad(value=-100), 'images': Patches(...)}), or PackCollate with fields={'images': Patches(...)}"
-            )
-        rules = {"input_ids": Pad(value=self.pad_token, multiple_of=self.multiple_of, side=self.side, mask=True)}
+            return self._pairs(samples)
+        rules: dict[str, Any] = {
+            "input_ids": Pad(value=self.pad_token, multiple_of=self.multiple_of, side=self.side, mask=True)
+        }
         if "labels" in names:
             rules["labels"] = Pad(value=-100, multiple_of=self.multiple_of, side=self.side)
-        batch: dict[str, Tensor] = PadCollate(rules)(samples)
+        if "images" in names:
+            rules["images"] = self._images()
+        batch: dict[str, Any] = MultimodalCollate(rules)(samples)
         made = {"input_ids": batch["input_ids"], "attention_mask": batch["input_ids_mask"].long()}
-        return {**made, "labels": batch["labels"]} if "labels" in names else made
+        return {**made, **{name: batch[name] for name in ("labels", "images") if name in names}}
+
+    def _pairs(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        try:
+            batch = self([sample[side] for side in ("chosen", "rejected") for sample in samples])
+        except CollateError as error:
+            raise CollateError(str(error), [row % len(samples) for row in error.rows]) from error
+        if any("images" in sample for sample in samples):
+            shared = [{name: value for name, value in sample.items() if name == "images"} for sample in samples]
+            batch |= MultimodalCollate({"images": self._images()})(shared)
+        return batch
+
+    def _images(self) -> Callable[[list[Any]], Any]:
+        if self.images is None:
+            raise CollateError(
+                "ChatCollate: the samples have pictures, wanted what collates them: ChatCollate(images=Patches(...)), or "
+                "PackCollate with fields={'labels': -100, 'images': Patches(...)}"
+            )
+        return self.images

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
-import torch
 from typing_extensions import override
 
 from loaderkit.collate.chats import ChatCollate
 from loaderkit.collate.pack import PackCollate
+from loaderkit.collate.rules import Side
 from loaderkit.datasets.chats.dataset import ChatDataset, records_of
 from loaderkit.datasets.chats.messages import CHAT_COLUMNS
 from loaderkit.datasets.chats.preferences import PREFERENCE_COLUMNS, PreferenceDataset
 from loaderkit.datasets.combine import SubsetDataset
+from loaderkit.datasets.images.decode import is_picture
 from loaderkit.datasets.splits import Split, split
 from loaderkit.lightning.base import DataModule
 from loaderkit.lightning.check_data import StageData, factories, is_dict_of_tables, list_stage_data, sources_by_stage
@@ -57,7 +58,8 @@ class ChatDataModule(DataModule):
             `batching.max_length` are cut on the left, unless too_long is "error". Pairs are batched as for test.
         tokenizer: A tokenizer of the package `transformers`.
         pairs: Whether records are preference pairs.
-        options: Other arguments of ChatDataset, or of PreferenceDataset for pairs: {"train_on": "last"}.
+        options: Other arguments of ChatDataset, or of PreferenceDataset for pairs: {"train_on": "last"}. With "pictures", their `Patches`
+            collate the pictures too.
         batching: How conversations become batches: "random", "buckets", "budget" or "packed". A pair counts as twice its longer side,
             and cannot be packed.
         too_long: What happens to conversations of more than `batching.max_length` tokens: what ChatDataset does, or "drop" leaves them
@@ -156,20 +158,22 @@ class ChatDataModule(DataModule):
         prompts = isinstance(dataset, ChatDataset) and dataset.train_on == "none"
         arranged = self.batching.how != "random" and not prompts
         plan = self.batching.plan(dataset.lengths(), config, shuffle=shuffle) if arranged else None
-        own = ChatCollate(pad_token=self._pad_token, side="left") if prompts else self._collate()
+        own = self._collate("left" if prompts else "right", packed=self.batching.how == "packed" and not prompts)
         collate = own if config.collate_fn is None else config.collate_fn
         changed = dataclasses.replace(config, plan=plan, collate_fn=collate, shuffle=None)
         return super()._make_loader(kind, dataset, changed, shuffle and plan is None)
 
-    def _collate(self) -> Any:
-        if self.batching.how != "packed":
-            return ChatCollate(pad_token=self._pad_token)
+    def _collate(self, side: Side, *, packed: bool) -> Any:
+        pictures = self._make_chats.keywords.get("pictures")
+        images = pictures.patches if pictures is not None and callable(pictures.patches) else None
+        if not packed:
+            return ChatCollate(pad_token=self._pad_token, side=side, images=images)
         return PackCollate(
             tokens="input_ids",
             row_length=self.batching.max_length,
             pad_value=self._pad_token,
             labels=None,
-            fields={"labels": -100},
+            fields={"labels": -100, **({} if images is None else {"images": images})},
         )
 
     def _cut(self) -> dict[str, Any]:
@@ -193,7 +197,6 @@ class ChatDataModule(DataModule):
         workers = self.loader_config.num_workers
         lengths = measure_lengths(
             chats,
-            pair_length if self._pairs else "input_ids",
             num_workers=Cpus.detect().workers(ranks_on_host()) if workers == "auto" else workers,
             cache=self._lengths_file(data),
             bad_length=0,
@@ -255,7 +258,7 @@ class ChatDataModule(DataModule):
         names = self._make_chats.keywords.get("columns") or {}
         known = PREFERENCE_COLUMNS if self._pairs else CHAT_COLUMNS
         used = [record.get(names.get(name, name)) for name in known] if isinstance(record, Mapping) else record
-        return digest(json.dumps(used, sort_keys=True, default=str))
+        return digest(json.dumps(used, sort_keys=True, default=_as_text))
 
     def _lengths_file(self, data: StageData) -> Path | None:
         if self._lengths_dir is None:
@@ -264,9 +267,9 @@ class ChatDataModule(DataModule):
         return self._lengths_dir / f"{data.stage if data.name is None else f'{data.stage}-{digest(data.name)}'}.npz"
 
 
-def pair_length(pair: Mapping[str, Mapping[str, torch.Tensor]]) -> int:
-    """Return the tokens of a pair's two rows, with the padding of the shorter one."""
-    return 2 * max(len(side["input_ids"]) for side in pair.values())
+def _as_text(value: Any) -> str:
+    """Return a text for what JSON lacks, the same in each process. That of a picture in memory would have its address."""
+    return f"{value.mode} {value.size}" if is_picture(value) else str(value)
 
 
 class _Measured(SubsetDataset[Any]):

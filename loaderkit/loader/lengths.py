@@ -46,7 +46,8 @@ def measure_lengths(
     """Return the length of each sample (N,), for `LengthBuckets`, `TokenBudget` and `PackPlan`.
 
     If the dataset has `lengths()` and no transform, as DocumentDataset, it reads nothing. Otherwise it reads each sample once,
-    under the sample's own seed as in a Loader. `MultimodalDataset` and `ChatDataset` count their tokens without decoding pictures.
+    under the sample's own seed as in a Loader. `MultimodalDataset`, `ChatDataset` and `PreferenceDataset` count their tokens without decoding
+    pictures; a pair takes twice its longer side.
 
     A cache is used if it has the same number of samples, the same fingerprint of the dataset, and the same name of the function.
     The lengths of 16 samples, which are read again, must be the same too. Otherwise a warning says what differs, and the lengths

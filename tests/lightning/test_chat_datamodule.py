@@ -12,8 +12,10 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from chats_made import CHATML, chat_of, make_tokenizer, records, untagged
+from chats_made import AROUND, CHATML, chat_of, make_tokenizer, records, untagged, vision_tokenizer
 from lightning_runs import quiet_trainer
+from multimodal_made import SIZES, chats, pairs, write_pictures
+from PIL import Image
 
 import loaderkit as lk
 from loaderkit import ChatDataModule, LoaderConfig, TextBatching
@@ -82,6 +84,52 @@ def test_pairs_come_with_both_answers(how: Any) -> None:
     assert sum(len(batch["labels"]) for batch in batches) == 2 * SIZE
     assert how != "budget" or max(batch["input_ids"].numel() for batch in batches) <= 1200
     assert all("No " in TOKENIZER.decode(row) for batch in batches for row in batch["input_ids"].chunk(2)[1])
+
+
+@pytest.mark.parametrize("how", BATCHINGS)
+@pytest.mark.parametrize("rows", [chats(SIZE), pairs(SIZE)], ids=["chats", "pairs"])
+def test_pictures_come_with_their_conversations(tmp_path: Path, rows: Any, how: Any) -> None:
+    are_pairs = "prompt" in rows[0]
+    if are_pairs and how == "packed":
+        pytest.skip("pairs are not packed")
+    patches = lk.Patches(size=14, merge=2, max_tokens=6)
+    root = write_pictures(tmp_path / "pictures")
+    pictures = lk.Pictures(patches, placeholder="<|image_pad|>", root=root, **AROUND)  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"tokenizer": vision_tokenizer(), "options": {"pictures": pictures}, "pairs": are_pairs}
+    data = make(rows, batching=TextBatching(how=how, **BATCHINGS[how]), splits={"train": 0.7, "val": 0.3}, **settings)
+    found = 0
+    for batch in [*data.train_dataloader(), *data.val_dataloader()]:
+        placeholders = batch["input_ids"] == vision_tokenizer().get_vocab()["<|image_pad|>"]
+        tokens = len(batch["images"]["patches"]) // patches.merge**2
+        assert int(placeholders.sum()) == tokens * (2 if are_pairs else 1)
+        assert (batch["labels"][placeholders] == -100).all()
+        found += len(batch["images"]["grids"])
+    assert found == json.dumps(rows).count('"type": "image"') > 30
+    predicted = list(make(None, predict=chats(SIZE), splits=None, **settings | {"pairs": False}).predict_dataloader())
+    assert sum(len(batch["images"]["grids"]) for batch in predicted) == json.dumps(chats(SIZE)).count('"type": "image"')
+
+
+def test_decoded_pictures_get_the_same_split_in_each_process(tmp_path: Path) -> None:
+    patches = lk.Patches(size=14, merge=2, max_tokens=6)
+    pictures = lk.Pictures(patches, placeholder="<|image_pad|>")
+    found = []
+    for _ in range(2):
+        images = [Image.new("RGB", SIZES[number % 5]) for number in range(SIZE)]  # each with its own address
+        rows = [
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "image", "image": image}]},
+                    {"role": "assistant", "content": f"{n}."},
+                ]
+            }
+            for n, image in enumerate(images)
+        ]
+        data = make(
+            rows, tokenizer=vision_tokenizer(), options={"pictures": pictures}, splits={"train": 0.5, "val": 0.5}
+        )
+        found.append(ids_in(data.train_dataloader()))
+    assert found[0] == found[1]
+    assert 2 < sum(found[0].values()) < SIZE - 2
 
 
 def test_what_is_too_long_is_refused_dropped_or_cut(caplog: pytest.LogCaptureFixture) -> None:

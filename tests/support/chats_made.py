@@ -5,6 +5,7 @@ import re
 from pydoc_data.topics import topics
 from typing import Any
 
+import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -49,6 +50,16 @@ PHI3 = (
     "{% else %}{{ message['content'] + '<|end|>\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"
 )
+# As Qwen2-VL publishes it, without its videos and vision ids.
+QWEN2_VL = (
+    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}<|im_end|>\n{% else %}{% for content in message['content'] %}"
+    "{% if content['type'] == 'image' or 'image' in content or 'image_url' in content %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}"
+    "<|im_end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+AROUND = {"before": "<|vision_start|>", "after": "<|vision_end|>"}
 TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "mistral": MISTRAL, "gemma": GEMMA, "phi3": PHI3}
 
 _SPECIAL = [
@@ -110,6 +121,28 @@ def make_tokenizer(template: Any = CHATML, kind: str = "bytes") -> Any:
         eos_token="<eos>",
         pad_token="<pad>",
         chat_template=template,
+    )
+
+
+@functools.cache
+def vision_tokenizer() -> Any:
+    """A tokenizer with the tokens and the template of Qwen2-VL."""
+    made = make_tokenizer(QWEN2_VL)
+    made.add_special_tokens({"additional_special_tokens": [*AROUND.values(), "<|image_pad|>", "<|video_pad|>"]})
+    return made
+
+
+def qwen2_vl_processor(max_tokens: int) -> Any:
+    """The processor of Qwen2-VL, of pixels as `Patches` has them: neither scaled nor normalised, and resized bilinearly."""
+    images = pytest.importorskip("transformers.models.qwen2_vl.image_processing_qwen2_vl")
+    videos = pytest.importorskip("transformers.models.qwen2_vl.video_processing_qwen2_vl")
+    processing = pytest.importorskip("transformers.models.qwen2_vl.processing_qwen2_vl")
+    settings = {"do_rescale": False, "do_normalize": False, "min_pixels": 1, "max_pixels": max_tokens * 28 * 28}
+    return processing.Qwen2VLProcessor(
+        images.Qwen2VLImageProcessor(**settings, resample=2),
+        vision_tokenizer(),
+        videos.Qwen2VLVideoProcessor(),
+        chat_template=QWEN2_VL,
     )
 
 

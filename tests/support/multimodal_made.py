@@ -76,3 +76,13 @@ def chats(count: int, pictures: int = 5) -> list[dict[str, Any]]:
             messages.append({"role": "assistant", "content": f"Answer {number}.{turn}, which is long."})
         made.append({"n": number, "messages": messages})
     return made
+
+
+def pairs(count: int, pictures: int = 5) -> list[dict[str, Any]]:
+    """Preference pairs of these conversations."""
+    made = []
+    for row in chats(count, pictures):
+        *prompt, chosen = row["messages"]
+        rejected = {"role": "assistant", "content": f"No {row['n']}{'!' * (3 * row['n'] % 50)}"}
+        made.append({"n": row["n"], "prompt": prompt, "chosen": [chosen], "rejected": [rejected]})
+    return made

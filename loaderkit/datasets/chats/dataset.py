@@ -41,7 +41,7 @@ class EncodedDataset(NamedRows[Sample]):
 
 
 class RowEncoder(ABC):
-    """A function from a record to one row of tokens, with its labels and its pictures."""
+    """A function from a record to its row of tokens, or to several, with labels and pictures."""
 
     placeholders: Placeholders | None
 
@@ -55,16 +55,29 @@ class RowEncoder(ABC):
         """Return the content of a record, and its pictures."""
 
     @abstractmethod
-    def row(self, content: Any, sizes: list[tuple[int, int]]) -> tuple[Row, slice]:
-        """Return the row of a content whose pictures have these heights and widths, and which of them are left in it."""
+    def row(self, content: Any, sizes: list[tuple[int, int]]) -> tuple[Any, slice]:
+        """Return the row of a content whose pictures have these heights and widths, and which of them are left in it.
+
+        A subclass may return several rows, for its own `sample`.
+        """
 
     @abstractmethod
     def fingerprint(self) -> str:
         """Return digests of all settings that decide the rows."""
 
-    def sample(self, row: Row) -> dict[str, Tensor]:
+    def sample(self, row: Any) -> dict[str, Any]:
         """Return the sample of a row, without its pictures."""
         return labelled(row.ids, row.mask, self.owner)
+
+    def length(self, sample: dict[str, Any]) -> int:
+        """Return the tokens that a sample takes in a batch."""
+        return len(sample["input_ids"])
+
+    def spread(self, ids: Int64Array, mask: Mask, sizes: list[tuple[int, int]]) -> Row:
+        """Return the row of ids with one placeholder for each picture, and which of them to train on."""
+        if self.placeholders is None:
+            return Row(ids, mask, np.empty((0, 2), dtype=np.int64))
+        return self.placeholders.spread(ids, mask, sizes)
 
     def __call__(self, record: Any) -> dict[str, Any]:
         content, parts = self.read(record)
@@ -74,10 +87,10 @@ class RowEncoder(ABC):
         return {**sample, "images": images[left]} if self.placeholders else sample
 
     def count(self, record: Any) -> int:
-        """Return the tokens of a record's row. Of its pictures only the headers are read."""
+        """Return the tokens of a record's sample. Of its pictures only the headers are read."""
         content, parts = self.read(record)
         row, _ = self.row(content, self.placeholders.measure(parts) if self.placeholders else [])
-        return len(self.sample(row)["input_ids"])
+        return self.length(self.sample(row))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +132,8 @@ class ChatDataset(RowDataset):
     With `pictures`, a message's content may have parts: `{"type": "text", "text": "..."}`, and `{"type": "image", "image": "a.png"}` or
     `{"type": "image_url", "image_url": {"url": ...}}`. A part of a picture without a file takes the next one of the record's `images`.
     The sample then also has `"images"`, a list of tensors (3, H, W) uint8, and the row a placeholder for each of their tokens.
-    `measure_lengths(dataset)` reads only the headers of pictures.
+    `measure_lengths(dataset)` reads only the headers of pictures. `ChatCollate(images=patches)` makes batches, and so does
+    `PackCollate(..., fields={"labels": -100, "images": patches})` for a `PackPlan`.
 
     A record may also have `tools`, a list of JSON schemas or the JSON of one, and `chat_template_kwargs`.
 
@@ -135,8 +149,8 @@ class ChatDataset(RowDataset):
             has `input_ids` alone: the conversation without its last answer, with the header of an answer.
         max_length: The most tokens of a sample.
         too_long: What happens to a longer one. "error": reading it fails; `BadSamples` or a plan may leave it out.
-            "truncate_right" and "truncate_left" cut tokens at that end. "truncate_turns" leaves out the last messages: it ends with
-            the last answer that fits.
+            "truncate_right" and "truncate_left" cut tokens at that end; a picture that does not fit as a whole is left out.
+            "truncate_turns" leaves out the last messages with their pictures: it ends with the last answer that fits.
         tools: JSON schemas or functions, for conversations without tools of their own.
         chat_template: Instead of the tokenizer's: a Jinja template, or a name if the tokenizer has several.
         template_values: Variables of the template: {"enable_thinking": False}.
@@ -227,16 +241,15 @@ class _Encoder(RowEncoder):
     def row(self, chat: Chat, sizes: list[tuple[int, int]]) -> tuple[Row, slice]:
         if self.train_on == "none":
             ids = self.template.prompt(chat)
-            return cut_row(
-                self._spread(ids, np.zeros(len(ids), dtype=bool), sizes), self.max_length, self.too_long, self.owner
-            )
-        row = self._spread(*self.template.encode(chat, self.train_on), sizes)
+            row = self.spread(ids, np.zeros(len(ids), dtype=bool), sizes)
+            return cut_row(row, self.max_length, self.too_long, self.owner)
+        row = self.spread(*self.template.encode(chat, self.train_on), sizes)
         if self.max_length is None or len(row.ids) <= self.max_length or self.too_long != "truncate_turns":
             return cut_row(row, self.max_length, self.too_long, self.owner)
         for answer in reversed(chat.answers()):
             ids, mask = self.template.encode(chat.first(answer + 1), self.train_on)
             left = slice(0 if self.placeholders is None else int((ids == self.placeholders.placeholder).sum()))
-            row = self._spread(ids, mask, sizes[left])
+            row = self.spread(ids, mask, sizes[left])
             if len(row.ids) <= self.max_length:
                 return row, left
         raise too_many(self.owner, len(row.ids), self.max_length, "up to its first answer")
@@ -245,11 +258,6 @@ class _Encoder(RowEncoder):
         if self.train_on == "none":
             return {"input_ids": torch.from_numpy(row.ids.copy())}
         return labelled(row.ids, row.mask, self.owner)
-
-    def _spread(self, ids: Int64Array, mask: Mask, sizes: list[tuple[int, int]]) -> Row:
-        if self.placeholders is None:
-            return Row(ids, mask, np.empty((0, 2), dtype=np.int64))
-        return self.placeholders.spread(ids, mask, sizes)
 
     def fingerprint(self) -> str:
         settings = (self.columns.names, self.roles, self.train_on, self.max_length, self.too_long)
@@ -278,13 +286,6 @@ def labelled(ids: Int64Array, mask: Mask, owner: str) -> dict[str, Tensor]:
             f"{owner}: none of the {len(ids):,} tokens is left to train on. Raise max_length=, or skip it."
         )
     return {"input_ids": torch.from_numpy(ids.copy()), "labels": torch.from_numpy(labels)}
-
-
-def cut(length: int, most: int, too_long: str, owner: str) -> slice:
-    """Return which tokens of a sample to keep; raise a ValueError if it may not be cut."""
-    if length > most and too_long == "error":
-        raise too_many(owner, length, most, "")
-    return slice(-most, None) if too_long == "truncate_left" else slice(most)
 
 
 def cut_row(row: Row, most: int | None, too_long: str, owner: str) -> tuple[Row, slice]:

@@ -159,7 +159,7 @@ def _message(number: int, turn: Any, roles: Mapping[str, str], owner: str, pictu
         if not pictures:
             raise ValueError(
                 f"{owner}: message {number} has a content of {len(content)} parts, wanted text. Join texts before; for pictures give "
-                "lk.ChatDataset(..., pictures=lk.Pictures(...))."
+                "pictures=lk.Pictures(...)."
             )
         message["content"] = content = [
             _part(part, f"{owner}: message {number}, part {place}") for place, part in enumerate(content)

@@ -1,40 +1,23 @@
 """Conversations with pictures have the ids and patches of Qwen2-VL's processor, and labels on the answers alone."""
 
-import functools
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from chats_made import CHATML, make_tokenizer
+from chats_made import AROUND, CHATML, QWEN2_VL, make_tokenizer, qwen2_vl_processor, vision_tokenizer
 from drawing import equal
 from multimodal_made import chats, json_lines, name_of, write_pictures
+from PIL import Image
 
 import loaderkit as lk
 from loaderkit import testing
 from loaderkit.datasets import decode_picture
 
-# As Qwen2-VL publishes it, without its videos and vision ids.
-QWEN2_VL = (
-    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
-    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}<|im_start|>{{ message['role'] }}\n"
-    "{% if message['content'] is string %}{{ message['content'] }}<|im_end|>\n{% else %}{% for content in message['content'] %}"
-    "{% if content['type'] == 'image' or 'image' in content or 'image_url' in content %}"
-    "<|vision_start|><|image_pad|><|vision_end|>{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}"
-    "<|im_end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 PATCHES = lk.Patches(size=14, merge=2, max_tokens=12)
-AROUND = {"before": "<|vision_start|>", "after": "<|vision_end|>"}
 COUNT = 14
-
-
-@functools.cache
-def tokenizer() -> Any:
-    made = make_tokenizer(QWEN2_VL)
-    special = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
-    made.add_special_tokens({"additional_special_tokens": special})
-    return made
 
 
 @pytest.fixture
@@ -48,7 +31,7 @@ def pictures(folder: Path, **settings: Any) -> lk.Pictures:
 
 def make_data(folder: Path, rows: Any = None, **settings: Any) -> Any:
     return lk.ChatDataset(
-        chats(COUNT) if rows is None else rows, tokenizer(), pictures=pictures(folder, **AROUND), **settings
+        chats(COUNT) if rows is None else rows, vision_tokenizer(), pictures=pictures(folder, **AROUND), **settings
     )
 
 
@@ -58,23 +41,12 @@ def names_in(messages: list[dict[str, Any]]) -> list[str]:
 
 
 def answers_of(sample: dict[str, Any]) -> str:
-    return str(tokenizer().decode(sample["labels"][sample["labels"] != -100]))
+    return str(vision_tokenizer().decode(sample["labels"][sample["labels"] != -100]))
 
 
 @pytest.mark.slow
 def test_ids_and_patches_are_those_of_the_processor_of_qwen2_vl(folder: Path) -> None:
-    images = pytest.importorskip("transformers.models.qwen2_vl.image_processing_qwen2_vl")
-    videos = pytest.importorskip("transformers.models.qwen2_vl.video_processing_qwen2_vl")
-    processing = pytest.importorskip("transformers.models.qwen2_vl.processing_qwen2_vl")
-    unit = 28 * 28
-    processor = processing.Qwen2VLProcessor(
-        images.Qwen2VLImageProcessor(
-            do_rescale=False, do_normalize=False, min_pixels=1, max_pixels=12 * unit, resample=2
-        ),
-        tokenizer(),
-        videos.Qwen2VLVideoProcessor(),
-        chat_template=QWEN2_VL,
-    )
+    processor = qwen2_vl_processor(12)
     checked = 0
     for record, sample in zip(chats(COUNT), make_data(folder), strict=True):
         names = names_in(record["messages"])
@@ -92,6 +64,35 @@ def test_ids_and_patches_are_those_of_the_processor_of_qwen2_vl(folder: Path) ->
     assert checked > 20
 
 
+@pytest.mark.slow
+def test_masks_are_those_of_the_processor_of_qwen2_vl(folder: Path) -> None:
+    """Of a template with blocks; ours is the same without them."""
+    answer = "{{ message['content'] }}<|im_end|>\n"
+    marked = QWEN2_VL.replace(
+        f"string %}}{answer}{{% else %}}",
+        f"string %}}{{% if message['role'] == 'assistant' %}}{{% generation %}}{answer}{{% endgeneration %}}{{% else %}}{answer}"
+        "{% endif %}{% else %}",
+    )
+    assert marked != QWEN2_VL
+    processor, checked = qwen2_vl_processor(12), 0
+    both = zip(chats(COUNT), make_data(folder, chat_template=marked), make_data(folder), strict=True)
+    for record, sample, without_blocks in both:
+        assert equal(sample, without_blocks)
+        messages = [dict(message) for message in record["messages"]]
+        for message in messages:
+            if isinstance(message["content"], list):
+                message["content"] = [
+                    {"type": "image", "image": Image.open(folder / part["image"])} if "image" in part else part
+                    for part in message["content"]
+                ]
+        asked = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+        wanted = processor.apply_chat_template(messages, chat_template=marked, **asked)
+        assert sample["input_ids"].tolist() == wanted["input_ids"][0]
+        assert (sample["labels"] != -100).long().tolist() == wanted["assistant_masks"][0]
+        checked += len(names_in(record["messages"]))
+    assert checked > 20
+
+
 def test_labels_are_the_answers_alone_and_pictures_come_in_order(folder: Path) -> None:
     rows = chats(COUNT)
     assert sum(len(names_in(row["messages"])) for row in rows) > 20
@@ -100,14 +101,24 @@ def test_labels_are_the_answers_alone_and_pictures_come_in_order(folder: Path) -
         assert answers_of(sample) == "".join(f"{answer}<|im_end|>\n" for answer in answers)
         wanted = [decode_picture((folder / name).read_bytes()) for name in names_in(record["messages"])]
         assert equal(sample["images"], wanted)
-        placeholder = tokenizer().get_vocab()["<|image_pad|>"]
+        placeholder = vision_tokenizer().get_vocab()["<|image_pad|>"]
         assert int((sample["input_ids"] == placeholder).sum()) == PATCHES.tokens(wanted)
         assert not bool((sample["labels"] == placeholder).any())
 
 
+def test_pictures_carry_no_loss_even_if_all_tokens_do(folder: Path) -> None:
+    placeholder, shown = vision_tokenizer().get_vocab()["<|image_pad|>"], 0
+    for sample in make_data(folder, train_on="all"):
+        trained = sample["input_ids"] != placeholder
+        trained[0] = False
+        assert torch.equal(sample["labels"], torch.where(trained, sample["input_ids"], -100))
+        shown += len(sample["images"])
+    assert shown > 20
+
+
 def test_a_conversation_without_pictures_is_what_it_is_without_the_setting(folder: Path) -> None:
     rows = [{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]}]
-    plain = lk.ChatDataset(rows, tokenizer())[0]
+    plain = lk.ChatDataset(rows, vision_tokenizer())[0]
     assert equal(make_data(folder, rows)[0], plain | {"images": []})
     rows[0]["messages"][1]["content"] = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo."}]  # type: ignore[assignment]
     assert equal(make_data(folder, rows)[0], plain | {"images": []})
@@ -139,7 +150,7 @@ def test_pictures_may_be_a_column_of_the_record(folder: Path) -> None:
 
 @pytest.mark.parametrize("too_long", ["truncate_right", "truncate_left", "truncate_turns"])
 def test_a_cut_keeps_the_pictures_whose_tokens_it_keeps(folder: Path, too_long: Any) -> None:
-    vocabulary = tokenizer().get_vocab()
+    vocabulary = vision_tokenizer().get_vocab()
     placeholder, before, after = (vocabulary[name] for name in ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>"))
     whole = list(make_data(folder))
     cuts = 0
@@ -182,6 +193,40 @@ def test_lengths_are_counted_from_headers(folder: Path) -> None:
     plain = [{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]}]
     without = lk.ChatDataset(plain, make_tokenizer())
     assert lk.measure_lengths(without).tolist() == [len(without[0]["input_ids"])]
+
+
+def test_chat_collate_makes_the_batch_of_the_rules(folder: Path) -> None:
+    samples = list(make_data(folder))[:6]
+    assert len({len(sample["images"]) for sample in samples}) > 1
+    rules = {"input_ids": lk.Pad(value=7, mask=True), "labels": lk.Pad(value=-100), "images": PATCHES}
+    wanted = lk.MultimodalCollate(rules)(samples)
+    wanted["attention_mask"] = wanted.pop("input_ids_mask").long()
+    collate = lk.ChatCollate(pad_token=7, images=PATCHES)
+    batch = collate(samples)
+    assert list(batch) == ["input_ids", "attention_mask", "labels", "images"]
+    assert all(equal(batch[name], wanted[name]) for name in batch)
+    assert collate.draws_nothing
+    assert not lk.ChatCollate(images=lambda pictures: pictures).draws_nothing
+    prompts = [{name: sample[name] for name in ("input_ids", "images")} for sample in samples]
+    assert list(collate(prompts)) == ["input_ids", "attention_mask", "images"]
+    with pytest.raises(lk.CollateError, match="keys"):
+        collate([samples[0], {name: samples[1][name] for name in ("input_ids", "labels")}])
+
+
+def test_a_picture_that_cannot_be_read_is_a_bad_sample(folder: Path) -> None:
+    rows = chats(COUNT)
+    (folder / name_of(3)).write_bytes((folder / name_of(3)).read_bytes()[:-20])
+    (folder / name_of(4)).unlink()
+    bad = [n for n, row in enumerate(rows) if {name_of(3), name_of(4)} & set(names_in(row["messages"]))]
+    assert 2 < len(bad) < COUNT - 2
+    loader = lk.Loader(make_data(folder, rows), COUNT, collate_fn=list, bad_samples=lk.BadSamples("skip", max_rate=1))
+    found = [sample["input_ids"].tolist() for batch in loader for sample in batch]
+    assert sorted(each.index for each in loader.bad_samples) == bad
+    good = [n for n in range(COUNT) if n not in bad]
+    assert found == [make_data(folder, rows)[n]["input_ids"].tolist() for n in good]
+    assert all(re.search(r"message \d, part \d: ", each.error) for each in loader.bad_samples)
+    with pytest.raises((ValueError, OSError), match=rf"sample {bad[0]}: message \d, part \d: .*[34]\.png"):
+        list(lk.Loader(make_data(folder, rows), 3, collate_fn=list))
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -230,16 +275,16 @@ def test_a_prompt_has_the_pictures_of_its_questions(folder: Path) -> None:
 
 def test_what_has_no_place_for_pictures_says_so(folder: Path) -> None:
     data = make_data(folder)
-    with pytest.raises(lk.CollateError, match=r"ChatCollate: the samples have pictures, .*MultimodalCollate"):
+    with pytest.raises(lk.CollateError, match=r"ChatCollate: the samples have pictures, .*images=Patches"):
         next(iter(lk.Loader(data, 2, collate_fn=lk.ChatCollate())))
     with pytest.raises(
         ValueError, match=r"sample 0: ChatDataset: message 0 has a content of \d parts, .*pictures=lk.Pictures"
     ):
-        lk.ChatDataset(chats(1), tokenizer())[0]
+        lk.ChatDataset(chats(1), vision_tokenizer())[0]
     with pytest.raises(ValueError, match="the tokenizer has no token"):
         lk.ChatDataset(chats(1), make_tokenizer(), pictures=pictures(folder))
     with pytest.raises(ValueError, match=r"the chat template raised|0 placeholders"):
-        lk.ChatDataset(chats(4), tokenizer(), chat_template=CHATML, pictures=pictures(folder))[3]
+        lk.ChatDataset(chats(4), vision_tokenizer(), chat_template=CHATML, pictures=pictures(folder))[3]
     rows = [{"messages": [{"role": "user", "content": [{"type": "video", "video": "a"}]}]}]
     with pytest.raises(ValueError, match="message 0, part 0 has the type 'video'"):
         make_data(folder, rows)[0]
