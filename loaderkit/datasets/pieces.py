@@ -33,7 +33,8 @@ class PieceDataset(DeclaresDraws):
 
     Raises:
         TypeError: If there are no lengths.
-        ValueError: If a number is out of range, or there are not as many lengths as documents.
+        ValueError: If a number is out of range, or there are not as many lengths as documents. On reading: if a document with pictures
+            (`"images"`) would be cut, as the cut could go through one.
 
     Examples:
         >>> documents = [[1, 2, 3, 4, 5], [6]]
@@ -120,6 +121,8 @@ class PieceDataset(DeclaresDraws):
         return documents, (pieces - before) * self.length
 
     def _cut(self, sample: Any, document: int, start: int) -> Any:
+        if self._lengths[document] > self.length:
+            check_can_be_cut(sample, f"PieceDataset: document {document:,}")
         if not isinstance(sample, Mapping | tuple):
             return self._slice(sample, document, start)
         tokens = self.fields[:1]
@@ -145,3 +148,13 @@ class PieceDataset(DeclaresDraws):
                 f"{self._lengths[document]:,}. Measure the lengths again."
             )
         return sequence[start : start + self.length]
+
+
+def check_can_be_cut(sample: Any, name: str) -> None:
+    """Raise a ValueError for a document with pictures: a cut could go through one, and each piece would have all."""
+    pictures = sample.get("images") if isinstance(sample, Mapping) else None
+    if isinstance(pictures, list) and pictures:
+        raise ValueError(
+            f"{name} has {len(pictures)} pictures and more tokens than fit, wanted a document that fits as a whole. Give its dataset "
+            "max_length= and too_long='truncate_right', or pack with too_long='drop'."
+        )

@@ -229,7 +229,7 @@ class Pipeline(DeclaresDraws):
         else:
             lengths = measure(
                 self.dataset,
-                TokenCounts(replace(rows, too_long="split")),
+                TokenCounts(replace(rows, too_long="drop")),
                 num_workers=num_workers,
                 executor=executor,
                 cache=cache,

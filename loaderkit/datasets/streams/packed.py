@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from torch import Tensor
 
+from loaderkit.datasets.pieces import check_can_be_cut
 from loaderkit.datasets.streams.lane import Lane, LaneSpec, Place
 from loaderkit.datasets.streams.pulled import PulledLane
 from loaderkit.datasets.streams.samples import Failed, PendingSample, Step, apply_steps, seeds_of
@@ -108,6 +109,8 @@ class Rows:
                     raise ValueError(
                         f"pack: field {name!r} has length {len(document[name])}, wanted {length} as the tokens have."
                     )
+        if self.too_long == "split" and self.length(document) > self.row_length:
+            check_can_be_cut(document, "pack: a document")
         if self.too_long == "error" and self.length(document) > self.row_length:
             raise ValueError(
                 f"pack: a document has {self.length(document):,} tokens, wanted at most row_length={self.row_length:,}. Give "

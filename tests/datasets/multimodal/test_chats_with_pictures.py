@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from chats_made import AROUND, CHATML, QWEN2_VL, make_tokenizer, qwen2_vl_processor, vision_tokenizer
@@ -227,6 +228,34 @@ def test_a_picture_that_cannot_be_read_is_a_bad_sample(folder: Path) -> None:
     assert all(re.search(r"message \d, part \d: ", each.error) for each in loader.bad_samples)
     with pytest.raises((ValueError, OSError), match=rf"sample {bad[0]}: message \d, part \d: .*[34]\.png"):
         list(lk.Loader(make_data(folder, rows), 3, collate_fn=list))
+
+
+def test_rows_of_a_stream_never_cut_a_picture(folder: Path) -> None:
+    data = make_data(folder)
+    lengths = lk.measure_lengths(data)
+    most = int(lengths.max())
+    collate = lk.PackCollate(
+        tokens="input_ids", row_length=most, labels=None, fields={"labels": -100, "images": PATCHES}
+    )
+    fields: dict[str, Any] = {"tokens": "input_ids", "fields": {"labels": -100}}
+    for rows in (lk.Pipeline(data).stream(lanes=2).pack(most, **fields), lk.Pipeline(data).pack(most, **fields)):
+        found = []
+        for batch in lk.Loader(rows, 2, collate_fn=collate):
+            placeholders = batch["input_ids"] == vision_tokenizer().get_vocab()["<|image_pad|>"]
+            assert int(placeholders.sum()) == len(batch["images"]["patches"]) // 4
+            found += [len(ids) for ids in lk.unpack(batch, "input_ids")]
+        assert sorted(found) == sorted(lengths.tolist())
+    short = int(np.sort(lengths)[COUNT // 2])
+    kept = sorted(lengths[lengths <= short].tolist())
+    for rows in (lk.Pipeline(data).stream(lanes=2), lk.Pipeline(data)):
+        dropped = rows.pack(short, **fields, too_long="drop")
+        assert (
+            sorted(len(chat["input_ids"]) for row in lk.Loader(dropped, None, collate_fn=list) for chat in row) == kept
+        )
+        with pytest.raises(ValueError, match=r"has \d pictures and more tokens than fit.* too_long='drop'"):
+            list(lk.Loader(rows.pack(short, **fields), 1, collate_fn=list))
+    with pytest.raises(ValueError, match=r"PieceDataset: document \d+ has \d pictures and more tokens"):
+        list(lk.PieceDataset(data, short, lengths=lengths, fields=("input_ids", "labels")))
 
 
 @pytest.mark.parametrize("packed", [False, True])
