@@ -337,7 +337,8 @@ class Storage:
     def _find(self, files: Any, path: str, url: str, suffixes: tuple[str, ...]) -> dict[str, Stat | None]:
         found = files.find(path.rstrip("/"), detail=True)
         if list(found) == [path]:
-            return {url: _stat_of(found[path])}
+            known = isinstance(found, Mapping)  # adlfs lists a single file without its version
+            return {url: _stat_of(found[path]) if known else None}
         return _listed(files, _shown(found, path.rstrip("/") + "/", suffixes))
 
     def _glob_page(self, files: Any, path: str, url: str, suffixes: tuple[str, ...]) -> dict[str, Stat | None]:
@@ -395,7 +396,7 @@ class Storage:
         if url.startswith(("http://", "https://")):
             # A compressed body has no ranges.
             options["headers"] = {"Accept-Encoding": "identity", **options.get("headers", {})}
-        files, path = fsspec.core.url_to_fs(url, **options)
+        files, path = _google(url, options) or fsspec.core.url_to_fs(url, **options)
         if not getattr(files, "async_impl", False):
             return _KEPT.setdefault(id(files), files), path
         # One for all threads: they share an event loop, and fsspec 2024.6 would open a session for each.
@@ -431,6 +432,24 @@ class Storage:
                 raise TransientError(f"no answer within {self.timeout_s:g} s") from error
 
         return sync(files.loop, within)
+
+
+def _google(url: str, options: Mapping[str, Any]) -> tuple[Any, str] | None:
+    """Return gcsfs's file system without gRPC, and the path in it; None for other URLs, or if the environment asks for gRPC.
+
+    gcsfs asks by gRPC of what kind a bucket is (https://github.com/fsspec/gcsfs/pull/773). gRPC crashes the workers that are
+    forked later, and only zonal buckets need it.
+    """
+    if not url.startswith(("gs://", "gcs://")) or os.environ.get("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"):
+        return None
+    from fsspec import get_filesystem_class
+
+    if not get_filesystem_class(url.partition(":")[0]).__module__.startswith("gcsfs."):  # a user's own
+        return None
+    from gcsfs.core import GCSFileSystem
+
+    options = {**GCSFileSystem._get_kwargs_from_urls(url), **options}
+    return GCSFileSystem(**options), GCSFileSystem._strip_protocol(url)
 
 
 def _refuse_change(url: str, now: Stat, wanted: Stat | None) -> None:
