@@ -1,10 +1,13 @@
-"""A slow object store on loopback, for benchmarks and tests: a subset of S3 over a folder.
+"""A slow object store on loopback, for benchmarks and tests: a subset of the APIs of S3, Google and Azure, over a folder.
 
     python benchmarks/object_store.py PORT ROOT --latency 0.03 0.08 --connection 15e6 --total 60e6
 
 Paths are /BUCKET/KEY, buckets are folders of ROOT. It answers GET (with one range), HEAD, PUT and ListObjectsV2 with up to 1,000 keys a
-page. Each answer waits for a latency between two bounds, in seconds; `--connection` and `--total` limit bytes a second of a
-connection and of all together. GET /__stats returns the requests since the last /__reset, and /__set?total=... changes a limit.
+page. Google's XML API reads objects as S3 does; of the JSON API (/storage/v1/b/BUCKET/o/KEY) it answers what gcsfs asks to list, read
+and write small objects. Of Azure it answers the reading of blobs, /ACCOUNT/CONTAINER/BLOB, where the account is a folder of ROOT.
+
+Each answer waits for a latency between two bounds, in seconds; `--connection` and `--total` limit bytes a second of a connection and of
+all together. GET /__stats returns the requests since the last /__reset, and /__set?total=... changes a limit.
 """
 
 import argparse
@@ -14,6 +17,7 @@ import email.utils
 import hashlib
 import json
 import random
+import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +28,7 @@ from xml.sax.saxutils import escape
 _CHUNK = 1 << 18  # bytes sent before the limits are looked at again
 _PAGE = 1000  # keys
 _AHEAD_S = 0.02  # that a connection may be early
+_JSON_API = re.compile(r"/((?P<download>download)/|upload/)?storage/v1/b/(?P<bucket>[^/]+)/o(/(?P<key>.+))?")
 
 
 @dataclass
@@ -66,24 +71,38 @@ class ObjectStore:
             _send(writer, request, "200 OK", self._control(request))
             return
         await asyncio.sleep(self._random.uniform(*self.limits.latency_s))
+        google = _JSON_API.fullmatch(request.path)
         bucket, _, key = request.path.strip("/").partition("/")
+        if google is not None:
+            bucket, key = google["bucket"], google["key"] or ""
+        content = request.body
+        if request.method == "POST":
+            key, content = _uploaded(request)
         noted = {"method": request.method, "path": request.path, "range": request.headers.get("range", ""), "bytes": 0}
         self.requests.append(noted)
         if not key:
             noted["method"] = "LIST"
-            _send(writer, request, "200 OK", self._listing(bucket, request.query))
+            if google is None:
+                _send(writer, request, "200 OK", self._listing(bucket, request.query))
+            elif (self.root / bucket).is_dir():
+                _send(writer, request, "200 OK", self._json_listing(bucket, request.query))
+            else:
+                _send(writer, request, "404 Not Found", b"{}")
             return
         path = self.root / bucket / key
-        if request.method == "PUT":
+        if request.method in ("PUT", "POST"):
             path.parent.mkdir(parents=True, exist_ok=True)
             part = path.with_name(f".{path.name}.part")
-            part.write_bytes(request.body)
+            part.write_bytes(content)
             part.replace(path)
-            _send(writer, request, "200 OK", b"", {"ETag": _etag(path)})
+            answer = b"" if google is None else json.dumps(_resource(bucket, key, path)).encode()
+            _send(writer, request, "200 OK", answer, {"ETag": _etag(path)})
         elif not path.is_file():
             _send(
                 writer, request, "404 Not Found", b"<Error><Code>NoSuchKey</Code><Message>no such key</Message></Error>"
             )
+        elif google is not None and not google["download"]:
+            _send(writer, request, "200 OK", json.dumps(_resource(bucket, key, path)).encode())
         else:
             await self._send_object(writer, request, path, noted)
 
@@ -97,7 +116,8 @@ class ObjectStore:
             _send(writer, request, "412 Precondition Failed", b"")
             return
         start, stop, status = 0, size, "200 OK"
-        if (wanted := request.headers.get("range", "")) and request.method == "GET":
+        wanted = request.headers.get("range") or request.headers.get("x-ms-range", "")
+        if wanted and request.method == "GET":
             first, _, last = wanted.partition("=")[2].partition("-")
             start = int(first) if first else max(0, size - int(last))
             stop = min(size, int(last) + 1) if first and last else size
@@ -138,28 +158,35 @@ class ObjectStore:
                 self.limits.latency_s = (low, high)
         return b"{}"
 
-    def _listing(self, bucket: str, query: dict[str, list[str]]) -> bytes:
-        given = {name: values[0] for name, values in query.items()}
-        prefix, delimiter, after = (given.get(name, "") for name in ("prefix", "delimiter", "continuation-token"))
+    def _page(self, bucket: str, prefix: str, delimiter: str, after: str) -> tuple[list[str], list[str], bool]:
+        """Return keys, folders, and whether more keys follow."""
         root = self.root / bucket
-        paths = {str(path.relative_to(root)): path for path in root.rglob("*") if path.is_file()}
+        paths = [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()]
         keys = sorted(key for key in paths if key.startswith(prefix) and not Path(key).name.startswith("."))
-        folders = sorted({prefix + key[len(prefix) :].split(delimiter)[0] + delimiter for key in keys if delimiter and delimiter in key[len(prefix) :]})  # fmt: skip
-        found = [key for key in keys if not (delimiter and delimiter in key[len(prefix) :]) and key > after]
-        page, more = found[:_PAGE], len(found) > _PAGE
+        folders = {key: _folder(key, prefix, delimiter) for key in keys}
+        found = [key for key in keys if not folders[key] and key > after]
+        return found[:_PAGE], [] if after else sorted(set(folders.values()) - {""}), len(found) > _PAGE
+
+    def _json_listing(self, bucket: str, query: dict[str, list[str]]) -> bytes:
+        prefix, delimiter, after = (query.get(name, [""])[0] for name in ("prefix", "delimiter", "pageToken"))
+        page, folders, more = self._page(bucket, prefix, delimiter, after)
+        items = [_resource(bucket, key, self.root / bucket / key) for key in page]
+        found = {"kind": "storage#objects", "items": items, "prefixes": folders}
+        return json.dumps(found | ({"nextPageToken": page[-1]} if more else {})).encode()
+
+    def _listing(self, bucket: str, query: dict[str, list[str]]) -> bytes:
+        prefix, delimiter, after = (query.get(name, [""])[0] for name in ("prefix", "delimiter", "continuation-token"))
+        page, folders, more = self._page(bucket, prefix, delimiter, after)
         lines = [f"<Name>{escape(bucket)}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(page)}</KeyCount>"]
         lines.append(f"<MaxKeys>{_PAGE}</MaxKeys><IsTruncated>{str(more).lower()}</IsTruncated>")
         lines += [f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>"] if more else []
         for key in page:
-            found_at = paths[key].stat()
-            changed = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(int(found_at.st_mtime)))
+            path = self.root / bucket / key
             lines.append(
-                f"<Contents><Key>{escape(key)}</Key><LastModified>{changed}</LastModified><ETag>{escape(_etag(paths[key]))}"
-                f"</ETag><Size>{found_at.st_size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+                f"<Contents><Key>{escape(key)}</Key><LastModified>{_changed(path)}</LastModified><ETag>{escape(_etag(path))}"
+                f"</ETag><Size>{path.stat().st_size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
             )
-        lines += [
-            f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>" for folder in folders if not after
-        ]
+        lines += [f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>" for folder in folders]
         names = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
         return f'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult {names}>{"".join(lines)}</ListBucketResult>'.encode()
 
@@ -191,6 +218,29 @@ def _send(
     )
     if request.method != "HEAD":
         writer.write(content)
+
+
+def _folder(key: str, prefix: str, delimiter: str) -> str:
+    """Return the folder after the prefix that a key is in, with the delimiter at its end; empty if it is in none."""
+    inside = key[len(prefix) :]
+    return prefix + inside.partition(delimiter)[0] + delimiter if delimiter and delimiter in inside else ""
+
+
+def _uploaded(request: Request) -> tuple[str, bytes]:
+    """Return the key and the content of Google's multipart upload: a part of JSON, and then the content."""
+    edge = b"\n--" + request.headers["content-type"].partition("boundary=")[2].strip('"').encode()
+    described, content = request.body.removesuffix(edge + b"--").split(edge, 1)
+    return json.loads(described.partition(b"\n\n")[2])["name"], content.partition(b"\n\n")[2]
+
+
+def _resource(bucket: str, key: str, path: Path) -> dict[str, str]:
+    """Return what Google's JSON API says of an object. Its entity tags are not those of the XML API."""
+    found = {"kind": "storage#object", "bucket": bucket, "name": key, "size": str(path.stat().st_size)}
+    return found | {"updated": _changed(path), "timeCreated": _changed(path), "etag": "json" + _etag(path).strip('"')}
+
+
+def _changed(path: Path) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(int(path.stat().st_mtime)))
 
 
 def _etag(path: Path) -> str:

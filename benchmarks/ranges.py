@@ -1,9 +1,11 @@
-"""Download a shard from an object store: how fast, and how much of a CPU it takes, through s3fs and through obstore.
+"""Download a shard from an object store: how fast, and how much of a CPU it takes, through s3fs, gcsfs or adlfs and through obstore.
 
 The store is `object_store.py`. Each turn is a process of its own, whose CPU time is counted without the store's. "ranges" are 16 parallel
-ranges of 4 MiB that nobody keeps; "download" also computes the checksum and writes the copy.
+ranges of 4 MiB that nobody keeps; "download", measured on S3, also computes the checksum and writes the copy. Google is left out without
+gcsfs, and Azure without adlfs.
 """
 
+import importlib.util
 import json
 import resource
 import subprocess
@@ -20,9 +22,14 @@ from harness import DATA, OURS, Row, parse_options, report, spread, tell, turns
 
 import loaderkit as lk
 
-WAYS = ("s3fs", "obstore")
+PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}
+WAYS = {  # and the schemes of their URLs
+    way: scheme
+    for scheme, package in PACKAGES.items()
+    if importlib.util.find_spec(package)
+    for way in (package, f"obstore, {scheme}")
+}
 NETWORKS = {"fast": (0.001, 0.001, 1e10, 1e10), "200 MB/s": (0.03, 0.08, 50e6, 200e6)}  # latencies, a connection, all
-URL = "s3://bucket/shard.bin"
 
 
 def main() -> None:
@@ -36,13 +43,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, running(Path(folder) / "store") as store:
         (store.root / "bucket").mkdir()
         (store.root / "bucket" / "shard.bin").write_bytes(np.random.default_rng(1).bytes(size))
+        (store.root / "account").mkdir()
+        (store.root / "account" / "bucket").symlink_to(store.root / "bucket")
         for network, number in product(NETWORKS, range(rounds)):
             limit(store, network)
             for what, place in product(("ranges", "download"), turns(len(WAYS), number)):
-                tell(f"{network}, round {number} of {rounds}: {what}, {WAYS[place]}")
-                command = [sys.executable, __file__, "turn", WAYS[place], what, store.url, str(size)]
+                way = list(WAYS)[place]
+                if what == "download" and WAYS[way] != "s3":
+                    continue
+                tell(f"{network}, round {number} of {rounds}: {what}, {way}")
+                command = [sys.executable, __file__, "turn", way, what, store.url, str(size)]
                 done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-                found.setdefault((network, what, WAYS[place]), []).append(json.loads(done.stdout))
+                found.setdefault((network, what, way), []).append(json.loads(done.stdout))
     rows = [row_of(key, turns_of, size) for key, turns_of in found.items()]
     report("ranges", rows, options, lambda figure: draw(figure, rows))
 
@@ -54,18 +66,27 @@ def limit(store: Store, network: str) -> None:
 
 def turn(way: str, what: str, endpoint: str, size: int) -> None:
     """Download once, and print the seconds and the CPU seconds."""
-    options: dict[str, Any] = {"key": "test", "secret": "test", "endpoint_url": endpoint}
-    if way == "s3fs":
-        options["config_kwargs"] = {}  # an option that obstore is not given
+    url = f"{WAYS[way]}://bucket/shard.bin"
+    options: dict[str, dict[str, Any]] = {
+        "s3": {"key": "test", "secret": "test", "endpoint_url": endpoint},
+        "gs": {"token": "anon", "endpoint_url": endpoint},
+        "az": {"connection_string": f"AccountName=account;BlobEndpoint={endpoint}/account"},
+    }
+    unknown: dict[str, dict[str, Any]] = {  # defaults of options that obstore is not given
+        "s3": {"config_kwargs": {}},
+        "gs": {"consistency": "none"},
+        "az": {"version_aware": False},
+    }
+    given = options[WAYS[way]] | ({} if "obstore" in way else unknown[WAYS[way]])
     with tempfile.TemporaryDirectory() as folder:
-        storage = lk.Storage(options, cache_dir=folder)
-        storage.stat(URL)  # imports s3fs, which also "download" through obstore asks for the version
-        list(storage.read_many(URL, [(0, 2 << 20)], size))  # opens the first connection
+        storage = lk.Storage(given, cache_dir=folder)
+        storage.stat(url)  # imports fsspec's package, which also "download" through obstore asks for the version
+        list(storage.read_many(url, [(0, 2 << 20)], size))  # opens the first connection
         begun, used = time.perf_counter(), cpu_s()
         if what == "ranges":
-            got = sum(map(len, storage.read_many(URL, [(0, size)], size)))
+            got = sum(map(len, storage.read_many(url, [(0, size)], size)))
         else:
-            with storage.open(URL) as file:
+            with storage.open(url) as file:
                 got = file.seek(0, 2)
         seconds = time.perf_counter() - begun
         if got != size:
@@ -87,13 +108,16 @@ def row_of(key: tuple[str, str, str], found: list[dict[str, float]], size: int) 
 
 
 def draw(figure: Any, rows: list[Row]) -> None:
+    def group(row: Row) -> tuple[Any, ...]:
+        return row["network"], row["what"], WAYS[row["contender"]]
+
     axes = figure.subplots()
-    groups = list(dict.fromkeys((row["network"], row["what"]) for row in rows))
-    for number, way in enumerate(WAYS):
-        mine = [row for row in rows if row["contender"] == way]
-        places = [groups.index((row["network"], row["what"])) + 0.4 * number - 0.2 for row in mine]
-        axes.bar(places, [row["cpu_s_per_gb"] for row in mine], 0.36, label=way, color=(DATA, OURS)[number])
-    axes.set_xticks(range(len(groups)), [f"{what}\n{network}" for network, what in groups])
+    groups = list(dict.fromkeys(map(group, rows)))
+    for fast, label in enumerate(("fsspec", "obstore")):
+        mine = [row for row in rows if ("obstore" in row["contender"]) == fast]
+        places = [groups.index(group(row)) + 0.4 * fast - 0.2 for row in mine]
+        axes.bar(places, [row["cpu_s_per_gb"] for row in mine], 0.36, label=label, color=(DATA, OURS)[fast])
+    axes.set_xticks(range(len(groups)), [f"{what}\n{network}\n{scheme}://" for network, what, scheme in groups])
     axes.set_ylabel("CPU seconds a GB")
     axes.legend(frameon=False)
 

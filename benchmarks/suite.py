@@ -57,7 +57,7 @@ SCRIPTS = (
     Script("index", 4),
     Script("cloud", 12),
     Script("cloud_cases", 4),
-    Script("ranges", 4),
+    Script("ranges", 8),
     Script("device", 0.5),
 )
 

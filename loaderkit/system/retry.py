@@ -62,13 +62,13 @@ def is_transient(error: BaseException) -> bool:
 
 
 def http_status(error: Any) -> int | None:
-    """Return the HTTP status of an error of aiohttp, botocore, requests or urllib, if it has one."""
+    """Return the HTTP status of an error of aiohttp, botocore, gcsfs, requests or urllib, if it has one."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     elif isinstance(error, _of("aiohttp", "ClientResponseError")):
         status = error.status
-    elif isinstance(error, _of("urllib.error", "HTTPError")):
+    elif isinstance(error, _of("urllib.error", "HTTPError") + _of("gcsfs.retry", "HttpError")):
         status = error.code
     else:
         status = getattr(response, "status_code", None)

@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import http.server
+import itertools
 import json
 import re
 import shutil
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -93,6 +95,25 @@ def run_s3(folder: Path) -> Iterator[dict[str, Any]]:
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with running(command, port, folder / "moto.log"):
         yield {"key": "test", "secret": "test", "endpoint_url": f"http://127.0.0.1:{port}"}
+
+
+AZURE_ACCOUNT = "devstoreaccount1"  # of Azurite, with a key that its documentation gives
+AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+
+@contextlib.contextmanager
+def run_azure(folder: Path) -> Iterator[int]:
+    """Run Azurite, Microsoft's emulator of Azure Blob Storage; yields its port."""
+    installed = Path(__file__).parents[2] / ".azurite" / "node_modules" / ".bin"
+    program = shutil.which("azurite-blob") or shutil.which("azurite-blob", path=str(installed))
+    if program is None:
+        pytest.skip("Azurite is not installed: npm install --prefix .azurite azurite")
+    port = free_port()
+    where = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", str(folder)]
+    with running(
+        [program, *where, "--silent", "--skipApiVersionCheck", "--disableTelemetry"], port, folder / "azurite.log"
+    ):
+        yield port
 
 
 class SlowStore:
@@ -202,27 +223,45 @@ class Faulty(Served):
         self.serve(Handler, "/data.jsonl")
 
 
+class TokenServer(Served):
+    """A server of this process that gives a new access token for each request, as Google's does to service accounts."""
+
+    def __init__(self, lasts_s: int) -> None:
+        numbers = itertools.count(1)
+
+        class Handler(_Handler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                token = {"access_token": f"token-{next(numbers)}", "expires_in": lasts_s, "token_type": "Bearer"}
+                content = json.dumps(token).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+        self.serve(Handler, "/token")
+
+
 class FaultyProxy(Served):
     """Stands before a server, and answers what is asked of objects with the faults it is given, one after another."""
 
     def __init__(self, port: int) -> None:
+        self.port = port
         self.faults: list[str] = []
         self.asked: list[str] = []
+        self.headers: list[dict[str, str]] = []  # of what was asked
         proxy = self
 
         class Handler(_Handler):
-            def do_HEAD(self) -> None:
-                self.forward()
-
-            def do_GET(self) -> None:
-                self.forward()
-
             def forward(self) -> None:
-                path = self.path.partition("?")[0]
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                path = urllib.parse.unquote(self.path.partition("?")[0])
                 of_object = "." in path and not path.endswith("/folder.lkindex")  # else it lists a bucket
                 fault = proxy.faults.pop(0) if of_object and proxy.faults else ""
                 if of_object:
                     proxy.asked.append(f"{self.command} {fault}")
+                    proxy.headers.append(dict(self.headers))
                 if fault == "drop":
                     self.close_connection = True
                     self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
@@ -232,17 +271,20 @@ class FaultyProxy(Served):
                     error = f"<Error><Code>{code}</Code><Message>as it was told</Message></Error>".encode()
                     self.answer(int(status), {"Content-Type": "application/xml"}, error)
                     return
-                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-                connection.request(self.command, self.path, headers=dict(self.headers))
-                found = connection.getresponse()
-                self.answer(found.status, dict(found.getheaders()), found.read(), cut=fault == "truncate")
-                connection.close()
+                with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+                    connection.request(self.command, self.path, body or None, dict(self.headers))
+                    found = connection.getresponse()
+                    status, headers, content = found.status, dict(found.getheaders()), found.read()
+                with contextlib.suppress(ConnectionError):  # some clients ask for two things, and take the first
+                    self.answer(status, headers, content, cut=fault == "truncate")
+
+            do_HEAD = do_GET = do_PUT = do_POST = forward  # noqa: N815
 
             def answer(self, status: int, headers: dict[str, str], content: bytes, *, cut: bool = False) -> None:
                 self.send_response_only(status)
-                size = headers.get("Content-Length") or str(len(content))  # of a HEAD: what a GET would give
-                for name, value in {**headers, "Content-Length": size}.items():
-                    if name.lower() not in ("transfer-encoding", "connection"):
+                headers = {"content-length": str(len(content))} | {name.lower(): headers[name] for name in headers}
+                for name, value in headers.items():  # the length of a HEAD: what a GET would give
+                    if name not in ("transfer-encoding", "connection"):
                         self.send_header(name, value)
                 self.end_headers()
                 if self.command != "HEAD":

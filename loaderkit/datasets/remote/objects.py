@@ -1,38 +1,36 @@
-"""S3 objects through obstore (extra `cloud`), which takes half the CPU time of s3fs, and starts in a tenth of the time.
+"""Objects of S3, Google Cloud Storage and Azure through obstore (extra `cloud`), for less CPU time than through fsspec.
 
 obstore's threads do not survive a fork. A process that forks from one that has used it leaves it alone. Before workers are forked,
-a program of its own lists and reads.
+a program of its own lists and reads objects of S3.
 """
 
 import ctypes
-import importlib.util
 import json
 import os
 import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from torch.utils.data import get_worker_info
 
 from loaderkit.datasets.remote.object_process import NOT_FOUND
+from loaderkit.datasets.remote.object_stores import STORES, find_store
 from loaderkit.system.retry import TRANSIENT_STATUS, TransientError
 
 _LEAST_BYTES = 1 << 20  # of a range outside of workers: small ones are read before workers are forked
-_OPTIONS = {"key", "secret", "token", "anon", "endpoint_url", "client_kwargs"}  # of s3fs, that are understood here
-_CLIENT = {"endpoint_url", "region_name"}
 _MOST_APART = 8  # programs that a process starts: for more requests, s3fs takes less time in all
 _KEY = re.compile(r"[\w=.-]+(/[\w=.-]+)*", re.ASCII)  # an object's name that obstore does not write in another way
 _STATUS = re.compile(r"status code: (\d{3})")
-_CREDENTIALS_LAST = timedelta(minutes=5)  # then botocore is asked again, which renews them
 
 
 class _Process:
-    stores: ClassVar[dict[str, Any]] = {}  # None: s3fs has to read
+    stores: ClassVar[dict[str, Any]] = {}  # None: fsspec has to read
+    opening = threading.Lock()
     parent_used_it = False
     apart = 0  # programs started
 
@@ -42,21 +40,25 @@ class _Process:
             cls.parent_used_it = True
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))  # its end waits for a lock that a lost thread may hold
         cls.stores.clear()
+        cls.opening = threading.Lock()  # a thread that the child lacks may hold the parent's
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_Process.after_fork)
 
 
-def read_range(url: str, start: int, stop: int, options: Mapping[str, Any], timeout_s: float) -> Any:
+def read_range(
+    url: str, start: int, stop: int, options: Mapping[str, Any], timeout_s: float, filesystem: Callable[[], Any]
+) -> Any:
     """Return a range as a buffer of bytes; None if fsspec has to read it.
 
     Args:
         url: URL of the object.
         start: First byte.
         stop: Byte after the last one.
-        options: Options of s3fs.
+        options: Options of the URL's file system.
         timeout_s: Time limit of the request.
+        filesystem: Returns that file system. S3 does without it.
 
     Raises:
         FileNotFoundError: If there is no such object.
@@ -64,13 +66,16 @@ def read_range(url: str, start: int, stop: int, options: Mapping[str, Any], time
         TransientError: If another attempt may succeed.
         OSError: If it cannot be read.
     """
-    bucket, _, key = url.partition("://")[2].partition("/")
-    small = stop - start < _LEAST_BYTES and not in_worker()
-    if small or not url.startswith(("s3://", "s3a://")) or not _KEY.fullmatch(key) or _Process.parent_used_it:
+    scheme, _, path = url.partition("://")
+    container, _, key = path.partition("/")
+    if scheme not in STORES or not _KEY.fullmatch(container) or not _KEY.fullmatch(key) or _Process.parent_used_it:
         return None
-    name = json.dumps([bucket, dict(options), timeout_s], sort_keys=True, default=repr)
-    if name not in _Process.stores:
-        _Process.stores[name] = _open(bucket, options, timeout_s)
+    if stop - start < _LEAST_BYTES and not in_worker():
+        return None
+    name = json.dumps([scheme, container, dict(options), timeout_s], sort_keys=True, default=repr)
+    with _Process.opening:
+        if name not in _Process.stores:
+            _Process.stores[name] = _open(url, options, timeout_s, filesystem)
     store = _Process.stores[name]
     if store is None:
         return None
@@ -134,9 +139,10 @@ def _apart(url: str, options: Mapping[str, Any], timeout_s: float, call: str, ke
     known = url.startswith(("s3://", "s3a://")) and _KEY.fullmatch(bucket) and (key is None or _KEY.fullmatch(key))
     if not known or _Process.apart >= _MOST_APART or getattr(sys, "frozen", False):
         return None
-    if (settings := _settings(options, timeout_s)) is None:
+    if (found := find_store(url, options, timeout_s, lambda: None)) is None:
         return None
     _Process.apart += 1
+    settings = found.settings
     if (provider := settings.pop("credential_provider", None)) is not None:
         credentials = provider()
         settings |= {
@@ -155,70 +161,14 @@ def _apart(url: str, options: Mapping[str, Any], timeout_s: float, call: str, ke
     return pickle.loads(done.stdout) if done.returncode == 0 else None
 
 
-def _open(bucket: str, options: Mapping[str, Any], timeout_s: float) -> Any:
-    """Return a store for these options; None without obstore, or if it does not know an option."""
-    settings = _settings(options, timeout_s)
-    if settings is None:
+def _open(url: str, options: Mapping[str, Any], timeout_s: float, filesystem: Callable[[], Any]) -> Any:
+    """Return a store of obstore for these options; None if fsspec has to read, or has to say what is wrong with them."""
+    found = find_store(url, options, timeout_s, filesystem)
+    if found is None:
         return None
-    from obstore.store import S3Store
+    import obstore.store
 
-    return S3Store(bucket, **settings)
-
-
-def _settings(options: Mapping[str, Any], timeout_s: float) -> dict[str, Any] | None:
-    """Return the arguments of a store for these options; None without obstore, or if it does not know an option."""
-    if importlib.util.find_spec("obstore") is None:
+    try:
+        return getattr(obstore.store, found.name)(found.container, **found.settings)
+    except (obstore.exceptions.BaseError, ValueError):
         return None
-    client = dict(options.get("client_kwargs") or {})
-    if (
-        options.keys() - _OPTIONS
-        or client.keys() - _CLIENT
-        or any(name.startswith("AWS_ENDPOINT") for name in os.environ)
-    ):
-        return None
-    endpoint = options.get("endpoint_url") or client.get("endpoint_url")
-    region = client.get("region_name") or _region() or ("us-east-1" if endpoint else None)
-    if region is None:
-        return None
-    settings: dict[str, Any] = {
-        "region": region,
-        "client_options": {"timeout": timedelta(seconds=timeout_s), "allow_http": True},
-        "retry_config": {"max_retries": 0, "retry_timeout": timedelta(0)},  # `Retry` repeats requests
-    }
-    if options.get("anon"):
-        settings["skip_signature"] = True
-    elif options.get("key") and options.get("secret"):
-        settings |= {"access_key_id": options["key"], "secret_access_key": options["secret"]}
-        settings |= {"session_token": options["token"]} if options.get("token") else {}
-    elif options.keys() & {"key", "secret", "token"} or _session().get_credentials() is None:
-        return None
-    else:
-        settings["credential_provider"] = _credentials
-    if endpoint:
-        settings |= {"endpoint": endpoint, "virtual_hosted_style_request": False}
-    return settings
-
-
-def _region() -> str | None:
-    """Return the region that botocore would use. Without a file of settings, importing botocore is not needed."""
-    files = (("AWS_CONFIG_FILE", "~/.aws/config"), ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"))
-    if any(Path(os.environ.get(name, default)).expanduser().exists() for name, default in files):
-        found: str | None = _session().get_config_variable("region")
-        return found
-    return os.environ.get("AWS_DEFAULT_REGION")
-
-
-def _session() -> Any:
-    import botocore.session
-
-    return botocore.session.get_session()
-
-
-def _credentials() -> Any:
-    found = _session().get_credentials().get_frozen_credentials()
-    return {
-        "access_key_id": found.access_key,
-        "secret_access_key": found.secret_key,
-        "token": found.token,
-        "expires_at": datetime.now(UTC) + _CREDENTIALS_LAST,
-    }

@@ -276,7 +276,7 @@ class Storage:
         def get() -> bytes:
             content = None
             if in_worker():
-                content = read_range(url, start, stop, self.options, self.timeout_s)
+                content = self._read_by_obstore(url, start, stop)
             elif apart:
                 content = read_apart(url, start, stop, self.options, self.timeout_s)
             content = bytes(self._run(url, "cat_file", start=start, end=stop) if content is None else content)
@@ -412,11 +412,14 @@ class Storage:
             _raise_named(error, f"{url}: {what}: " if what else f"{url}: ")
 
     def _fetch_bytes(self, url: str, start: int, stop: int) -> bytes:
-        content: bytes | None = read_range(url, start, stop, self.options, self.timeout_s)
+        content: bytes | None = self._read_by_obstore(url, start, stop)
         if content is None:
             content = self._run(url, "cat_file", start=start, end=stop)
         self.counts.add("bytes", len(content))
         return content
+
+    def _read_by_obstore(self, url: str, start: int, stop: int) -> Any:
+        return read_range(url, start, stop, self.options, self.timeout_s, lambda: self._filesystem(url)[0])
 
     def _run(self, url: str, name: str, *arguments: Any, **keywords: Any) -> Any:
         """Call a method of the file system of a URL, for the path in it."""
@@ -497,7 +500,8 @@ def _raise_named(error: Exception, place: str) -> NoReturn:
         cause = cause.__cause__
     status = http_status(cause)
     text = " ".join(f"{type(cause).__name__}: {cause} {notes}".split())
-    refused = status in (401, 403) if status else isinstance(error, PermissionError)
+    forbidden = text.startswith("OSError: Forbidden: ")  # gcsfs gives no status 403
+    refused = status in (401, 403) if status else forbidden or isinstance(error, PermissionError)
     if refused or type(cause).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
         raise PermissionError(f"{place}access is refused: {text}. Pass credentials as Storage(options).") from error
     # fsspec raises FileNotFoundError for every failure of a web server; in memory, a KeyError is its cause.
