@@ -27,7 +27,7 @@ engine: Any = "torch"
 in_turn = False  # a shard order makes the ring deal batches in turn
 
 
-@pytest.fixture(params=["torch", "ring", "ring in turn"], autouse=True)
+@pytest.fixture(params=["torch", "ring", pytest.param("ring in turn", marks=pytest.mark.slow)], autouse=True)
 def _engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run each test with torch's workers and with both ways in which the ring deals batches."""
     monkeypatch.setattr(f"{__name__}.engine", request.param.split()[0])

@@ -40,6 +40,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "method", "doing", "how"),
     [

@@ -84,7 +84,7 @@ def _nothing_is_left_behind(_warm: None) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["free", "in turn"])
+@pytest.fixture(params=["free", pytest.param("in turn", marks=pytest.mark.slow)])
 def dealing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Run a test with both ways in which the ring deals batches."""
     monkeypatch.setattr(f"{__name__}.in_turn", request.param == "in turn")

@@ -45,6 +45,7 @@ def _often() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_often")
 @pytest.mark.parametrize("kind", KINDS)
 def test_threads_read_what_one_thread_reads(kind: str, tmp_path: Path) -> None:

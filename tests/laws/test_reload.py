@@ -67,6 +67,7 @@ def memory() -> int:
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "engine"), CASES)
 def test_a_state_is_loaded_a_hundred_times_into_one_loader(
     kind: str, engine: str, request: pytest.FixtureRequest
