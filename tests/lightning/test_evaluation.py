@@ -49,6 +49,7 @@ def evaluate(job: dict[str, Any]) -> None:
         trainer.predict(RecordingModel(job["dir"]), datamodule=data, return_predictions=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [13, 32])
 def test_evaluation_gives_each_sample_once_and_one_metric(size: int, tmp_path: Path) -> None:
     """On 1 to 4 ranks, whatever is left over."""

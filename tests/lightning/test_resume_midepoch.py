@@ -92,6 +92,7 @@ def every_other_step(checkpoints: list[Path]) -> list[Path]:
     return [path for path in checkpoints if "step=" not in path.stem or int(path.stem.split("=")[1]) % 2 == 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"limit_train_batches": 7}, {"reload_dataloaders_every_n_epochs": 1}])
 def test_resume_from_where_a_training_or_an_epoch_begins(settings: dict[str, Any], tmp_path: Path) -> None:
     """And from the checkpoints of the runs that were resumed there: each epoch is trained once."""
