@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -134,6 +135,18 @@ def test_passing_faults_are_tried_again(cloud: Cloud) -> None:
         cloud.proxy.faults[:] = [fault, fault]
         assert storage.read(cloud.url(), 7, SIZE, SIZE) == CONTENT[7:], fault
         assert cloud.proxy.asked[-3:] == [f"GET {fault}", f"GET {fault}", "GET "]
+
+
+def test_a_fault_draws_nothing_from_the_samples_generator(cloud: Cloud) -> None:
+    """Also if gcsfs repeats the request, after a wait of random length."""
+    if cloud.scheme != "gs":
+        pytest.skip("of Google alone")
+    before = random.getstate()
+    storage = lk.Storage(cloud.options | cloud.unknown, cache_dir=None, retry=lk.Retry(wait_s=0))
+    cloud.proxy.faults[:] = ["503 SlowDown"]
+    assert storage.read(cloud.url(), 0, 9, SIZE) == CONTENT[:9]
+    assert not cloud.proxy.faults
+    assert random.getstate() == before
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import email.utils
 import hashlib
 import json
 import os
+import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REQUESTS = 16  # at the same time
+_WAITS = random.Random()  # the generator of the waits of gcsfs
 _CONNECTIONS = 64  # of a process to an S3 server, at most
 _SOON_BYTES = 8 << 20  # smaller files are waited for
 # Names that file systems give to the time of the last change, and to the entity tag.
@@ -449,8 +451,10 @@ def _google(url: str, options: Mapping[str, Any]) -> tuple[Any, str] | None:
 
     if not get_filesystem_class(url.partition(":")[0]).__module__.startswith("gcsfs."):  # a user's own
         return None
+    import gcsfs.retry
     from gcsfs.core import GCSFileSystem
 
+    gcsfs.retry.random = _WAITS  # it would draw its waits from Python's generator, which belongs to the samples
     options = {**GCSFileSystem._get_kwargs_from_urls(url), **options}
     return GCSFileSystem(**options), GCSFileSystem._strip_protocol(url)
 
