@@ -9,11 +9,9 @@ import torch
 import webdataset
 from common import SEED, SHARDS, Setting
 from megatron import energon
-from megatron.energon.epathlib import EPath
-from megatron.energon.flavors import BaseWebdatasetFactory
 from packed import Rows, packed_job
 from packed_documents import ROW, documents, text_of, tokenize
-from with_energon import KIND, NAME, VERSION
+from with_energon import NAME, VERSION, prepare
 
 __all__ = ["NAME", "VERSION", "WAYS", "resume", "write"]
 BUFFER = 32  # pieces that are packed together; as many documents are shuffled
@@ -79,11 +77,7 @@ def write(folder: str) -> dict[str, Any]:
         with webdataset.TarWriter(str(path / f"{shard:03}.tar"), encoder=False) as writer:
             for number in range(shard, len(texts), SHARDS):
                 writer.write({"__key__": f"{number:06}", "txt": texts[number].encode()})
-    names = sorted(shard.name for shard in path.iterdir())
-    BaseWebdatasetFactory.prepare_dataset(
-        EPath(str(path)), names, split_parts_ratio=[("train", 1.0)], shuffle_seed=None, workers=1
-    )
-    (path / ".nv-meta" / "dataset.yaml").write_text(KIND)
+    prepare(path, sorted(shard.name for shard in path.iterdir()))
     return {"ways": list(WAYS)}
 
 

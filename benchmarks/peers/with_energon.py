@@ -44,11 +44,16 @@ def write(folder: str) -> dict[str, Any]:
     found = write_tar(folder)
     path = Path(folder) / "tar"
     names = [Path(shard).name for shard in found["shards"]]
-    BaseWebdatasetFactory.prepare_dataset(
-        EPath(str(path)), names, split_parts_ratio=[("train", 1.0)], shuffle_seed=None, workers=1
-    )
-    (path / ".nv-meta" / "dataset.yaml").write_text(KIND)
+    prepare(path, names)
     return found
+
+
+def prepare(folder: Path, names: list[str]) -> None:
+    """Write what energon keeps beside tar shards: their index and the kind of the dataset."""
+    BaseWebdatasetFactory.prepare_dataset(
+        EPath(str(folder)), names, split_parts_ratio=[("train", 1.0)], shuffle_seed=None, workers=1
+    )
+    (folder / ".nv-meta" / "dataset.yaml").write_text(KIND)
 
 
 def make(setting: Setting) -> Any:

@@ -43,8 +43,8 @@ def more(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def nothing_left(seconds: float = 30) -> Iterator[None]:
-    """Fail if anything is left behind so many seconds later. torch ends a worker that does not end by itself after 5."""
+def nothing_left(seconds: float = 5) -> Iterator[None]:
+    """Fail if anything is left behind so many seconds later."""
     pids = {os.getpid()}
     before = found(pids)
     yield

@@ -1,11 +1,12 @@
 """Which of obstore's stores reads a URL, with the credentials and endpoint that fsspec's file system of that URL uses.
 
 fsspec lists gs:// and az://, and gives the versions of their objects: gcsfs asks Google's JSON API and obstore its XML API, and the two
-name a version (entity tag) differently. obstore reads their ranges alone.
+name a version (entity tag) differently. obstore reads their ranges alone. Google's file system is made here too, without gRPC.
 """
 
 import importlib.util
 import os
+import random
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,6 +25,7 @@ _S3_CLIENT = {"endpoint_url", "region_name"}
 _GOOGLE = {"token", "project", "access", "endpoint_url"}
 _AZURE = {"account_name", "account_key", "sas_token", "connection_string", "anon"}
 _GOOGLE_ELSEWHERE = {"STORAGE_EMULATOR_HOST", "GOOGLE_CLOUD_UNIVERSE_DOMAIN"}  # of the environment
+_WAITS = random.Random()  # the generator of the waits of gcsfs
 _GOOGLE_URL = "https://storage.googleapis.com"
 # Of S3: obstore asks botocore again 5 minutes before the end, which renews them.
 _CREDENTIALS_LAST = timedelta(minutes=10)
@@ -67,6 +69,26 @@ def find_store(url: str, options: Mapping[str, Any], timeout_s: float, filesyste
     settings["client_options"] = {"timeout": timedelta(seconds=timeout_s), "allow_http": True}
     settings["retry_config"] = {"max_retries": 0, "retry_timeout": timedelta(0)}  # `Retry` repeats requests
     return Store(name, path.partition("/")[0], settings)
+
+
+def google_filesystem(url: str, options: Mapping[str, Any]) -> tuple[Any, str] | None:
+    """Return gcsfs's file system without gRPC, and the path in it; None for other URLs, or if the environment asks for gRPC.
+
+    gcsfs asks by gRPC of what kind a bucket is (https://github.com/fsspec/gcsfs/pull/773). gRPC crashes the workers that are
+    forked later, and only zonal buckets need it.
+    """
+    if not url.startswith(("gs://", "gcs://")) or os.environ.get("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"):
+        return None
+    from fsspec import get_filesystem_class
+
+    if not get_filesystem_class(url.partition(":")[0]).__module__.startswith("gcsfs."):  # a user's own
+        return None
+    import gcsfs.retry
+    from gcsfs.core import GCSFileSystem
+
+    gcsfs.retry.random = _WAITS  # it would draw its waits from Python's generator, which belongs to the samples
+    options = {**GCSFileSystem._get_kwargs_from_urls(url), **options}
+    return GCSFileSystem(**options), GCSFileSystem._strip_protocol(url)
 
 
 def _s3_settings(options: Mapping[str, Any]) -> Settings | None:

@@ -5,7 +5,6 @@ import email.utils
 import hashlib
 import json
 import os
-import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, TypeVar
 
 from loaderkit.datasets.remote.arriving import Arrival, ArrivingFile
+from loaderkit.datasets.remote.object_stores import google_filesystem
 from loaderkit.datasets.remote.objects import in_worker, list_objects, read_apart, read_range
 from loaderkit.datasets.remote.ranges import BLOCK, RangeFile
 from loaderkit.system.parallel import map_waiting
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REQUESTS = 16  # at the same time
-_WAITS = random.Random()  # the generator of the waits of gcsfs
 _CONNECTIONS = 64  # of a process to an S3 server, at most
 _SOON_BYTES = 8 << 20  # smaller files are waited for
 # Names that file systems give to the time of the last change, and to the entity tag.
@@ -398,7 +397,7 @@ class Storage:
         if url.startswith(("http://", "https://")):
             # A compressed body has no ranges.
             options["headers"] = {"Accept-Encoding": "identity", **options.get("headers", {})}
-        files, path = _google(url, options) or fsspec.core.url_to_fs(url, **options)
+        files, path = google_filesystem(url, options) or fsspec.core.url_to_fs(url, **options)
         if not getattr(files, "async_impl", False):
             return _KEPT.setdefault(id(files), files), path
         # One for all threads: they share an event loop, and fsspec 2024.6 would open a session for each.
@@ -437,26 +436,6 @@ class Storage:
                 raise TransientError(f"no answer within {self.timeout_s:g} s") from error
 
         return sync(files.loop, within)
-
-
-def _google(url: str, options: Mapping[str, Any]) -> tuple[Any, str] | None:
-    """Return gcsfs's file system without gRPC, and the path in it; None for other URLs, or if the environment asks for gRPC.
-
-    gcsfs asks by gRPC of what kind a bucket is (https://github.com/fsspec/gcsfs/pull/773). gRPC crashes the workers that are
-    forked later, and only zonal buckets need it.
-    """
-    if not url.startswith(("gs://", "gcs://")) or os.environ.get("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"):
-        return None
-    from fsspec import get_filesystem_class
-
-    if not get_filesystem_class(url.partition(":")[0]).__module__.startswith("gcsfs."):  # a user's own
-        return None
-    import gcsfs.retry
-    from gcsfs.core import GCSFileSystem
-
-    gcsfs.retry.random = _WAITS  # it would draw its waits from Python's generator, which belongs to the samples
-    options = {**GCSFileSystem._get_kwargs_from_urls(url), **options}
-    return GCSFileSystem(**options), GCSFileSystem._strip_protocol(url)
 
 
 def _refuse_change(url: str, now: Stat, wanted: Stat | None) -> None:
