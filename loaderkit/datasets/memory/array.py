@@ -19,7 +19,7 @@ from loaderkit.datasets.memory.shared import SharedList
 from loaderkit.seeding.draws import DeclaresDraws, Draws
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array, native
-from loaderkit.system.batch_memory import empty_array, new_empty
+from loaderkit.system.batch_memory import LARGE, empty_array, new_empty
 
 Columns = Any  # a tensor, array or sequence, or a tuple or dict of them, nested
 
@@ -116,8 +116,8 @@ def in_memory(dataset: Any) -> bool:
 
 def take(array: npt.NDArray[Any], rows: Int64Array) -> npt.NDArray[Any]:
     """Return rows (B, *) of a contiguous array; raise an IndexError if a row is out of range."""
-    is_plain = array.strides[0] > _SHORT_ROW and array.dtype.kind in "biufc"
-    if not is_plain or not rows.size or rows.min() < 0 or rows.max() >= len(array):
+    is_large = len(rows) * array.strides[0] >= LARGE and array.dtype.kind in "biufc"
+    if not is_large or rows.min() < 0 or rows.max() >= len(array):
         return array.take(rows, 0)
     # If numpy checks the indices itself, it ignores `out` at first and copies twice.
     return array.take(rows, 0, out=empty_array((len(rows), *array.shape[1:]), array.dtype), mode="clip")

@@ -4,6 +4,7 @@ import math
 import os
 import tokenize
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
@@ -45,20 +46,22 @@ class MappedDataset(ShardedDataset):
     def _read_batch(self, indices: Int64Array) -> Tensor:
         if self.row_layout is None:
             raise TypeError(f"{type(self).__name__}: the rows have several layouts, wanted one to make a batch.")
-        parts = list(self.to_read(indices))
-        if len(parts) == 1:
-            part, _, rows = parts[0]
-            return torch.from_numpy(self.gather(self.handle(part), rows))
         dtype, shape = self.row_layout
-        batch = empty_array((len(indices), *shape), dtype)
-        for part, places, rows in parts:
-            batch[places] = self.gather(self.handle(part), rows)
-        return torch.from_numpy(batch)
+        batch: Array | None = None
+        for part, places, rows in self.to_read(indices):
+            found = self.gather(self.handle(part), rows)
+            if len(rows) == len(indices):
+                return torch.from_numpy(found)
+            batch = empty_array((len(indices), *shape), dtype) if batch is None else batch
+            batch[places] = found
+        return torch.from_numpy(np.empty((0, *shape), dtype) if batch is None else batch)
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "read_batch" and "_opened" in self.__dict__ and self.row_layout is not None:
-            return self._read_batch
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    @property
+    def read_batch(self) -> Callable[[Int64Array], Tensor]:
+        """As the Loader calls it. Not there if rows differ."""
+        if self.row_layout is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute 'read_batch'")
+        return self._read_batch
 
 
 def npy_layout(shard: str, file: BinaryIO) -> NpyHeader:

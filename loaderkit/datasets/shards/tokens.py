@@ -10,6 +10,7 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
 from loaderkit.datasets.errors import ShardError
+from loaderkit.datasets.memory.array import take
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls, shard_name
 from loaderkit.datasets.shards.index import ShardIndex
@@ -24,6 +25,9 @@ _HEADER = 1024
 class _Tokens:
     flat: Array
     windows: Array  # (T - length + 1, length), a view; (0, length) if the shard is shorter than a window
+    tiles: (
+        Array | None
+    )  # (T // length, length) if the stride is the length; `take` reads them in 0.8 of the time (tokens.py)
 
 
 class TokenDataset(MappedDataset):
@@ -128,9 +132,13 @@ class TokenDataset(MappedDataset):
                     raise ShardError(f"{shard}: has a header of llm.c, which declares its dtype. Leave dtype= out.")
                 flat = np.asarray(np.memmap(file, dtype=self.dtype, mode="r", offset=self._starts.get(shard, 0)))  # type: ignore[call-overload]
         is_short = len(flat) < self.length
-        return _Tokens(flat, flat[:0].reshape(0, self.length) if is_short else sliding_window_view(flat, self.length))
+        windows = flat[:0].reshape(0, self.length) if is_short else sliding_window_view(flat, self.length)
+        tiles = flat[: len(flat) // self.length * self.length].reshape(-1, self.length)
+        return _Tokens(flat, windows, tiles if self.stride == self.length else None)
 
     def gather(self, handle: _Tokens, rows: Int64Array) -> Array:
+        if handle.tiles is not None:
+            return native(take(handle.tiles, rows))
         return native(handle.windows[rows * self.stride])  # `take` would first copy the whole view
 
     def read(self, handle: _Tokens, rows: Int64Array, index: ShardIndex) -> list[Any]:
