@@ -1,12 +1,12 @@
 """A slow object store on loopback, for benchmarks and tests: a subset of the APIs of S3, Google and Azure, over a folder.
 
-    python benchmarks/object_store.py PORT ROOT --latency 0.03 0.08 --connection 15e6 --total 60e6
+    python benchmarks/object_store.py PORT ROOT --latency 0.03 0.08 --slow 0.01 2 --connection 15e6 --total 60e6
 
 Paths are /BUCKET/KEY, buckets are folders of ROOT. It answers GET (with one range), HEAD, PUT and ListObjectsV2 with up to 1,000 keys a
 page. Google's XML API reads objects as S3 does; of the JSON API (/storage/v1/b/BUCKET/o/KEY) it answers what gcsfs asks to list, read
 and write small objects. Of Azure it answers the reading of blobs, /ACCOUNT/CONTAINER/BLOB, where the account is a folder of ROOT.
 
-Each answer waits for a latency between two bounds, in seconds; `--connection` and `--total` limit bytes a second of a connection and of
+Each answer waits for a latency between two bounds, in seconds, and a share of the requests for objects longer (`--slow`). `--connection` and `--total` limit bytes a second of a connection and of
 all together. GET /__stats returns the requests since the last /__reset, and /__set?total=... changes a limit.
 """
 
@@ -36,6 +36,7 @@ class Limits:
     latency_s: tuple[float, float]
     connection: float  # bytes a second
     total: float
+    slow: tuple[float, float] = (0.0, 0.0)  # share of the GETs of objects, and seconds that they wait longer
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,9 @@ class ObjectStore:
         elif google is not None and not google["download"]:
             _send(writer, request, "200 OK", json.dumps(_resource(bucket, key, path)).encode())
         else:
+            share, longer_s = self.limits.slow
+            if request.method == "GET" and self._random.random() < share:
+                await asyncio.sleep(longer_s)
             await self._send_object(writer, request, path, noted)
 
     async def _send_object(
@@ -153,9 +157,10 @@ class ObjectStore:
             for name in ("connection", "total"):
                 if name in request.query:
                     setattr(self.limits, name, float(request.query[name][0]))
-            if "latency_s" in request.query:
-                low, high = map(float, request.query["latency_s"][0].split(","))
-                self.limits.latency_s = (low, high)
+            for name in ("latency_s", "slow"):
+                if name in request.query:
+                    first, second = map(float, request.query[name][0].split(","))
+                    setattr(self.limits, name, (first, second))
         return b"{}"
 
     def _page(self, bucket: str, prefix: str, delimiter: str, after: str) -> tuple[list[str], list[str], bool]:
@@ -253,10 +258,11 @@ async def main() -> None:
     parser.add_argument("port", type=int)
     parser.add_argument("root", type=Path)
     parser.add_argument("--latency", type=float, nargs=2, default=(0.03, 0.08), metavar="SECONDS")
+    parser.add_argument("--slow", type=float, nargs=2, default=(0.0, 0.0), metavar=("SHARE", "SECONDS"))
     parser.add_argument("--connection", type=float, default=50e6, metavar="BYTES", help="a second, for each")
     parser.add_argument("--total", type=float, default=200e6, metavar="BYTES", help="a second, for all together")
     given = parser.parse_args()
-    store = ObjectStore(given.root, Limits(tuple(given.latency), given.connection, given.total))
+    store = ObjectStore(given.root, Limits(tuple(given.latency), given.connection, given.total, tuple(given.slow)))
     server = await asyncio.start_server(store.serve, "127.0.0.1", given.port, limit=1 << 22, backlog=512)
     async with server:
         await server.serve_forever()

@@ -58,6 +58,7 @@ SCRIPTS = (
     Script("cloud", 12),
     Script("cloud_cases", 4),
     Script("ranges", 8),
+    Script("hedging", 4),
     Script("device", 0.5),
 )
 

@@ -199,6 +199,19 @@ def test_temporary_errors_are_retried(faulty: Faulty, tmp_path: Path, fault: str
         assert len(faulty.gets) == 4
 
 
+def test_a_late_request_is_made_once_more(faulty: Faulty) -> None:
+    """The late answers come after the test."""
+    size = len(faulty.content)
+    ranges = [(at, min(at + 20, size)) for at in range(0, size, 20)]
+    faulty.faults = [""] * 7 + ["late"] + [""] * 4 + ["late"]
+    storage = lk.Storage(cache_dir=None, timeout_s=120)
+    begun = time.monotonic()
+    assert b"".join(storage.read_many(faulty.url, ranges, size)) == faulty.content
+    assert time.monotonic() - begun < 90
+    assert len(faulty.gets) >= len(ranges) + 2
+    assert max(Counter(faulty.gets).values()) == 2
+
+
 def test_an_error_that_outlasts_all_retries_is_one_clear_error(faulty: Faulty, tmp_path: Path) -> None:
     size = len(faulty.content)
     for fault, says in (("503", "503"), ("half", "received 350 of 701 bytes"), ("stall", "no answer within 0.3 s")):

@@ -175,13 +175,14 @@ class Served:
 class Faulty(Served):
     """A server that answers GETs with the faults it is given, one after another, then properly.
 
-    It refuses requests without the headers that it `wants`.
+    The fault "late" answers when the server closes. It refuses requests without the headers that it `wants`.
     """
 
     def __init__(self, content: bytes, wants: Mapping[str, str] | None = None) -> None:
         self.content, self.etag = content, '"1"'
         self.faults: list[str] = []
         self.gets: list[str] = []
+        self._closes = threading.Event()
         faulty = self
 
         class Handler(_Handler):
@@ -195,6 +196,8 @@ class Faulty(Served):
                 given = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
                 faulty.gets.append(self.headers.get("Range") or "")
                 fault = faulty.faults.pop(0) if faulty.faults else ""
+                if fault == "late":
+                    faulty._closes.wait(100)
                 part = faulty.content[int(given[1]) : int(given[2]) + 1] if given else faulty.content
                 if fault.isdigit() or not self.is_allowed():
                     self.answer(int(fault or 403), b"a fault")
@@ -221,6 +224,10 @@ class Faulty(Served):
                     self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
 
         self.serve(Handler, "/data.jsonl")
+
+    def close(self) -> None:
+        self._closes.set()
+        super().close()
 
 
 class TokenServer(Served):

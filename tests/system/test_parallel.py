@@ -3,6 +3,8 @@
 import signal
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,72 @@ def test_threads_end_with_the_results() -> None:
     while len(names()) > before and time.monotonic() < end:
         time.sleep(0.01)
     assert len(names()) <= before  # threads of an earlier test may end too
+
+
+class Attempts:
+    """Calls that return their value, of which some first do something else at each attempt; and how often each was made."""
+
+    def __init__(self, does: dict[int, list[Callable[[], object]]]) -> None:
+        self.made: Counter[int] = Counter()
+        self._does, self._lock = does, threading.Lock()
+
+    def __call__(self, value: int) -> int:
+        with self._lock:
+            does = self._does.get(value, [])[self.made[value] :][:1]
+            self.made[value] += 1
+        for one in does:
+            one()
+        return value
+
+
+def failing(after: Callable[[], object]) -> Callable[[], object]:
+    def fail() -> None:
+        after()
+        raise OSError("no answer")
+
+    return fail
+
+
+@pytest.mark.parametrize("late", [[0], [5], [23], [7, 8, 22], [4, 5, 6, 7]])
+def test_a_late_call_is_made_once_more(late: list[int]) -> None:
+    """The first attempts do not end before all results are there, and may take all threads."""
+    over = threading.Event()
+    calls = Attempts({value: [lambda: over.wait(100)] for value in late})
+    begun = time.monotonic()
+    assert list(map_waiting(calls, range(24), 4, hedge=True)) == list(range(24))
+    assert time.monotonic() - begun < 90
+    over.set()
+    assert [calls.made[value] for value in late] == [2] * len(late)
+    assert max(calls.made.values()) == 2
+
+
+@pytest.mark.parametrize("quick", [0, 4])
+def test_calls_that_all_take_long_are_not_late(quick: int) -> None:
+    """Also if the first ones were quick: those that run are compared too."""
+    calls = Attempts({value: [lambda: time.sleep(0.3)] for value in range(quick, 24)})
+    assert list(map_waiting(calls, range(24), 8, hedge=True)) == list(range(24))
+    assert calls.made.total() <= 28  # a thread may have waited for a CPU
+
+
+def test_no_call_is_made_twice_unless_told() -> None:
+    calls = Attempts({5: [lambda: time.sleep(0.5)]})
+    assert list(map_waiting(calls, range(24), 4)) == list(range(24))
+    assert calls.made.total() == 24
+
+
+def test_a_result_counts_before_an_error() -> None:
+    """Whichever attempt fails: the second lets the first end."""
+    failed = threading.Event()
+    second_fails = Attempts({5: [lambda: failed.wait(60), failing(failed.set)]})
+    first_fails = Attempts({5: [failing(lambda: failed.wait(60)), failed.set]})
+    for calls in (second_fails, first_fails):
+        failed.clear()
+        assert list(map_waiting(calls, range(24), 4, hedge=True)) == list(range(24))
+        assert calls.made[5] == 2
+    both_fail = Attempts({5: [failing(lambda: failed.wait(60)), failing(failed.set)]})
+    failed.clear()
+    with pytest.raises(OSError, match="no answer"):
+        list(map_waiting(both_fail, range(24), 4, hedge=True))
 
 
 ENDS = """

@@ -67,7 +67,8 @@ class Storage:
 
     Shards are downloaded as a whole by parallel requests, once for all processes of a host that share the folder. To make room,
     the cache removes copies that nobody has open: first those of other folders, then those that were opened last. If all
-    copies are in use, a shard is read by ranges. Requests that fail with a passing error are repeated.
+    copies are in use, a shard is read by ranges. Requests that fail with a passing error are repeated. Of requests that are made
+    side by side, one that takes much longer than the others is made once more.
 
     Args:
         options: Options of the file system, as fsspec takes them: `{"key": ..., "secret": ..., "endpoint_url": ...}` for
@@ -264,9 +265,12 @@ class Storage:
         return self._ask(url, get, f"bytes {start:,} to {stop:,} of {size_bytes:,}")
 
     def read_many(self, url: str, ranges: Iterable[tuple[int, int]], size_bytes: int) -> Iterator[bytes]:
-        """Return ranges of bytes of a file in their order, as buffers, by parallel requests of at most 4 MiB each."""
+        """Return ranges of bytes of a file in their order, as buffers, by parallel requests of at most 4 MiB each.
+
+        A request that takes much longer than the others is made once more.
+        """
         parts = ((at, min(at + BLOCK, stop)) for start, stop in ranges for at in range(start, stop, BLOCK))
-        return map_waiting(lambda part: self._read(url, *part, size_bytes), parts, REQUESTS)
+        return map_waiting(lambda part: self._read(url, *part, size_bytes), parts, REQUESTS, hedge=True)
 
     def read_some(self, url: str, start: int, stop: int, *, apart: bool = False) -> bytes:
         """Return a range of bytes of a file whose size is unknown; fewer if the file ends before.
