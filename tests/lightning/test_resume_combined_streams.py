@@ -31,6 +31,8 @@ CASES: dict[str, dict[str, Any]] = {
     "no others, and a limit beyond its end": {"trainer": {"limit_train_batches": 20}},
 }
 
+QUICK = ("two", "reload every epoch", "no others, and a limit beyond its end")
+
 
 def job(folder: Path, case: dict[str, Any]) -> dict[str, Any]:
     trainer = {"max_epochs": 2, **case.get("trainer", {})}
@@ -43,7 +45,9 @@ def resume(whole: dict[str, Any], path: Path) -> int:
     return check_same_end(whole, resumed)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+)
 def test_a_stream_beside_other_data_resumes_after_each_step(case: str, tmp_path: Path) -> None:
     """Whichever has ended before, and begun anew: the epoch ends where it would have, and the next has the same data."""
     whole = job(tmp_path, CASES[case])

@@ -25,6 +25,8 @@ CASES: dict[str, dict[str, Any]] = {
     "several": {"sizes": {"a": 18, "b": 31}},
 }
 
+QUICK = ("limit", "stream", "several")
+
 
 def job(folder: Path) -> dict[str, Any]:
     return {"dir": str(folder), "name": "whole"}
@@ -37,7 +39,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return made
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+)
 def test_training_and_resumes_are_those_without_copies_ahead(case: str, tmp_path: Path, fake: FakeCuda) -> None:
     base = {"dir": str(tmp_path), **CASES[case]}
     whole = {**base, "name": "whole", "save_every": 1}
