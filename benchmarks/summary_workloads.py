@@ -13,6 +13,7 @@ LOADERS = (
     "litdata",
     "mosaicml-streaming",
     "Hugging Face datasets",
+    "Megatron-Energon",
 )
 
 

@@ -282,6 +282,37 @@ def of_lengths(results: Results) -> Iterator[Target]:
             most=200,
             unit=" ns",
         )
+
+    def over_packing_peers(kind: str) -> list[float]:
+        """Return our speed over that of the fastest peer."""
+        found = []
+        for workers in ("0", "2"):
+            rows = results.rows("packed_throughput", kind=kind, workers=workers)
+            theirs = [row for row in rows if not row["contender"].startswith("loaderkit")]
+            if not theirs:
+                raise NotMeasuredError
+            columns = ("first_epoch_over_ours", "later_epoch_over_ours")
+            found += [1 / max(float(row[column]) for row in theirs) for column in columns]
+        return found
+
+    for kind, text in (
+        ("packed", "Packed rows of tokens, `PackPlan`: tokens a second over the best peer that cuts and packs"),
+        ("windows", "Windows of joined tokens, `TokenDataset`: tokens a second over the best peer"),
+    ):
+        yield Target(f"{text}; 0 workers, first and later epoch, then 2", partial(over_packing_peers, kind), least=0.9)
+
+    def full(ours: bool) -> list[float]:
+        rows = results.rows("packed_throughput", kind="packed", workers="0")
+        shares = [float(row["rows_full"]) for row in rows if row["contender"].startswith("loaderkit, PackPlan") == ours]
+        if not shares:
+            raise NotMeasuredError
+        return shares
+
+    yield Target(
+        "Packed rows, `PackPlan`: how full they are, over the fullest of any other",
+        lambda: [full(True)[0] / max(full(False))],
+        least=0.99,
+    )
     yield Target(
         "Training on texts with `lk.TokenBudget`, sigma 0.6 and 1.0: tokens a second over lhotse's",
         lambda: [

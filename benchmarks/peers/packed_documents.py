@@ -1,31 +1,66 @@
-"""The documents that every peer packs into rows: each token of the corpus is a number of its own, so that none is taken for another.
+"""The documents that every peer packs into rows.
 
 Workers that are started anew import this module; it needs only numpy.
 """
 
+import json
 import random
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-DOCUMENTS, ROW = 600, 64
+VOCABULARY = 50_000  # as many tokens of a corpus, from its start, are numbers of their own
 
 
-def document_lengths() -> list[int]:
-    """Return lognormal lengths, median 20: one document in eight is longer than a row."""
-    draw = random.Random(0)
-    return [max(1, int(draw.lognormvariate(3, 1))) for _ in range(DOCUMENTS)]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Corpus:
+    """Documents of lognormal lengths, and the rows that they become.
+
+    Args:
+        size: Number of documents.
+        mean: Of the logarithm of a length.
+        sigma: Of the logarithm of a length.
+        row: Tokens of a row.
+        batch: Rows of a batch.
+        shard: Tokens of a shard, for peers that are told its size.
+    """
+
+    size: int
+    mean: float
+    sigma: float
+    row: int
+    batch: int
+    shard: int
+
+    @classmethod
+    def of(cls, folder: str | Path) -> "Corpus":
+        """Return the corpus that a folder is for."""
+        return cls(**json.loads((Path(folder) / "corpus.json").read_text()))
+
+    def save(self, folder: str | Path) -> None:
+        """Say in a folder that it is for this corpus."""
+        (Path(folder) / "corpus.json").write_text(json.dumps(asdict(self)))
+
+    def lengths(self) -> list[int]:
+        draw = random.Random(0)
+        return [max(1, int(draw.lognormvariate(self.mean, self.sigma))) for _ in range(self.size)]
+
+    def documents(self) -> list[Any]:
+        """Return the documents: 1, 2, 3, ... from one to the next, and after the last token of the vocabulary 1 again."""
+        lengths = self.lengths()
+        starts = np.cumsum([0, *lengths[:-1]])
+        return [numbers(int(start), length) for start, length in zip(starts, lengths, strict=True)]
+
+    def pieces(self) -> list[Any]:
+        """Return the documents, those longer than a row cut at each row's length."""
+        cuts = ((document, start) for document in self.documents() for start in range(0, len(document), self.row))
+        return [document[start : start + self.row] for document, start in cuts]
 
 
-def documents() -> list[Any]:
-    """Return the documents: 1, 2, 3, ... from one to the next."""
-    ends = np.cumsum(document_lengths())
-    return [np.arange(end - length, end) + 1 for length, end in zip(document_lengths(), ends, strict=True)]
-
-
-def pieces() -> list[Any]:
-    """Return the documents, those longer than a row cut at each row's length."""
-    return [document[start : start + ROW] for document in documents() for start in range(0, len(document), ROW)]
+def numbers(start: int, length: int) -> Any:
+    return np.arange(start, start + length) % VOCABULARY + 1
 
 
 def text_of(document: Any) -> str:
@@ -35,7 +70,7 @@ def text_of(document: Any) -> str:
 def tokenize(text: str) -> Any:
     """Return the document of a text."""
     first, length = map(int, text.split())
-    return np.arange(first, first + length)
+    return numbers(first - 1, length)
 
 
 class Source:

@@ -20,14 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from driver import Answers, Peer, add_options, interpreters, started
-from packed_documents import document_lengths
+from packed_documents import Corpus
 
 RESULTS = Path(__file__).parent.parent / "results"
 PEERS = {name: f"packed_with_{name}" for name in ("loaderkit", "grain", "litdata", "hf", "mosaicml", "energon")}
+CORPUS = Corpus(size=600, mean=3, sigma=1, row=64, batch=4, shard=2048)  # one document in eight is longer than a row
 STOP, STOP_EARLY = 31, 15  # odd, so that they are no whole number of rounds
 MANY = 4_000  # batches: more than any epoch has
 FOLDERS = re.compile(r"(?<![\w.:])/(?:[^\s/'\"]+/)+")  # of this run: a reader has no use for them
-TOTAL = sum(document_lengths())
+TOTAL = sum(CORPUS.lengths())
 Setting = dict[str, Any]
 
 
@@ -113,6 +114,7 @@ def cases(quick: bool) -> dict[str, Callable[[Way], str]]:
 
 def measure(peer: Peer, folder: str, quick: bool) -> dict[str, dict[str, str]]:
     """Return the cells of each of a peer's ways."""
+    CORPUS.save(folder)
     written = peer.call("write", folder=folder, limit_s=120)[0]
     if "error" in written:
         raise SystemExit(f"{peer.name}: can't write its data: {written}")

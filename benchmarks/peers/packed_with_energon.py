@@ -1,46 +1,55 @@
 """Megatron-Energon: texts in tar shards, tokenized, cut and packed by a task encoder, as its guide to packing says."""
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-import webdataset
-from common import SEED, SHARDS, Setting
+from common import SEED, Setting
 from megatron import energon
-from packed import Rows, packed_job
-from packed_documents import ROW, documents, text_of, tokenize
+from packed import Rows, packed_job, packed_speed_jobs, write_tar
+from packed_documents import Corpus, text_of, tokenize
+from torch.nn.utils.rnn import pad_sequence
 from with_energon import NAME, VERSION, prepare
 
-__all__ = ["NAME", "VERSION", "WAYS", "resume", "write"]
-BUFFER = 32  # pieces that are packed together; as many documents are shuffled
+__all__ = ["NAME", "VERSION", "WAYS", "count", "resume", "throughput", "write"]
 
 
 @dataclass
 class Document(energon.Sample):  # type: ignore[misc]
-    text: str
+    content: Any  # its text, or the bytes of its tokens
 
 
 @dataclass
 class Tokens(energon.Sample):  # type: ignore[misc]
     tokens: Any
+    positions: Any = None
+    documents: Any = None  # 1, 2, 3, ... in a row
 
 
 @energon.stateless  # type: ignore[untyped-decorator]
 def cook(sample: dict[str, Any]) -> Document:
-    return Document(**energon.basic_sample_keys(sample), text=sample["txt"])
+    return Document(**energon.basic_sample_keys(sample), content=sample["txt" if "txt" in sample else "bin"])
 
 
 class Packer(energon.DefaultTaskEncoder):  # type: ignore[misc]
     cookers = [energon.Cooker(cook)]  # noqa: RUF012 - as its documentation has it
 
+    def __init__(self, row: int) -> None:
+        super().__init__()
+        self.row = row
+
     @energon.stateless  # type: ignore[untyped-decorator]
     def encode_sample(self, sample: Document) -> Iterator[Tokens]:
         """Yield the document, cut at each row's length."""
-        tokens = torch.from_numpy(tokenize(sample.text))
-        for start in range(0, len(tokens), ROW):
-            yield Tokens.derive_from(sample, tokens=tokens[start : start + ROW])
+        stored = isinstance(sample.content, bytes)
+        found = np.frombuffer(sample.content, np.uint16).astype(np.int64) if stored else tokenize(sample.content)
+        tokens = torch.from_numpy(found)
+        for start in range(0, len(tokens), self.row):
+            yield Tokens.derive_from(sample, tokens=tokens[start : start + self.row])
 
     def select_samples_to_pack(self, samples: list[Tokens]) -> list[list[Tokens]]:
         """Pack by best fit decreasing."""
@@ -54,54 +63,57 @@ class Packer(energon.DefaultTaskEncoder):  # type: ignore[misc]
             else:
                 row = len(rows)
                 rows.append([])
-                free.append(ROW)
+                free.append(self.row)
             rows[row].append(sample)
             free[row] -= size
         return rows
 
     @energon.stateless  # type: ignore[untyped-decorator]
     def pack_selected_samples(self, samples: list[Tokens]) -> Tokens:
-        keys = ",".join(sample.__key__ for sample in samples)
-        return Tokens(__key__=keys, __restore_key__=(), tokens=torch.cat([sample.tokens for sample in samples]))
+        lengths = [len(sample.tokens) for sample in samples]
+        return Tokens(
+            __key__=",".join(sample.__key__ for sample in samples),
+            __restore_key__=(),
+            tokens=torch.cat([sample.tokens for sample in samples]),
+            positions=torch.cat([torch.arange(length) for length in lengths]),
+            documents=torch.repeat_interleave(torch.tensor(lengths)) + 1,
+        )
 
     @energon.stateless  # type: ignore[untyped-decorator]
     def batch(self, samples: Sequence[Tokens]) -> Any:
-        return {"rows": [sample.tokens.tolist() for sample in samples]}
+        fields = ("tokens", "positions", "documents")
+        return {field: pad_sequence([getattr(row, field) for row in samples], batch_first=True) for field in fields}
 
 
 def write(folder: str) -> dict[str, Any]:
-    path = Path(folder) / "tar"
-    path.mkdir()
-    texts = [text_of(document) for document in documents()]
-    for shard in range(SHARDS):
-        with webdataset.TarWriter(str(path / f"{shard:03}.tar"), encoder=False) as writer:
-            for number in range(shard, len(texts), SHARDS):
-                writer.write({"__key__": f"{number:06}", "txt": texts[number].encode()})
-    prepare(path, sorted(shard.name for shard in path.iterdir()))
+    path, documents = Path(folder), Corpus.of(folder).documents()
+    prepare(path / "texts", write_tar(path / "texts", [text_of(document).encode() for document in documents], "txt"))
+    stored = [document.astype(np.uint16).tobytes() for document in documents]
+    prepare(path / "tokens", write_tar(path / "tokens", stored, "bin"))
     return {"ways": list(WAYS)}
 
 
-def packed(setting: Setting) -> Any:
+def packed(setting: Setting, shards: str = "texts", buffer: int = 32) -> Any:
+    """Pack so many pieces together; as many documents are shuffled."""
     workers = energon.WorkerConfig(
         rank=setting.rank, world_size=setting.world, num_workers=setting.workers, seed_offset=SEED
     )
     data = energon.get_train_dataset(
-        str(setting.folder / "tar"),
+        str(setting.folder / shards),
         worker_config=workers,
         batch_size=setting.batch,
-        shuffle_buffer_size=BUFFER,
+        shuffle_buffer_size=buffer,
         max_samples_per_sequence=100,
         shuffle_over_epochs_multiplier=1,
-        packing_buffer_size=BUFFER,
-        task_encoder=Packer(),
+        packing_buffer_size=buffer,
+        task_encoder=Packer(Corpus.of(setting.folder).row),
         repeat=False,
     )
     return energon.get_savable_loader(data)
 
 
 def rows_of(batch: Any) -> Rows:
-    found: Rows = batch["rows"]
-    return found
+    return [row[row > 0].tolist() for row in batch["tokens"]]
 
 
 WAYS = {"packing buffer, tokenized on the way": packed}
@@ -111,3 +123,5 @@ resume = packed_job(
     save=lambda loader: loader.save_state_rank(),
     load=lambda loader, state: loader.restore_state_rank(state),
 )
+TIMED = {"packing buffer": functools.partial(packed, shards="tokens", buffer=100)}
+throughput, count = packed_speed_jobs(TIMED, lambda batch: (len(batch["tokens"]), batch["tokens"]))

@@ -6,30 +6,37 @@ from typing import Any
 import grain
 import grain.experimental
 from common import SEED, Setting
-from packed import Rows, packed_job
-from packed_documents import ROW, Source, documents, pieces, text_of, tokenize
+from packed import Rows, packed_job, packed_speed_jobs
+from packed_documents import Corpus, Source, text_of, tokenize
 
 NAME, VERSION = "grain", grain.__version__
+CONCAT = grain.experimental.ConcatThenSplitIterDataset
 
 
 def write(folder: str) -> dict[str, Any]:  # noqa: ARG001 - the documents are in memory
     return {"ways": list(WAYS)}
 
 
-def packed(setting: Setting, source: list[Any], *, texts: bool = False, cut: bool = True, after: bool = False) -> Any:
+def packed(
+    setting: Setting,
+    *,
+    fit: Any = grain.experimental.FirstFitPackIterDataset,
+    bins: int = 16,
+    texts: bool = False,
+    after: bool = False,
+) -> Any:
+    corpus = Corpus.of(setting.folder)
+    source = corpus.documents() if fit is CONCAT else corpus.pieces()
+    if texts:
+        source = [text_of(piece) for piece in source]
     data = grain.MapDataset.source(Source(source)).shuffle(seed=SEED)[setting.rank :: setting.world]
     data = data.map(lambda found: {"tokens": tokenize(found) if texts else found})
     workers = grain.MultiprocessingOptions(num_workers=setting.workers)
     found = data.to_iter_dataset()
     if after:
         found = found.mp_prefetch(workers)
-    if cut:
-        found = grain.experimental.ConcatThenSplitIterDataset(found, length_struct={"tokens": ROW})
-    else:
-        found = grain.experimental.FirstFitPackIterDataset(
-            found, length_struct={"tokens": ROW}, num_packing_bins=16, seed=SEED
-        )
-    found = found.batch(setting.batch)
+    settings = {} if fit is CONCAT else {"num_packing_bins": bins, "seed": SEED}
+    found = fit(found, length_struct={"tokens": corpus.row}, **settings).batch(setting.batch)
     return iter(found if after else found.mp_prefetch(workers))
 
 
@@ -38,15 +45,16 @@ def rows_of(batch: Any) -> Rows:
     return [row[mask].tolist() for row, mask in zip(batch["tokens"], there, strict=True)]
 
 
-def ways() -> dict[str, Any]:
-    texts = [text_of(piece) for piece in pieces()]
-    return {
-        "FirstFitPack in workers": functools.partial(packed, source=pieces(), cut=False),
-        "FirstFitPack after workers": functools.partial(packed, source=pieces(), cut=False, after=True),
-        "ConcatThenSplit in workers": functools.partial(packed, source=documents()),
-        "FirstFitPack, tokenized on the way": functools.partial(packed, source=texts, texts=True, cut=False),
-    }
-
-
-WAYS = ways()
+WAYS: dict[str, Any] = {
+    "FirstFitPack in workers": packed,
+    "FirstFitPack after workers": functools.partial(packed, after=True),
+    "ConcatThenSplit in workers": functools.partial(packed, fit=CONCAT),
+    "FirstFitPack, tokenized on the way": functools.partial(packed, texts=True),
+}
 resume = packed_job(WAYS, rows_of, save=lambda it: it.get_state(), load=lambda it, state: it.set_state(state))
+TIMED: dict[str, Any] = {
+    "FirstFitPack": functools.partial(packed, bins=128),
+    "BestFitPack": functools.partial(packed, fit=grain.experimental.BestFitPackIterDataset, bins=128),
+    "ConcatThenSplit": functools.partial(packed, fit=CONCAT),
+}
+throughput, count = packed_speed_jobs(TIMED, lambda batch: (len(batch["tokens"]), batch["tokens"]))

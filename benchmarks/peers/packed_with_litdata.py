@@ -7,23 +7,20 @@ import litdata
 import torch
 from common import SEED, Setting
 from litdata.streaming import TokensLoader
-from packed import Rows, packed_job
-from packed_documents import DOCUMENTS, ROW, documents
+from packed import Rows, packed_job, packed_speed_jobs
+from packed_documents import Corpus
 
 NAME, VERSION = "litdata", litdata.__version__
-BLOCKS = 32  # of a chunk
-
-
-def document(number: int) -> Any:
-    return torch.from_numpy(documents()[number]).int()
 
 
 def write(folder: str) -> dict[str, Any]:
+    corpus = Corpus.of(folder)
+    documents = corpus.documents()
     litdata.optimize(
-        document,
-        list(range(DOCUMENTS)),
+        lambda number: torch.from_numpy(documents[number]).int(),
+        list(range(corpus.size)),
         str(Path(folder) / "tokens"),
-        chunk_size=BLOCKS * ROW,
+        chunk_size=corpus.shard,
         num_workers=1,
         item_loader=TokensLoader(),
         start_method="fork",
@@ -34,7 +31,7 @@ def write(folder: str) -> dict[str, Any]:
 def blocks(setting: Setting) -> Any:
     data = litdata.StreamingDataset(
         str(setting.folder / "tokens"),
-        item_loader=TokensLoader(block_size=ROW),
+        item_loader=TokensLoader(block_size=Corpus.of(setting.folder).row),
         shuffle=True,
         seed=SEED,
         drop_last=False,
@@ -49,3 +46,4 @@ def rows_of(batch: Any) -> Rows:
 
 WAYS = {"TokensLoader": blocks}
 resume = packed_job(WAYS, rows_of)
+throughput, count = packed_speed_jobs(WAYS, lambda batch: (len(batch), batch))

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import streaming
 from common import SEED, Setting
-from packed import Rows, packed_job
-from packed_documents import ROW, documents
+from packed import Rows, packed_job, packed_speed_jobs
+from packed_documents import Corpus
 from streaming.base.util import clean_stale_shared_memory
 
 NAME, VERSION = "mosaicml-streaming", streaming.__version__
@@ -16,12 +16,13 @@ atexit.register(clean_stale_shared_memory)  # of jobs that were ended
 
 
 def write(folder: str) -> dict[str, Any]:
-    tokens = np.concatenate(documents()).astype(np.int32)
+    corpus = Corpus.of(folder)
+    tokens = np.concatenate(corpus.documents()).astype(np.int32)
     with streaming.MDSWriter(
-        out=str(Path(folder) / "mds"), columns={"tokens": "ndarray:int32"}, size_limit=10_000
+        out=str(Path(folder) / "mds"), columns={"tokens": "ndarray:int32"}, size_limit=5 * corpus.shard
     ) as writer:
-        for start in range(0, len(tokens) - ROW + 1, ROW):
-            writer.write({"tokens": tokens[start : start + ROW]})
+        for start in range(0, len(tokens) - corpus.row + 1, corpus.row):
+            writer.write({"tokens": tokens[start : start + corpus.row]})
     return {"ways": list(WAYS)}
 
 
@@ -40,3 +41,4 @@ def rows_of(batch: Any) -> Rows:
 
 WAYS = {"rows cut when written": rows_written}
 resume = packed_job(WAYS, rows_of)
+throughput, count = packed_speed_jobs(WAYS, lambda batch: (len(batch["tokens"]), batch["tokens"]))

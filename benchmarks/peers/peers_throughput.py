@@ -42,6 +42,7 @@ CONTENDERS = {
     "mosaicml": {"tokens": "mosaicml-streaming", "pictures": "mosaicml-streaming"},
     "webdataset": {"tokens": "webdataset", "pictures": "webdataset"},
     "hf": {"tokens": "Hugging Face datasets", "pictures": "Hugging Face datasets"},
+    "energon": {"tokens": "Megatron-Energon"},
 }
 WORKLOADS = {"tokens": ("tokens", "parquet"), "pictures": ("pictures",)}
 BATCH = 64

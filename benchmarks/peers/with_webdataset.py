@@ -74,14 +74,17 @@ def write_pictures(folder: str) -> dict[str, Any]:
 def write_data(folder: str, kind: str) -> dict[str, Any]:
     if kind == "pictures":
         return write_pictures(folder)
-    path = Path(folder) / "tokens-tar"
+    write_tokens(folder, Path(folder) / "tokens-tar")
+    return {}
+
+
+def write_tokens(folder: str, path: Path) -> None:
     path.mkdir()
     found = list(sequences(folder))
     for shard, rows in enumerate(shards_of(len(found))):
         with webdataset.TarWriter(str(path / f"{shard:03}.tar"), encoder=False) as writer:
             for row in rows:
                 writer.write({"__key__": f"{row:06}", "bin": found[row].tobytes()})
-    return {}
 
 
 def to_tokens(entry: dict[str, Any]) -> Any:

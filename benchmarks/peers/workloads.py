@@ -138,24 +138,29 @@ def children() -> list[int]:
     return [int(number) for number in text.split()]
 
 
-def resume_jobs(make: Callable[[str, str, bool, int], Loader]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def resume_jobs(
+    make: Callable[[str, str, bool, int], Loader],
+    *,
+    save: Callable[[Any], Any] = lambda loader: loader.state_dict(),
+    load: Callable[[Any, Any], None] = lambda loader, state: loader.load_state_dict(state),
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return two functions: one runs a loader for some batches and saves its state, one times the way back to there."""
 
-    def save(*, folder: str, kind: str, batches: int) -> dict[str, Any]:
+    def save_state(*, folder: str, kind: str, batches: int) -> dict[str, Any]:
         loader = make(folder, kind, True, 0)
         for number, _ in enumerate(loader, 1):
             if number == batches:
-                state = pickle.dumps(loader.state_dict())
+                state = pickle.dumps(save(loader))
                 (Path(folder) / f"state-{kind}.pkl").write_bytes(state)
                 return {"state_bytes": len(state)}
         return {"error": "TooFewBatches", "message": f"the epoch has less than {batches}"}
 
-    def load(*, folder: str, kind: str) -> dict[str, Any]:
+    def resume(*, folder: str, kind: str) -> dict[str, Any]:
         state = pickle.loads((Path(folder) / f"state-{kind}.pkl").read_bytes())
         started = time.perf_counter()
         loader = make(folder, kind, True, 0)
-        loader.load_state_dict(state)
+        load(loader, state)
         next(iter(loader))
         return {"first_batch_s": time.perf_counter() - started}
 
-    return save, load
+    return save_state, resume

@@ -32,6 +32,28 @@ def test_the_table_of_packed_rows_runs_in_fresh_processes() -> None:
     assert all(row.endswith(" | **exact** |") for row in rows), done.stdout
 
 
+@pytest.mark.slow
+def test_the_speed_of_packed_rows_runs_in_fresh_processes(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        str(SCRIPTS / "packed_throughput.py"),
+        "--quick",
+        "--peers",
+        "loaderkit",
+        "--out",
+        str(tmp_path),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    with (tmp_path / "packed_throughput.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 8, done.stderr[-3000:]  # four ways, 0 and 2 workers
+    for row in rows:
+        assert float(row["first_epoch_tokens_per_s"]) > 0
+        assert 0.98 < float(row["rows_full"]) <= 1
+        assert row["kind"] == "windows" or float(row["tokens_used"]) == 1
+
+
 def test_packed_rows_of_ours_come_once_each() -> None:
     with (RESULTS / "packed_resume.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

@@ -1,0 +1,194 @@
+"""Tokens a second and fullness of rows: loaderkit and the peers, from documents that lie in the page cache.
+
+4,000 documents of lognormal lengths (median 700 tokens, sigma 1.2) become rows of 2,048 tokens, in batches of 8, shuffled,
+with 0 and 2 workers. Each contender reads its own format as its documentation says; grain's documents are in memory. Its
+packing does not cut, so it gets documents that are cut. "packed" keeps documents apart. "windows" are cut from joined documents.
+
+A contender's run is a fresh process. The clock goes from an epoch's first batch to its end, or for a few seconds where an epoch
+takes longer: in the process's first epoch (`first_epoch`), and in another epoch of the same loader (`later_epoch`). Every batch
+becomes int64, and its tokens are counted while the clock runs. What comes before the first batch, making the loader included, is
+`first_batch_ms`. It is not in the speed, so that a contender that packs blocks of documents has the first one for nothing: 5 % of
+the tokens for datasets with trl, 200 documents at a time. Contenders take turns, in another order each round. `over_ours` is the
+median over the rounds of a contender's speed over that of `PackPlan` ("packed") or `TokenDataset` ("windows").
+
+`rows_full` and `tokens_used` come from an epoch of its own to the end, which is not timed.
+"""
+
+import argparse
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from driver import Peer, add_options, interpreters, started
+from packed_documents import Corpus
+from packed_resume import PEERS
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from harness import DATA, OURS, RESULTS, Options, Row, ratio, report, tell, turns
+
+PACKED, WINDOWS = "packed", "windows"
+CONTENDERS = {
+    "loaderkit": {"PackPlan, split": PACKED, "stream.pack": PACKED, "WindowDataset": WINDOWS, "TokenDataset": WINDOWS},
+    "grain": {"FirstFitPack": PACKED, "BestFitPack": PACKED, "ConcatThenSplit": WINDOWS},
+    "hf": {"bfd_split, packed before": PACKED, "bfd_split, on the way": PACKED, "wrapped, packed before": WINDOWS},
+    "energon": {"packing buffer": PACKED},
+    "litdata": {"TokensLoader": WINDOWS},
+    "mosaicml": {"rows cut when written": WINDOWS},
+}
+LABELS = {"hf": "datasets + trl", "energon": "Megatron-Energon", "mosaicml": "mosaicml-streaming"}
+REFERENCE = {PACKED: ("loaderkit", "PackPlan, split"), WINDOWS: ("loaderkit", "TokenDataset")}
+EPOCHS = ("first", "later")
+CORPUS = Corpus(size=4_000, mean=math.log(700), sigma=1.2, row=2048, batch=8, shard=1 << 19)
+SMALL = Corpus(size=400, mean=math.log(700), sigma=1.2, row=2048, batch=8, shard=1 << 16)
+Contender = tuple[str, str, int]  # the peer, its way to pack, and the number of workers
+Answers = dict[int, dict[str, Any]]  # by round
+
+
+def prepare(peers: dict[str, Peer], folder: Path, corpus: Corpus) -> dict[str, Peer]:
+    """Let each peer write its data; return those that could."""
+    found = {}
+    for key, peer in peers.items():
+        (folder / key).mkdir()
+        corpus.save(folder / key)
+        begun = time.monotonic()
+        answer = peer.call("write", folder=str(folder / key), limit_s=300)[0]
+        if "error" in answer:
+            tell(f"{key}: left out: its data can't be written: {answer}")
+            continue
+        tell(f"{key}: written in {time.monotonic() - begun:.1f} s")
+        found[key] = peer
+    return found
+
+
+def measure(
+    peers: dict[str, Peer], folder: Path, corpus: Corpus, *, rounds: int, seconds: float, deadline: float
+) -> list[Row]:
+    """Count each contender's rows and tokens once, and time it once a round; what fails or hangs is left out."""
+    contenders = [(key, way, workers) for key in peers for way in CONTENDERS[key] for workers in (0, 2)]
+    counted: dict[Contender, dict[str, Any]] = {}
+    timed: dict[Contender, Answers] = {}
+
+    def call(contender: Contender, function: str, **arguments: Any) -> dict[str, Any] | None:
+        key, way, workers = contender
+        arguments |= {"folder": str(folder / key), "kind": way, "workers": workers}
+        answer = peers[key].call(function, **arguments)[0]
+        if "error" in answer:
+            tell(f"{name_of(contender)}, {workers} workers: left out: {answer}")
+            return None
+        return answer
+
+    for contender in contenders:
+        if answer := call(contender, "count"):
+            counted[contender], timed[contender] = answer, {}
+    for number in range(rounds):
+        if number and time.monotonic() > deadline:
+            tell(f"{number} rounds in the time that there is, not {rounds}")
+            break
+        there = list(timed)
+        for place in turns(len(there), number):
+            answer = call(there[place], "throughput", shuffle=True, seconds=seconds)
+            if answer is None:
+                del timed[there[place]]
+            else:
+                timed[there[place]][number] = answer
+        tell(f"round {number + 1}")
+    return list(rows_of(counted, timed, corpus))
+
+
+def rows_of(counted: dict[Contender, dict[str, Any]], timed: dict[Contender, Answers], corpus: Corpus) -> Iterator[Row]:
+    total = sum(corpus.lengths())
+    for contender, answers in timed.items():
+        key, way, workers = contender
+        kind = CONTENDERS[key][way]
+        row: Row = {"kind": kind, "workers": workers, "contender": name_of(contender)}
+        row["first_batch_ms"] = 1e3 * statistics.median(answer["first_batch_s"] for answer in answers.values())
+        for epoch in EPOCHS:
+            speeds, ours = (
+                {number: answer[epoch] for number, answer in found.items()}
+                for found in (answers, timed.get((*REFERENCE[kind], workers), {}))
+            )
+            row[f"{epoch}_epoch_tokens_per_s"] = statistics.median(speeds.values())
+            row[f"{epoch}_epoch_over_ours"] = ratio(speeds, ours) if ours else math.nan
+        row["rows_full"] = counted[contender]["tokens"] / (counted[contender]["rows"] * corpus.row)
+        row["tokens_used"] = counted[contender]["tokens"] / total
+        yield row | {"repeats": len(answers)}
+
+
+def name_of(contender: Contender) -> str:
+    key, way, _ = contender
+    return f"{LABELS.get(key, key)}, {way}"
+
+
+def draw(figure: Any, rows: list[Row]) -> None:
+    kinds = (PACKED, WINDOWS)
+    heights = [len({row["contender"] for row in rows if row["kind"] == kind}) for kind in kinds]
+    panels = figure.subplots(2, 3, height_ratios=heights, sharey="row")
+    for line, kind in zip(panels, kinds, strict=True):
+        for axes, workers in zip(line, (0, 2), strict=False):
+            mine = [row for row in rows if (row["kind"], row["workers"]) == (kind, workers)]
+            names = [row["contender"] for row in mine]
+            colours = [colour_of(name) for name in names]
+            first, later = ([row[f"{epoch}_epoch_tokens_per_s"] / 1e6 for row in mine] for epoch in EPOCHS)
+            axes.barh(names, first, color=colours)
+            axes.plot(later, names, "k|", markersize=10)
+            for name, one, other in zip(names, first, later, strict=True):
+                axes.annotate(
+                    f"{one:.3g}, {other:.3g}",
+                    (max(one, other), name),
+                    xytext=(6, 0),
+                    textcoords="offset points",
+                    va="center",
+                    fontsize=8,
+                )
+            axes.margins(x=0.4)
+            axes.set_title(f"{kind}, {workers} workers", loc="left", fontsize=10)
+        alone = [row for row in rows if (row["kind"], row["workers"]) == (kind, 0)]
+        names, full = [row["contender"] for row in alone], [100 * row["rows_full"] for row in alone]
+        line[2].scatter(full, names, color=[colour_of(name) for name in names])
+        for name, share in zip(names, full, strict=True):
+            line[2].annotate(
+                f"{share:.4g}", (share, name), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8
+            )
+        line[2].set_xlim(95, 102)
+        line[2].set_title("rows full, %", loc="left", fontsize=10)
+        line[0].invert_yaxis()
+    figure.suptitle(
+        "Million tokens a second: in a first epoch (bar, first number) and in a later one (|, second number)",
+        fontsize=10,
+    )
+
+
+def colour_of(name: str) -> str:
+    return OURS if name.startswith("loaderkit") else DATA
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small data, one round; writes only where --out says")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of an epoch, where it takes longer")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no round is begun later than this")
+    parser.add_argument("--out", type=Path, help="where results go")
+    parser.add_argument("--logs", type=Path, help="a folder for what the peers print")
+    add_options(parser, PEERS)
+    given = parser.parse_args()
+    rounds, seconds = (1, 0.3) if given.quick else (given.rounds, given.seconds)
+    corpus, deadline = SMALL if given.quick else CORPUS, time.monotonic() + 60 * given.minutes
+    with tempfile.TemporaryDirectory() as folder:
+        logs = given.logs or Path(folder)
+        logs.mkdir(parents=True, exist_ok=True)
+        with started(interpreters(given, PEERS), logs, PEERS) as peers:
+            able = prepare(peers, Path(folder), corpus)
+            rows = measure(able, Path(folder), corpus, rounds=rounds, seconds=seconds, deadline=deadline)
+    rows.sort(key=lambda row: row["kind"])  # stable: by peer, way and workers
+    out = given.out or (None if given.quick else RESULTS)
+    report("packed_throughput", rows, Options(quick=given.quick, out=out), lambda figure: draw(figure, rows), height=6)
+
+
+if __name__ == "__main__":
+    main()
