@@ -266,7 +266,7 @@ class BadSampleCount:
         policy = self.policy
         if policy.max_count is not None and count > policy.max_count:
             limit = f"wanted at most max_count={policy.max_count}"
-        elif count > policy.max_rate * seen:
+        elif count > policy.max_rate * max(seen, count):  # a rank may read samples again at the end of an epoch
             limit = f"wanted at most max_rate={policy.max_rate:g} of {seen:,.0f} samples"
         else:
             return

@@ -456,6 +456,19 @@ def test_each_rank_judges_what_it_has_read_and_what_all_know(
     assert len(ends) > 1
 
 
+@pytest.mark.parametrize("policy", [SKIP, REPLACE], ids=["skip", "replace"])
+@pytest.mark.parametrize("size", [4, 5, 6, 8])
+def test_a_rate_of_one_is_no_limit(size: int, policy: lk.BadSamples) -> None:
+    """Not even on a rank that reads bad samples again, because padding repeats rows."""
+    for rank in range(3):
+        plan = lk.PackPlan(np.arange(size) + 1, 10, 4, tail="pad", seed=3)
+        dataset = Damaged(set(range(1, size)), size)
+        loader = lk.Loader(dataset, plan=plan, collate_fn=list, bad_samples=policy, world=lk.World(rank, 3))
+        list(loader)
+        assert loader.cursor == lk.Cursor(epoch=1)
+        assert len(loader.bad_samples) > size or size > 4
+
+
 def test_what_was_skipped_by_a_seek_is_not_judged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, "loaderkit")
     policy = limited(max_rate=0.05)
