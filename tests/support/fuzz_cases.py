@@ -4,13 +4,15 @@ import dataclasses
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal, Self
 
 INDEXED = (
     *("list", "array", "rows", "records", "jsonl", "csv", "tar", "parquet", "tokens", "concat", "subset", "map"),
     *("media", "multimodal", "packed rows"),
 )
 SHARDED = ("jsonl", "csv", "tar", "parquet", "tokens")
-STREAMS = ("stream", "lines", "shared", "filtered", "chain", "interleave", "batched", "packed")
+MAKING = ("batched", "shuffled batches", "mixed batches", "packed")  # streams that make one sample of several
+STREAMS = ("stream", "lines", "shared", "filtered", "chain", "interleave", "part", *MAKING)
 ITERABLES = ("iterable", "stateful")
 PLANS = ("buckets", "budget", "pack", "batch sampler")
 ORDERS = (
@@ -24,6 +26,8 @@ ORDERS = (
     "sampler",
     "torch sampler",
 )
+BAD = ("few", "runs", "ends", "most")  # which samples are bad; `fuzz_data.is_bad` says what that means
+FAILING = ("transform", "read", "verb")  # what fails at a bad sample of a stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +67,14 @@ class Case:
     stop: str | None  # when an epoch of a stream ends on several ranks
     steps: int | None
     legs: tuple[Leg, ...]
+    policy: Literal["raise", "skip", "replace"] = "raise"  # on bad samples
+    bad: str | None = None  # which there are
+    failing: str = "transform"
+
+    @property
+    def without_bad(self) -> Self:
+        """The same run of data whose samples can all be read."""
+        return dataclasses.replace(self, policy="raise", bad=None)
 
     @property
     def is_stream(self) -> bool:
@@ -73,7 +85,10 @@ def draw_case(seed: int, number: int) -> Case:
     """Return a case: a pure function of both numbers."""
     random_ = random.Random(f"{seed}:{number}")
     pick, chance = random_.choice, lambda part: random_.random() < part
-    data = pick(random_.choices([INDEXED, STREAMS, ITERABLES], [6, 3, 1])[0])
+    has_bad = chance(0.4)
+    data = pick(random_.choices([INDEXED, STREAMS, ITERABLES], [5, 5, 0] if has_bad else [6, 3, 1])[0])
+    if has_bad and data in STREAMS and chance(0.5):  # states inside a batch are rare, and the hardest
+        data = pick((*MAKING, "mixed batches"))
     is_stream = data in STREAMS + ITERABLES
     lanes = pick((4, 4, 6, 12))
     plan = "batches" if is_stream or chance(0.6) else pick(PLANS)
@@ -111,11 +126,12 @@ def draw_case(seed: int, number: int) -> Case:
     spare = repeats or (steps and any(leg.workers for leg in legs))  # cycles without batches take workers long
     if data == "rows" and plan == "pack":  # needs a collate, and samples to give it
         data = "records"
-    if data == "filtered" and repeats:
+    if data in ("filtered", "part") and repeats:
         data = "stream"
+    variant = pick((1, 3)) if repeats else random_.randrange(4)
     return Case(
         data=data,
-        variant=pick((1, 3)) if repeats else random_.randrange(4),
+        variant=variant,
         order=pick(("in order", "shuffle", "shuffle"))
         if is_stream or plan != "batches" or chance(0.4)
         else pick(orders),
@@ -130,6 +146,9 @@ def draw_case(seed: int, number: int) -> Case:
         stop=stop,
         steps=steps,
         legs=tuple(legs),
+        policy="raise" if not has_bad else "skip" if is_stream else pick(("skip", "replace")),
+        bad=pick(("few", "ends") if spare else BAD) if has_bad else None,
+        failing=pick(FAILING) if has_bad and is_stream else "transform",
     )
 
 
@@ -150,9 +169,16 @@ def simpler(case: Case) -> Iterator[Case]:
         yield change(case, legs=case.legs[:turn] + case.legs[turn + 1 :])
     if case.epochs > 1:
         yield change(case, epochs=case.epochs - 1)
+    if case.bad:
+        yield case.without_bad
     plain = {"plan": "batches", "order": "in order", "tail": "keep", "collate": "default", "from_everywhere": False}
     for name, value in plain.items():
         if getattr(case, name) != value and not (name == "collate" and case.plan == "pack"):
+            yield change(case, **{name: value})
+    if case.policy == "replace":
+        yield change(case, policy="skip")
+    for name, value in {"bad": "few", "failing": "transform"}.items():
+        if case.bad and getattr(case, name) != value:
             yield change(case, **{name: value})
     for data in ("list", "stream"):
         if case.data != data and case.is_stream == (data == "stream") and case.order != "shards":

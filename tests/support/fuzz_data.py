@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import torch
 import torch.utils.data as torch_data
 from drawing import draws
-from fuzz_cases import STREAMS, Case, Leg
+from fuzz_cases import FAILING, STREAMS, Case, Leg
 from images_made import encode, picture
 from iterables import Numbers, StatefulNumbers
 from media_made import audio
@@ -28,19 +28,51 @@ TOKENS = 3  # in a sample
 ROW = 16  # tokens of a packed row
 DOCUMENTS = (0, 1, 3, 5, 9, 16, 40)  # tokens of each, in turn
 LONGEST = 100
+OTHERS = 1000  # the first id of a second stream
 PLACEHOLDER = 256  # of a picture, after the bytes
 EXTENSIONS = {"jsonl": "jsonl", "csv": "csv", "tar": "tar", "parquet": "parquet", "tokens": "bin"}
 
 
-class Drawn:
-    """A transform from a raw sample to its id and what it draws."""
+class Check:
+    """Raises an error for the ids of bad samples."""
 
     def __init__(self, case: Case) -> None:
-        self.from_everywhere = case.from_everywhere
+        self.case = case
+
+    def __call__(self, number: int) -> int:
+        if is_bad(self.case, number):
+            raise ValueError(f"bad {number}")
+        return number
+
+
+def is_bad(case: Case, number: int) -> bool:
+    """Say whether the sample with this id is bad."""
+    if case.bad == "few":
+        return number % 7 == 3
+    if case.bad == "runs":
+        return number // 5 % 3 == 1
+    if case.bad == "ends":
+        return number in _ends(tuple(sizes_of(case)))
+    return case.bad == "most" and zlib.crc32(b"%d" % number) % 8 < 5
+
+
+@functools.cache
+def _ends(sizes: tuple[int, ...]) -> frozenset[int]:
+    """Return the last two samples of each shard."""
+    ends = np.cumsum(sizes), OTHERS + np.cumsum(sizes[::-1])
+    return frozenset(int(end) - back for each in ends for end in each for back in (1, 2))
+
+
+class Drawn:
+    """A transform from a raw sample to its id and what it draws. It fails at bad samples, after it drew."""
+
+    def __init__(self, case: Case, check: Callable[[int], int] = int) -> None:
+        self.from_everywhere, self._check = case.from_everywhere, check
         self.draws_only_sample_rng = not case.from_everywhere
 
     def __call__(self, raw: Any) -> tuple[int, torch.Tensor]:
-        return id_of(raw), self.draw()
+        drawn = self.draw()
+        return self._check(id_of(raw)), drawn
 
     def draw(self) -> torch.Tensor:
         return draws() if self.from_everywhere else torch.from_numpy(lk.sample_rng().random(2))
@@ -55,21 +87,22 @@ def id_of(raw: Any) -> int:
 
 
 class Summed:
-    """A transform from a sample of many values to its id, a checksum of the values, and what it draws."""
+    """A transform from a sample of many values to its id, a checksum of the values, and what it draws. It fails as Drawn does."""
 
-    def __init__(self, drawn: Drawn, id_of: Callable[[Any], int]) -> None:
-        self._drawn, self._id_of = drawn, id_of
+    def __init__(self, drawn: Drawn, id_of: Callable[[Any], int], check: Callable[[int], int] = int) -> None:
+        self._drawn, self._id_of, self._check = drawn, id_of, check
         self.draws_only_sample_rng = drawn.draws_only_sample_rng
 
     def __call__(self, sample: Any) -> tuple[int, torch.Tensor]:
-        total = torch.tensor([_checksum(sample)], dtype=torch.float64)
-        return self._id_of(sample), torch.cat([total, self._drawn.draw()])
+        total = torch.tensor([checksum(sample)], dtype=torch.float64)
+        drawn = torch.cat([total, self._drawn.draw()])
+        return self._check(self._id_of(sample)), drawn
 
 
-def _checksum(value: Any, start: int = 0) -> int:
+def checksum(value: Any, start: int = 0) -> int:
     if isinstance(value, Mapping | list | tuple):
         for each in value.values() if isinstance(value, Mapping) else value:
-            start = _checksum(each, start)
+            start = checksum(each, start)
         return start
     return zlib.crc32(np.asarray(value).tobytes(), start)
 
@@ -119,13 +152,31 @@ class _List:
         return self.drawn(index)
 
 
+class _Rows:
+    """Rows in memory, of which a batch fails as a whole."""
+
+    def __init__(self, rows: lk.ArrayDataset, check: Check) -> None:
+        self._rows, self._check = rows, check
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._rows[self._check(index)]
+
+    def read_batch(self, indices: np.ndarray) -> Any:
+        return self._rows.read_batch(np.array([self._check(int(index)) for index in indices]))
+
+
 def make_indexed(case: Case, folder: Path) -> Any:
     """Make the dataset of a case, whose sample `i` has the id `i`."""
-    drawn, size = Drawn(case), sum(sizes_of(case))
+    check = Check(case)
+    drawn, size = Drawn(case, check), sum(sizes_of(case))
     if case.data == "list":
         return _List(size, drawn)
     if case.data == "rows":
-        return lk.ArrayDataset({"n": torch.arange(size)})
+        rows = lk.ArrayDataset({"n": torch.arange(size)})
+        return _Rows(rows, check) if case.bad else rows
     if case.data == "array":
         return lk.ArrayDataset({"n": torch.arange(size)}, transform=drawn)
     if case.data == "records":
@@ -141,13 +192,15 @@ def make_indexed(case: Case, folder: Path) -> Any:
     if case.data == "media":
         rows = [{"n": n, "image": _encoded(n), "sound": audio(seconds=0.5, seed=n % 5)} for n in range(size)]
         decoded = lk.MediaDataset(rows, {"image": "image", "sound": "audio"}, audio={"clip_s": 0.25})
-        return lk.MapDataset(decoded, Summed(drawn, id_of))
+        return lk.MapDataset(decoded, Summed(drawn, id_of, check))
     if case.data == "multimodal":
         documents = [{"content": [f"{n} ", {"type": "image", "image": _encoded(n)}]} for n in range(size)]
         pictures = lk.Pictures(lk.Patches(size=4), placeholder=PLACEHOLDER)
-        return lk.MapDataset(lk.MultimodalDataset(documents, _text_ids, pictures), Summed(drawn, _number_in_text))
+        return lk.MapDataset(
+            lk.MultimodalDataset(documents, _text_ids, pictures), Summed(drawn, _number_in_text, check)
+        )
     if case.data == "packed rows":
-        return _packed_rows(lk.Pipeline(lk.RecordDataset([{"n": number} for number in range(2 * size)])), case, drawn)
+        return _packed_rows(lk.Pipeline(lk.RecordDataset([{"n": number} for number in range(2 * size)])), case)
     shards = _write(case, case.data, folder)
     if case.data == "jsonl":
         return lk.JsonlDataset(shards, transform=drawn)
@@ -192,14 +245,15 @@ def _first_token(row: Any) -> int:
     return int(row[0]["tokens"][0])
 
 
-def _packed_rows(numbers: lk.Pipeline, case: Case, drawn: Drawn) -> lk.Pipeline:
-    """Pack documents into rows, and number these."""
+def _packed_rows(numbers: lk.Pipeline, case: Case) -> lk.Pipeline:
+    """Pack documents into rows, and number these. Rows are bad, not documents: these have been read for their lengths."""
+    drawn = Drawn(case)
 
     def pack(draw: Callable[[Any], Any]) -> lk.Pipeline:
         return numbers.map(draw).map(_Document()).pack(ROW, fields={"weights": 0.0}, window=case.window)
 
     firsts = [_first_token(row) for row in pack(_without_draws)]
-    return pack(drawn).map(Summed(drawn, functools.partial(_place_of_row, firsts)))
+    return pack(drawn).map(Summed(drawn, functools.partial(_place_of_row, firsts), Check(case)))
 
 
 def _without_draws(raw: Any) -> tuple[int, torch.Tensor]:
@@ -308,24 +362,61 @@ def make_plan(case: Case, leg: Leg, size: int, tail: Any) -> Any:
 class _Shards:
     """Reads shards "first:last" of numbers."""
 
+    def __init__(self, check: Callable[[int], int]) -> None:
+        self._check = check
+
     def __call__(self, shard: str, start: int) -> Iterator[int]:
         first, last = map(int, shard.split(":"))
-        yield from range(first + start, last)
+        yield from map(self._check, range(first + start, last))
 
 
-def _keeps(sample: Any) -> bool:
-    return bool(sample[0] % 3)
+class _Keeps:
+    """A filter that fails at bad samples."""
+
+    def __init__(self, check: Callable[[int], int]) -> None:
+        self._check = check
+
+    def __call__(self, sample: Any) -> bool:
+        return is_kept(self._check(sample[0]))
+
+
+def is_kept(number: int) -> bool:
+    """Say whether the filter keeps the sample with this id."""
+    return bool(number % 3)
+
+
+class _Checked:
+    """A map that fails at bad samples."""
+
+    def __init__(self, check: Callable[[int], int]) -> None:
+        self._check = check
+
+    def __call__(self, sample: Any) -> Any:
+        self._check(sample[0])
+        return sample
 
 
 def _first_in_batch(batch: Any) -> int:
     return int(batch[0][0])
 
 
+def batch_size_of(case: Case) -> int:
+    """Return the size of the batches that a stream itself makes."""
+    return 2 + case.variant
+
+
 def make_stream(case: Case, folder: Path, world: lk.World) -> Any:
     """Make the stream of a case."""
-    drawn, sizes = Drawn(case), sizes_of(case)
+    sizes = sizes_of(case)
     if case.data in ("iterable", "stateful"):
-        return (Numbers if case.data == "iterable" else StatefulNumbers)(sum(sizes), drawn, world)
+        return (Numbers if case.data == "iterable" else StatefulNumbers)(sum(sizes), Drawn(case), world)
+    failing = "transform" if case.data == "lines" and case.failing == "read" else case.failing
+    checks = dict.fromkeys(FAILING, int) | {failing: Check(case)}
+    drawn, verb, read = Drawn(case, checks["transform"]), checks["verb"], _Shards(checks["read"])
+
+    def mapped(stream: lk.StreamDataset) -> lk.StreamDataset:
+        return stream.map(_Checked(verb)) if case.bad and failing == "verb" else stream
+
     settings: dict[str, Any] = {
         "transform": drawn,
         "lanes": case.lanes,
@@ -334,21 +425,29 @@ def make_stream(case: Case, folder: Path, world: lk.World) -> Any:
         "seed": case.seed,
     }
     if case.data == "lines":
-        return lk.StreamDataset(_write(case, "jsonl", folder), lk.LineReader(), **settings)
-    starts = np.cumsum([0, *sizes]).tolist()
-    names = [f"{start}:{start + size}" for start, size in zip(starts, sizes, strict=False)]
+        return mapped(lk.StreamDataset(_write(case, "jsonl", folder), lk.LineReader(), **settings))
     if case.data == "shared":
-        return lk.StreamDataset(names, _Shards(), share=2, block=3, **settings)
-    stream = lk.StreamDataset(names, _Shards(), **settings)
+        return mapped(lk.StreamDataset(_shards(sizes), read, share=2, block=3, **settings))
+    stream = lk.StreamDataset(_shards(sizes), read, **settings)
     if case.data == "filtered":
-        return stream.filter(_keeps)
+        return stream.filter(_Keeps(verb))
     if case.data == "stream":
-        return stream
-    if case.data == "batched":
-        return stream.batch(2 + case.variant).map(Summed(drawn, _first_in_batch))
+        return mapped(stream)
+    if case.data == "part":
+        return mapped(stream).skip(case.lanes).take(sum(sizes) * 2 // 3)
+    if case.data in ("batched", "shuffled batches"):
+        batches = stream.batch(batch_size_of(case)).map(Summed(drawn, _first_in_batch, verb))
+        return batches if case.data == "batched" else batches.shuffle(case.window)
     if case.data == "packed":
         rows = stream.map(_Document()).pack(ROW, fields={"weights": 0.0}, waiting=case.window)
-        return rows.map(Summed(drawn, _first_token))
-    others = [f"{1000 + start}:{1000 + start + size}" for start, size in zip(starts, sizes[::-1], strict=False)]
-    other = lk.StreamDataset(others, _Shards(), **settings)
-    return lk.chain(stream, other) if case.data == "chain" else lk.interleave({stream: 2, other: 1})
+        return rows.map(Summed(drawn, _first_token, verb))
+    other = lk.StreamDataset(_shards(sizes[::-1], OTHERS), read, **settings)
+    if case.data == "mixed batches":
+        one, two = (each.batch(batch_size_of(case)) for each in (stream, other))
+        return lk.interleave({one: 2, two: 1}).map(Summed(drawn, _first_in_batch, verb))
+    return mapped(lk.chain(stream, other) if case.data == "chain" else lk.interleave({stream: 2, other: 1}))
+
+
+def _shards(sizes: list[int], first: int = 0) -> list[str]:
+    starts = np.cumsum([first, *sizes]).tolist()
+    return [f"{start}:{end}" for start, end in itertools.pairwise(starts)]
