@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 INDEXED = (
     *("list", "array", "rows", "records", "jsonl", "csv", "tar", "parquet", "tokens", "concat", "subset", "map"),
-    *("media", "multimodal", "packed rows"),
+    *("media", "multimodal", "packed rows", "pieces"),
 )
 SHARDED = ("jsonl", "csv", "tar", "parquet", "tokens")
 MAKING = ("batched", "shuffled batches", "mixed batches", "packed")  # streams that make one sample of several

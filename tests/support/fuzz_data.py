@@ -40,13 +40,22 @@ class Check:
         self.case = case
 
     def __call__(self, number: int) -> int:
-        if is_bad(self.case, number):
+        if _fails(self.case, number):
             raise ValueError(f"bad {number}")
         return number
 
 
 def is_bad(case: Case, number: int) -> bool:
     """Say whether the sample with this id is bad."""
+    return _fails(case, cause_of(case, number))
+
+
+def cause_of(case: Case, number: int) -> int:
+    """Return the id of what makes a sample bad: of a piece, its document."""
+    return _firsts(sum(sizes_of(case)))[number] // LONGEST if case.data == "pieces" else number
+
+
+def _fails(case: Case, number: int) -> bool:
     if case.bad == "few":
         return number % 7 == 3
     if case.bad == "runs":
@@ -199,6 +208,11 @@ def make_indexed(case: Case, folder: Path) -> Any:
         return lk.MapDataset(
             lk.MultimodalDataset(documents, _text_ids, pictures), Summed(drawn, _number_in_text, check)
         )
+    if case.data == "pieces":
+        documents = lk.MapDataset(lk.RecordDataset([{"n": n} for n in range(size)], transform=drawn), _Document())
+        lengths = [_tokens_of(number) for number in range(size)]
+        pieces = lk.PieceDataset(documents, ROW, lengths=lengths, fields=("tokens", "weights"))
+        return lk.MapDataset(pieces, Summed(drawn, functools.partial(_place_of_piece, size)))
     if case.data == "packed rows":
         return _packed_rows(lk.Pipeline(lk.RecordDataset([{"n": number} for number in range(2 * size)])), case)
     shards = _write(case, case.data, folder)
@@ -237,8 +251,23 @@ class _Document:
 
     def __call__(self, sample: tuple[int, torch.Tensor]) -> dict[str, Any]:
         number, drawn = sample
-        first, length = number * LONGEST, DOCUMENTS[number % len(DOCUMENTS)]
-        return {"tokens": np.arange(first, first + length), "weights": np.resize(drawn.numpy(), length)}
+        first, length = number * LONGEST, _tokens_of(number)
+        return {"n": number, "tokens": np.arange(first, first + length), "weights": np.resize(drawn.numpy(), length)}
+
+
+def _tokens_of(number: int) -> int:
+    return DOCUMENTS[number % len(DOCUMENTS)]
+
+
+@functools.cache
+def _firsts(size: int) -> list[int]:
+    """Return the first token of each piece of a number of documents; of an empty one, what it would be."""
+    return [n * LONGEST + start for n in range(size) for start in range(0, max(1, _tokens_of(n)), ROW)]
+
+
+def _place_of_piece(size: int, piece: Any) -> int:
+    tokens = piece["tokens"]
+    return _firsts(size).index(int(tokens[0]) if len(tokens) else piece["n"] * LONGEST)
 
 
 def _first_token(row: Any) -> int:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from drawing import equal
 from fuzz_cases import MAKING, SHARDED, Case
-from fuzz_data import OTHERS, batch_size_of, checksum, is_bad, is_kept
+from fuzz_data import OTHERS, batch_size_of, cause_of, checksum, is_bad, is_kept
 from fuzz_runs import Bad, Run, Sample, Step, Taken, WrongError, key_of, reports_of, samples_in
 
 MOST_CYCLES = 64  # that a run reads of its stream
@@ -158,7 +158,9 @@ def _check_reports(run: Run, epoch: int, steps: list[Taken]) -> None:
     free = len(clean) if case.plan != "batches" else max(step, 2) - 1  # samples that are left out, or come again
     if more > (free if case.tail == "pad" else 0) or missing > (free if case.tail == "drop" else 0):
         raise WrongError(f"epoch {epoch} reports {sorted(found.elements())}, wanted {sorted(wanted.elements())}")
-    if any(bad.error != f"ValueError: bad {bad.index}" or bad.epoch != epoch for bad in reports_of(*steps)):
+    if any(
+        bad.error != f"ValueError: bad {cause_of(case, bad.index)}" or bad.epoch != epoch for bad in reports_of(*steps)
+    ):
         raise WrongError(f"epoch {epoch} reports {reports_of(*steps)}")
     if case.policy == "replace" and case.plan == "batches":
         whole = {bad.position: bad for bad in reports_of(*run.in_order(case)[epoch])}
