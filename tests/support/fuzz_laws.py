@@ -315,7 +315,7 @@ def _check_good(run: Run, cycles: int) -> None:
         if remade:
             found, good = sorted((number, _drawn(each)[0].item()) for number, each in found), _batches(case, good)
         if found != good:
-            raise WrongError(f"lane {lane} of the uninterrupted stream gives {found}, wanted {good}")
+            raise WrongError(f"lane {lane} of the uninterrupted stream: {_difference(found, good)}")
 
 
 def _batches(case: Case, good: list[Sample]) -> list[tuple[int, float]]:
