@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from measured import Line, number, pick, read
-from table_rows_disk import of_cloud, of_index, of_resumes, of_speeds, of_tar
+from table_rows_disk import of_cloud, of_index, of_packed, of_resumes, of_speeds, of_tar
 
 
 def of_rows(folder: Path) -> Iterator[Line]:
@@ -278,6 +278,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Path], Iterator[Line]]]] = {
     "Pictures from tar": ("tar", of_tar),
     "Stopped and resumed, compared with the peers": ("peers/peers_resume", of_resumes),
     "Data on disk, compared with the peers": ("peers/peers_throughput", of_speeds),
+    "Packed rows": ("peers/packed_throughput", of_packed),
     "A slow bucket": ("cloud", of_cloud),
     "Every workload by every loader": ("summary", of_suite),
 }

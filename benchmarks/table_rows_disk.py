@@ -77,7 +77,7 @@ def of_speeds(folder: Path) -> Iterator[Line]:
 def of_cloud(folder: Path) -> Iterator[Line]:
     rows = read("cloud", folder)
     for order in ("in order", "shuffled"):
-        setting = {"order": order, "workers": "2", "step_ms": "0.0"}
+        setting = {"order": order, "workers": "2", "step_ms": "0"}
         found = [row for row in rows if setting.items() <= row.items()]
         ours = pick(found, contender="lk.Loader")
         others = ", ".join(
@@ -92,3 +92,26 @@ def of_cloud(folder: Path) -> Iterator[Line]:
             others,
             "cloud",
         )
+
+
+def of_packed(folder: Path) -> Iterator[Line]:
+    rows = read("packed_throughput", folder)
+    for kind, name in (("packed", "PackPlan, split"), ("windows", "TokenDataset")):
+        for workers in ("0", "2"):
+            found = [row for row in rows if (row["kind"], row["workers"]) == (kind, workers)]
+            ours = pick(found, contender=f"loaderkit, {name}")
+            best = max(
+                (row for row in found if not row["contender"].startswith("loaderkit")),
+                key=lambda row: float(row["first_epoch_tokens_per_s"]),
+            )
+            mine, theirs = (
+                f"{float(row['first_epoch_tokens_per_s']) / 1e6:.1f} M ({float(row['rows_full']):.2%} full)"
+                for row in (ours, best)
+            )
+            yield (
+                f"Rows of 2,048 tokens from documents, {kind}, {workers} workers: tokens a second in a process's first epoch "
+                f"({ours['repeats']} rounds)",
+                f"**{mine}** by `{name.partition(',')[0]}`",
+                f"{best['contender']} {theirs}, the fastest of the peers",
+                "peers/packed_throughput",
+            )
