@@ -2,10 +2,12 @@
 
 import gc
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,15 @@ def more(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     return {kind: what for kind in now if (what := now[kind] - before[kind])}
 
 
+def _holders() -> str:
+    """Describe what may keep processes and files: threads, processes, and what refers to multiprocessing's objects of them."""
+    threads = [thread.name for thread in threading.enumerate()]
+    children = [f"{child.pid} {child.status()}" for child in psutil.Process().children(recursive=True)]
+    kept = [value for value in gc.get_objects() if isinstance(value, BaseProcess)]
+    by = {str(value): [type(holder).__name__ for holder in gc.get_referrers(value)] for value in kept}
+    return f"threads {threads}, children {children}, referrers of processes {by}"
+
+
 @contextmanager
 def nothing_left(seconds: float = 5) -> Iterator[None]:
     """Fail if anything is left behind so many seconds later."""
@@ -55,5 +66,5 @@ def nothing_left(seconds: float = 5) -> Iterator[None]:
         if not more(before, now):
             return
         if time.monotonic() > deadline:
-            raise AssertionError(f"left behind: {more(before, now)}; before {before}, now {now}")
+            raise AssertionError(f"left behind: {more(before, now)}; before {before}, now {now}; {_holders()}")
         time.sleep(0.02)
