@@ -106,8 +106,7 @@ class _Work(Generic[A, T]):
                 else:
                     call.attempts += 1
                     self._to_do.insert(0, call)
-                    if self._threads < 2 * self._at_once:  # the others may all wait
-                        self._start_thread()
+                    self._start_thread()  # in place of the one that waits
             self._taken_next.pop(0)
         if call.error is not None:
             raise call.error
@@ -153,6 +152,9 @@ class _Work(Generic[A, T]):
                     self._seconds.append(time.monotonic() - begun)
                 else:
                     call.failures += 1
-                if not call.is_over and (error is None or call.failures == call.attempts):
+                if call.is_over:  # another thread was started for it, and was earlier
+                    self._threads -= 1
+                    return
+                if error is None or call.failures == call.attempts:
                     call.result, call.error, call.is_over = result, error, True
                     self._has_ended.notify()

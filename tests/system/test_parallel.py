@@ -108,17 +108,39 @@ def failing(after: Callable[[], object]) -> Callable[[], object]:
     return fail
 
 
-@pytest.mark.parametrize("late", [[0], [5], [23], [7, 8, 22], [4, 5, 6, 7]])
-def test_a_late_call_is_made_once_more(late: list[int]) -> None:
-    """The first attempts do not end before all results are there, and may take all threads."""
+@pytest.mark.parametrize("late", [[0], [5], [23], [7, 8, 22], [4, 5, 6, 7], [5, 8, 11, 14, 17, 20]])
+@pytest.mark.parametrize("at_once", [3, 4])
+def test_a_late_call_is_made_once_more(late: list[int], at_once: int) -> None:
+    """The first attempts do not end before all results are there, and may take all threads, and more."""
     over = threading.Event()
     calls = Attempts({value: [lambda: over.wait(100)] for value in late})
     begun = time.monotonic()
-    assert list(map_waiting(calls, range(24), 4, hedge=True)) == list(range(24))
+    assert list(map_waiting(calls, range(24), at_once, hedge=True)) == list(range(24))
     assert time.monotonic() - begun < 90
     over.set()
     assert [calls.made[value] for value in late] == [2] * len(late)
     assert max(calls.made.values()) == 2
+
+
+def test_late_calls_do_not_let_more_run_at_a_time() -> None:
+    """A call that was late has a thread of its own until it ends."""
+    lock, running, most = threading.Lock(), 0, 0
+
+    def work() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.02)
+        with lock:
+            running -= 1
+
+    over = threading.Event()
+    late = {value: [lambda: over.wait(0.3)] for value in (8, 12, 16)}
+    calls = Attempts({value: [work] for value in range(200)} | late)
+    assert list(map_waiting(calls, range(200), 4, hedge=True)) == list(range(200))
+    over.set()
+    assert most <= 6  # of 7 threads; on a busy machine another call may be late
 
 
 @pytest.mark.parametrize("quick", [0, 4])
