@@ -28,8 +28,8 @@ def map_waiting(call: Callable[[A], T], arguments: Iterable[A], at_once: int, *,
         call: A function that mostly waits, such as a request.
         arguments: One for each call. A single call runs in this thread.
         at_once: The most calls at a time.
-        hedge: If the next result takes three times as long as most others, and longer than 0.1 s, make its call once more, beside the
-            first, and take the result that comes first. From J. Dean and L. A. Barroso, "The Tail at Scale", CACM 56(2), 2013.
+        hedge: Make the call of the next result a second time if it takes three times as long as most others, and longer than 0.1 s.
+            The first result counts. From J. Dean and L. A. Barroso, "The Tail at Scale", CACM 56(2), 2013.
 
     Raises:
         Exception: A call's error, when its result is due.
