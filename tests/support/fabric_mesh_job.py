@@ -67,6 +67,7 @@ def run(rank, port):
     train(fabric, state, seen)
     batches, lines = zip(*seen, strict=True)
     print(json.dumps({"rank": rank, "world": state["loader"].world.size, "seen": batches, "lines": lines}), flush=True)
+    fabric.barrier()  # rank 0 keeps the store, through which the other group's ranks may still meet
     torch.distributed.destroy_process_group()
 
 
