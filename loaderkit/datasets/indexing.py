@@ -15,7 +15,8 @@ from typing import Any
 
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.formats import format_named, format_of, formats_of, known_suffixes
-from loaderkit.datasets.remote.storage import Stat, Storage
+from loaderkit.datasets.remote.listing import Stat
+from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls, expand, is_remote, shard_name, stat
 from loaderkit.datasets.shards.folder_index import (
     FOLDER_INDEX,

@@ -1,19 +1,17 @@
 """Remote shards through fsspec: their sizes and versions, and their bytes from a local cache or by ranges."""
 
 import asyncio
-import email.utils
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
 
 from loaderkit.datasets.remote.arriving import Arrival, ArrivingFile
+from loaderkit.datasets.remote.listing import Stat, matching, refuse_change, shown, stat_of, with_stats
 from loaderkit.datasets.remote.object_stores import google_filesystem
 from loaderkit.datasets.remote.objects import in_worker, list_objects, read_apart, read_range
 from loaderkit.datasets.remote.ranges import BLOCK, RangeFile
@@ -29,36 +27,8 @@ T = TypeVar("T")
 REQUESTS = 16  # at the same time
 _CONNECTIONS = 64  # of a process to an S3 server, at most
 _SOON_BYTES = 8 << 20  # smaller files are waited for
-# Names that file systems give to the time of the last change, and to the entity tag.
-_CHANGED = ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")
-_ETAGS = ("ETag", "etag", "md5Hash", "Content-MD5")
 # File systems are never freed: in a forked process, their finalizers would use the parent's event loop and sockets.
 _KEPT: dict[Any, Any] = {}
-
-
-def is_hidden(path: str) -> bool:
-    """Return whether a path or one of its folders is hidden."""
-    return any(part.startswith(".") for part in path.split("/"))
-
-
-class Stat(NamedTuple):
-    """The version of a file.
-
-    Args:
-        size_bytes: Size of the file.
-        changed_ns: Time of the last change in ns; 0 if unknown.
-        etag: The server's name for this content; empty if it has none.
-    """
-
-    size_bytes: int
-    changed_ns: int
-    etag: str = ""
-
-    def is_same(self, other: "Stat") -> bool:
-        """Return whether both are of one content: a listing and a HEAD may give one file's time with other precision."""
-        if self.etag and other.etag:
-            return self.size_bytes == other.size_bytes and self.etag == other.etag
-        return self[:2] == other[:2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +90,7 @@ class Storage:
             raise OSError(
                 f"{url}: the server gives no size, which a shard needs. Give the URL of a file, or copy the file."
             )
-        return _stat_of(info)
+        return stat_of(info)
 
     def stat_many(self, urls: Sequence[str]) -> list[Stat]:
         """Return the versions of files, by parallel requests."""
@@ -158,7 +128,7 @@ class Storage:
             if copy is not None:
                 return copy
         now = self.stat(url)
-        _refuse_change(url, now, found)
+        refuse_change(url, now, found)
         return self.open_ranges(url, now.size_bytes)
 
     def open_soon(
@@ -193,7 +163,7 @@ class Storage:
         def open_copy() -> BinaryIO | None:
             copy = self._open_copy(url, found, checksum, data_bytes)
             if copy is None:  # ranges are read: of what was found?
-                _refuse_change(url, self.stat(url), found)
+                refuse_change(url, self.stat(url), found)
             return copy
 
         return Arrival(url, open_copy)
@@ -231,7 +201,7 @@ class Storage:
                     "`loaderkit index --folder-index` on its folder."
                 )
             if not checksum:
-                _refuse_change(url, self.stat(url), found)  # a change during the download, too
+                refuse_change(url, self.stat(url), found)  # a change during the download, too
 
         cache = self._cache(self.cache_dir, data_bytes)
         try:
@@ -323,13 +293,13 @@ class Storage:
             return {}
         root = folder.partition("://")[2] + "/"
         found = {info["name"]: info for info in listed if info["name"].startswith(root)}
-        found = _matching(found, name) if is_glob else _shown(found, root, suffixes)
-        return {f"s3://{name}": _stat_of(info) for name, info in found.items()}
+        found = matching(found, name) if is_glob else shown(found, root, suffixes)
+        return {f"s3://{name}": stat_of(info) for name, info in found.items()}
 
     def _glob(self, files: Any, path: str, url: str, suffixes: tuple[str, ...]) -> dict[str, Stat | None]:
         folder, _, name = path.rpartition("/")
         if any(sign in folder for sign in "*?[") or "**" in name:
-            return _listed(files, files.glob(path, detail=True))
+            return with_stats(files, files.glob(path, detail=True))
         try:  # one listing: fsspec's glob makes several requests
             inside = files.ls(folder, detail=True)
         except FileNotFoundError as error:
@@ -337,17 +307,17 @@ class Storage:
                 raise
             return {}
         found = {str(info["name"]): info for info in inside if info.get("type") != "directory"}
-        return _listed(files, _matching(found, name))
+        return with_stats(files, matching(found, name))
 
     def _find(self, files: Any, path: str, url: str, suffixes: tuple[str, ...]) -> dict[str, Stat | None]:
         found = files.find(path.rstrip("/"), detail=True)
         if list(found) == [path]:
             known = isinstance(found, Mapping)  # adlfs lists a single file without its version
-            return {url: _stat_of(found[path]) if known else None}
-        return _listed(files, _shown(found, path.rstrip("/") + "/", suffixes))
+            return {url: stat_of(found[path]) if known else None}
+        return with_stats(files, shown(found, path.rstrip("/") + "/", suffixes))
 
     def _glob_page(self, files: Any, path: str, url: str, suffixes: tuple[str, ...]) -> dict[str, Stat | None]:
-        return _listed(files, files.glob(path, detail=True))
+        return with_stats(files, files.glob(path, detail=True))
 
     def _find_page(self, files: Any, path: str, url: str, suffixes: tuple[str, ...]) -> dict[str, Stat | None]:
         try:
@@ -358,9 +328,9 @@ class Storage:
             info = {"type": "none"}
         # A folder is a page whose address ends with a slash.
         if info["type"] == "file" and not str(info.get("url", "")).endswith("/"):
-            return {url: _stat_of(info)}
+            return {url: stat_of(info)}
         root = path.rstrip("/") + "/"
-        return _listed(files, _shown(files.find(root, detail=True), root, suffixes))
+        return with_stats(files, shown(files.find(root, detail=True), root, suffixes))
 
     def _download(self, url: str, size_bytes: int, file: BinaryIO) -> str:
         """Copy a file, and return its checksum."""
@@ -442,43 +412,6 @@ class Storage:
         return sync(files.loop, within)
 
 
-def _refuse_change(url: str, now: Stat, wanted: Stat | None) -> None:
-    if wanted is not None and not now.is_same(wanted):
-        raise ValueError(
-            f"{url}: changed while it was in use: is {_described(now)}, was {_described(wanted)}. Create the dataset again."
-        )
-
-
-def _stat_of(info: Mapping[str, Any]) -> Stat:
-    changed = next((info[key] for key in _CHANGED if info.get(key)), 0)
-    etag = next((info[key] for key in _ETAGS if info.get(key)), "")
-    return Stat(int(info["size"]), _nanoseconds(changed), str(etag).removeprefix("W/").strip('"'))
-
-
-def _listed(files: Any, found: Mapping[str, Mapping[str, Any]]) -> dict[str, Stat | None]:
-    """Return files by URL, with the versions that a listing has. A web server's listing has none."""
-    known = {name: info.get("size") is not None and info.get("type") != "directory" for name, info in found.items()}
-    return {str(files.unstrip_protocol(name)): _stat_of(info) if known[name] else None for name, info in found.items()}
-
-
-def _matching(found: Mapping[str, T], pattern: str) -> dict[str, T]:
-    """Return the files whose name without folder matches a glob."""
-    from fsspec.utils import glob_translate
-
-    matches = re.compile(glob_translate(pattern)).match
-    return {name: info for name, info in found.items() if matches(name.rpartition("/")[2])}
-
-
-def _shown(found: Mapping[str, Any], root: str, suffixes: tuple[str, ...]) -> dict[str, Any]:
-    """Return the files of a folder that have one of the suffixes and are not hidden."""
-    names = [name for name in found if name.endswith(suffixes) and not is_hidden(name.removeprefix(root))]
-    return {name: found[name] for name in names}
-
-
-def _described(found: Stat) -> str:
-    return f"{found.size_bytes:,} bytes, ETag {found.etag or 'unknown'}, time {found.changed_ns / 1e9:.0f}"
-
-
 def _raise_named(error: Exception, place: str) -> NoReturn:
     """Raise the error again with the URL and the message of its first cause."""
     notes = " ".join(note.removeprefix("loaderkit: ") for note in getattr(error, "__notes__", ()))
@@ -497,13 +430,3 @@ def _raise_named(error: Exception, place: str) -> NoReturn:
     ):
         raise FileNotFoundError(f"{place}is not there: {text}.") from error
     raise OSError(f"{place}can't be read: {text}") from error
-
-
-def _nanoseconds(changed: Any) -> int:
-    if isinstance(changed, str):
-        try:
-            changed = email.utils.parsedate_to_datetime(changed)  # as HTTP writes it
-        except ValueError:
-            changed = datetime.fromisoformat(changed)
-    seconds = changed.timestamp() if isinstance(changed, datetime) else float(changed)
-    return int(seconds * 1e9)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
 
-from loaderkit.datasets.remote.storage import Stat, Storage, is_hidden
+from loaderkit.datasets.remote.listing import Stat, is_hidden
+from loaderkit.datasets.remote.storage import Storage
 from loaderkit.system.regular_file import open_regular
 
 # Lists first: a command line takes the first type that fits, and everything fits a string.

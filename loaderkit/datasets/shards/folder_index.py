@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.remote.storage import Stat, Storage
+from loaderkit.datasets.remote.listing import Stat
+from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import INDEX_SUFFIX, is_remote, shard_name, sync_folder, write_atomically
 from loaderkit.datasets.shards.index import LaterOffsets, ShardIndex, content_checksum, read_index
 from loaderkit.system.regular_file import open_regular

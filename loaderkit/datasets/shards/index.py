@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.remote.storage import Stat, Storage
+from loaderkit.datasets.remote.listing import Stat
+from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import INDEX_SUFFIX, is_remote, open_file, shard_name, write_atomically
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.system.arrays import Int64Array

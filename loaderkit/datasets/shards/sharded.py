@@ -13,7 +13,8 @@ from loaderkit.datasets.base import check_index, check_indices
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.places import Place
 from loaderkit.datasets.remote.arriving import Arrival
-from loaderkit.datasets.remote.storage import Stat, Storage
+from loaderkit.datasets.remote.listing import Stat
+from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls, find_shards, is_remote, open_file, shard_name, stat
 from loaderkit.datasets.shards.folder_index import FolderIndexes, fitted
 from loaderkit.datasets.shards.index import ShardIndex, index_error, index_path, load_index, save_index
