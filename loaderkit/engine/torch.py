@@ -155,13 +155,9 @@ class Batches:
         if not self._timeout_s:
             return next(self._batches)
         # torch waits for the start of a message, and then without a limit for the rest of it, which a stopped worker owes.
+        # The timer's thread ends some time after the last batch. If it held torch's iterator, it would end the workers.
         woken = threading.Event()
-
-        def wake() -> None:
-            woken.set()
-            self._crew.wake()
-
-        timer = threading.Timer(self._timeout_s + _LATE_S, wake)
+        timer = threading.Timer(self._timeout_s + _LATE_S, _wake_late, (weakref.ref(self._crew), woken))
         timer.daemon = True
         timer.start()
         try:
@@ -217,6 +213,12 @@ class Crew:
                 if process.pid is not None and process.is_alive():
                     process.kill()
                     process.join(1)
+
+
+def _wake_late(crew: weakref.ref[Crew], woken: threading.Event) -> None:
+    woken.set()
+    if (workers := crew()) is not None:
+        workers.wake()
 
 
 def _wake(processes: list[Any], owner: int) -> None:

@@ -207,6 +207,18 @@ def test_a_forked_process_does_not_disturb_its_parent(kind: str) -> None:
     loader.close()
 
 
+def test_workers_end_with_a_pass_that_has_a_timeout() -> None:
+    """The thread that reads ends them, before its loop ends, and not the thread that watches the time."""
+    before = set(multiprocessing.active_children())
+    stream = lk.StreamDataset(["a", "b", "c", "d"], count_up, lanes=4)
+    batches = iter(lk.Loader(stream, 4, num_workers=2, timeout=60))
+    next(batches)
+    assert len(set(multiprocessing.active_children()) - before) == 2
+    for _ in batches:
+        pass
+    assert set(multiprocessing.active_children()) == before
+
+
 @pytest.mark.parametrize("is_ahead", [False, True])
 @pytest.mark.parametrize("is_closed", [False, True])
 def test_workers_end_with_a_pass_at_once(is_ahead: bool, is_closed: bool) -> None:
