@@ -21,24 +21,33 @@ def test_results_come_in_order(values: list[int], at_once: int) -> None:
     assert list(map_waiting(lambda value: 2 * value, iter(values), at_once)) == [2 * value for value in values]
 
 
+class Counted:
+    """Counts how many calls run at a time."""
+
+    def __init__(self) -> None:
+        self.most, self._running, self._lock = 0, 0, threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._running += 1
+            self.most = max(self.most, self._running)
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._running -= 1
+
+
 def test_as_many_calls_run_as_allowed_and_no_more() -> None:
     """Each waits until four are there; a fifth never is."""
-    barrier = threading.Barrier(4)
-    running, most = 0, 0
-    lock = threading.Lock()
+    barrier, counted = threading.Barrier(4), Counted()
 
     def call(value: int) -> int:
-        nonlocal running, most
-        with lock:
-            running += 1
-            most = max(most, running)
-        barrier.wait(60)
-        with lock:
-            running -= 1
+        with counted:
+            barrier.wait(60)
         return value
 
     assert list(map_waiting(call, range(12), 4)) == list(range(12))
-    assert most == 4
+    assert counted.most == 4
 
 
 def test_calls_do_not_run_far_ahead() -> None:
@@ -124,23 +133,18 @@ def test_a_late_call_is_made_once_more(late: list[int], at_once: int) -> None:
 
 def test_late_calls_do_not_let_more_run_at_a_time() -> None:
     """A call that was late has a thread of its own until it ends."""
-    lock, running, most = threading.Lock(), 0, 0
+    counted = Counted()
 
     def work() -> None:
-        nonlocal running, most
-        with lock:
-            running += 1
-            most = max(most, running)
-        time.sleep(0.02)
-        with lock:
-            running -= 1
+        with counted:
+            time.sleep(0.02)
 
     over = threading.Event()
     late = {value: [lambda: over.wait(0.3)] for value in (8, 12, 16)}
     calls = Attempts({value: [work] for value in range(200)} | late)
     assert list(map_waiting(calls, range(200), 4, hedge=True)) == list(range(200))
     over.set()
-    assert most <= 6  # of 7 threads; on a busy machine another call may be late
+    assert counted.most <= 6  # of 7 threads; on a busy machine another call may be late
 
 
 @pytest.mark.parametrize("quick", [0, 4])
