@@ -102,7 +102,9 @@ class LoaderConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            raise ValueError(f"loader: seed is {self.seed!r}, wanted an integer.")
+            raise ValueError(
+                f"loader: seed is {self.seed!r}, wanted an integer. lk.torch_seed() gives the one of torch.manual_seed."
+            )
         for name, other, least, also in (
             ("batch_size", None, 1, ", or None for single samples"),
             ("num_workers", "auto", 0, ", or 'auto'"),

@@ -137,6 +137,8 @@ class Loader(Generic[Batch]):
                 f"loaderkit.Loader.from_config({data}, loader.config{change}). It continues where this one is after "
                 "load_state_dict(loader.state_dict())."
             )
+        if instead := instead_of(name):
+            raise AttributeError(f"loader: {name} cannot be assigned{instead}")
         super().__setattr__(name, value)
 
     if not TYPE_CHECKING:

@@ -38,6 +38,15 @@ def test_assigning_a_dataset_is_refused() -> None:
         make_loader().dataset = [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("sampler", "order="), ("generator", "seed="), ("in_order", "in order"), ("pin_memory_device", "pin_memory=")],
+)
+def test_assigning_what_only_data_loader_has_is_refused(name: str, instead: str) -> None:
+    with pytest.raises(AttributeError, match=f"{name} cannot be assigned: .*{instead}"):
+        setattr(make_loader(), name, None)
+
+
 def test_attributes_of_data_loader_can_be_read() -> None:
     """Each public attribute of a DataLoader has a value here, or an error that names what a Loader has instead."""
     loader, peer = make_loader(drop_last=True), DataLoader(list(range(20)), 3)
