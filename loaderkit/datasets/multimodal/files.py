@@ -112,7 +112,7 @@ class FileReader:
         return f"{root.rstrip('/')}/{name}" if is_remote(root) else str(Path(root, name))
 
     def _open(self, place: str, *, whole: bool = True) -> BinaryIO:
-        """Open a file. Without `whole`, a file that the cache lacks is read by ranges."""
+        """Open a file. Without `whole`, or without a cache, a file that the cache lacks is read by ranges."""
         found = stat(place, self.storage)
         if self.max_pixels is not None and found.size_bytes > self.max_pixels * _PIXEL_BYTES + _HEADER_BYTES:
             raise ValueError(
@@ -122,9 +122,9 @@ class FileReader:
         if not is_remote(place):
             return open_regular(place)
         storage = self.storage or Storage()
-        if whole or storage.has_copy(place, found):
+        if storage.cache_dir is not None and (whole or storage.has_copy(place, found)):
             return storage.open(place, found)
-        return storage.open_ranges(place, found.size_bytes)
+        return storage.open_ranges(place, found.size_bytes)  # `open` would ask for the version once more
 
 
 def _from_data_url(url: str) -> bytes:

@@ -2,6 +2,7 @@
 
 import base64
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from images_made import encode, picture, pixels
 from media_made import audio, video
 from multimodal_made import json_lines, name_of, write_pictures, write_sounds
 from PIL import Image
-from servers import Faulty
+from servers import Faulty, run_store
 
 import loaderkit as lk
 from loaderkit import testing
@@ -242,6 +243,17 @@ def test_requests_that_fail_are_tried_again(tmp_path: Path) -> None:
             load(url.replace("a.png", "b.png"), storage=lk.Storage(cache_dir=None, retry=storage.retry))
     finally:
         server.close()
+
+
+def test_a_remote_picture_without_a_cache_costs_two_requests(tmp_path: Path) -> None:
+    with run_store(tmp_path) as store:
+        (store.root / "data").mkdir()
+        (store.root / "data" / "a.png").write_bytes(encode(picture()))
+        read = partial(load, "a.png", root="s3://data", storage=lk.Storage(store.options, cache_dir=None))
+        assert torch.equal(read(), pixels(picture()))
+        store.reset()
+        assert torch.equal(read(), pixels(picture()))
+        assert [request["method"] for request in store.requests()] == ["HEAD", "GET"]
 
 
 # Bad files
