@@ -351,7 +351,7 @@ def test_formats_are_found_by_name_and_suffix() -> None:
         assert json.dumps(kind.suffixes)
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_each_task_has_its_result_or_its_error(jobs: int) -> None:
     results = dict(map_in_processes(failing, range(4), jobs=jobs, fork=False))
     assert {task: result for task, result in results.items() if task != 2} == {0: 0, 1: 10, 3: 30}

@@ -202,6 +202,7 @@ sys.modules["keeps"] = handle, text  # until the interpreter ends
 """
 
 
+@pytest.mark.slow
 def test_an_open_handle_is_silent_at_interpreter_exit(written: tuple[Path, Any], tmp_path: Path) -> None:
     assert scripts.run_code(tmp_path, AT_EXIT, written[0] / "a.h5") == ""
 

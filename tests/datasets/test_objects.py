@@ -103,6 +103,7 @@ def _begin(options: dict[str, Any], folder: Path) -> tuple[list[Any], list[Any]]
     return listed, [sample for batch in batches for sample in batch]
 
 
+@pytest.mark.slow
 def test_a_process_and_its_workers_begin_without_s3fs(store: SlowStore, tmp_path: Path) -> None:
     """Another process lists, so that obstore works in workers that are forked later; the listings are those of s3fs."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as other:

@@ -132,6 +132,7 @@ def test_s3_gives_what_local_shards_give(s3: dict[str, Any], tmp_path: Path, cac
     assert repr(first + list(again)) == repr(wanted)
 
 
+@pytest.mark.slow
 def test_workers_that_are_not_forked_read_s3(s3: dict[str, Any], tmp_path: Path) -> None:
     data = lk.JsonlDataset("s3://bucket/data", storage=lk.Storage(s3, cache_dir=tmp_path), index_dir=tmp_path)
     loader = lk.Loader(data, 8, num_workers=1, collate_fn=as_list, multiprocessing_context="spawn")

@@ -53,6 +53,7 @@ def test_lengths_are_those_of_the_samples(how: Any, workers: int) -> None:
     assert found.tolist() == (factor * SIZES).tolist()
 
 
+@pytest.mark.slow
 def test_processes_may_be_spawned() -> None:
     found = lk.measure_lengths(Sentences(), "tokens", num_workers=2, multiprocessing_context="spawn")
     assert found.tolist() == SIZES.tolist()

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from scripts import run
 
 TESTS_FOLDER = Path(__file__).parents[1]
@@ -52,6 +53,7 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[2:]]))
 """
 
 
+@pytest.mark.slow
 def test_a_failed_test_that_keeps_its_loader_ends_it(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text((TESTS_FOLDER / "conftest.py").read_text())
     (tmp_path / "test_both.py").write_text(TESTS)

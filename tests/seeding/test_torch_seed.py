@@ -17,6 +17,7 @@ def _rank(rank: int, folder: str) -> None:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_ranks_agree_on_the_seed_of_rank_0(tmp_path: Path) -> None:
     mp.spawn(_rank, (str(tmp_path),), nprocs=2)

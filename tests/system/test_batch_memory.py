@@ -428,6 +428,7 @@ holder.itself, holder.batch = holder, kept[0]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings_", [{}, {"num_workers": 1, "engine": "ring"}], ids=str)
 def test_batches_kept_to_the_interpreters_end_print_nothing(settings_: Any) -> None:
     command = [sys.executable, "-X", "dev", "-c", KEEPS, repr(settings_)]

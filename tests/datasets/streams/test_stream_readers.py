@@ -93,6 +93,7 @@ def test_a_bare_dataloader_gets_each_sample_once(sizes: list[int], ranks: int, w
     assert got[0] == got[1]
 
 
+@pytest.mark.slow
 def test_workers_may_be_spawned() -> None:
     wanted = list(make_loader([9, 4]))
     assert equal(list(make_loader([9, 4], num_workers=1, multiprocessing_context="spawn")), wanted)
