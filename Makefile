@@ -6,6 +6,8 @@ BIN := .venv/bin
 demo: .venv/demo
 	$(BIN)/python examples/demo.py
 
+# Three processes run tests on few cores: torch's threads in each would wait for one another, a third of all CPU time.
+test: export OMP_NUM_THREADS = 1
 test: .venv/test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

@@ -299,3 +299,24 @@ def test_worker_settings_reach_the_workers() -> None:
     assert set(found) <= {1, 2}
     if engine == "torch":  # which deals batches in turn
         assert found == [1, 2, 1, 2]
+
+
+class Parallel:
+    """Its samples are of an operation that torch shares among its threads."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.arange(1 << 20, dtype=torch.float32).add(index).exp().sum()
+
+
+def train_with_two_threads() -> bool:
+    torch.set_num_threads(2)
+    torch.rand(1 << 20).exp()  # starts OpenMP's threads, which a forked process has not
+    loader = lk.Loader(Parallel(), 2, num_workers=2, engine=engine, multiprocessing_context="fork", timeout=20)
+    return len(list(loader)) == 2 and torch.get_num_threads() == 2
+
+
+def test_workers_do_not_wait_for_the_threads_of_their_parent() -> None:
+    assert in_fork(train_with_two_threads)
