@@ -311,12 +311,13 @@ class Parallel:
         return torch.arange(1 << 20, dtype=torch.float32).add(index).exp().sum()
 
 
-def train_with_two_threads() -> bool:
-    torch.set_num_threads(2)
-    torch.rand(1 << 20).exp()  # starts OpenMP's threads, which a forked process has not
-    loader = lk.Loader(Parallel(), 2, num_workers=2, engine=engine, multiprocessing_context="fork", timeout=20)
-    return len(list(loader)) == 2 and torch.get_num_threads() == 2
-
-
 def test_workers_do_not_wait_for_the_threads_of_their_parent() -> None:
-    assert in_fork(train_with_two_threads)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        torch.rand(1 << 20).exp()  # starts OpenMP's threads, which a forked process has not
+        loader = lk.Loader(Parallel(), 2, num_workers=2, engine=engine, multiprocessing_context="fork", timeout=20)
+        assert len(list(loader)) == 2
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
