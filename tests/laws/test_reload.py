@@ -96,10 +96,10 @@ def test_a_state_is_loaded_a_hundred_times_into_one_loader(
                 found_at.append(leftovers.found({os.getpid()}))
                 memory_at.append(memory())
         assert len(found_at[-1]["processes"] - before) <= ENGINES[engine].get("num_workers", 0)
-        most = sum(found_at[0]["files"].values()) + 2
+        first = found_at[0]["files"]
         deadline = time.monotonic() + 5  # threads of torch's queues close theirs when they end
-        while sum(leftovers.found({os.getpid()})["files"].values()) > most:
-            assert time.monotonic() < deadline, f"{found_at[-1]['files']} files, {found_at[0]['files']} at first"
+        while (files := leftovers.found({os.getpid()})["files"]).total() > first.total() + 2:
+            assert time.monotonic() < deadline, f"open files {files}, at first {first}"
             time.sleep(0.02)
         growth = [late - early for early, late in itertools.pairwise(memory_at)]
         assert min(growth) < 2**19, f"grew in each of four parts, by {growth} bytes"  # one part may also grow by chance
