@@ -37,7 +37,10 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU if there is none. Call slow what starts processes that import torch anew, 2 s of CPU time each."""
+    """Skip what needs a GPU if there is none. Call slow what starts processes that import torch anew, 2 s of CPU time each.
+
+    Slow tests get a longer limit of time: under load 8 some take five minutes.
+    """
     for item in items:
         if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs CUDA, and torch.cuda.is_available() is False"))
@@ -46,6 +49,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
         if any(isinstance(value, str) and value in ("forkserver", "spawn") for value in values):
             item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -6,6 +6,7 @@ Two tests start clusters. The others use Ray's local mode.
 import json
 import random
 import re
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -65,25 +66,27 @@ def test_a_run_whose_workers_are_killed_ends_with_the_same_weights(
         assert " of 596 are right" in whole[1]  # one sample counts twice
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("workers", [1, 3])
-def test_other_workers_train_on_the_samples_that_were_left(
-    workers: int, run: Callable[..., str], tmp_path: Path
-) -> None:
+@pytest.mark.timeout(1800)
+def test_other_workers_train_on_the_samples_that_were_left(run: Callable[..., str], tmp_path: Path) -> None:
+    folder, stopped = tmp_path / "run", tmp_path / "stopped"
     run(SCRIPT, "--folder", "run", "--epochs", "1", "--kill-after", "18", "--max-failures", "0", code=1)
-    before = take_steps(tmp_path / "run")
-    text = run(SCRIPT, "--folder", "run", "--epochs", "1", "--workers", str(workers))
-    assert "1 kills, " in text
-    _, by_workers, alone = results(text)
-    assert by_workers == alone
-    assert " of 595 are right" in alone
-    after = take_steps(tmp_path / "run")
-    first = min(step["step"] for step in after)
-    assert 1 < first <= 16
-    learnt = [step for step in before if step["step"] < first] + after
-    times = Counter(index for step in learnt for index in step["ids"])
-    assert sorted(times) == list(range(SAMPLES))
-    assert set(times.values()) == {1}
+    before = take_steps(folder)
+    folder.rename(stopped)
+    for workers in (1, 3):
+        shutil.copytree(stopped, folder)
+        text = run(SCRIPT, "--folder", "run", "--epochs", "1", "--workers", str(workers))
+        assert "1 kills, " in text
+        _, by_workers, alone = results(text)
+        assert by_workers == alone
+        assert " of 595 are right" in alone
+        after = take_steps(folder)
+        first = min(step["step"] for step in after)
+        assert 1 < first <= 16
+        learnt = [step for step in before if step["step"] < first] + after
+        times = Counter(index for step in learnt for index in step["ids"])
+        assert sorted(times) == list(range(SAMPLES))
+        assert set(times.values()) == {1}
+        shutil.rmtree(folder)
 
 
 def take_steps(folder: Path) -> list[dict[str, Any]]:

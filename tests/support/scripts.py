@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-TIMEOUT_S = 240  # each takes well under a minute on two free cores
+TIMEOUT_S = 600  # each takes a minute or less on two free cores, up to four at load 10
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 PRELOAD = ("lightning.pytorch.cli", "sklearn.datasets", "torchvision.transforms.v2", "loaderkit", "matplotlib.pyplot")
 

@@ -35,11 +35,11 @@ def read(shard: str, start: int) -> Any:
 def run_rank(attempt: int, rank: int, store: Any, folder: Path) -> None:
     plan: Any = ATTEMPTS[attempt]
     if rank >= plan["ranks"]:
-        time.sleep(60 if "killed" in plan else 0)
+        time.sleep(120 if "killed" in plan else 0)
         return
     stream = lk.StreamDataset([str(number) for number in range(LANES)], read, lanes=LANES)
     world = lk.World(rank, plan["ranks"])
-    loader: Any = lk.Loader(stream, BATCH_SIZE, world=world, store=store, stop="shortest", meet_timeout_s=20)
+    loader: Any = lk.Loader(stream, BATCH_SIZE, world=world, store=store, stop="shortest", meet_timeout_s=120)
     if (state := folder / "state.json").exists():
         loader.load_state_dict(json.loads(state.read_text()))
     killed = plan.get("killed") == rank
