@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import popen_fork
 from pathlib import Path
 from typing import Any
 
@@ -583,25 +584,66 @@ def test_a_signal_while_waiting_stops_all(sent: signal.Signals) -> None:
         signal.signal(signal.SIGTERM, before)
 
 
+def do_after_each_start(what: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Call a function when a worker has begun, and multiprocessing has not yet kept it."""
+    launch = popen_fork.Popen._launch  # type: ignore[attr-defined]
+
+    def patched(*given: Any) -> None:
+        launch(*given)
+        what()
+
+    monkeypatch.setattr(popen_fork.Popen, "_launch", patched)
+
+
+@pytest.mark.parametrize("when", ["in functions that run after a fork", "after them"])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_ctrl_c_during_a_fork_is_not_lost(persistent: bool) -> None:
-    """Python ignores exceptions in functions that run after a fork, and logging registers one."""
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_during_a_fork_is_not_lost_nor_is_the_worker(
+    sent: signal.Signals, persistent: bool, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python ignores exceptions in functions that run after a fork, and logging registers one. After them a worker has begun."""
     armed = [True]
 
     def interrupt() -> None:
         if armed:
             armed.clear()
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), sent)
 
-    os.register_at_fork(after_in_parent=interrupt)
-    handler = signal.getsignal(signal.SIGINT)
-    loader = make_loader(persistent_workers=persistent)
-    with pytest.raises(KeyboardInterrupt):
-        next(iter(loader))
-    assert not armed
-    assert signal.getsignal(signal.SIGINT) is handler
-    assert is_whole(loader)
-    loader.close()
+    if when == "after them":
+        do_after_each_start(interrupt, monkeypatch)
+    else:
+        os.register_at_fork(after_in_parent=interrupt)
+    before = signal.signal(sent, lambda number, _: throw(InterruptedError(number)))
+    handler = signal.getsignal(sent)
+    try:
+        loader = make_loader(persistent_workers=persistent)
+        with pytest.raises(InterruptedError):
+            next(iter(loader))
+        assert not armed
+        assert signal.getsignal(sent) is handler
+        assert is_whole(loader)
+        loader.close()
+    finally:
+        signal.signal(sent, before)
+
+
+def test_all_signals_during_a_fork_are_handled_also_if_one_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+
+    def send() -> None:
+        for number in (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+
+    do_after_each_start(send, monkeypatch)
+    sent = (signal.SIGUSR1, signal.SIGTERM)
+    before = [signal.signal(number, lambda number, _: told.append(number)) for number in sent]
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(make_loader()))
+    finally:
+        for number, handler in zip(sent, before, strict=True):
+            signal.signal(number, handler)
+    assert sorted(told) == sorted(sent)
 
 
 def test_a_signal_that_is_handled_disturbs_nobody() -> None:

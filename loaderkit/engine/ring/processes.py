@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import forkserver
+from types import FrameType
 from typing import Any
 
 from loaderkit.engine.batch_reader import BatchReader
@@ -54,7 +55,7 @@ class Processes:
     def start(self, process: Any) -> None:
         """Start a worker, and watch it."""
         self.processes.append(process)  # first: an interrupt may come after its start
-        with _Turn.lock, _interrupted_later():
+        with _Turn.lock, _signals_later():
             process.start()
         try:
             # Not multiprocessing's pipe: a process that the worker forks would keep it open.
@@ -221,17 +222,36 @@ os.register_at_fork(after_in_child=_Turn.reset)  # the thread that holds it may 
 
 
 @contextlib.contextmanager
-def _interrupted_later() -> Iterator[None]:
-    """Delay Ctrl-C: Python loses one that comes during the functions that modules registered for a fork."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+def _signals_later() -> Iterator[None]:
+    """Delay what the program does on signals, such as Ctrl-C: if it raises, the process that is being started is forgotten.
+
+    Python also loses what is raised in the functions that modules registered for a fork.
+    """
+    with contextlib.ExitStack() as stack:
+        if threading.current_thread() is threading.main_thread():
+            for number in signal.valid_signals():
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    stack.enter_context(_delayed(number, handler))
         yield
-        return
-    came: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+
+
+@contextlib.contextmanager
+def _delayed(number: int, handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+    owner = os.getpid()
+    came = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        if os.getpid() == owner or number == signal.SIGINT:  # a worker ignores Ctrl-C
+            came = True
+        else:
+            handler(number, frame)
+
     try:
+        signal.signal(number, note)
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        signal.signal(number, handler)
         if came:
-            handler(signal.SIGINT, None)
+            handler(number, None)
