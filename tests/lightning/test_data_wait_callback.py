@@ -167,7 +167,7 @@ def train_on_two_ranks(job: dict[str, Any]) -> None:
 
     class RankOneIsSlow(Samples):
         def __getitem__(self, index: int) -> Any:
-            self.seconds = 0.012 * torch.distributed.get_rank()
+            self.seconds = 0.1 * torch.distributed.get_rank()  # more than a step's work on a busy machine
             return super().__getitem__(index)
 
     class Collectives(pl.Callback):

@@ -75,7 +75,7 @@ def test_the_package_that_is_installed_is_taken(tmp_path: Path) -> None:
         [sys.executable, "-S", "-c", ONE_INSTALLED],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=scripts.TIMEOUT_S,
         cwd=tmp_path,
         env=environment,
     )
