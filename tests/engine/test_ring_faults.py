@@ -627,18 +627,26 @@ def test_a_signal_during_a_fork_is_not_lost_nor_is_the_worker(
         signal.signal(sent, before)
 
 
-def test_all_signals_during_a_fork_are_handled_also_if_one_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("raising", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_all_signals_during_a_fork_are_handled_also_if_one_raises(
+    raising: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
     told: list[int] = []
 
+    def handle(number: int, _: Any) -> None:
+        told.append(number)
+        if number == raising:
+            raise InterruptedError(number)
+
     def send() -> None:
-        for number in (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM):
+        for number in sent:
             os.kill(os.getpid(), number)
 
     do_after_each_start(send, monkeypatch)
-    sent = (signal.SIGUSR1, signal.SIGTERM)
-    before = [signal.signal(number, lambda number, _: told.append(number)) for number in sent]
+    before = [signal.signal(number, handle) for number in sent]
     try:
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(InterruptedError):
             next(iter(make_loader()))
     finally:
         for number, handler in zip(sent, before, strict=True):

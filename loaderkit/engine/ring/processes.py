@@ -238,6 +238,7 @@ def _signals_later() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _delayed(number: int, handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+    """Call a signal's handler on leaving, if the signal came."""
     owner = os.getpid()
     came = False
 
