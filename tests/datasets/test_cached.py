@@ -582,7 +582,7 @@ def test_memory_is_freed_and_a_copy_that_outlives_its_process_starts_empty(tmp_p
         assert copy.cached_samples == 1
         del copy
     made = f"import sys, pickle, loaderkit as lk; sys.stdout.buffer.write(pickle.dumps(lk.CachedDataset(range(9), max_bytes={ROOM})))"
-    packed = subprocess.run([sys.executable, "-c", made], capture_output=True, timeout=120, check=True).stdout
+    packed = subprocess.run([sys.executable, "-c", made], capture_output=True, check=True).stdout
     alone = pickle.loads(packed)
     assert [alone[index] for index in range(9)] == list(range(9))
     assert pickle.loads(pickle.dumps(alone)).cached_samples == 9

@@ -77,9 +77,7 @@ PRINT = "import loaderkit as lk; a = 'x' * 9; print(lk.RecordDataset([{'a': a, '
 def test_the_fingerprint_is_that_of_the_values_in_any_process() -> None:
     """A pickle differs between one string used twice and two equal strings."""
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
-    done = subprocess.run(
-        [sys.executable, "-c", PRINT], capture_output=True, text=True, check=True, env=environment, timeout=120
-    )
+    done = subprocess.run([sys.executable, "-c", PRINT], capture_output=True, text=True, check=True, env=environment)
     text = "x" * 9
     found, other = (
         lk.RecordDataset([{"a": text, "b": second}, (1.5, None)]).fingerprint() for second in ("xxx" + text[:6], "y")

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 SCRIPT = Path(jobs.__file__)
 
 
-def launch_script(job: dict[str, Any], *, timeout_s: float = 180) -> int:
+def launch_script(job: dict[str, Any]) -> int:
     """Run a job as a script, as a user does, so that Lightning's own launcher starts the second rank."""
     path = Path(job["dir"], f"job-{job['name']}.json")
     path.write_text(json.dumps(job))
@@ -29,7 +29,7 @@ def launch_script(job: dict[str, Any], *, timeout_s: float = 180) -> int:
             [sys.executable, str(SCRIPT), str(path)], stdout=log, stderr=log, start_new_session=True
         )
         try:
-            return process.wait(timeout_s)
+            return process.wait()
         finally:
             with contextlib.suppress(ProcessLookupError):  # all ranks have ended
                 os.killpg(process.pid, signal.SIGKILL)

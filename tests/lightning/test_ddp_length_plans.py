@@ -17,7 +17,7 @@ AT, FURTHER = 2, 4  # both in the middle of the first epoch
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     job = {"dir": str(tmp_path_factory.mktemp("ddp")), "name": "all", "kinds": KINDS, "at": (AT, FURTHER)}
-    assert jobs.launch(job, lengths_job.run, timeout_s=300) == 0, jobs.log_of(job)
+    assert jobs.launch(job, lengths_job.run) == 0, jobs.log_of(job)
     return Path(job["dir"])
 
 

@@ -151,7 +151,6 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, *arguments],
         capture_output=True,
         text=True,
-        timeout=240,
         check=False,
         env=os.environ | {"PYTHONPATH": str(BENCHMARKS)},
     )

@@ -22,7 +22,6 @@ def name_of(page: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
 def test_a_pages_code_runs(page: Path, tmp_path: Path) -> None:
     """The blocks of a page run one after another, in an empty folder and a process of their own."""

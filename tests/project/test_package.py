@@ -105,7 +105,7 @@ print(*sorted({name.split(".")[0] for name in sys.modules} - before))
 
 def test_the_import_is_light() -> None:
     """It imports nothing that torch has not imported, but a small package."""
-    done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True)
     assert done.stdout.split() == ["lazy_loader", "loaderkit"], done.stderr
 
 

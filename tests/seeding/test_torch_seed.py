@@ -18,7 +18,6 @@ def _rank(rank: int, folder: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_ranks_agree_on_the_seed_of_rank_0(tmp_path: Path) -> None:
     mp.spawn(_rank, (str(tmp_path),), nprocs=2)
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["100", "100"]

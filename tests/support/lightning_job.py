@@ -20,6 +20,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 import loaderkit as lk
 
 SIZE, BATCH, EPOCHS = 50, 4, 3
+TIMEOUT_S = 600  # of all processes of a run
 
 
 class Samples:
@@ -348,27 +349,27 @@ _context = multiprocessing.get_context("forkserver")
 set_forkserver_preload(["lightning_job", "s3fs"])  # Lightning imports s3fs, if installed, to save a checkpoint
 
 
-def launch(job: dict[str, Any], target: Callable[[dict[str, Any]], None] = run, *, timeout_s: float = 250) -> int:
+def launch(job: dict[str, Any], target: Callable[[dict[str, Any]], None] = run) -> int:
     """Run a job in a new process and return its exit code (negative: the signal that ended it)."""
-    return launch_all([job], target, timeout_s=timeout_s)[0]
+    return launch_all([job], target)[0]
 
 
-def launch_all(
-    jobs: list[dict[str, Any]], target: Callable[[dict[str, Any]], None] = run, *, timeout_s: float = 250
-) -> list[int]:
+def launch_all(jobs: list[dict[str, Any]], target: Callable[[dict[str, Any]], None] = run) -> list[int]:
     """Run jobs in parallel, such as the tasks of one SLURM job; return their exit codes."""
     processes = [_context.Process(target=_main, args=(job, target)) for job in jobs]
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + TIMEOUT_S
     for process in processes:
         process.start()
-    for process in processes:
-        process.join(max(0, deadline - time.monotonic()))
-    late = [process for process in processes if process.is_alive()]
-    for process in late:
-        os.killpg(process.pid or 0, signal.SIGKILL)
-        process.join()
+    try:
+        for process in processes:
+            process.join(max(0, deadline - time.monotonic()))
+    finally:
+        late = [process for process in processes if process.is_alive()]
+        for process in late:
+            os.killpg(process.pid or 0, signal.SIGKILL)
+            process.join()
     if late:
-        raise TimeoutError(f"job {jobs[0]['name']} took more than {timeout_s} s: {log_of(jobs[0])}")
+        raise TimeoutError(f"job {jobs[0]['name']} took more than {TIMEOUT_S} s: {log_of(jobs[0])}")
     return [process.exitcode or 0 for process in processes]
 
 
