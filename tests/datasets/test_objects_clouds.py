@@ -222,7 +222,7 @@ def test_an_epoch_and_a_resume_in_its_middle(cloud: Cloud, fast: bool, context: 
     """By obstore and by fsspec. Forked workers inherit what their parent has used to list and to read indexes."""
     cloud.proxy.headers.clear()
     options = cloud.options | ({} if fast else cloud.unknown)
-    limit_s = 600 if context == "spawn" else 200  # less than pytest's, which would wait for the pool
+    limit_s = 600 if context == "spawn" else 200  # pytest's limit comes once, and leaving the pool waits again
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as other:
         whole, resumed, threads = other.submit(_epoch, cloud.scheme, options, context, tmp_path).result(limit_s)
     assert resumed == whole

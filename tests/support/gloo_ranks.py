@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from job_ranks import free_port
 
-TIMEOUT_S = 250
+TIMEOUT_S = 120
 
 
 def on_gloo(ranks: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
