@@ -1,8 +1,8 @@
 """A folder of downloaded shards with a size limit, shared by all processes of a host.
 
 A shard becomes visible when it is complete, and never changes. Locks say what is in use: a process that downloads a shard locks its
-part file alone, and each open shard has a shared lock. The kernel releases them when the process ends for any reason. Parts
-without a lock are deleted; shards without one may be evicted.
+part file alone, and each open shard has a shared lock. The kernel releases them when the process ends for any reason. The next
+download deletes parts without a lock; shards without one may be evicted.
 """
 
 import contextlib
