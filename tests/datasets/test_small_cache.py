@@ -181,6 +181,7 @@ def download_in_a_process(bucket: Callable[[], lk.TarDataset]) -> None:
     process = FORK.Process(target=read_all, args=(bucket,))
     process.start()
     process.join(120)
+    process.kill()  # if it hangs
     assert process.exitcode == 0
 
 
