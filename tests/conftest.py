@@ -2,9 +2,11 @@
 
 import gc
 import multiprocessing
+import os
 import signal
 import traceback
 from collections.abc import Generator
+from functools import partial
 
 import huge_pages
 import pytest
@@ -28,11 +30,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz-seed", default="0", help="the fuzzer's seed, or seed:number for one of its cases")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let the fork server import torch once, for all. Let Ctrl-C end what tests start, also if a shell ignores it for us."""
+    for plugin in config.pluginmanager.get_plugins():
+        if hasattr(plugin, "channel"):  # pytest-xdist's, in its workers
+            os.register_at_fork(after_in_child=partial(_close_in_child, plugin.channel.gateway._io.outfile.fileno()))
     multiprocessing.set_forkserver_preload(["torch", "loaderkit"])  # `lightning_job` sets a longer list
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _close_in_child(pipe: int) -> None:
+    """Close the pipe to pytest-xdist. It learns of a worker's death by the pipe's end, for which the worker's children must not keep it open."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, pipe)  # nothing that the child opens gets the number
+    os.close(null)
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses by marks

@@ -1,4 +1,4 @@
-"""A failed test leaves nothing running for the tests after it."""
+"""A failed test leaves nothing running for the tests after it, and one that ends its process does not hang the others."""
 
 from pathlib import Path
 
@@ -43,6 +43,21 @@ def test_comes_after(engine):
         time.sleep(0.01)
     assert not running()
 """
+ABORTS = """
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+
+
+def test_aborts():
+    with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
+        assert pool.submit(abs, -1).result() == 1
+        os.abort()
+
+
+def test_comes_after():
+    pass
+"""
 MAIN = """
 import sys
 
@@ -62,3 +77,14 @@ def test_a_failed_test_that_keeps_its_loader_ends_it(tmp_path: Path) -> None:
     names = [f"test_both.py::{test}[{engine}]" for engine in engines for test in tests]
     output = run(tmp_path, "main.py", TESTS_FOLDER / "support", *names, code=1)
     assert "3 failed, 3 passed" in output, output
+
+
+@pytest.mark.slow
+def test_a_process_that_aborts_fails_its_test_although_its_children_live_on(tmp_path: Path) -> None:
+    """They hold open all that they had at the fork: the pipe to pytest-xdist, which waits for its end, must not be among it."""
+    (tmp_path / "conftest.py").write_text((TESTS_FOLDER / "conftest.py").read_text())
+    (tmp_path / "test_aborts.py").write_text(ABORTS)
+    (tmp_path / "main.py").write_text(MAIN)
+    output = run(tmp_path, "main.py", TESTS_FOLDER / "support", "-n", "1", code=1, fresh=True)
+    assert "crashed while running 'test_aborts.py::test_aborts'" in output
+    assert "1 failed, 1 passed" in output
