@@ -1,7 +1,8 @@
 """A folder of shards: its plan, a record of each finished shard, and the manifest at the end.
 
 During writing, `.shards/` holds the plan and the records. A shard's record is written before the shard becomes visible, so each
-visible shard is finished. The manifest replaces the plan and the records once all shards are finished.
+visible shard is finished. The manifest replaces the plan and the records once all shards are finished. `run.json` names the run that
+writes: a cluster may do tasks of a run that has ended, and these write nothing.
 """
 
 import contextlib
@@ -25,6 +26,7 @@ from loaderkit.writing.format import WriteError
 VERSION = 1
 MANIFEST = "manifest.json"
 _STATE = ".shards"
+_RUN = "run.json"
 _PART = re.compile(r"[.][0-9a-f]{32}[.]part")  # names by `Folder.part` and `write_atomically`
 LOCK_TIMEOUT_S = 10.0  # the processes of a killed run end within that time
 
@@ -87,6 +89,7 @@ class Folder:
                 yield
             finally:
                 with contextlib.suppress(OSError):
+                    (self.path / _STATE / _RUN).unlink(missing_ok=True)
                     self.sweep()
                     if not (self.path / _STATE / "plan.json").exists():
                         shutil.rmtree(self.path / _STATE, ignore_errors=True)
@@ -110,8 +113,8 @@ class Folder:
                 return read_plan(path)
         return None
 
-    def begin(self, plan: Plan) -> dict[int, Record]:
-        """Start or continue a plan, and return the finished shards.
+    def begin(self, plan: Plan, run: str) -> dict[int, Record]:
+        """Start or continue a plan, and return the finished shards. Only tasks of `run` may write from now on.
 
         Raises:
             WriteError: If the folder holds other shards.
@@ -130,8 +133,20 @@ class Folder:
                 f"{self.path}: has shards of another source or with other settings: {_difference(asdict(found), asdict(plan))}. "
                 "Give another folder, or remove this one."
             )
+        self._write(_RUN, run)
         self.sweep()
         return self._finished()
+
+    def check_run(self, run: str) -> None:
+        """Stop a task whose run has ended.
+
+        Raises:
+            WriteError: If no run writes here, or another.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            if json.loads((self.path / _STATE / _RUN).read_text()) == run:
+                return
+        raise WriteError(f"{self.path}: the run that this task belongs to has ended.")
 
     def _finished(self) -> dict[int, Record]:
         records: dict[int, Record] = {}
@@ -176,7 +191,7 @@ class Folder:
         shutil.rmtree(self.path / _STATE, ignore_errors=True)
         return path
 
-    def _write(self, name: str, value: dict[str, Any]) -> None:
+    def _write(self, name: str, value: Any) -> None:
         write_atomically(self.path / _STATE / name, json.dumps(value).encode())
 
 

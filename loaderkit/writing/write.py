@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import io
 import os
+import uuid
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -150,7 +151,7 @@ class Writing:
         try:
             with self.folder.locked(lock_timeout_s):
                 plan, job = self._plan(jobs, fork, executor)
-                records = self.folder.begin(plan)
+                records = self.folder.begin(plan, job.run)
                 yield len(records), plan.shards
                 missing = [number for number in range(plan.shards) if number not in records]
                 results = map_tasks(job.write, missing, executor=executor, jobs=jobs, fork=fork)
@@ -182,7 +183,7 @@ class Writing:
 
     def _plan(self, jobs: int, fork: bool, executor: Executor | None) -> tuple[Plan, "Job"]:
         order: Order = Shuffled(self.size, seed=self.seed) if self.shuffle else Sequential(self.size)
-        job = Job(self.dataset, self.folder, self.format, order, 0, None)
+        job = Job(self.dataset, self.folder, self.format, order, 0, None, uuid.uuid4().hex)
         places = sorted({row * (self.size - 1) // max(1, _PROBED - 1) for row in range(_PROBED)})
         # Probe in another process: a dataset that has opened files must not be forked.
         inline = not fork or self.size == 1
@@ -221,6 +222,7 @@ class Job:
     order: Order
     per_shard: int
     learned: Any
+    run: str
 
     def probe(self, places: list[int]) -> _Probe:
         """Read some samples: return what they share, a digest of their content, and their size."""
@@ -238,11 +240,18 @@ class Job:
         return f"shard-{number:06d}{self.format.suffix}"
 
     def write(self, number: int) -> Record:
-        """Write a shard: first hidden, then recorded, then visible."""
+        """Write a shard: first hidden, then recorded, then visible.
+
+        Raises:
+            WriteError: If it can't be written, or this run has ended.
+        """
         name = self.name(number)
         folder, part = self.folder.path, self.folder.part()
         try:
             with part.open("xb") as file:
+                self.folder.check_run(
+                    self.run
+                )  # not before: a run that ends removes the parts, and so stops us later too
                 written = self.format.write(file, self._samples(number), self.learned)
                 file.flush()
                 os.fsync(file.fileno())

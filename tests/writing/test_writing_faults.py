@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -239,6 +240,77 @@ def test_a_full_disk_is_an_error_and_a_rerun_finishes(
     if message or limit < 4000:
         assert "can't be written: File too large" in message
     check_and_rerun(tmp_path / "x", form, whole[form])
+
+
+class Later(Executor):
+    """Does the first two calls at once. The others wait until they are done by hand, also if they are cancelled."""
+
+    def __init__(self) -> None:
+        self.left: list[Callable[[], Any]] = []
+        self.calls = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.calls += 1
+        if self.calls <= 2:
+            future.set_result(fn(*args, **kwargs))
+        else:
+            self.left.append(lambda: fn(*args, **kwargs))
+        return future
+
+
+def stop_after_one(done: int, _: int) -> None:
+    if done:
+        raise KeyboardInterrupt
+
+
+def test_tasks_that_a_cluster_begins_after_their_run_has_ended_write_nothing(
+    tmp_path: Path, whole: dict[str, dict[str, bytes]]
+) -> None:
+    cluster, said = Later(), []
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path, "tar", executor=cluster, on_shard=stop_after_one)
+    assert len(cluster.left) == 3
+    before = contents(tmp_path)
+
+    def do_what_is_left(*_: int) -> None:
+        said.extend(str(task()) for task in cluster.left)
+
+    do_what_is_left()
+    assert contents(tmp_path) == before
+    write(tmp_path, "tar", on_shard=do_what_is_left)  # the next run
+    do_what_is_left()
+    assert len(said) == 3 * 6
+    assert all("the run that this task belongs to has ended" in each for each in said)
+    assert contents(tmp_path) == whole["tar"]
+    assert hidden(tmp_path) == []
+
+
+class Gated(Source):
+    """Samples of which the second shard waits for a gate once the first is written."""
+
+    def __init__(self, gate: threading.Event, folder: Path) -> None:
+        super().__init__("tar")
+        self.gate, self.folder = gate, folder
+
+    def __getitem__(self, index: int) -> Any:
+        if index == PER_SHARD + 1 and shards(self.folder, "tar"):
+            assert self.gate.wait(60)
+        return super().__getitem__(index)
+
+
+def test_a_task_whose_run_ends_meanwhile_writes_nothing(tmp_path: Path, whole: dict[str, dict[str, bytes]]) -> None:
+    gate = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(KeyboardInterrupt):
+            lk.write_shards(
+                Gated(gate, tmp_path), tmp_path, samples_per_shard=PER_SHARD, executor=pool, on_shard=stop_after_one
+            )
+        before = contents(tmp_path)
+        gate.set()
+    assert contents(tmp_path) == before
+    assert hidden(tmp_path) == [".shards"]
+    assert len(shards(tmp_path, "tar")) == 1
 
 
 def test_a_second_writer_is_refused(tmp_path: Path, whole: dict[str, dict[str, bytes]]) -> None:
