@@ -14,6 +14,8 @@ class RayExecutor(Executor):
     It uses the cluster that `ray.init` connected to. Without that call Ray connects to `RAY_ADDRESS`, or starts a cluster
     on this host. It needs the package `ray` (`pip install "loaderkit[ray]"`).
 
+    Cancelling a future drops its result. Ray still runs the call, unless this process ends before.
+
     Args:
         max_retries: How often a task of a dead worker runs again; -1 is without limit.
         options: Other options of a Ray task, such as `num_cpus`, `memory` or `runtime_env`.
@@ -45,15 +47,11 @@ class RayExecutor(Executor):
             if self._sent[0] is not fn:  # each node receives a function once, however many calls follow
                 self._sent = fn, self._ray.put(fn)
             reference = self._task.remote(self._sent[1], args, kwargs)
+            # Without `ray.cancel` if it is cancelled: when a result arrives meanwhile, Ray 2.60 aborts this process
+            # ("Tried to complete task that was not pending").
             future: Future[R] = reference.future()
             self._pending.add(future)
-
-        def done(future: Future[R]) -> None:
-            self._pending.discard(future)
-            if future.cancelled():
-                self._ray.cancel(reference)
-
-        future.add_done_callback(done)
+        future.add_done_callback(self._pending.discard)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

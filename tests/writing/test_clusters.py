@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from cluster_data import PER_SHARD, SIZE, Drawn, length
 from command_line import loaderkit
+from scripts import run_code
 from shards_written import contents, hidden
 
 import loaderkit as lk
@@ -124,6 +125,32 @@ def test_a_cluster_does_the_tasks_of_a_killed_worker_again(
     flag.unlink()
     assert lk.measure_lengths(Drawn(INSIDE, flag), length, executor=cluster).sum() > 0
     assert flag.exists()
+
+
+CANCELS = """
+import random
+import time
+
+import ray
+
+import loaderkit as lk
+
+ray.init(num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
+with lk.RayExecutor(num_cpus=1) as executor:
+    list(executor.map(abs, range(10)))  # its workers have started
+    for _ in range(150):
+        futures = [executor.submit(abs, number) for number in range(30)]
+        time.sleep(random.uniform(0, 0.02))
+        for future in futures:
+            future.cancel()
+    print(sum(executor.map(abs, range(100))))
+"""
+
+
+def test_calls_that_are_cancelled_while_ray_sends_their_results_do_no_harm(tmp_path: Path) -> None:
+    """`ray.cancel` would abort the process, so it has one of its own."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
+    assert run_code(tmp_path, CANCELS).splitlines()[-1] == "4950"
 
 
 def test_a_worker_of_a_pool_that_is_killed_is_an_error_and_a_rerun_finishes(
