@@ -249,9 +249,8 @@ class Job:
         folder, part = self.folder.path, self.folder.part()
         try:
             with part.open("xb") as file:
-                self.folder.check_run(
-                    self.run
-                )  # not before: a run that ends removes the parts, and so stops us later too
+                # Not before it is open: when a run ends later, it removes the part, which stops this task too.
+                self.folder.check_run(self.run)
                 written = self.format.write(file, self._samples(number), self.learned)
                 file.flush()
                 os.fsync(file.fileno())
