@@ -1,8 +1,8 @@
 """A folder of shards: its plan, a record of each finished shard, and the manifest at the end.
 
 During writing, `.shards/` holds the plan and the records. A shard's record is written before the shard becomes visible, so each
-visible shard is finished. The manifest replaces the plan and the records once all shards are finished. `run.json` names the run that
-writes: a cluster may do tasks of a run that has ended, and these write nothing.
+visible shard is finished. The manifest replaces the plan and the records once all shards are finished. A file with the name of
+the run is there while it goes on: a cluster may do tasks of a run that has ended, and these write nothing.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from loaderkit.writing.format import WriteError
 VERSION = 1
 MANIFEST = "manifest.json"
 _STATE = ".shards"
-_RUN = "run.json"
+_RUN = ".run"
 _PART = re.compile(r"[.][0-9a-f]{32}[.]part")  # names by `Folder.part` and `write_atomically`
 LOCK_TIMEOUT_S = 10.0  # the processes of a killed run end within that time
 
@@ -89,7 +89,7 @@ class Folder:
                 yield
             finally:
                 with contextlib.suppress(OSError):
-                    (self.path / _STATE / _RUN).unlink(missing_ok=True)
+                    self._end_runs()
                     self.sweep()
                     if not (self.path / _STATE / "plan.json").exists():
                         shutil.rmtree(self.path / _STATE, ignore_errors=True)
@@ -133,7 +133,8 @@ class Folder:
                 f"{self.path}: has shards of another source or with other settings: {_difference(asdict(found), asdict(plan))}. "
                 "Give another folder, or remove this one."
             )
-        self._write(_RUN, run)
+        self._end_runs()
+        self._run(run).touch()
         self.sweep()
         return self._finished()
 
@@ -141,12 +142,20 @@ class Folder:
         """Stop a task whose run has ended.
 
         Raises:
-            WriteError: If no run writes here, or another.
+            WriteError: If `run` is not the one that writes here.
         """
-        with contextlib.suppress(FileNotFoundError):
-            if json.loads((self.path / _STATE / _RUN).read_text()) == run:
-                return
-        raise WriteError(f"{self.path}: the run that this task belongs to has ended.")
+        try:
+            self._run(run).open().close()  # on NFS opening a file asks the server, looking for it may not
+        except FileNotFoundError:
+            raise WriteError(f"{self.path}: the run that this task belongs to has ended.") from None
+
+    def _run(self, run: str) -> Path:
+        """Return a file with a name of its own: on NFS a name that was missing may stay so for a minute."""
+        return self.path / _STATE / (run + _RUN)
+
+    def _end_runs(self) -> None:
+        for path in (self.path / _STATE).glob("*" + _RUN):
+            path.unlink(missing_ok=True)
 
     def _finished(self) -> dict[int, Record]:
         records: dict[int, Record] = {}
@@ -191,7 +200,7 @@ class Folder:
         shutil.rmtree(self.path / _STATE, ignore_errors=True)
         return path
 
-    def _write(self, name: str, value: Any) -> None:
+    def _write(self, name: str, value: dict[str, Any]) -> None:
         write_atomically(self.path / _STATE / name, json.dumps(value).encode())
 
 
