@@ -1,11 +1,12 @@
 """Work in parallel: in processes, which end with this process however it ends, or on an executor that the user gives."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import connection
@@ -130,13 +131,20 @@ def map_in_processes(
     methods = multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("fork" if fork and "fork" in methods else "spawn")
     stop, stopping = context.Pipe(duplex=False)
+    finished: SimpleQueue[Future[R | Exception]] = (
+        SimpleQueue()
+    )  # waits without Python's own locks, see `_hold_interrupts`
     pool = ProcessPoolExecutor(
         min(jobs, len(tasks)), mp_context=context, initializer=_begin_worker, initargs=(function, stop)
     )
     try:
-        futures: dict[Future[R | Exception], T] = {pool.submit(_work, task): task for task in tasks}
-        for future in as_completed(futures):
-            yield futures[future], _outcome(future)
+        with _hold_interrupts():
+            futures: dict[Future[R | Exception], T] = {pool.submit(_work, task): task for task in tasks}
+            for future in futures:
+                future.add_done_callback(finished.put)
+        while futures:
+            future = finished.get()
+            yield futures.pop(future), _outcome(future)
     except BaseException:
         stopping.send_bytes(b"stop")  # no worker reads it, so all of them see it
         raise
@@ -144,6 +152,28 @@ def map_in_processes(
         pool.shutdown(wait=True, cancel_futures=True)
         stop.close()
         stopping.close()
+
+
+@contextlib.contextmanager
+def _hold_interrupts() -> Iterator[None]:
+    """Raise a KeyboardInterrupt of the block at its end.
+
+    Locks that are written in Python (`threading.Condition`) may stay locked after one, and then the pool never ends.
+    """
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield
+        return
+    interrupts: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if interrupts:
+            raise KeyboardInterrupt
 
 
 def _result(function: Callable[[T], R], task: T) -> R | Exception:

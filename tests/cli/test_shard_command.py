@@ -255,7 +255,7 @@ def test_the_command_shows_progress_ends_at_an_interrupt_and_goes_on(tmp_path: P
         except OSError:  # raised at a terminal's end
             pass
         os.close(reader)
-        assert process.wait(60) == 130
+        assert process.wait(60) == 130, shown
     assert b"writing" in shown
     assert b"Traceback" not in shown
     assert not psutil.wait_procs(workers, timeout=60)[1]

@@ -1,15 +1,23 @@
 """Work on any executor: each task has its result or its error, and few tasks wait."""
 
+import concurrent.futures
+import itertools
+import multiprocessing
 import os
+import queue
 import signal
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from types import FrameType
 from typing import Any
 
 import pytest
 from tasks import failing
 
-from loaderkit.system import LostTaskError, map_on_executor, map_tasks
+from loaderkit.system import LostTaskError, map_in_processes, map_on_executor, map_tasks, process_pool
 
 
 @pytest.mark.parametrize("kind", [ProcessPoolExecutor, ThreadPoolExecutor])
@@ -95,3 +103,43 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         pytest.raises(ValueError, match="2 processes and an executor are given, wanted one of them"),
     ):
         map_tasks(failing, [0], executor=executor, jobs=2)
+
+
+def next_interrupted(work: Iterator[Any], point: int) -> Any:
+    """Press Ctrl-C during `next(work)`, before a line or just after a lock is taken, counted in the order in which they come.
+
+    Only in code that waits: Python drops an interrupt in code that runs for the garbage collector.
+    """
+    points = itertools.count(1)
+    files = {module.__file__ for module in (process_pool, concurrent.futures._base, threading, queue)}
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename not in files:
+            return None
+        locked = event == "return" and frame.f_code.co_name == "__enter__"
+        if (event == "line" or locked) and next(points) == point:
+            signal.raise_signal(signal.SIGINT)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        return next(work)
+    finally:
+        sys.settrace(None)
+
+
+@pytest.mark.parametrize(("result", "step"), [(0, 7), (1, 1)])
+def test_an_interrupt_anywhere_is_raised_and_ends_the_processes(result: int, step: int) -> None:
+    for point in itertools.count(1, step):
+        work = map_in_processes(time.sleep, [0, 0.1], jobs=2, fork=True)
+        for _ in range(result):
+            next(work)
+        try:
+            next_interrupted(work, point)
+        except KeyboardInterrupt:
+            work.close()
+            assert not multiprocessing.active_children()
+        else:
+            work.close()
+            break
+    assert point > 3
