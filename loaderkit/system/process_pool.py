@@ -131,9 +131,8 @@ def map_in_processes(
     methods = multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("fork" if fork and "fork" in methods else "spawn")
     stop, stopping = context.Pipe(duplex=False)
-    finished: SimpleQueue[Future[R | Exception]] = (
-        SimpleQueue()
-    )  # waits without Python's own locks, see `_hold_interrupts`
+    # Unlike `as_completed`, it waits without locks that are written in Python (see `_hold_interrupts`).
+    finished: SimpleQueue[Future[R | Exception]] = SimpleQueue()
     pool = ProcessPoolExecutor(
         min(jobs, len(tasks)), mp_context=context, initializer=_begin_worker, initargs=(function, stop)
     )
@@ -156,9 +155,10 @@ def map_in_processes(
 
 @contextlib.contextmanager
 def _hold_interrupts() -> Iterator[None]:
-    """Raise a KeyboardInterrupt of the block at its end.
+    """Let Ctrl-C wait until the end of the block.
 
-    Locks that are written in Python (`threading.Condition`) may stay locked after one, and then the pool never ends.
+    If it came while a lock that is written in Python (`threading.Condition`) is being taken, the lock could stay locked, and
+    the pool would never end.
     """
     if (
         threading.current_thread() is not threading.main_thread()

@@ -1,6 +1,7 @@
 """Work on any executor: each task has its result or its error, and few tasks wait."""
 
 import concurrent.futures
+import contextlib
 import itertools
 import multiprocessing
 import os
@@ -105,10 +106,13 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         map_tasks(failing, [0], executor=executor, jobs=2)
 
 
-def next_interrupted(work: Iterator[Any], point: int) -> Any:
+def next_interrupted(work: Iterator[Any], point: int) -> bool:
     """Press Ctrl-C during `next(work)`, before a line or just after a lock is taken, counted in the order in which they come.
 
     Only in code that waits: Python drops an interrupt in code that runs for the garbage collector.
+
+    Returns:
+        Whether Ctrl-C was pressed and nothing was raised. It is not if there are fewer points.
     """
     points = itertools.count(1)
     files = {module.__file__ for module in (process_pool, concurrent.futures._base, threading, queue)}
@@ -123,9 +127,10 @@ def next_interrupted(work: Iterator[Any], point: int) -> Any:
 
     sys.settrace(trace)
     try:
-        return next(work)
+        next(work)
     finally:
         sys.settrace(None)
+    return next(points) > point
 
 
 @pytest.mark.parametrize(("result", "step"), [(0, 7), (1, 1)])
@@ -134,12 +139,8 @@ def test_an_interrupt_anywhere_is_raised_and_ends_the_processes(result: int, ste
         work = map_in_processes(time.sleep, [0, 0.1], jobs=2, fork=True)
         for _ in range(result):
             next(work)
-        try:
-            next_interrupted(work, point)
-        except KeyboardInterrupt:
-            work.close()
-            assert not multiprocessing.active_children()
-        else:
-            work.close()
+        with contextlib.closing(work), contextlib.suppress(KeyboardInterrupt):
+            assert not next_interrupted(work, point)
             break
-    assert point > 3
+        assert not multiprocessing.active_children()
+    assert point > 3, "tests nothing"
