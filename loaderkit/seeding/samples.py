@@ -143,8 +143,9 @@ class SampleSeeds:
 
 
 def _states() -> tuple[Any, ...]:
-    name, words, *rest = np.random.get_state(legacy=True)
-    return torch.get_rng_state().numpy().tobytes(), (name, words.tobytes(), *rest), random.getstate()  # type: ignore[union-attr]
+    legacy: Any = np.random.get_state()  # its type differs between versions of numpy
+    name, words, *rest = legacy
+    return torch.get_rng_state().numpy().tobytes(), (name, words.tobytes(), *rest), random.getstate()
 
 
 def _new_lock() -> None:

@@ -11,6 +11,7 @@ from scripts import run
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
+SUPPORT = ROOT / "tests" / "support"
 
 
 @pytest.mark.slow
@@ -307,7 +308,8 @@ def test_a_pretraining_that_was_killed_resumes_to_the_same_weights(windows: bool
 def test_a_sharded_pretraining_that_was_killed_resumes_on_other_ranks(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers", reason="tokenizers is not installed: pip install 'loaderkit[examples]'")
     script = (EXAMPLES / "pretrain.py", "--steps", "40")
-    two = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *script)
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    two = (*launcher, SUPPORT / "run_unfinalized.py", *script)
     killed = run(tmp_path, *two, "--kill-after", "30", code=1, fresh=True)
     assert "killed after step 30" in killed
     shutil.copytree(tmp_path / "runs" / "pretrain", tmp_path / "one")
