@@ -167,6 +167,7 @@ def main() -> None:
     weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if rank == 0:
         torch.save(weights, given.folder / "weights.pt")
+    dist.barrier()  # torchrun ends all ranks when one fails: let rank 0 write first
     dist.destroy_process_group()
 
 

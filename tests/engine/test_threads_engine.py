@@ -354,11 +354,11 @@ class Hanging(Silent):
 
 def test_a_sample_that_hangs_is_named_in_time() -> None:
     data = Hanging(12)
-    loader = new_loader(data, 2, num_workers=2, engine="threads", timeout=0.3)
+    loader = new_loader(data, 2, num_workers=2, engine="threads", timeout=3.3)
     batches = iter(loader)
     assert next(batches)[0].tolist() == [0, 1]
     next(batches)
-    with pytest.raises(RuntimeError, match=r"no batch in 0.3 s \(timeout\): samples \[4, 5\] take longer"):
+    with pytest.raises(RuntimeError, match=r"no batch in 3.3 s \(timeout\): samples \[4, 5\] take longer"):
         next(batches)
     data.may_go_on.set()
 
@@ -366,7 +366,7 @@ def test_a_sample_that_hangs_is_named_in_time() -> None:
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_thread_that_hangs_does_not_block_the_next_pass(persistent: bool) -> None:
     data = Gated(12)
-    loader = new_loader(data, 2, num_workers=1, engine="threads", timeout=0.3, persistent_workers=persistent)
+    loader = new_loader(data, 2, num_workers=1, engine="threads", timeout=3.3, persistent_workers=persistent)
     try:
         with pytest.raises(RuntimeError, match=r"samples \[0, 1\] take longer"):
             next(iter(loader))
