@@ -56,14 +56,25 @@ def to_numbers(array: Any) -> Array:
     import pyarrow.types as kinds
 
     if isinstance(array, pa.ExtensionArray):
-        kind = array.type
-        rows = to_numbers(array.storage).reshape(len(array), *kind.shape)
-        return rows if kind.permutation is None else rows.transpose(0, *(axis + 1 for axis in kind.permutation))
+        return in_shape(to_numbers(array.storage), array.type)
     if kinds.is_fixed_size_list(array.type):
         inner = to_numbers(array.flatten())
         return inner.reshape(len(array), array.type.list_size, *inner.shape[1:])
     numbers: Array = array.to_numpy(zero_copy_only=False)
     return numbers
+
+
+def in_shape(rows: Array, kind: Any) -> Array:
+    """Return rows (N, size) of a fixed shape tensor's storage in its shape (N, *shape)."""
+    rows = rows.reshape(len(rows), *kind.shape)
+    return rows if kind.permutation is None else rows.transpose(0, *(axis + 1 for axis in kind.permutation))
+
+
+def fill_nulls(array: Any) -> Any:
+    """Return an array of numbers with 0 for nulls."""
+    import pyarrow.types as kinds
+
+    return array.fill_null(False if kinds.is_boolean(array.type) else 0)
 
 
 def has_nulls(array: Any) -> bool:
@@ -115,10 +126,10 @@ def _values(array: Any) -> Sequence[Any] | Array:
         return to_numbers(array)
     if isinstance(array, pa.ExtensionArray) and _is_unfolded(kind):
         if isinstance(kind, pa.FixedShapeTensorType):
-            return [None if value is None else _tensor(value, kind) for value in _values(array.storage)]
+            return [value if value is None else in_shape(np.asarray([value]), kind)[0] for value in _values(array.storage)]
         return _values(array.storage)
     if is_number(kind):
-        numbers = array.fill_null(False if kinds.is_boolean(kind) else 0).to_numpy(zero_copy_only=False)
+        numbers = to_numbers(fill_nulls(array))
         return [number if valid else None for number, valid in zip(numbers, array.is_valid().to_pylist(), strict=True)]
     if not _has_own_form(kind):
         values: list[Any] = array.to_pylist()
@@ -167,12 +178,6 @@ def _joined(row: list[Any], kind: Any) -> Any:
     while not row and _is_list(kind := kind.value_type):
         shape.append(kind.list_size if kinds.is_fixed_size_list(kind) else 0)
     return np.array(row, _leaf(kind)).reshape(len(row), *(shape or np.shape(row[0] if row else 0)))
-
-
-def _tensor(values: Any, kind: Any) -> Any:
-    """Return a row of a fixed shape tensor's storage in its shape; an object array if it has a null."""
-    array = np.asarray(values).reshape(kind.shape)
-    return array if kind.permutation is None else array.transpose(kind.permutation)
 
 
 def _leaf(kind: Any) -> np.dtype[Any] | None:

@@ -8,6 +8,7 @@ import torch
 
 from loaderkit.datasets.ragged import Spans, join_parts
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.arrow_values import fill_nulls, has_nulls, in_shape, is_number, tensor_type, to_numbers
 
 
 class Layout(NamedTuple):
@@ -28,16 +29,11 @@ def layout_of(kind: Any) -> Layout | None:
     """Return the form that the default collate gives a column of this Arrow type; None if the values decide it."""
     import pyarrow.types as kinds
 
-    if kinds.is_boolean(kind):
-        return Layout("numbers", np.dtype(bool))
-    if kinds.is_integer(kind) and not kinds.is_uint64(kind):
-        return Layout("numbers", np.dtype(np.int64))
-    if kinds.is_floating(kind):
-        return Layout("numbers", np.dtype(np.float64))
-    of_lists = kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind)
-    if of_lists and (kinds.is_integer(kind.value_type) or kinds.is_floating(kind.value_type)):
-        dtype = np.dtype(kind.value_type.to_pandas_dtype())
-        return Layout("numbers", dtype, (kind.list_size,)) if kinds.is_fixed_size_list(kind) else Layout("lists", dtype)
+    if (tensor := tensor_type(kind)) is not None:
+        element, shape = tensor
+        return Layout("numbers", np.dtype(element.to_pandas_dtype()), shape)
+    if (kinds.is_list(kind) or kinds.is_large_list(kind)) and is_number(kind.value_type):
+        return Layout("lists", np.dtype(kind.value_type.to_pandas_dtype()))
     if kinds.is_dictionary(kind):
         kind = kind.value_type
     texts = (kinds.is_string, kinds.is_large_string, kinds.is_binary, kinds.is_large_binary)
@@ -50,19 +46,16 @@ class Column:
     def __init__(self, array: Any) -> None:
         self.layout = layout_of(array.type)
         self._array = array
-        self._nulls = _mask(array)
+        self._nulls: Any = None  # a mask (N,) of rows that are null or have a null
         if self.layout is None or self.layout.dtype is None:
             return
         if self.layout.kind == "lists":
+            self._nulls = _mask(array)
             flat = self._flatten(array, array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False))
             self.spans = Spans(flat, self._ends, "the column")
-        elif self.layout.shape:
-            if array.null_count:  # null lists have no numbers
-                array = array.fill_null([0] * self.layout.shape[0])
-            flat = self._flatten(array, np.full(len(array), self.layout.shape[0]))
-            self._rows = flat.reshape(-1, *self.layout.shape)
         else:
-            self._rows = _filled(array)
+            rows, self._nulls = _filled_tensor(array)
+            self._rows = np.ascontiguousarray(rows)  # else each gather would copy all of it first
 
     def _flatten(self, array: Any, lengths: Any) -> Any:
         flat = array.flatten()
@@ -98,7 +91,25 @@ def _mask(array: Any) -> Any:
 
 def _filled(array: Any) -> Any:
     """Return numbers (N,) with 0 for nulls; a view if there are no nulls."""
-    return (array.fill_null(0) if array.null_count else array).to_numpy(zero_copy_only=False)
+    return to_numbers(fill_nulls(array) if array.null_count else array)
+
+
+def _filled_tensor(array: Any) -> tuple[Any, Any]:
+    """Return numbers (N, *shape) with 0 for nulls, and a mask (N,) of rows with a null; None if there are none."""
+    if not has_nulls(array):
+        return to_numbers(array), None
+    if hasattr(array, "storage"):
+        rows, nulls = _filled_tensor(array.storage)
+        return in_shape(rows, array.type), nulls
+    if is_number(array.type):
+        return _filled(array), _mask(array)
+    flat, flat_nulls = _filled_tensor(array.flatten())  # which leaves null lists out
+    nulls = np.zeros(len(array), dtype=bool) if array.null_count == 0 else _mask(array)
+    rows = np.zeros((len(array), array.type.list_size, *flat.shape[1:]), dtype=flat.dtype)
+    rows[~nulls] = flat.reshape(-1, *rows.shape[1:])
+    if flat_nulls is not None:
+        nulls[~nulls] = flat_nulls.reshape(-1, array.type.list_size).any(axis=1)
+    return rows, nulls
 
 
 Part = tuple[Column, Int64Array, Int64Array]  # a column, positions in the batch, and the rows for them
@@ -106,21 +117,36 @@ Part = tuple[Column, Int64Array, Int64Array]  # a column, positions in the batch
 
 def make_batch(name: str, layout: Layout, parts: Sequence[Part], size: int) -> Any:
     """Gather a batch of one column from its parts; raise a ValueError if a part has another type, or a row is null."""
-    for column, _, rows in parts:
-        if column.layout != layout:
-            raise ValueError(f"column {name!r} gives {column.layout} here and {layout} in the first shard.")
-        if layout.dtype is not None:
-            column.check(name, rows)
+    if any(column.layout != layout for column, _, _ in parts):
+        layout = _joint_layout(name, layout, parts)
     if layout.dtype is None:
         return _objects(name, parts, size)
+    for column, _, rows in parts:
+        column.check(name, rows)
     if layout.kind == "lists":
         return join_parts([(column.spans, positions, rows) for column, positions, rows in parts], size, layout.dtype)
     if len(parts) == 1:
-        return torch.from_numpy(parts[0][0].take(parts[0][2]).astype(layout.dtype, copy=False))
+        return torch.from_numpy(parts[0][0].take(parts[0][2]))
     batch = np.empty((size, *layout.shape), dtype=layout.dtype)
     for column, positions, rows in parts:
         batch[positions] = column.take(rows)
     return torch.from_numpy(batch)
+
+
+def _joint_layout(name: str, layout: Layout, parts: Sequence[Part]) -> Layout:
+    """Return the form of a batch from shards of different types: the wider number, as the default collate has it."""
+    found = [column.layout for column, _, _ in parts]
+    numbers = [one.dtype for one in found if one is not None and one.dtype is not None and one[::2] == ("numbers", ())]
+    if len(numbers) == len(found):
+        wider = np.result_type(*numbers)
+        if all(_family(dtype) == _family(wider) for dtype in numbers):
+            return Layout("numbers", wider)
+    other = next(one for one in found if one != layout)
+    raise ValueError(f"column {name!r} gives {other} here and {layout} in the first shard.")
+
+
+def _family(dtype: np.dtype[Any]) -> str:
+    return dtype.kind.replace("u", "i")
 
 
 def _objects(name: str, parts: Sequence[Part], size: int) -> list[Any]:
