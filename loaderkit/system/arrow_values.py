@@ -4,7 +4,9 @@ Without that, a column of float32 would give Python's floats, which become float
 """
 
 from collections.abc import Sequence
-from typing import Any
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,27 +14,55 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 
-def is_number(kind: Any) -> bool:
-    """Return whether an Arrow type is of booleans, integers or floats, as numpy has them."""
+class Tensors(NamedTuple):
+    """A type whose rows are numbers, or arrays of numbers of one shape.
+
+    Args:
+        dtype: Of the numbers.
+        sizes: The shape of a row in memory.
+        order: The axes of a row, if they are in another order than in memory.
+    """
+
+    dtype: np.dtype[Any]
+    sizes: tuple[int, ...]
+    order: tuple[int, ...] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a row."""
+        return self.sizes if self.order is None else tuple(self.sizes[axis] for axis in self.order)
+
+    def rows(self, numbers: Array, count: int) -> Array:
+        """Return the numbers of `count` rows, in memory's order, as (count, *shape): a view."""
+        rows = numbers.reshape(count, *self.sizes)
+        return rows if self.order is None else rows.transpose(0, *(axis + 1 for axis in self.order))
+
+
+@lru_cache(maxsize=1024)
+def number_type(kind: Any) -> np.dtype[Any] | None:
+    """Return the dtype of an Arrow type of booleans, integers or floats; None for others."""
     import pyarrow.types as kinds
 
-    return kinds.is_boolean(kind) or kinds.is_integer(kind) or kinds.is_floating(kind)
+    is_number = kinds.is_boolean(kind) or kinds.is_integer(kind) or kinds.is_floating(kind)
+    return np.dtype(kind.to_pandas_dtype()) if is_number else None
 
 
-def tensor_type(kind: Any) -> tuple[Any, tuple[int, ...]] | None:
-    """Return the numbers' type and the shape of a row, for numbers and arrays of one shape; None for other types."""
+@lru_cache(maxsize=1024)
+def tensor_type(kind: Any) -> Tensors | None:
+    """Return the dtype and shape of the rows of an Arrow type, if they have one shape; None for others."""
     import pyarrow as pa
     import pyarrow.types as kinds
 
+    order = None
     if isinstance(kind, pa.FixedShapeTensorType):
-        shape = tuple(kind.shape)
-        order = kind.permutation or range(len(shape))
-        return (kind.value_type, tuple(shape[axis] for axis in order)) if is_number(kind.value_type) else None
-    sizes = []
-    while kinds.is_fixed_size_list(kind):
-        sizes.append(kind.list_size)
-        kind = kind.value_type
-    return (kind, tuple(sizes)) if is_number(kind) else None
+        dtype, sizes = number_type(kind.value_type), tuple(kind.shape)
+        order = None if kind.permutation is None else tuple(kind.permutation)
+    else:
+        sizes = ()
+        while kinds.is_fixed_size_list(kind):
+            sizes, kind = (*sizes, kind.list_size), kind.value_type
+        dtype = number_type(kind)
+    return None if dtype is None else Tensors(dtype, sizes, order)
 
 
 def to_samples(array: Any) -> list[Any]:
@@ -42,70 +72,95 @@ def to_samples(array: Any) -> list[Any]:
     numbers are arrays (n,), and lists of such lists arrays (n, m, ...), or lists of arrays where the inner lengths differ. A null is
     None, and a list with a null in it stays a list.
     """
-    if not _has_own_form(array.type):
+    if _is_plain(array.type):
         plain: list[Any] = array.to_pylist()
         return plain
     values = _values(array)
     # A copy: Arrow's own memory cannot be written, and a row that is kept would keep all of it.
-    return list(values.copy() if isinstance(values, np.ndarray) else values)
+    return list(values.copy() if isinstance(values, np.ndarray) and values.ndim > 1 else values)
 
 
 def to_numbers(array: Any) -> Array:
-    """Return an array without nulls of a type that `tensor_type` knows: (N, *shape), a view where Arrow allows it."""
-    import pyarrow as pa
-    import pyarrow.types as kinds
-
-    if isinstance(array, pa.ExtensionArray):
-        return in_shape(to_numbers(array.storage), array.type)
-    if kinds.is_fixed_size_list(array.type):
-        inner = to_numbers(array.flatten())
-        return inner.reshape(len(array), array.type.list_size, *inner.shape[1:])
-    numbers: Array = array.to_numpy(zero_copy_only=False)
-    return numbers
+    """Return an array of a type that `tensor_type` knows, without nulls: (N, *shape), a view where Arrow allows it."""
+    form = _tensors(array)
+    flat = _storage(array)
+    for _ in form.sizes if flat is array else form.sizes[:1]:  # a fixed shape tensor is stored as one list
+        flat = _inner(flat)
+    numbers: Array = flat.to_numpy(zero_copy_only=False)
+    return form.rows(numbers, len(array)) if form.sizes else numbers
 
 
-def in_shape(rows: Array, kind: Any) -> Array:
-    """Return rows (N, size) of a fixed shape tensor's storage in its shape (N, *shape)."""
-    rows = rows.reshape(len(rows), *kind.shape)
-    return rows if kind.permutation is None else rows.transpose(0, *(axis + 1 for axis in kind.permutation))
+def to_filled(array: Any) -> tuple[Array, Array | None]:
+    """Return numbers (N, *shape) with 0 for nulls, and a mask (N,) of the rows with a null; None if there are none.
 
-
-def fill_nulls(array: Any) -> Any:
-    """Return an array of numbers with 0 for nulls."""
-    import pyarrow.types as kinds
-
-    return array.fill_null(False if kinds.is_boolean(array.type) else 0)
+    The array is of a type that `tensor_type` knows.
+    """
+    if not has_nulls(array):
+        return to_numbers(array), None
+    form, storage = _tensors(array), _storage(array)
+    if storage is not array:
+        flat, mask = to_filled(storage)
+        return form.rows(flat, len(array)), mask
+    mask = is_null(array)
+    if not form.sizes:
+        return to_numbers(array.fill_null(form.dtype.type(0).item())), mask
+    flat, inside = to_filled(_inner(array))
+    rows = np.zeros((len(array), *form.sizes), dtype=form.dtype)
+    rows[~mask] = flat.reshape(-1, *form.sizes)
+    if inside is not None:
+        mask[~mask] = inside.reshape(-1, form.sizes[0]).any(axis=1)
+    return rows, mask
 
 
 def has_nulls(array: Any) -> bool:
     """Return whether an array of a type that `tensor_type` knows has a null, at any depth."""
+    flat = _storage(array)
+    for _ in _tensors(flat).sizes:
+        if flat.null_count:
+            return True
+        flat = _inner(flat)
+    return bool(flat.null_count)
+
+
+def is_null(array: Any) -> npt.NDArray[np.bool_]:
+    """Return a mask (N,) of the nulls of a pyarrow array, which can be written."""
+    return np.array(array.is_null())
+
+
+def _tensors(array: Any) -> Tensors:
+    form = tensor_type(array.type)
+    if form is None:
+        raise TypeError(f"arrow: found {array.type}, wanted numbers or arrays of one shape.")
+    return form
+
+
+def _inner(array: Any) -> Any:
+    """Return the values of lists of one size, without those of null lists."""
+    if array.null_count:
+        return array.flatten()
+    size = array.type.list_size
+    return array.values.slice(array.offset * size, len(array) * size)  # a fifth of the time
+
+
+def _storage(array: Any) -> Any:
+    return getattr(array, "storage", array)  # of an extension type
+
+
+@lru_cache(maxsize=1024)
+def _is_plain(kind: Any) -> bool:
+    """Return whether `to_pylist` loses no dtype and no shape of a type."""
     import pyarrow as pa
     import pyarrow.types as kinds
 
-    if isinstance(array, pa.ExtensionArray):
-        array = array.storage
-    return bool(array.null_count) or (kinds.is_fixed_size_list(array.type) and has_nulls(array.flatten()))
-
-
-def _has_own_form(kind: Any) -> bool:
-    """Return whether `to_pylist` would lose the dtype or the shape of something in a type."""
-    import pyarrow as pa
-    import pyarrow.types as kinds
-
-    if is_number(kind):
-        return not (kinds.is_boolean(kind) or kinds.is_int64(kind) or kinds.is_float64(kind))
+    if (dtype := number_type(kind)) is not None:
+        return dtype in (bool, np.int64, np.float64)
     if kinds.is_dictionary(kind):
-        return _has_own_form(kind.value_type)
-    if isinstance(kind, pa.BaseExtensionType):
-        return _is_unfolded(kind) and (tensor_type(kind) is not None or _has_own_form(kind.storage_type))
+        return _is_plain(kind.value_type)
+    if isinstance(kind, pa.BaseExtensionType):  # only tensors, and arrays of other libraries, are lists
+        return not _is_list(kind.storage_type) or _is_plain(kind.storage_type)
     if kinds.is_struct(kind):
-        return any(_has_own_form(field.type) for field in kind)
-    return _is_list(kind) and (is_number(kind.value_type) or _has_own_form(kind.value_type))
-
-
-def _is_unfolded(kind: Any) -> bool:
-    """Return whether an extension type's values are those of its storage: fixed shape tensors, and lists of other libraries."""
-    return _is_list(kind.storage_type)
+        return all(_is_plain(field.type) for field in kind)
+    return not _is_list(kind) or (number_type(kind.value_type) is None and _is_plain(kind.value_type))
 
 
 def _is_list(kind: Any) -> bool:
@@ -116,72 +171,73 @@ def _is_list(kind: Any) -> bool:
 
 def _values(array: Any) -> Sequence[Any] | Array:
     """Return values (N,): one numpy array (N, *shape) if the type has one shape and nothing is null."""
-    import pyarrow as pa
-    import pyarrow.types as kinds
-
     kind = array.type
-    if kinds.is_dictionary(kind):
-        return _values(array.dictionary_decode())
-    if tensor_type(kind) is not None and not has_nulls(array):
+    form = tensor_type(kind)
+    if form is not None and not has_nulls(array):
         return to_numbers(array)
-    if isinstance(array, pa.ExtensionArray) and _is_unfolded(kind):
-        if isinstance(kind, pa.FixedShapeTensorType):
-            return [value if value is None else in_shape(np.asarray([value]), kind)[0] for value in _values(array.storage)]
-        return _values(array.storage)
-    if is_number(kind):
-        numbers = to_numbers(fill_nulls(array))
-        return [number if valid else None for number, valid in zip(numbers, array.is_valid().to_pylist(), strict=True)]
-    if not _has_own_form(kind):
+    if form is not None and not form.sizes:
+        numbers, mask = to_filled(array)
+        return [None if missing else number for number, missing in zip(numbers, mask, strict=True)]
+    if _is_plain(kind):
         values: list[Any] = array.to_pylist()
         return values
-    if kinds.is_struct(kind):
-        return _structs(array)
-    return _lists(array)
+    if hasattr(array, "dictionary"):
+        return _values(array.dictionary_decode())
+    if hasattr(array, "storage"):
+        values = list(_values(array.storage))
+        if form is None:
+            return values
+        return [value if value is None else form.rows(np.asarray([value]), 1)[0] for value in values]
+    return _lists(array) if _is_list(kind) else _structs(array)
 
 
 def _structs(array: Any) -> list[Any]:
     names = [field.name for field in array.type]
-    columns = [to_samples(column) for column in array.flatten()]
-    rows = zip(*columns, strict=True)
-    valid = array.is_valid().to_pylist()
-    return [dict(zip(names, row, strict=True)) if is_valid else None for row, is_valid in zip(rows, valid, strict=True)]
+    rows = zip(*map(to_samples, array.flatten()), strict=True)
+    return [
+        None if missing else dict(zip(names, row, strict=True)) for row, missing in zip(rows, is_null(array), strict=True)
+    ]
 
 
 def _lists(array: Any) -> list[Any]:
     import pyarrow.types as kinds
 
-    valid = np.asarray(array.is_valid())
-    if kinds.is_fixed_size_list(array.type):
-        lengths = np.where(valid, array.type.list_size, 0)
+    kind = array.type
+    if kinds.is_fixed_size_list(kind):
+        ends = np.arange(array.offset, array.offset + len(array) + 1) * kind.list_size
     else:
-        lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    flat = array.flatten()
-    of_numbers = _leaf(flat.type) is not None
-    inner = _values(flat) if of_numbers else to_samples(flat)
+        ends = array.offsets.to_numpy()
+    flat = array.values.slice(ends[0], ends[-1] - ends[0])
+    dtype = _leaf(flat.type)
+    inner = _values(flat) if dtype is not None else to_samples(flat)
     inner = inner.copy() if isinstance(inner, np.ndarray) else inner
-    ends = np.cumsum(lengths).tolist()
-    rows = [inner[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-    if of_numbers and not isinstance(inner, np.ndarray):
-        rows = [_joined(row, array.type) for row in rows]
-    return [row if is_valid else None for row, is_valid in zip(rows, valid, strict=True)]
+    places = (ends - ends[0]).tolist()
+    rows = [inner[start:end] for start, end in pairwise(places)]
+    if dtype is not None and not isinstance(inner, np.ndarray):
+        rows = [_joined(row, kind, dtype) for row in rows]
+    if array.null_count:
+        rows = [None if missing else row for row, missing in zip(rows, is_null(array), strict=True)]
+    return rows
 
 
-def _joined(row: list[Any], kind: Any) -> Any:
+def _joined(row: list[Any], kind: Any, dtype: np.dtype[Any]) -> Any:
     """Return a row of numbers or arrays as one array if they have one shape and none is missing."""
-    import pyarrow.types as kinds
-
     if any(value is None or isinstance(value, list) for value in row):
         return row
-    if row and len({np.shape(value) for value in row}) > 1:
+    shapes = {np.shape(value) for value in row}
+    if len(shapes) > 1:
         return row
-    shape = []
-    while not row and _is_list(kind := kind.value_type):
-        shape.append(kind.list_size if kinds.is_fixed_size_list(kind) else 0)
-    return np.array(row, _leaf(kind)).reshape(len(row), *(shape or np.shape(row[0] if row else 0)))
+    return np.array(row, dtype).reshape(len(row), *(shapes.pop() if shapes else _empty_shape(kind.value_type)))
 
 
+def _empty_shape(kind: Any) -> tuple[int, ...]:
+    """Return the shape of what an empty list holds none of: 0 where lists have any length."""
+    return (getattr(kind, "list_size", 0), *_empty_shape(kind.value_type)) if _is_list(kind) else ()
+
+
+@lru_cache(maxsize=1024)
 def _leaf(kind: Any) -> np.dtype[Any] | None:
-    """Return the dtype of nested lists of numbers; None for lists of other values."""
+    """Return the dtype of numbers, and of nested lists of them; None for other types."""
     while _is_list(kind):
         kind = kind.value_type
-    return np.dtype(kind.to_pandas_dtype()) if is_number(kind) else None
+    return number_type(kind)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from loaderkit.system.arrow_values import is_number, to_samples
+from loaderkit.system.arrow_values import number_type, to_samples
 
 _Names = frozenset[tuple[str, str]]  # a library and a class of it
 
@@ -154,7 +154,7 @@ def _unfolded(value: Any) -> Any:
 
 
 def _of_arrow(column: Any) -> Any:
-    if not is_number(column.type) or column.null_count:
+    if number_type(column.type) is None or column.null_count:
         return Rows(column, _row_of_arrow)
     return column.to_numpy() if hasattr(column, "chunks") else column.to_numpy(zero_copy_only=False)
 

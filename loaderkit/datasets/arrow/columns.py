@@ -8,7 +8,7 @@ import torch
 
 from loaderkit.datasets.ragged import Spans, join_parts
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.arrow_values import fill_nulls, has_nulls, in_shape, is_number, tensor_type, to_numbers
+from loaderkit.system.arrow_values import is_null, number_type, tensor_type, to_filled
 
 
 class Layout(NamedTuple):
@@ -30,10 +30,9 @@ def layout_of(kind: Any) -> Layout | None:
     import pyarrow.types as kinds
 
     if (tensor := tensor_type(kind)) is not None:
-        element, shape = tensor
-        return Layout("numbers", np.dtype(element.to_pandas_dtype()), shape)
-    if (kinds.is_list(kind) or kinds.is_large_list(kind)) and is_number(kind.value_type):
-        return Layout("lists", np.dtype(kind.value_type.to_pandas_dtype()))
+        return Layout("numbers", tensor.dtype, tensor.shape)
+    if (kinds.is_list(kind) or kinds.is_large_list(kind)) and (dtype := number_type(kind.value_type)) is not None:
+        return Layout("lists", dtype)
     if kinds.is_dictionary(kind):
         kind = kind.value_type
     texts = (kinds.is_string, kinds.is_large_string, kinds.is_binary, kinds.is_large_binary)
@@ -50,21 +49,21 @@ class Column:
         if self.layout is None or self.layout.dtype is None:
             return
         if self.layout.kind == "lists":
-            self._nulls = _mask(array)
+            self._nulls = is_null(array) if array.null_count else None
             flat = self._flatten(array, array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False))
             self.spans = Spans(flat, self._ends, "the column")
         else:
-            rows, self._nulls = _filled_tensor(array)
+            rows, self._nulls = to_filled(array)
             self._rows = np.ascontiguousarray(rows)  # else each gather would copy all of it first
 
     def _flatten(self, array: Any, lengths: Any) -> Any:
-        flat = array.flatten()
+        flat, holes = to_filled(array.flatten())
         self._ends = np.cumsum(lengths, dtype=np.int64)
-        if flat.null_count:
-            before = np.concatenate([[0], np.cumsum(_mask(flat))])
+        if holes is not None:
+            before = np.concatenate([[0], np.cumsum(holes)])
             inside = before[self._ends] > before[self._ends - lengths]
             self._nulls = inside if self._nulls is None else inside | self._nulls
-        return _filled(flat)
+        return flat
 
     def check(self, name: str, rows: Int64Array) -> None:
         """Raise a ValueError if one of the rows is null or has a null."""
@@ -82,34 +81,6 @@ class Column:
         """Return values (B,) as Python objects."""
         found: list[Any] = self._array.take(rows).to_pylist()
         return found
-
-
-def _mask(array: Any) -> Any:
-    """Return a mask (N,) of nulls; None if there are none."""
-    return array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
-
-
-def _filled(array: Any) -> Any:
-    """Return numbers (N,) with 0 for nulls; a view if there are no nulls."""
-    return to_numbers(fill_nulls(array) if array.null_count else array)
-
-
-def _filled_tensor(array: Any) -> tuple[Any, Any]:
-    """Return numbers (N, *shape) with 0 for nulls, and a mask (N,) of rows with a null; None if there are none."""
-    if not has_nulls(array):
-        return to_numbers(array), None
-    if hasattr(array, "storage"):
-        rows, nulls = _filled_tensor(array.storage)
-        return in_shape(rows, array.type), nulls
-    if is_number(array.type):
-        return _filled(array), _mask(array)
-    flat, flat_nulls = _filled_tensor(array.flatten())  # which leaves null lists out
-    nulls = np.zeros(len(array), dtype=bool) if array.null_count == 0 else _mask(array)
-    rows = np.zeros((len(array), array.type.list_size, *flat.shape[1:]), dtype=flat.dtype)
-    rows[~nulls] = flat.reshape(-1, *rows.shape[1:])
-    if flat_nulls is not None:
-        nulls[~nulls] = flat_nulls.reshape(-1, array.type.list_size).any(axis=1)
-    return rows, nulls
 
 
 Part = tuple[Column, Int64Array, Int64Array]  # a column, positions in the batch, and the rows for them

@@ -188,6 +188,8 @@ def _take(table: Any, rows: Int64Array) -> Any:
 
 def _whole(column: Any) -> Any:
     """Return a chunked column as one array."""
+    if column.num_chunks == 1:
+        return column.chunk(0)
     import pyarrow as pa
 
     return pa.chunked_array(column.chunks, type=column.type).combine_chunks()
