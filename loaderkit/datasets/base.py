@@ -9,7 +9,7 @@ from typing_extensions import TypeVar
 
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.overrides import overridden_below
+from loaderkit.system.overrides import own_attribute
 
 # The methods whose override in a user's subclass disables an inherited fast method.
 _ONE_SAMPLE = frozenset({"__getitem__"})
@@ -63,7 +63,7 @@ def knows_lengths(dataset: Any) -> bool:
 
 def counts_tokens(dataset: Any) -> bool:
     """Return whether `dataset.counted()` gives a dataset of its samples' numbers of tokens. An override of how samples are read disables it."""
-    return not overridden_below(dataset, "counted", _ANY_READ) and callable(getattr(dataset, "counted", None))
+    return callable(own_attribute(dataset, "counted", _ANY_READ))
 
 
 def reads_pieces(dataset: Any) -> bool:
@@ -90,15 +90,14 @@ def reads_many(dataset: Any) -> bool:
     An override of `__getitem__` disables an inherited `__getitems__`. torch's wrappers have one that reads samples one
     by one if the dataset inside has none; it does not count, as it would hide the samples from the Loader.
     """
-    if overridden_below(dataset, "__getitems__", _ONE_SAMPLE):
+    if not callable(own_attribute(dataset, "__getitems__", _ONE_SAMPLE)):
         return False
     if isinstance(dataset, torch_data.Subset) and not reads_many(dataset.dataset):
         return False
     if isinstance(dataset, torch_data.StackDataset):
         parts = dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
-        if not all(map(reads_many, parts)):
-            return False
-    return callable(getattr(dataset, "__getitems__", None))
+        return all(map(reads_many, parts))
+    return True
 
 
 def read_many(dataset: Any, indices: Sequence[int]) -> list[Any]:
@@ -120,8 +119,4 @@ def is_frame(value: Any) -> bool:
 
 def _has_fast(dataset: Any, method: str) -> bool:
     """Return whether a dataset has a fast method that neither an override nor a transform disables."""
-    return (
-        not overridden_below(dataset, method, _ANY_READ)
-        and callable(getattr(dataset, method, None))
-        and getattr(dataset, "transform", None) is None
-    )
+    return callable(own_attribute(dataset, method, _ANY_READ)) and getattr(dataset, "transform", None) is None

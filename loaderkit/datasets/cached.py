@@ -19,6 +19,7 @@ from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, SampleRngSeed
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds, part_of_batch, per_sample, seeds_apart
 from loaderkit.system.arrays import UInt64Array
+from loaderkit.system.overrides import own_attribute
 from loaderkit.system.tensor_pickling import TensorsByValue
 
 FORMAT = 1  # of an entry; raise it when `_pack` or `TensorsByValue` writes other bytes
@@ -126,8 +127,8 @@ class CachedDataset(DeclaresDraws):
         dataset: Any = self.__dict__.get("dataset")
         if name == "__getitems__" and reads_many(dataset):
             return self._read_many
-        if name in ("fingerprint", "shard_sizes") and hasattr(dataset, name):
-            return getattr(dataset, name)
+        if name in ("fingerprint", "shard_sizes") and (found := own_attribute(dataset, name)) is not None:
+            return found
         if name == "lengths" and knows_lengths(dataset):
             return dataset.lengths
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

@@ -21,6 +21,7 @@ from loaderkit.sampling.order import Order, digest
 from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
 from loaderkit.seeding.samples import part_of_batch, per_sample
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.overrides import own_attribute
 
 
 class ConcatDataset(DeclaresDraws, Generic[Sample]):
@@ -78,7 +79,9 @@ class ConcatDataset(DeclaresDraws, Generic[Sample]):
         # Present only if all datasets have it.
         parts: list[Any] = self.__dict__.get("datasets", [])
         if name == "shard_sizes" and parts:
-            return np.concatenate([dataset.shard_sizes for dataset in parts])
+            sizes = [own_attribute(dataset, name) for dataset in parts]
+            if all(size is not None for size in sizes):
+                return np.concatenate(sizes)
         if name == "lengths" and parts and all(map(knows_lengths, parts)):
             return lambda: np.concatenate([dataset.lengths() for dataset in parts])
         raise AttributeError(name)
@@ -257,8 +260,9 @@ class MapDataset(DeclaresDraws, Generic[Sample]):
         return per_sample(self.__getitem__, indices)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("shard_sizes", "epoch_order") and "dataset" in self.__dict__:
-            return getattr(self.dataset, name)
+        found = own_attribute(self.__dict__.get("dataset"), name) if name in ("shard_sizes", "epoch_order") else None
+        if found is not None:
+            return found
         raise AttributeError(name)
 
     def _draws(self) -> Draws:

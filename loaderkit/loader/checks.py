@@ -15,6 +15,7 @@ from loaderkit.loader.stages import Stages
 from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import Plan
 from loaderkit.sampling.samplers import Weighted
+from loaderkit.system.overrides import own_attribute
 from loaderkit.system.state import EPOCH
 from loaderkit.system.suggest import closest
 
@@ -129,7 +130,7 @@ def check_plan(config: LoaderConfig, size: int) -> None:
             "Loader stages.dataset."
         )
     collate = config.collate_fn
-    if isinstance(config.plan, PackPlan) and (collate is None or not getattr(collate, "takes_rows", True)):
+    if isinstance(config.plan, PackPlan) and (collate is None or own_attribute(collate, "takes_rows") is False):
         name = "the default collate" if collate is None else type(collate).__name__
         raise ValueError(
             f"loader: PackPlan makes rows of several samples, which {name} can't join. Wanted a collate_fn that takes a list of "

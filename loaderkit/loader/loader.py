@@ -369,7 +369,7 @@ def describe_data(data: Any) -> str:
     """Describe a dataset or a factory of one in a few words, without reading or calling it."""
     if isinstance(data, torch_data.IterableDataset):
         return f"{type(data).__name__}, a stream"
-    if hasattr(data, "__len__") and not isinstance(data, type):
+    if hasattr(type(data), "__len__") and not isinstance(data, type):
         return f"{type(data).__name__} of {len(data):,} sample{'s' * (len(data) != 1)}"
     kind: Any = type(data)
     if kind.__str__ is not object.__str__:  # it says what it is

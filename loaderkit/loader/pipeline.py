@@ -34,6 +34,7 @@ from loaderkit.seeding.samples import seeds_apart
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import check_integer
 from loaderkit.system.names import function_name
+from loaderkit.system.overrides import own_attribute
 
 _TOGETHER = 64  # samples that a stream reads by one call
 _LARGEST = 1 << 16  # samples of a shard of a stream
@@ -326,8 +327,10 @@ class Pipeline(DeclaresDraws):
             "read_pieces": reads_pieces,
             "lengths": knows_lengths,
         }
-        if (name in has and has[name](dataset)) or name == "shard_sizes":
+        if name in has and has[name](dataset):
             return getattr(dataset, name)
+        if name == "shard_sizes" and (found := own_attribute(dataset, name)) is not None:
+            return found
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __repr__(self) -> str:

@@ -258,23 +258,8 @@ def test_a_device_transforms_own_call_is_seeded() -> None:
     assert len(found) == 1
 
 
-def test_a_method_of_an_instance_or_a_delegate_counts() -> None:
-    class Delegate:
-        def __init__(self, dataset: Any) -> None:
-            self.dataset = dataset
-
-        def __getitem__(self, index: int) -> Any:
-            return self.dataset[index]
-
-        def __len__(self) -> int:
-            return len(self.dataset)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.__dict__["dataset"], name)
-
+def test_a_method_of_an_instance_counts() -> None:
     dataset = lk.ArrayDataset((torch.arange(9),))
-    assert reads_batches(Delegate(dataset))
-    assert reads_many(Delegate(dataset))
     own = counting(lk.ArrayDataset((torch.arange(9),)), "__getitem__")
     own.read_batch = dataset.read_batch
     assert reads_batches(own)
