@@ -9,7 +9,8 @@ from typing_extensions import TypeVar
 
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.overrides import own_attribute
+from loaderkit.system.overrides import is_map_style, own_attribute
+from loaderkit.system.tables import by_position, is_frame
 
 # The methods whose override in a user's subclass disables an inherited fast method.
 _ONE_SAMPLE = frozenset({"__getitem__"})
@@ -24,6 +25,25 @@ class MapStyle(Protocol[Sample]):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Sample: ...
+
+
+def as_dataset(value: Any, where: str, way_out: str = "") -> Any:
+    """Return a value as a dataset whose samples are read by position: itself, or a view of a column that is indexed by label.
+
+    Args:
+        value: What a user gave.
+        where: Begins the message, such as "ConcatDataset: part 2".
+        way_out: Ends it: what to give instead.
+
+    Raises:
+        TypeError: If the value is a table, or has no length or no samples by index.
+    """
+    if is_frame(value) or not is_map_style(value := by_position(value)):
+        hint = f" {way_out}" if way_out else ""
+        raise TypeError(
+            f"{where} is of type {type(value).__name__}, wanted a dataset with a length and samples by index.{hint}"
+        )
+    return value
 
 
 def check_index(dataset: MapStyle, index: int) -> None:
@@ -76,9 +96,10 @@ def reads_pieces(dataset: Any) -> bool:
 
 
 def reads_columns(dataset: Any) -> bool:
-    """Return whether the Loader may call `dataset.read_columns(indices)` for samples (B,) as one list per field.
+    """Return whether the Loader may call `dataset.read_columns(indices)` for samples (B,) as columns, in the samples' own structure.
 
-    `read_columns` may return the samples themselves if their fields differ. It draws no random numbers while
+    A column is a list of B values, or a tensor or array (B, *) of numbers. `read_columns` may return a list of the samples
+    themselves if their fields differ. It draws no random numbers while
     `dataset.draws_nothing` is true. A `transform`, or an override of how samples are read, disables it.
     """
     return _has_fast(dataset, "read_columns")
@@ -110,11 +131,6 @@ def read_many(dataset: Any, indices: Sequence[int]) -> list[Any]:
 def spread_rows(size: int) -> Int64Array:
     """Return up to 16 indices, spread over a dataset of this size, for a fingerprint."""
     return np.unique(np.linspace(0, max(0, size - 1), 16).astype(np.int64))[:size]
-
-
-def is_frame(value: Any) -> bool:
-    """Return whether a value is a data frame, which looks like a dataset but is indexed by column names."""
-    return hasattr(value, "iloc") and hasattr(value, "columns")
 
 
 def _has_fast(dataset: Any, method: str) -> bool:

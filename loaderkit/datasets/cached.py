@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from loaderkit.datasets.base import MapStyle, check_index, knows_lengths, read_many, reads_many
+from loaderkit.datasets.base import MapStyle, as_dataset, check_index, knows_lengths, read_many, reads_many
 from loaderkit.datasets.sample_file import ALIGNMENT, SampleFile
 from loaderkit.sampling.cursor import fingerprint
 from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, SampleRngSeeds, draws
@@ -87,13 +87,9 @@ class CachedDataset(DeclaresDraws):
         transform: Callable[[Any], Any] | None = None,
         version: str = "",
     ) -> None:
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            raise TypeError(
-                f"CachedDataset: the dataset is of type {type(dataset).__name__}, wanted one with a length and samples by index."
-            )
         if not isinstance(max_bytes, int) or isinstance(max_bytes, bool):
             raise ValueError(f"CachedDataset: max_bytes is {max_bytes!r}, wanted an integer.")
-        self.dataset = dataset
+        self.dataset = dataset = as_dataset(dataset, "CachedDataset: the dataset")
         self.transform = transform
         key = _key(dataset, version)
         path = None if where == "memory" else Path(where) / f"{key.hex()}.lkcache"

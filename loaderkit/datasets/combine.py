@@ -9,6 +9,7 @@ import numpy as np
 from loaderkit.datasets.base import (
     MapStyle,
     Sample,
+    as_dataset,
     check_index,
     knows_lengths,
     read_many,
@@ -41,15 +42,11 @@ class ConcatDataset(DeclaresDraws, Generic[Sample]):
     """
 
     def __init__(self, datasets: Sequence[MapStyle[Sample]]) -> None:
-        self.datasets = list(datasets)
+        self.datasets: list[MapStyle[Sample]] = [
+            as_dataset(dataset, f"ConcatDataset: part {number}") for number, dataset in enumerate(datasets)
+        ]
         if not self.datasets:
             raise ValueError("ConcatDataset: no datasets given, wanted at least one.")
-        for number, dataset in enumerate(self.datasets):
-            if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-                raise TypeError(
-                    f"ConcatDataset: part {number} is of type {type(dataset).__name__}, wanted a dataset with a length and "
-                    "samples by index."
-                )
         self._ends = np.array(list(accumulate(len(dataset) for dataset in self.datasets)), dtype=np.int64)
 
     def __len__(self) -> int:
@@ -113,7 +110,8 @@ class ZipDataset(DeclaresDraws):
 
     def __init__(self, datasets: Sequence[MapStyle] | dict[str, MapStyle]) -> None:
         self._names = list(datasets) if isinstance(datasets, dict) else None
-        self.datasets = list(datasets.values()) if isinstance(datasets, dict) else list(datasets)
+        named = datasets.items() if isinstance(datasets, dict) else enumerate(datasets)
+        self.datasets: list[MapStyle] = [as_dataset(dataset, f"ZipDataset: part {name!r}") for name, dataset in named]
         lengths = [len(dataset) for dataset in self.datasets]
         if len(set(lengths)) != 1:
             raise ValueError(
@@ -169,7 +167,7 @@ class SubsetDataset(DeclaresDraws, Generic[Sample]):
     """
 
     def __init__(self, dataset: MapStyle[Sample], indices: Sequence[int] | Int64Array | Order) -> None:
-        self.dataset = dataset
+        self.dataset: MapStyle[Sample] = as_dataset(dataset, "SubsetDataset: the dataset")
         self.indices = indices if isinstance(indices, Order) else np.asarray(indices, dtype=np.int64)
         size = len(dataset)
         if isinstance(self.indices, Order):
@@ -243,7 +241,7 @@ class MapDataset(DeclaresDraws, Generic[Sample]):
     """
 
     def __init__(self, dataset: MapStyle, transform: Callable[[Any], Sample]) -> None:
-        self.dataset = dataset
+        self.dataset: MapStyle = as_dataset(dataset, "MapDataset: the dataset")
         self.transform = transform
 
     def __len__(self) -> int:

@@ -197,7 +197,7 @@ class BatchReader:
         return self._collate(samples, indices, bounds)
 
     def _collate(self, samples: Any, indices: list[int], bounds: Int64Array | None) -> Any:
-        if isinstance(samples, dict):
+        if isinstance(samples, dict | tuple):
             return self._named(stack_columns, indices, samples)
         if bounds is not None:  # each row has several samples; a row without any left is dropped
             samples = [samples[first:last] for first, last in pairwise(bounds.tolist()) if first < last]

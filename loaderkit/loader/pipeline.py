@@ -16,14 +16,13 @@ from loaderkit.datasets import (
     MapStyle,
     StreamDataset,
     SubsetDataset,
-    is_frame,
     knows_lengths,
     place_of,
     read_many,
     reads_batches,
     reads_columns,
 )
-from loaderkit.datasets.base import check_index, reads_pieces
+from loaderkit.datasets.base import as_dataset, check_index, reads_pieces
 from loaderkit.datasets.streams.packed import Rows, TooLong, batches_cannot_be_packed
 from loaderkit.loader.lengths import measure
 from loaderkit.loader.packed_rows import PackedRows, TokenCounts, collate_of
@@ -71,13 +70,11 @@ class Pipeline(DeclaresDraws):
     def __init__(self, dataset: MapStyle) -> None:
         if isinstance(dataset, StreamDataset):
             raise TypeError("Pipeline: a StreamDataset has these verbs itself: stream.map(...).")
-        if is_frame(dataset) or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            raise TypeError(
-                f"Pipeline: the dataset is a {type(dataset).__name__}, wanted one with a length and samples by index. For data "
-                "without an index use lk.StreamDataset, which has the same verbs; for a frame lk.ParquetDataset or "
-                "frame.to_dict('records')."
-            )
-        self.dataset = dataset
+        way_out = (
+            "For data without an index use lk.StreamDataset, which has the same verbs; for a frame lk.ParquetDataset or "
+            "frame.to_dict('records')."
+        )
+        self.dataset: MapStyle = as_dataset(dataset, "Pipeline: the dataset", way_out)
         self._lines: tuple[str, ...] = (f"{type(dataset).__name__}: {len(dataset):,}",)
         self._rows: Rows | None = dataset._rows if isinstance(dataset, Pipeline) else None
 

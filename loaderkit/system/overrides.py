@@ -26,7 +26,9 @@ def own_attribute(value: Any, name: str, methods: frozenset[str] = frozenset()) 
     mine, kind = getattr(value, "__dict__", {}), type(value)
     if name in mine:
         return None if _is_copied(mine, name) else getattr(value, name)
-    if any(method in mine and hasattr(kind, method) for method in methods) or not _brings(kind, name, methods):
+    if any(method in mine and hasattr(kind, method) for method in methods):
+        return None
+    if not _brings(kind, name, methods):  # type: ignore[arg-type]  # mypy takes a type for unhashable
         return None
     return getattr(value, name, None)
 
