@@ -15,6 +15,7 @@ from loaderkit.datasets.places import place_of
 from loaderkit.datasets.streams.dataset import StreamDataset
 from loaderkit.loader import Loader, StepBatch, StepLog, is_step_log, loader_then, locate_in_stream
 from loaderkit.sampling.cursor import Cursor, unpack_state
+from loaderkit.system.overrides import is_map_style
 from loaderkit.system.state import StateError
 
 
@@ -157,7 +158,7 @@ def _loader_of(source: Any, state: Mapping[str, Any]) -> Loader:
     """Return the source's Loader, or one of its data with the order that a state names."""
     if isinstance(source, Loader):
         return source
-    if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+    if not is_map_style(source):
         raise ValueError(
             f"the source is of type {type(source).__name__}, wanted a dataset with an index, a Loader, or a DataModule with one training "
             "dataset."

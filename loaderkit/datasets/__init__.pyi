@@ -4,7 +4,6 @@ from .bad_samples import BadSampleCount as BadSampleCount
 from .bad_samples import Reported as Reported
 from .bad_samples import portable as portable
 from .base import MapStyle as MapStyle
-from .base import is_frame as is_frame
 from .base import knows_lengths as knows_lengths
 from .base import read_many as read_many
 from .base import reads_batches as reads_batches

@@ -9,7 +9,8 @@ from typing_extensions import TypeVar
 
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.overrides import overridden_below
+from loaderkit.system.overrides import is_map_style, own_attribute
+from loaderkit.system.tables import by_position, is_frame
 
 # The methods whose override in a user's subclass disables an inherited fast method.
 _ONE_SAMPLE = frozenset({"__getitem__"})
@@ -24,6 +25,25 @@ class MapStyle(Protocol[Sample]):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Sample: ...
+
+
+def as_dataset(value: Any, where: str, way_out: str = "") -> Any:
+    """Return a value as a dataset whose samples are read by position: itself, or a view of a column that is indexed by label.
+
+    Args:
+        value: What a user gave.
+        where: Begins the message, such as "ConcatDataset: part 2".
+        way_out: Ends it: what to give instead.
+
+    Raises:
+        TypeError: If the value is a table, or has no length or no samples by index.
+    """
+    if is_frame(value) or not is_map_style(value := by_position(value)):
+        hint = f" {way_out}" if way_out else ""
+        raise TypeError(
+            f"{where} is of type {type(value).__name__}, wanted a dataset with a length and samples by index.{hint}"
+        )
+    return value
 
 
 def check_index(dataset: MapStyle, index: int) -> None:
@@ -63,7 +83,7 @@ def knows_lengths(dataset: Any) -> bool:
 
 def counts_tokens(dataset: Any) -> bool:
     """Return whether `dataset.counted()` gives a dataset of its samples' numbers of tokens. An override of how samples are read disables it."""
-    return not overridden_below(dataset, "counted", _ANY_READ) and callable(getattr(dataset, "counted", None))
+    return callable(own_attribute(dataset, "counted", _ANY_READ))
 
 
 def reads_pieces(dataset: Any) -> bool:
@@ -76,9 +96,10 @@ def reads_pieces(dataset: Any) -> bool:
 
 
 def reads_columns(dataset: Any) -> bool:
-    """Return whether the Loader may call `dataset.read_columns(indices)` for samples (B,) as one list per field.
+    """Return whether the Loader may call `dataset.read_columns(indices)` for samples (B,) as columns, in the samples' own structure.
 
-    `read_columns` may return the samples themselves if their fields differ. It draws no random numbers while
+    A column is a list of B values, or a tensor or array (B, *) of numbers. `read_columns` may return a list of the samples
+    themselves if their fields differ. It draws no random numbers while
     `dataset.draws_nothing` is true. A `transform`, or an override of how samples are read, disables it.
     """
     return _has_fast(dataset, "read_columns")
@@ -90,15 +111,14 @@ def reads_many(dataset: Any) -> bool:
     An override of `__getitem__` disables an inherited `__getitems__`. torch's wrappers have one that reads samples one
     by one if the dataset inside has none; it does not count, as it would hide the samples from the Loader.
     """
-    if overridden_below(dataset, "__getitems__", _ONE_SAMPLE):
+    if not callable(own_attribute(dataset, "__getitems__", _ONE_SAMPLE)):
         return False
     if isinstance(dataset, torch_data.Subset) and not reads_many(dataset.dataset):
         return False
     if isinstance(dataset, torch_data.StackDataset):
         parts = dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
-        if not all(map(reads_many, parts)):
-            return False
-    return callable(getattr(dataset, "__getitems__", None))
+        return all(map(reads_many, parts))
+    return True
 
 
 def read_many(dataset: Any, indices: Sequence[int]) -> list[Any]:
@@ -113,15 +133,6 @@ def spread_rows(size: int) -> Int64Array:
     return np.unique(np.linspace(0, max(0, size - 1), 16).astype(np.int64))[:size]
 
 
-def is_frame(value: Any) -> bool:
-    """Return whether a value is a data frame, which looks like a dataset but is indexed by column names."""
-    return hasattr(value, "iloc") and hasattr(value, "columns")
-
-
 def _has_fast(dataset: Any, method: str) -> bool:
     """Return whether a dataset has a fast method that neither an override nor a transform disables."""
-    return (
-        not overridden_below(dataset, method, _ANY_READ)
-        and callable(getattr(dataset, method, None))
-        and getattr(dataset, "transform", None) is None
-    )
+    return callable(own_attribute(dataset, method, _ANY_READ)) and getattr(dataset, "transform", None) is None

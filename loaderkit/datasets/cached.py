@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from loaderkit.datasets.base import MapStyle, check_index, knows_lengths, read_many, reads_many
+from loaderkit.datasets.base import MapStyle, as_dataset, check_index, knows_lengths, read_many, reads_many
 from loaderkit.datasets.sample_file import ALIGNMENT, SampleFile
 from loaderkit.sampling.cursor import fingerprint
 from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, SampleRngSeeds, draws
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds, part_of_batch, per_sample, seeds_apart
 from loaderkit.system.arrays import UInt64Array
+from loaderkit.system.overrides import own_attribute
 from loaderkit.system.tensor_pickling import TensorsByValue
 
 FORMAT = 1  # of an entry; raise it when `_pack` or `TensorsByValue` writes other bytes
@@ -86,13 +87,9 @@ class CachedDataset(DeclaresDraws):
         transform: Callable[[Any], Any] | None = None,
         version: str = "",
     ) -> None:
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            raise TypeError(
-                f"CachedDataset: the dataset is of type {type(dataset).__name__}, wanted one with a length and samples by index."
-            )
         if not isinstance(max_bytes, int) or isinstance(max_bytes, bool):
             raise ValueError(f"CachedDataset: max_bytes is {max_bytes!r}, wanted an integer.")
-        self.dataset = dataset
+        self.dataset = dataset = as_dataset(dataset, "CachedDataset: the dataset")
         self.transform = transform
         key = _key(dataset, version)
         path = None if where == "memory" else Path(where) / f"{key.hex()}.lkcache"
@@ -126,8 +123,8 @@ class CachedDataset(DeclaresDraws):
         dataset: Any = self.__dict__.get("dataset")
         if name == "__getitems__" and reads_many(dataset):
             return self._read_many
-        if name in ("fingerprint", "shard_sizes") and hasattr(dataset, name):
-            return getattr(dataset, name)
+        if name in ("fingerprint", "shard_sizes") and (found := own_attribute(dataset, name)) is not None:
+            return found
         if name == "lengths" and knows_lengths(dataset):
             return dataset.lengths
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

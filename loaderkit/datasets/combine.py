@@ -9,6 +9,7 @@ import numpy as np
 from loaderkit.datasets.base import (
     MapStyle,
     Sample,
+    as_dataset,
     check_index,
     knows_lengths,
     read_many,
@@ -21,6 +22,7 @@ from loaderkit.sampling.order import Order, digest
 from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
 from loaderkit.seeding.samples import part_of_batch, per_sample
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.overrides import own_attribute
 
 
 class ConcatDataset(DeclaresDraws, Generic[Sample]):
@@ -40,15 +42,11 @@ class ConcatDataset(DeclaresDraws, Generic[Sample]):
     """
 
     def __init__(self, datasets: Sequence[MapStyle[Sample]]) -> None:
-        self.datasets = list(datasets)
+        self.datasets: list[MapStyle[Sample]] = [
+            as_dataset(dataset, f"ConcatDataset: part {number}") for number, dataset in enumerate(datasets)
+        ]
         if not self.datasets:
             raise ValueError("ConcatDataset: no datasets given, wanted at least one.")
-        for number, dataset in enumerate(self.datasets):
-            if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-                raise TypeError(
-                    f"ConcatDataset: part {number} is of type {type(dataset).__name__}, wanted a dataset with a length and "
-                    "samples by index."
-                )
         self._ends = np.array(list(accumulate(len(dataset) for dataset in self.datasets)), dtype=np.int64)
 
     def __len__(self) -> int:
@@ -78,7 +76,9 @@ class ConcatDataset(DeclaresDraws, Generic[Sample]):
         # Present only if all datasets have it.
         parts: list[Any] = self.__dict__.get("datasets", [])
         if name == "shard_sizes" and parts:
-            return np.concatenate([dataset.shard_sizes for dataset in parts])
+            sizes = [own_attribute(dataset, name) for dataset in parts]
+            if all(size is not None for size in sizes):
+                return np.concatenate(sizes)
         if name == "lengths" and parts and all(map(knows_lengths, parts)):
             return lambda: np.concatenate([dataset.lengths() for dataset in parts])
         raise AttributeError(name)
@@ -110,7 +110,8 @@ class ZipDataset(DeclaresDraws):
 
     def __init__(self, datasets: Sequence[MapStyle] | dict[str, MapStyle]) -> None:
         self._names = list(datasets) if isinstance(datasets, dict) else None
-        self.datasets = list(datasets.values()) if isinstance(datasets, dict) else list(datasets)
+        named = datasets.items() if isinstance(datasets, dict) else enumerate(datasets)
+        self.datasets: list[MapStyle] = [as_dataset(dataset, f"ZipDataset: part {name!r}") for name, dataset in named]
         lengths = [len(dataset) for dataset in self.datasets]
         if len(set(lengths)) != 1:
             raise ValueError(
@@ -166,7 +167,7 @@ class SubsetDataset(DeclaresDraws, Generic[Sample]):
     """
 
     def __init__(self, dataset: MapStyle[Sample], indices: Sequence[int] | Int64Array | Order) -> None:
-        self.dataset = dataset
+        self.dataset: MapStyle[Sample] = as_dataset(dataset, "SubsetDataset: the dataset")
         self.indices = indices if isinstance(indices, Order) else np.asarray(indices, dtype=np.int64)
         size = len(dataset)
         if isinstance(self.indices, Order):
@@ -240,7 +241,7 @@ class MapDataset(DeclaresDraws, Generic[Sample]):
     """
 
     def __init__(self, dataset: MapStyle, transform: Callable[[Any], Sample]) -> None:
-        self.dataset = dataset
+        self.dataset: MapStyle = as_dataset(dataset, "MapDataset: the dataset")
         self.transform = transform
 
     def __len__(self) -> int:
@@ -257,8 +258,9 @@ class MapDataset(DeclaresDraws, Generic[Sample]):
         return per_sample(self.__getitem__, indices)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("shard_sizes", "epoch_order") and "dataset" in self.__dict__:
-            return getattr(self.dataset, name)
+        found = own_attribute(self.__dict__.get("dataset"), name) if name in ("shard_sizes", "epoch_order") else None
+        if found is not None:
+            return found
         raise AttributeError(name)
 
     def _draws(self) -> Draws:

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from loaderkit.datasets.base import check_index, check_indices
+from loaderkit.datasets.base import as_dataset, check_index, check_indices, read_many
 from loaderkit.seeding.draws import DeclaresDraws, Draws
 from loaderkit.seeding.samples import per_sample
+from loaderkit.system.overrides import own_attribute
 
 
 class HFDataset(DeclaresDraws):
@@ -40,12 +41,8 @@ class HFDataset(DeclaresDraws):
             raise TypeError(
                 f"HFDataset: found a {type(dataset).__name__} with the splits {list(dataset)}, wanted one split: dataset[...]."
             )
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            raise TypeError(
-                f"HFDataset: the dataset is of type {type(dataset).__name__}, wanted a datasets.Dataset, which has a length. "
-                "Load it without streaming=True, or pass it to lk.Loader directly."
-            )
-        self.dataset = dataset
+        way_out = "Load it without streaming=True, or pass it to lk.Loader directly."
+        self.dataset = as_dataset(dataset, "HFDataset: the dataset", way_out)
         self.transform = transform
 
     def __len__(self) -> int:
@@ -62,9 +59,8 @@ class HFDataset(DeclaresDraws):
             return per_sample(self.__getitem__, indices)
         if not len(indices):
             return []
-        many = getattr(self.dataset, "__getitems__", None)
-        rows = many(list(indices)) if callable(many) else [self.dataset[index] for index in indices]
-        return list(rows) if self.transform is None else per_sample(self.transform, rows)
+        rows = read_many(self.dataset, indices)
+        return rows if self.transform is None else per_sample(self.transform, rows)
 
     def _draws(self) -> Draws:
         kind = type(self.dataset)
@@ -77,7 +73,8 @@ class HFDataset(DeclaresDraws):
 
     def _calls_a_function(self) -> bool:
         """Return whether the dataset applies a function of the user to its rows."""
-        return (getattr(self.dataset, "format", None) or {}).get("type") == "custom"
+        found = own_attribute(self.dataset, "format")
+        return isinstance(found, dict) and found.get("type") == "custom"
 
 
 def state_of_start(dataset: Any) -> Any:

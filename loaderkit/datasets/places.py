@@ -7,6 +7,7 @@ import numpy as np
 from loaderkit.datasets.cached import CachedDataset
 from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
 from loaderkit.datasets.pieces import PieceDataset
+from loaderkit.system.overrides import own_attribute
 
 
 class Place(NamedTuple):
@@ -37,9 +38,9 @@ def place_of(dataset: Any, index: int) -> Place | None:
     A dataset says it by a method `place(index)`. Subsets, maps, caches, concatenations and pieces pass the question
     on; a ZipDataset asks its first part.
     """
-    own = getattr(dataset, "place", None)
-    if callable(own):
-        found: Place | None = own(index)
+    place = own_attribute(dataset, "place")
+    if callable(place):
+        found: Place | None = place(index)
         return found
     if isinstance(dataset, SubsetDataset):
         return place_of(dataset.dataset, dataset.index_of(index))

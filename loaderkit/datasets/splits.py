@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import TypeVar
 
-from loaderkit.datasets.base import is_frame
 from loaderkit.datasets.combine import SubsetDataset
 from loaderkit.datasets.remote.urls import write_atomically
 from loaderkit.seeding.keys import derive_seed, hash_positions
 from loaderkit.system.arrays import Int64Array, UInt64Array
 from loaderkit.system.html import table
 from loaderkit.system.regular_file import read_regular
+from loaderkit.system.tables import is_frame
 
 VERSION = 1
 Keys = npt.NDArray[Any]

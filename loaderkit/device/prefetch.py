@@ -26,6 +26,7 @@ from loaderkit.seeding.keys import derive_seed
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.checks import check_integer
 from loaderkit.system.nested import is_plain, map_leaves, to_device
+from loaderkit.system.overrides import own_attribute
 
 Transform = Callable[[Any], Any]
 
@@ -191,7 +192,7 @@ class Prefetcher:
         return fetched
 
     def _on_host(self, batch: Any) -> Any:
-        prepare = getattr(self.transform, "on_host", None)
+        prepare = own_attribute(self.transform, "on_host")
         return batch if prepare is None else prepare(batch)
 
     def _transformed(self, batch: Any, seed: int) -> Any:

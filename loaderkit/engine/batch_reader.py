@@ -24,7 +24,7 @@ from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.batch_memory import BufferPool, lends
-from loaderkit.system.overrides import overridden_below
+from loaderkit.system.overrides import own_attribute
 from loaderkit.system.pickling import sendable_errors
 from loaderkit.system.threads import until_cancelled
 
@@ -197,7 +197,7 @@ class BatchReader:
         return self._collate(samples, indices, bounds)
 
     def _collate(self, samples: Any, indices: list[int], bounds: Int64Array | None) -> Any:
-        if isinstance(samples, dict):
+        if isinstance(samples, dict | tuple):
             return self._named(stack_columns, indices, samples)
         if bounds is not None:  # each row has several samples; a row without any left is dropped
             samples = [samples[first:last] for first, last in pairwise(bounds.tolist()) if first < last]
@@ -239,10 +239,10 @@ class StagedReader(BatchReader):
 def takes_batches(collate_fn: Any) -> bool:
     """Return whether `collate_fn.collate_batch(batch)` can replace `collate_fn(samples)`.
 
-    It takes what a dataset's `read_batch` returns. A subclass that overrides `__call__` does not inherit it.
+    It takes what a dataset's `read_batch` returns. A subclass that overrides `__call__` does not inherit it, and a wrapper does
+    not forward it.
     """
-    hidden = overridden_below(collate_fn, "collate_batch", frozenset({"__call__"}))
-    return not hidden and callable(getattr(collate_fn, "collate_batch", None))
+    return callable(own_attribute(collate_fn, "collate_batch", frozenset({"__call__"})))
 
 
 def _what_is_left(key: BatchKey, repair: Repair | None) -> tuple[list[int], Int64Array | None]:

@@ -11,6 +11,7 @@ import torch.utils.data as torch_data
 
 from loaderkit.loader.checks import check_indexed
 from loaderkit.loader.loader import describe_data
+from loaderkit.system.overrides import defines, is_map_style
 
 STAGES = ("train", "val", "test", "predict")
 Data = Any  # a dataset, a factory without arguments that returns one, or a dict or list of these
@@ -59,13 +60,12 @@ def check_dataset(name: str, dataset: Any) -> None:
             f"DataModule: {name} is the path {os.fspath(dataset)!r}, wanted a dataset. For files: lk.ShardDataModule, "
             "lk.ImageDataModule, lk.TableDataModule, lk.TextDataModule, or a dataset such as lk.ParquetDataset(path)."
         )
-    if hasattr(dataset, "dataset") and hasattr(dataset, "batch_size") and hasattr(dataset, "__iter__"):
+    if defines(dataset, "dataset", "batch_size", "__iter__"):
         raise TypeError(
             f"DataModule: {name} is a {type(dataset).__name__}, wanted its dataset. Pass the loader's settings as "
             "DataModule(..., loader=LoaderConfig(...))."
         )
-    indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-    if isinstance(dataset, Mapping | set | frozenset) or not indexed:
+    if isinstance(dataset, Mapping | set | frozenset) or not is_map_style(dataset):
         raise TypeError(
             f"DataModule: {name} is of type {type(dataset).__name__}, wanted a dataset with __len__ and __getitem__, a stream, "
             "or a function without arguments that returns one."
@@ -170,10 +170,9 @@ def is_dict_of_tables(source: Any) -> bool:
 
 
 def _is_table(value: Any) -> bool:
-    if isinstance(value, str | os.PathLike | Mapping) or hasattr(value, "columns") or hasattr(value, "column_names"):
+    if isinstance(value, str | os.PathLike | Mapping) or defines(value, "columns") or defines(value, "column_names"):
         return True
-    rows = hasattr(value, "__getitem__") and hasattr(value, "__len__") and len(value) > 0
-    return rows and isinstance(next(iter(value)), Mapping)
+    return is_map_style(value) and len(value) > 0 and isinstance(next(iter(value)), Mapping)
 
 
 def _is_list_of_datasets(data: Any) -> bool:
@@ -183,7 +182,7 @@ def _is_list_of_datasets(data: Any) -> bool:
 
 
 def _is_factory(one: Any) -> bool:
-    return callable(one) and (isinstance(one, type) or not hasattr(one, "__getitem__"))
+    return callable(one) and (isinstance(one, type) or not hasattr(type(one), "__getitem__"))
 
 
 def _is_dataset(one: Any) -> bool:
@@ -191,7 +190,7 @@ def _is_dataset(one: Any) -> bool:
     if isinstance(one, torch_data.Dataset):
         return True
     container = isinstance(one, Mapping | list | tuple | str | bytes | torch.Tensor | np.ndarray | np.generic)
-    return not container and hasattr(one, "__getitem__") and hasattr(one, "__len__")
+    return not container and is_map_style(one)
 
 
 def _is_array(one: Any) -> bool:

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from loaderkit.datasets.base import is_frame
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.stages import Stages
 from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import Plan
 from loaderkit.sampling.samplers import Weighted
+from loaderkit.system.overrides import is_map_style, own_attribute
 from loaderkit.system.state import EPOCH
 from loaderkit.system.suggest import closest
+from loaderkit.system.tables import is_frame
 
 _INSTEAD = {  # what a Loader has in place of an argument of DataLoader
     "sampler": "Give it as order=.",
@@ -91,7 +92,7 @@ def check_indexed(dataset: Any) -> None:
         )
     if is_frame(dataset) or (isinstance(dataset, Mapping) and 0 not in dataset):
         raise TypeError(
-            f"loader: the dataset is a {name} of {list(dataset)[:5]}, wanted samples by number. For columns "
+            f"loader: the dataset is a {name} of {list(itertools.islice(dataset, 5))}, wanted samples by number. For columns "
             "use loaderkit.ArrayDataset({name: array, ...}). From a dict of datasets give one."
         )
     if (
@@ -104,7 +105,7 @@ def check_indexed(dataset: Any) -> None:
             f"loader: the dataset is a tuple of {len(dataset)} arrays of length {len(dataset[0]):,}: columns, or samples? "
             "For columns use loaderkit.ArrayDataset(columns), for samples a list."
         )
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+    if not is_map_style(dataset):
         raise TypeError(
             f"loader: {name} has no __len__ or no __getitem__, wanted a dataset with both (not a loader of one). For data "
             "without an index use loaderkit.StreamDataset or a torch.utils.data.IterableDataset."
@@ -129,7 +130,7 @@ def check_plan(config: LoaderConfig, size: int) -> None:
             "Loader stages.dataset."
         )
     collate = config.collate_fn
-    if isinstance(config.plan, PackPlan) and (collate is None or not getattr(collate, "takes_rows", True)):
+    if isinstance(config.plan, PackPlan) and (collate is None or own_attribute(collate, "takes_rows") is False):
         name = "the default collate" if collate is None else type(collate).__name__
         raise ValueError(
             f"loader: PackPlan makes rows of several samples, which {name} can't join. Wanted a collate_fn that takes a list of "

@@ -28,6 +28,7 @@ from loaderkit.sampling.shard_order import ShardOrder, shuffled_order
 from loaderkit.sampling.skipping_plan import Remaining, SkippingPlan, leave_out_more
 from loaderkit.sampling.skips import Skips
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.overrides import defines, own_attribute
 from loaderkit.system.state import StateError
 
 _PASSES = 64  # that a training step may span
@@ -73,7 +74,7 @@ class IndexedPosition(Position):
         self._stand_at(cursor)
         self.begun = True
         self._check_sampler(cursor.epoch)
-        if hasattr(self.dataset, "load_state_dict"):
+        if defines(self.dataset, "load_state_dict"):
             self.say(
                 f"Loader: {type(self.dataset).__name__} has its own state_dict, which a Loader's state does not include: "
                 "each worker reads a copy of the dataset. Let samples depend on their index and on the sample's random "
@@ -354,7 +355,7 @@ class IndexedPosition(Position):
         config, plan = self.config, self._plan
         collate = config.collate_fn
         if collate is None:  # one that is falsy counts
-            collate = getattr(self.dataset, "default_collate", None)  # of a Pipeline
+            collate = own_attribute(self.dataset, "default_collate")  # of a Pipeline
         make = functools.partial(
             BatchReader,
             self.dataset,

@@ -23,6 +23,7 @@ from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.plan import Plan, Tail
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.html import table
+from loaderkit.system.tables import by_position
 from loaderkit.system.world import Ranks, World
 
 Batch = TypeVar("Batch", covariant=True, default=Any)
@@ -108,6 +109,7 @@ class Loader(Generic[Batch]):
         names = [each.name for each in dataclasses.fields(LoaderConfig)]
         check_names(unknown, names)
         settings = {name: given[name] for name in names}
+        dataset = by_position(dataset)
         if plan is not None:
             dataset = in_pieces(dataset, plan, collate_fn)
         self.dataset = dataset
@@ -369,7 +371,7 @@ def describe_data(data: Any) -> str:
     """Describe a dataset or a factory of one in a few words, without reading or calling it."""
     if isinstance(data, torch_data.IterableDataset):
         return f"{type(data).__name__}, a stream"
-    if hasattr(data, "__len__") and not isinstance(data, type):
+    if hasattr(type(data), "__len__") and not isinstance(data, type):
         return f"{type(data).__name__} of {len(data):,} sample{'s' * (len(data) != 1)}"
     kind: Any = type(data)
     if kind.__str__ is not object.__str__:  # it says what it is

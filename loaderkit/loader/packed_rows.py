@@ -18,6 +18,7 @@ from loaderkit.sampling.order import digest
 from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, draws
 from loaderkit.seeding.samples import seeds_apart
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.overrides import own_attribute
 
 
 class PackedRows(DeclaresDraws):
@@ -111,7 +112,7 @@ def default_collate(dataset: Any) -> Callable[[list[Any]], Any] | None:
     """Return what a Loader without `collate_fn` makes batches of this data with; None stacks the samples."""
     if isinstance(dataset, StreamDataset):
         return None if dataset.rows is None else collate_of(dataset.rows)
-    found: Callable[[list[Any]], Any] | None = getattr(dataset, "default_collate", None)  # of a Pipeline
+    found: Callable[[list[Any]], Any] | None = own_attribute(dataset, "default_collate")  # of a Pipeline
     return found
 
 

@@ -16,14 +16,13 @@ from loaderkit.datasets import (
     MapStyle,
     StreamDataset,
     SubsetDataset,
-    is_frame,
     knows_lengths,
     place_of,
     read_many,
     reads_batches,
     reads_columns,
 )
-from loaderkit.datasets.base import check_index, reads_pieces
+from loaderkit.datasets.base import as_dataset, check_index, reads_pieces
 from loaderkit.datasets.streams.packed import Rows, TooLong, batches_cannot_be_packed
 from loaderkit.loader.lengths import measure
 from loaderkit.loader.packed_rows import PackedRows, TokenCounts, collate_of
@@ -34,6 +33,7 @@ from loaderkit.seeding.samples import seeds_apart
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import check_integer
 from loaderkit.system.names import function_name
+from loaderkit.system.overrides import own_attribute
 
 _TOGETHER = 64  # samples that a stream reads by one call
 _LARGEST = 1 << 16  # samples of a shard of a stream
@@ -70,13 +70,11 @@ class Pipeline(DeclaresDraws):
     def __init__(self, dataset: MapStyle) -> None:
         if isinstance(dataset, StreamDataset):
             raise TypeError("Pipeline: a StreamDataset has these verbs itself: stream.map(...).")
-        if is_frame(dataset) or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            raise TypeError(
-                f"Pipeline: the dataset is a {type(dataset).__name__}, wanted one with a length and samples by index. For data "
-                "without an index use lk.StreamDataset, which has the same verbs; for a frame lk.ParquetDataset or "
-                "frame.to_dict('records')."
-            )
-        self.dataset = dataset
+        way_out = (
+            "For data without an index use lk.StreamDataset, which has the same verbs; for a frame lk.ParquetDataset or "
+            "frame.to_dict('records')."
+        )
+        self.dataset: MapStyle = as_dataset(dataset, "Pipeline: the dataset", way_out)
         self._lines: tuple[str, ...] = (f"{type(dataset).__name__}: {len(dataset):,}",)
         self._rows: Rows | None = dataset._rows if isinstance(dataset, Pipeline) else None
 
@@ -326,8 +324,10 @@ class Pipeline(DeclaresDraws):
             "read_pieces": reads_pieces,
             "lengths": knows_lengths,
         }
-        if (name in has and has[name](dataset)) or name == "shard_sizes":
+        if name in has and has[name](dataset):
             return getattr(dataset, name)
+        if name == "shard_sizes" and (found := own_attribute(dataset, name)) is not None:
+            return found
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __repr__(self) -> str:

@@ -21,6 +21,7 @@ from loaderkit.sampling.staged_order import Blend, StagedOrder, StageOrder
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.system.checks import check_integer
 from loaderkit.system.html import table
+from loaderkit.system.overrides import is_map_style, own_attribute
 from loaderkit.system.suggest import did_you_mean
 from loaderkit.system.world import World
 
@@ -455,7 +456,7 @@ class StagesPlan:
 def _size(name: str, source: Any) -> int:
     if isinstance(source, int):
         return source
-    if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+    if not is_map_style(source):
         raise TypeError(
             f"Stages: the source {name!r} is of type {type(source).__name__}, wanted a dataset with __len__ and __getitem__. "
             "Streams are mixed by lk.interleave."
@@ -470,7 +471,7 @@ def _start(cursor: Cursor) -> int:
 
 def _tokens(source: Any) -> float | None:
     """Return the mean tokens of a source's samples; None if it does not know them."""
-    stride = getattr(source, "stride", None)
+    stride = own_attribute(source, "stride")
     if isinstance(stride, int):
         return stride
     return float(np.mean(source.lengths())) if knows_lengths(source) else None

@@ -12,6 +12,7 @@ from loaderkit.sampling.order import Order, Shuffled, cached, digest
 from loaderkit.sampling.permutation import permutation
 from loaderkit.seeding.keys import derive_seed, hash_positions
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.overrides import own_attribute
 from loaderkit.system.world import World
 
 MAX_WINDOW = 1 << 16
@@ -391,11 +392,11 @@ def shuffled_order(dataset: Any, size: int, *, seed: int, batch_size: int | None
     Raises:
         ValueError: If the dataset's shards don't add up to its size.
     """
-    own = getattr(dataset, "epoch_order", None)
-    if callable(own):
-        found: Order = own(seed)
+    epoch_order = own_attribute(dataset, "epoch_order")
+    if callable(epoch_order):
+        found: Order = epoch_order(seed)
         return found
-    sizes = getattr(dataset, "shard_sizes", None)
+    sizes = own_attribute(dataset, "shard_sizes")
     if sizes is None:
         return Shuffled(size, seed=seed)
     order = ShardOrder(sizes, seed=seed, block=batch_size or 1)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from loaderkit.sampling.order import Order, Shuffled
 from loaderkit.sampling.shard_order import ShardOrder
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.overrides import own_attribute
 
 
 class Sources:
@@ -42,7 +43,7 @@ def shuffled_source(source: Order | int | Sized, seed: int) -> Order:
     if isinstance(source, Order):
         return source
     if isinstance(source, Sized):
-        sizes = getattr(source, "shard_sizes", None)
+        sizes = own_attribute(source, "shard_sizes")
         return Shuffled(len(source), seed=seed) if sizes is None else ShardOrder(sizes, seed=seed)
     return Shuffled(source, seed=seed)
 

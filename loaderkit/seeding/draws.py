@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.arrays import UInt64Array
-from loaderkit.system.overrides import overridden_below
+from loaderkit.system.overrides import own_attribute
 
 _PLAIN = (list, tuple, range, np.ndarray, Tensor, TensorDataset)  # these exact types draw nothing; subclasses may
 _METHODS = frozenset({"__getitem__", "__getitems__", "read", "__call__", "forward"})
@@ -45,7 +45,8 @@ class DeclaresDraws:
 def draws(value: Any) -> Draws:
     """Return what a dataset, transform or collate draws, by its attributes `draws_nothing` or `draws_only_sample_rng`.
 
-    A subclass that overrides how samples are read, or how it is called, has to set the attribute again.
+    A wrapper that forwards attributes, and a subclass that overrides how samples are read or how it is called, have to set the
+    attribute themselves.
     """
     if draws_nothing(value):
         return Draws.NOTHING
@@ -58,7 +59,7 @@ def draws_nothing(value: Any) -> bool:
 
 
 def _declares(value: Any, name: str) -> bool:
-    return getattr(value, name, False) is True and not overridden_below(value, name, _METHODS)
+    return own_attribute(value, name, _METHODS) is True
 
 
 class SampleRngSeeds(SampleSeeds):

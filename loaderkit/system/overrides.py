@@ -1,4 +1,4 @@
-"""Whether a subclass's override disables an inherited fast path or attribute."""
+"""Which abilities and declarations an object has of its own, rather than by forwarding or by inheriting past an override."""
 
 from functools import lru_cache
 from typing import Any
@@ -6,36 +6,66 @@ from typing import Any
 _PACKAGE = __name__.partition(".")[0]
 
 
-def overridden_below(value: Any, quick: str, methods: frozenset[str]) -> bool:
-    """Return whether a subclass overrides one of `methods` without its own `quick`.
+def own_attribute(value: Any, name: str, methods: frozenset[str] = frozenset()) -> Any:
+    """Return an attribute that an object brings itself; None if it has none, or if the attribute speaks for another object.
 
-    `quick` promises something about `methods`: that it does the same faster, or how they behave. The promise does not
-    cover methods that a subclass overrides later. An attribute of the object itself counts as the lowest class. Classes
-    of this package keep their promises, so only classes outside it are checked.
+    An ability such as `read_batch`, or a declaration such as `draws_nothing`, promises something about the object's
+    `methods`: that it does the same faster, or how they behave. The promise does not hold
+
+    - if the attribute only comes from a `__getattr__` that forwards to another object, as in many wrappers;
+    - if `functools.wraps` copied it from the function that is wrapped;
+    - if a subclass overrides one of `methods` and not the attribute. An attribute of the object itself counts as the lowest class.
+
+    Classes of this package keep their promises, so only classes outside it are checked.
 
     Args:
-        value: An object that has `quick`.
-        quick: The name of the fast path or attribute.
-        methods: The names of the methods that the promise is about.
+        value: Any object.
+        name: The name of the ability or declaration.
+        methods: The names of the methods that it is about.
     """
-    own = getattr(value, "__dict__", ())
-    if quick in own:
-        return False
-    kind = type(value)
-    return any(name in own and hasattr(kind, name) for name in methods) or _is_overridden(kind, quick, methods)  # type: ignore[arg-type]
+    mine, kind = getattr(value, "__dict__", {}), type(value)
+    if name in mine:
+        return None if _is_copied(mine, name) else getattr(value, name)
+    if any(method in mine and hasattr(kind, method) for method in methods):
+        return None
+    if not _brings(kind, name, methods):  # type: ignore[arg-type]  # mypy takes a type for unhashable
+        return None
+    return getattr(value, name, None)
+
+
+def defines(value: Any, *names: str) -> bool:
+    """Return whether an object has attributes of these names itself; a `__getattr__` that answers any name does not count."""
+    mine, kind = getattr(value, "__dict__", {}), type(value)
+    return all(name in mine or hasattr(kind, name) for name in names)
+
+
+def is_map_style(value: Any) -> bool:
+    """Return whether an object has a length and samples by index, as `len(value)` and `value[index]` find them."""
+    return hasattr(type(value), "__len__") and hasattr(type(value), "__getitem__")
+
+
+def _is_copied(mine: dict[str, Any], name: str) -> bool:
+    """Return whether `functools.wraps` copied an attribute; it copies the `__dict__` of what it wraps."""
+    inner = getattr(mine.get("__wrapped__"), "__dict__", {})
+    return name in inner and inner[name] is mine[name]
 
 
 @lru_cache(maxsize=1024)
-def _is_overridden(kind: type, quick: str, methods: frozenset[str]) -> bool:
+def _brings(kind: type, name: str, methods: frozenset[str]) -> bool:
+    """Return whether a class has an attribute, or one of this package's `__getattr__` decides it, below any override."""
+    forwards = False
     for level, base in enumerate(kind.__mro__):
-        own = vars(base).keys()
-        if quick in own or "__getattr__" in own:
-            return False
-        if base.__module__.partition(".")[0] == _PACKAGE:
-            continue
-        # A plain `read` overrides something only if a base class has it too.
-        if any(name.startswith("__") or _has(kind.__mro__[level + 1 :], name) for name in methods & own):
+        defined = vars(base).keys()
+        if name in defined:
             return True
+        if base.__module__.partition(".")[0] == _PACKAGE:
+            if "__getattr__" in defined:
+                return not forwards
+            continue
+        forwards |= "__getattr__" in defined
+        # A plain `read` overrides something only if a base class has it too.
+        if any(method.startswith("__") or _has(kind.__mro__[level + 1 :], method) for method in methods & defined):
+            return False
     return False
 
 

@@ -55,9 +55,20 @@ def stack(samples: Sequence[Any]) -> Any:
     return stack_field(samples, "")
 
 
-def stack_columns(columns: Mapping[Any, Sequence[Any]]) -> dict[Any, Any]:
-    """Stack B dict samples, given as one sequence (B,) for each field."""
-    return {name: stack_field(values, str(name)) for name, values in columns.items()}
+def stack_columns(columns: Any, field: str = "") -> Any:
+    """Stack B samples that are given as columns, in dicts and tuples as in a sample.
+
+    A column is a sequence of B values, or a tensor or array (B, *) of numbers, which is stacked already.
+    """
+    if isinstance(columns, dict):
+        return {name: stack_columns(column, join_path(field, name)) for name, column in columns.items()}
+    if isinstance(columns, tuple):
+        names = getattr(columns, "_fields", range(len(columns)))
+        parts = [stack_columns(column, join_path(field, name)) for column, name in zip(columns, names, strict=True)]
+        return type(columns)(*parts) if hasattr(columns, "_fields") else tuple(parts)
+    if isinstance(columns, np.ndarray) and columns.dtype.kind in "biufc":
+        return from_array(columns)
+    return columns if isinstance(columns, Tensor) else stack_field(columns, field)
 
 
 def stack_field(values: Sequence[Any], field: str) -> Any:

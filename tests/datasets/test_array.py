@@ -7,6 +7,7 @@ from collections import namedtuple
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from drawing import equal
@@ -62,13 +63,17 @@ def as_torch(batch: Any) -> Any:
     return batch
 
 
+def batch_of(data: Any, rows: Any) -> Any:
+    return next(iter(lk.Loader(data, len(rows), order=lk.Subset(rows))))
+
+
 @pytest.mark.parametrize("name", COLUMNS)
 def test_a_batch_is_the_default_collate_of_its_samples(name: str) -> None:
     data = lk.ArrayDataset(COLUMNS[name])
     assert len(data) == SIZE
     rows = np.array([7, 0, 10, 7])
     wanted = as_torch(default_collate([data[int(row)] for row in rows]))
-    assert equal(as_torch(data.read_batch(rows)), wanted)
+    assert equal(as_torch(batch_of(data, rows)), wanted)
     many = data.__getitems__(rows.tolist())
     assert len(many) == 4
     assert equal(as_torch(default_collate(many)), wanted)
@@ -78,14 +83,14 @@ def test_a_batch_is_the_default_collate_of_its_samples(name: str) -> None:
     assert equal(as_torch(next(iter(with_collate))), wanted)
     copy = pickle.loads(pickle.dumps(data))
     assert copy.fingerprint() == data.fingerprint()
-    assert equal(as_torch(copy.read_batch(rows)), wanted)
+    assert equal(as_torch(batch_of(copy, rows)), wanted)
 
 
 @pytest.mark.parametrize("column", [[1, 0.1, 2], [0.1, 1, 2], [1, np.float32(0.5), 2], np.arange(3, dtype=">i4")])
 def test_a_batch_has_the_dtype_of_the_samples_stacked(column: Any) -> None:
     data = lk.ArrayDataset({"x": column})
     for rows in ([0, 1], [1, 0], [2, 0]):
-        assert equal(data.read_batch(np.array(rows))["x"], stack([data[row]["x"] for row in rows]))
+        assert equal(batch_of(data, rows)["x"], stack([data[row]["x"] for row in rows]))
 
 
 def test_indices_count_from_the_end_and_stop_there() -> None:
@@ -94,12 +99,6 @@ def test_indices_count_from_the_end_and_stop_there() -> None:
     for index in (SIZE, -SIZE - 1):
         with pytest.raises(IndexError, match=f"index {index} in a dataset of 11 samples"):
             data[index]
-
-
-class Frame(dict[str, list[int]]):
-    """As pandas' has them."""
-
-    iloc, columns = None, ("x",)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +110,7 @@ class Frame(dict[str, list[int]]):
         (torch.tensor(3), ValueError, "a column without rows"),
         ({"x": 3}, TypeError, "a column of type int"),
         ("rows.npy", TypeError, "found the text 'rows.npy', wanted .* For files: loaderkit.NpyDataset"),
-        (Frame({"x": [1, 2]}), TypeError, "a column of type Frame, .* Convert the frame: {name: frame"),
+        (pd.DataFrame({"x": [1, 2]}), TypeError, "a column of type DataFrame, .* Convert the frame: {name: frame"),
     ],
 )
 def test_columns_that_do_not_fit_are_refused(given_columns: Any, error: type[Exception], message: str) -> None:

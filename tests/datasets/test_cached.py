@@ -535,7 +535,7 @@ def test_a_sample_that_does_not_pickle_is_named() -> None:
 
 
 def test_what_cannot_be_cached_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="the dataset is of type generator, wanted one with a length"):
+    with pytest.raises(TypeError, match="the dataset is of type generator, wanted a dataset with a length"):
         lk.CachedDataset((n for n in range(3)), max_bytes=ROOM)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="max_bytes is '1GB', wanted an integer"):
         lk.CachedDataset([1], max_bytes="1GB")  # type: ignore[arg-type]

@@ -335,7 +335,10 @@ def test_a_lambda_cannot_be_sent_to_a_spawned_worker() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (iter([1]), "the dataset is a list_iterator, wanted one with a length and samples by index.*lk.StreamDataset"),
+        (
+            iter([1]),
+            "the dataset is of type list_iterator, wanted a dataset with a length and samples by index.*lk.StreamDataset",
+        ),
         (lk.StreamDataset(["a"], lambda shard, start: []), "a StreamDataset has these verbs itself"),
     ],
 )

@@ -12,6 +12,7 @@ from loaderkit.cli.source import add_source, loader_within, source_from
 from loaderkit.datasets.shards.sharded import ShardedDataset, shards_within
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.loader import Loader
+from loaderkit.system.overrides import is_map_style
 
 _BATCH_SIZE = 32
 
@@ -118,7 +119,7 @@ def subject_of(source: Any, *, batch_size: int | None, spawn: bool) -> Subject:
         found = _of_data_loader(source)
     elif isinstance(source, torch_data.IterableDataset):
         found = Subject(source, LoaderConfig(batch_size=_BATCH_SIZE), "torch")
-    elif hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, dict | str):
+    elif is_map_style(source) and not isinstance(source, dict | str):
         found = Subject(source, LoaderConfig(batch_size=_BATCH_SIZE, shuffle=True))  # as training does
     else:
         raise ValueError(

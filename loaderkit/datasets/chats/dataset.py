@@ -22,6 +22,7 @@ from loaderkit.sampling.cursor import fingerprint
 from loaderkit.sampling.order import digest
 from loaderkit.seeding.draws import draws_nothing
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.overrides import is_map_style
 
 IGNORED = -100  # the default ignore_index of torch's cross_entropy
 Cut = Literal["error", "truncate_right", "truncate_left"]
@@ -269,7 +270,7 @@ def records_of(source: Any, owner: str) -> Any:
     """Return a dataset of records, with a fingerprint if it is a `datasets.Dataset`."""
     if is_theirs(source):
         return HFDataset(source)
-    if isinstance(source, str | Mapping) or not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+    if isinstance(source, str | Mapping) or not is_map_style(source):
         raise TypeError(
             f"{owner}: the source is of type {type(source).__name__}, wanted records by index. For files: "
             "lk.JsonlDataset(path) or lk.ParquetDataset(path)."

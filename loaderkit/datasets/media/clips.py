@@ -18,6 +18,7 @@ from loaderkit.datasets.remote.urls import Urls
 from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
 from loaderkit.seeding.samples import part_of_batch, per_sample, sample_rng
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.overrides import own_attribute
 
 Labels = Literal["folder"] | Sequence[Any] | None
 CACHE_DIR = "~/.cache/loaderkit/media"
@@ -98,10 +99,8 @@ class ClipDataset(DeclaresDraws):
 
     def __getattr__(self, name: str) -> Any:
         source: Any = self.__dict__.get("source")
-        if name == "shard_sizes" and hasattr(source, name):
-            if self._ends is None:
-                return source.shard_sizes
-            return np.diff(np.append(0, self._ends)[np.append(0, np.cumsum(source.shard_sizes))])
+        if name == "shard_sizes" and (sizes := own_attribute(source, name)) is not None:
+            return sizes if self._ends is None else np.diff(np.append(0, self._ends)[np.append(0, np.cumsum(sizes))])
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _draws(self) -> Draws:

@@ -13,13 +13,15 @@ import torch.utils.data as torch_data
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from loaderkit.datasets.base import check_index, is_frame, spread_rows
+from loaderkit.datasets.base import check_index, spread_rows
 from loaderkit.datasets.combine import SubsetDataset
 from loaderkit.datasets.memory.shared import SharedList
 from loaderkit.seeding.draws import DeclaresDraws, Draws
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array, native
 from loaderkit.system.batch_memory import LARGE, empty_array, new_empty
+from loaderkit.system.overrides import is_map_style
+from loaderkit.system.tables import by_position, is_frame
 
 Columns = Any  # a tensor, array or sequence, or a tuple or dict of them, nested
 
@@ -63,6 +65,10 @@ class ArrayDataset(DeclaresDraws, Generic[Sample]):
             found = ", ".join(f"{name} has {length:,}" for name, length in lengths)
             raise ValueError(f"ArrayDataset: {found}; wanted columns of one length.")
         self._length = lengths[0][1]
+        if all(map(_is_numbers, _leaves(self._columns))):
+            self.read_columns = None  # type: ignore[assignment, method-assign]  # `read_batch` gives all there is
+        else:
+            self.read_batch = None  # type: ignore[assignment, method-assign]  # a batch reader collates the values
 
     def __len__(self) -> int:
         return self._length
@@ -79,8 +85,13 @@ class ArrayDataset(DeclaresDraws, Generic[Sample]):
         return samples if self.transform is None else per_sample(self.transform, samples)
 
     def read_batch(self, indices: Int64Array) -> Any:
-        """Return a batch with the structure of the columns: tensors (B, *), or lists for sequences of other values."""
-        return _map_columns(self._columns, lambda column: _collated(_gather(column, indices)))
+        """Return a batch with the structure of the columns: tensors (B, *)."""
+        return _map_columns(self._columns, lambda column: _as_tensor(_gather(column, indices)))
+
+    def read_columns(self, indices: Sequence[int]) -> Any:
+        """Return samples as columns: tensors and arrays (B, *), and lists of B values."""
+        rows = np.asarray(indices, dtype=np.int64)
+        return _map_columns(self._columns, lambda column: _gather(column, rows))
 
     def _draws(self) -> Draws:
         # Reading a sequence of the user's own class may draw.
@@ -170,15 +181,13 @@ def _gather(column: Any, indices: Int64Array) -> Any:
     return [column[index] for index in indices.tolist()]
 
 
-def _collated(rows: Any) -> Any:
-    """Return gathered rows as the default collate would return them."""
-    if isinstance(rows, np.ndarray) and rows.dtype.kind in "biufc":
-        return torch.from_numpy(native(rows))
-    if isinstance(rows, np.ndarray):
-        return rows.tolist()
-    if isinstance(rows, list) and rows and isinstance(rows[0], int | float | np.number | np.bool_):
-        return torch.from_numpy(np.asarray(rows))  # float64 if one is a float, as in the default collate
-    return rows
+def _is_numbers(column: Any) -> bool:
+    """Return whether a column's gathered rows are a tensor, or an array that becomes one."""
+    return isinstance(column, _TensorColumn) or (isinstance(column, np.ndarray) and column.dtype.kind in "biufc")
+
+
+def _as_tensor(rows: Any) -> Tensor:
+    return torch.from_numpy(native(rows)) if isinstance(rows, np.ndarray) else rows
 
 
 def _is_in_memory(column: Any) -> bool:
@@ -229,11 +238,12 @@ def _prepare(columns: Columns) -> Columns:
     ):
         parts = [_prepare(column) for column in columns]
         return type(columns)(*parts) if hasattr(columns, "_fields") else tuple(parts)
+    columns = by_position(columns)
     if isinstance(columns, Tensor | np.ndarray) and columns.ndim == 0:
         raise ValueError(f"ArrayDataset: found a column without rows, {columns!r}; wanted at least one axis.")
     if isinstance(columns, Tensor):
         return _TensorColumn(columns)
-    if is_frame(columns) or not hasattr(columns, "__len__") or not hasattr(columns, "__getitem__"):
+    if is_frame(columns) or not is_map_style(columns):
         hint = " Convert the frame: {name: frame[name].to_numpy() for name in frame}." if is_frame(columns) else ""
         raise TypeError(
             f"ArrayDataset: found a column of type {type(columns).__name__}, "

@@ -1,6 +1,6 @@
 """Many small records in memory that worker processes share."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from loaderkit.datasets.memory.packed import Packed
 from loaderkit.sampling.order import digest
 from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.seeding.samples import per_sample
+from loaderkit.system.tables import by_position, is_frame
 
 
 class RecordDataset(DeclaresDraws):
@@ -24,7 +25,7 @@ class RecordDataset(DeclaresDraws):
         transform: Called with each record.
 
     Raises:
-        TypeError: If a record cannot be pickled.
+        TypeError: If the records are a frame or a dict, or if a record cannot be pickled.
 
     Examples:
         >>> data = lk.RecordDataset({"text": text, "label": len(text)} for text in ["a", "bc"])
@@ -35,7 +36,12 @@ class RecordDataset(DeclaresDraws):
     """
 
     def __init__(self, records: Iterable[Any], *, transform: Callable[[Any], Any] | None = None) -> None:
-        self._records = Packed(records, "RecordDataset: record")
+        if is_frame(records) or isinstance(records, Mapping):
+            raise TypeError(
+                f"RecordDataset: the records are a {type(records).__name__}, which gives its names one by one; wanted records. Of a frame "
+                "they are frame.to_dict('records'), of a dict dict.values(). For columns use loaderkit.ArrayDataset."
+            )
+        self._records = Packed(by_position(records), "RecordDataset: record")
         self.transform = transform
 
     def __len__(self) -> int:

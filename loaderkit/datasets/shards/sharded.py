@@ -22,6 +22,7 @@ from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.open_files import FileLimit, OpenFiles, files_allowed
+from loaderkit.system.overrides import defines
 from loaderkit.system.parallel import map_waiting
 from loaderkit.system.per_thread import PerThread
 from loaderkit.system.progress import with_progress
@@ -382,7 +383,7 @@ class ShardedDataset(DeclaresDraws, ABC):
 def shards_within(dataset: Any) -> ShardedDataset | None:
     """Return the dataset of shards itself, or the one within a split, subset or map; None if there is none."""
     while not isinstance(dataset, ShardedDataset):
-        if not hasattr(dataset, "dataset"):
+        if not defines(dataset, "dataset"):
             return None
         dataset = dataset.dataset
     return dataset
