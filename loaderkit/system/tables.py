@@ -64,6 +64,11 @@ def columns_of(value: Any) -> dict[Any, Any] | None:
     return None
 
 
+def is_arrow(value: Any) -> bool:
+    """Return whether a value is an array or a chunked array of Arrow."""
+    return _is_one_of(value, _ARROW)
+
+
 def by_position(value: Any) -> Any:
     """Return a column of another library as something whose rows are found by position; other values as they are.
 
@@ -79,7 +84,7 @@ def by_position(value: Any) -> Any:
         return Rows(value, _row_of_xarray)
     if _is_one_of(value, _POLARS):
         return value.to_numpy() if _is_plain_polars(value) else Rows(value, _row_of_polars)
-    return _of_arrow(value) if _is_one_of(value, _ARROW) else value
+    return _of_arrow(value) if is_arrow(value) else value
 
 
 class Rows(Sequence[Any]):

@@ -38,8 +38,8 @@ class RecordDataset(DeclaresDraws):
     def __init__(self, records: Iterable[Any], *, transform: Callable[[Any], Any] | None = None) -> None:
         if is_frame(records) or isinstance(records, Mapping):
             raise TypeError(
-                f"RecordDataset: the records are a {type(records).__name__}, which gives its names one by one; wanted records. Of a frame "
-                "they are frame.to_dict('records'), of a dict dict.values(). For columns use loaderkit.ArrayDataset."
+                f"RecordDataset: the records are a {type(records).__name__}, which gives its names one by one; wanted records. Of a pandas "
+                "frame they are frame.to_dict('records'), of polars frame.to_dicts(), of Arrow table.to_pylist(), of a dict dict.values(). For columns use loaderkit.ArrayDataset."
             )
         self._records = Packed(by_position(records), "RecordDataset: record")
         self.transform = transform
