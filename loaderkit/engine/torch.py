@@ -25,6 +25,8 @@ from torch.utils.data._utils import worker as torch_worker
 from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.keys import derive_seed
+from loaderkit.system.containers import CONTAINERS, reduced
+from loaderkit.system.host import use_host
 from loaderkit.system.nested import is_plain, pin
 from loaderkit.system.open_before_fork import warn_of_open_files
 from loaderkit.system.pickling import explained, sendable_errors
@@ -91,6 +93,8 @@ def _open(message: bytes) -> Hidden:
 
 class _Pickler(ForkingPickler):
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, CONTAINERS):
+            return reduced(value)
         if not isinstance(value, Tensor) or not is_plain(value) or not value.is_contiguous() or vars(value):
             return NotImplemented
         if value.nbytes > _SMALL:
@@ -101,7 +105,7 @@ class _Pickler(ForkingPickler):
 
 def _rebuild(content: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     make: Callable[..., Tensor] = torch.frombuffer
-    return make(content, dtype=dtype).reshape(shape) if content else torch.empty(shape, dtype=dtype)
+    return make(content, dtype=dtype).reshape(shape) if content else torch.empty(shape, dtype=dtype, device="cpu")
 
 
 class Batches:
@@ -256,6 +260,7 @@ class StartWorker:
         # even if the trainer was killed. And a worker that ends waits until its batches are read.
         end_with_parent()
         limit_threads()
+        use_host()
         # The thread that sends batches imports parts of torch for its first large tensor. If this thread imports them at
         # the same time, the import fails, the batch is lost, and the trainer waits for ever.
         ForkingPickler.dumps(torch.empty(0))

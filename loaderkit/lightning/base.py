@@ -9,13 +9,14 @@ from typing_extensions import override
 
 from loaderkit.device.prefetch import Prefetcher
 from loaderkit.lightning.check_data import Data, check_data, check_dataset, make_dataset, map_data
-from loaderkit.lightning.framework import WAY_OUT, check_trainer, pl
+from loaderkit.lightning.framework import WAY_OUT, check_trainer, is_overridden, pl
 from loaderkit.lightning.loaders import (
     EvalLoader,
     TrainerLoader,
     TrainLoader,
     check_equal_ranks,
     is_stream,
+    move_batch,
     why_not_ahead,
 )
 from loaderkit.lightning.position import TrainPosition, TrainProgress
@@ -198,6 +199,12 @@ class DataModule(pl.LightningDataModule):
     @override
     def predict_dataloader(self) -> Any:
         return self._make("predict", self._make_eval)
+
+    @property
+    def transfer_batch_to_device(self) -> Callable[..., Any]:
+        """A function that copies a batch to a device, as `lk.to_device` does. A hook of the LightningModule counts instead."""
+        module = None if self.trainer is None else self.trainer.lightning_module
+        return super().transfer_batch_to_device if is_overridden("transfer_batch_to_device", module) else move_batch
 
     @override
     def state_dict(self) -> dict[str, Any]:
