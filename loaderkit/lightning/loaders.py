@@ -265,7 +265,7 @@ def why_not_ahead(trainer: pl.Trainer | None, data: pl.LightningDataModule, conf
     return None
 
 
-def move_batch(batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+def move_batch(batch: Any, device: torch.device, *_: Any) -> Any:
     """Copy a batch to the Trainer's device. Lightning's own way refuses frozen dataclasses, and calls constructors."""
     return to_device(batch, device)
 

@@ -68,12 +68,12 @@ def with_parts(container: Any, parts: Any) -> Any:
         return tuple(parts)
     try:
         same = _rebuild(container, parts)
-        if same is None and _holds(container, parts):
-            same = container  # torch.Size, with the integers that it had
     except Exception:  # whatever a class raises that cannot be copied, or refuses such parts
         same = None
     if same is not None:
         return same
+    if field_names(container) is None and _holds(container, parts):
+        return container  # torch.Size, with the integers that it had
     return tuple(parts) if isinstance(container, tuple) else parts
 
 
@@ -85,7 +85,7 @@ def reduced(container: Any) -> Any:
     """
     kind: Any = type(container)
     if kind is MappingProxyType:
-        return MappingProxyType, (dict(container),)
+        return _read_only, (dict(container),)  # its type has no name that pickle finds
     base = next((base for base in _BASES if isinstance(container, base)), None)
     if base is None or kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__getstate__ is not object.__getstate__:
         return NotImplemented
@@ -93,6 +93,10 @@ def reduced(container: Any) -> Any:
         return NotImplemented
     parts = dict(base.items(container)) if issubclass(base, dict) else list(base.__iter__(container))
     return _restore, (kind, base, parts, _setting(container, base), shows_items(container), *_state(container))
+
+
+def _read_only(parts: dict[Any, Any]) -> Any:
+    return MappingProxyType(parts)
 
 
 def _restore(kind: Any, base: Any, parts: Any, setting: Any, shows: bool, attributes: Any, slots: Any) -> Any:
@@ -138,18 +142,22 @@ def _rebuild(container: Any, parts: Any) -> Any:
         _set_attributes(same, container, _mirrors(container, parts) if isinstance(parts, dict) else {})
         return same if _holds(same, parts) else None
     if not isinstance(container, Mapping | Sequence):
-        return _set_attributes(object.__new__(type(container)), container, parts)
+        return _set_attributes(_new(type(container)), container, parts)
     attributes = attributes_of(container)
     for name, content in attributes.items():
         # The class keeps its parts in one of its attributes.
         if content is not container and _is_content(content, container, parts):
             inner = with_parts(content, {**content, **parts} if isinstance(container, Mapping) else parts)
-            same = _set_attributes(object.__new__(type(container)), container, {name: inner})
+            same = _set_attributes(_new(type(container)), container, {name: inner})
             if _holds(same, parts):
                 return same
     kind: Any = type(container)
     same = None if attributes else kind(parts)  # a type of C, such as MappingProxyType
     return same if same is not None and _holds(same, parts) else None
+
+
+def _new(kind: Any) -> Any:
+    return (SimpleNamespace if issubclass(kind, SimpleNamespace) else object).__new__(kind)
 
 
 def _bare(kind: Any, base: Any, parts: Any, setting: Any) -> Any:

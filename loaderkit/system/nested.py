@@ -1,5 +1,6 @@
 """Nested batches: copies to a device and to page-locked memory that keep their types."""
 
+from collections import UserDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -102,10 +103,16 @@ def to_device(batch: Any, device: torch.device | str, *, non_blocking: bool | No
         continues = non_blocking
         if continues is None:
             continues = target.type == "cuda" and isinstance(leaf, Tensor) and leaf.is_pinned()
+        leaf = movable(leaf)
         moved = leaf.to(target, non_blocking=True) if continues else leaf.to(target)
         return leaf if moved is None else moved  # a method that moves its object may return nothing
 
     return map_leaves(batch, move)
+
+
+def movable(leaf: Any) -> Any:
+    """Return what can be moved without a change to the caller's batch: transformers' dicts move in place."""
+    return with_parts(leaf, dict(leaf)) if isinstance(leaf, UserDict) else leaf
 
 
 def map_leaves(batch: Any, function: Callable[[Any], Any], method: str = "to") -> Any:
