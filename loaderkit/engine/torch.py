@@ -26,7 +26,7 @@ from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.system.containers import CONTAINERS, reduced
-from loaderkit.system.host import use_host
+from loaderkit.system.host import host, use_host
 from loaderkit.system.nested import is_plain, pin
 from loaderkit.system.open_before_fork import warn_of_open_files
 from loaderkit.system.pickling import explained, sendable_errors
@@ -88,7 +88,8 @@ def seal(batch: Any) -> Sealed:
 
 
 def _open(message: bytes) -> Hidden:
-    return Hidden(pickle.loads(message))
+    with host():  # torch makes sparse tensors on its default device
+        return Hidden(pickle.loads(message))
 
 
 class _Pickler(ForkingPickler):
@@ -330,7 +331,7 @@ class TorchEngine:
             )
         self._keys.now = keys
         warn_of_open_files(self._reader.dataset, self._context)
-        with explained(self._context, self._reader, worker_init_fn=self._init):
+        with host(), explained(self._context, self._reader, worker_init_fn=self._init):  # torch makes a seed there
             batches = Batches(iter(self._loader), self._crew, self._timeout_s)
         self._running = weakref.ref(batches)
         return batches

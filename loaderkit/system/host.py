@@ -5,6 +5,7 @@ would depend on its workers, or lie on two devices.
 """
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +15,11 @@ def use_host() -> None:
     """Make tensors on the host in this process from now on, unless a device is named."""
     if torch.get_default_device().type != "cpu":
         torch.set_default_device("cpu")
+
+
+def host() -> AbstractContextManager[Any]:
+    """Make tensors on the host inside, unless a device is named."""
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 def on_host(items: Iterator[Any]) -> Iterator[Any]:

@@ -7,6 +7,7 @@ import fractions
 import operator
 import os
 import sys
+import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -125,22 +126,22 @@ def _no_leaf(value: Any, field: str) -> TypeError:
     """Return the error for a value that cannot be stacked."""
     kind, dtype = type(value), getattr(value, "dtype", None)
     found, advice = kind.__name__, _advice(kind)
-    if isinstance(dtype, np.dtype):
-        found, advice = str(dtype), _OF_DTYPES.get(dtype.kind, advice)
-    outside = kind.__module__.partition(".")[0] in (*sys.stdlib_module_names, "numpy")
-    own = "" if outside else ", or, if the class is yours, give it a static method collate(samples)"
+    if isinstance(value, np.ndarray | np.generic) and isinstance(dtype, np.dtype):
+        found, advice = str(dtype), _OF_DTYPES["S" if dtype.kind == "V" and dtype.names is None else dtype.kind]
+    outside = kind.__module__.partition(".")[0] in sys.stdlib_module_names
+    own = "" if advice or outside else ", or, if the class is yours, give it a static method collate(samples)"
     return TypeError(
         f"collate: {named(field)} has type {found}, wanted tensors, arrays, numbers, strings, None, or mappings, sequences and "
-        f"objects with fields of them. {advice}, or pass collate_fn{own}."
+        f"objects with fields of them. {advice or 'Make it one of these in the dataset'}, or pass collate_fn{own}."
     )
 
 
 def _advice(kind: type) -> str:
-    if any(base.__module__ == "PIL.Image" for base in kind.__mro__):
-        return "Make it an array in the dataset: numpy.asarray(image)"
-    return next(
-        (advice for known, advice in _OF_TYPES if issubclass(kind, known)), "Make it one of these in the dataset"
-    )
+    """Return what to write in the dataset for a value of a type; nothing for types without an advice of their own."""
+    known = [advice for base, advice in _OF_TYPES if issubclass(kind, base)]
+    if callable(getattr(kind, "to_numpy", None)) or any(base.__module__ == "PIL.Image" for base in kind.__mro__):
+        known.append("Make it an array in the dataset: numpy.array(value)")
+    return known[0] if known else ""
 
 
 def _stack_by_itself(values: Sequence[Any], field: str) -> Any:
@@ -408,6 +409,8 @@ _OF_TYPES: tuple[tuple[type, str], ...] = (
     (datetime.timedelta, _NUMBER_OR_TEXT.format("value.total_seconds()")),
     (decimal.Decimal, _NUMBER_OR_TEXT.format("float(value)")),
     (fractions.Fraction, _NUMBER_OR_TEXT.format("float(value)")),
+    (datetime.time, "Make it a text in the dataset: str(value)"),
+    (uuid.UUID, "Make it a text in the dataset: str(value)"),
     (enum.Enum, "Make it value.value or value.name in the dataset"),
     (os.PathLike, "Make it a text in the dataset: str(value)"),
     (set, "Make it a list in the dataset, such as sorted(value)"),
