@@ -43,7 +43,8 @@ class DataModule(pl.LightningDataModule):
     or another batch size.
 
     On CUDA, batches are copied ahead to the Trainer's device. They are not if a hook
-    `on_before_batch_transfer` or `transfer_batch_to_device` needs them on the host.
+    `on_before_batch_transfer` or `transfer_batch_to_device` needs them on the host. Batches are moved
+    as `lk.to_device` does it, so they may be frozen dataclasses.
 
     Evaluation delivers each sample once over all ranks, in the same order each time. With streams,
     ranks may have different numbers of batches. If the strategy communicates at each batch, this is
