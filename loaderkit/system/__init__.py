@@ -9,6 +9,7 @@ from loaderkit.system.per_thread import Opened, PerThread
 from loaderkit.system.process_pool import LostTaskError, map_in_processes, map_on_executor, map_tasks
 from loaderkit.system.retry import Retry, TransientError, is_transient
 from loaderkit.system.state import STATE_VERSION, StateError, seal
+from loaderkit.system.tables import by_position, columns_of, frame_way_out, is_frame
 from loaderkit.system.threads import threads_of_a_read
 from loaderkit.system.world import World
 
@@ -26,8 +27,12 @@ __all__ = [
     "TransientError",
     "UInt64Array",
     "World",
+    "by_position",
+    "columns_of",
     "empty_array",
     "find_open_files",
+    "frame_way_out",
+    "is_frame",
     "is_transient",
     "lends",
     "map_in_processes",

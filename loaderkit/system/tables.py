@@ -1,26 +1,37 @@
-"""Tables and columns of other libraries, known by their types without importing these libraries."""
+"""Tables and columns of other libraries, known by their types without importing these libraries.
 
+Attributes do not count: a class that answers every name is no table.
+"""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from loaderkit.system.arrow_values import number_type, to_samples
+
 _Names = frozenset[tuple[str, str]]  # a library and a class of it
 
-_FRAMES: _Names = frozenset(
-    {
-        ("cudf", "DataFrame"),
-        ("dask", "DataFrame"),
-        ("modin", "DataFrame"),
-        ("pandas", "DataFrame"),
-        ("polars", "DataFrame"),
-        ("polars", "LazyFrame"),
-        ("pyarrow", "Dataset"),
-        ("pyarrow", "RecordBatch"),
-        ("pyarrow", "Table"),
-        ("xarray", "Dataset"),
-    }
-)
+_WAYS_OUT = {  # a table's columns by name, whose values an ArrayDataset takes
+    ("cudf", "DataFrame"): "dict(frame.to_pandas().items())",
+    ("dask", "DataFrame"): "dict(frame.compute().items())",
+    ("modin", "DataFrame"): "dict(frame.items())",
+    ("pandas", "DataFrame"): "dict(frame.items())",
+    ("polars", "DataFrame"): "frame.to_dict()",
+    ("polars", "LazyFrame"): "frame.collect().to_dict()",
+    ("pyarrow", "Dataset"): "dict(zip(dataset.schema.names, dataset.to_table().columns))",
+    ("pyarrow", "RecordBatch"): "dict(zip(batch.schema.names, batch.columns))",
+    ("pyarrow", "Table"): "dict(zip(table.column_names, table.columns))",
+    ("xarray", "Dataset"): "dict(dataset.data_vars)",
+}
+_FRAMES: _Names = frozenset(_WAYS_OUT)
 _PANDAS: _Names = frozenset({("pandas", "Series"), ("pandas", "Index"), ("pandas", "ExtensionArray")})
+_OF_NUMPY: _Names = frozenset(
+    {("pandas", "NumpyExtensionArray"), ("pandas", "PandasArray")}
+)  # the name before pandas 2.1
+_SPARSE: _Names = frozenset({("pandas", "SparseArray")})
+_MULTI: _Names = frozenset({("pandas", "MultiIndex")})
 _POLARS: _Names = frozenset({("polars", "Series")})
 _ARROW: _Names = frozenset({("pyarrow", "Array"), ("pyarrow", "ChunkedArray")})
 _XARRAY: _Names = frozenset({("xarray", "DataArray")})
@@ -31,42 +42,127 @@ def is_frame(value: Any) -> bool:
     return _is_one_of(value, _FRAMES)
 
 
-def by_position(value: Any) -> Any:
-    """Return a column of another library as an array (N, *), whose rows are found by position; other values as they are.
+def frame_way_out(value: Any) -> str:
+    """Return what to write instead of a table, as the end of a message; an empty string for other values."""
+    found = next((_WAYS_OUT[name] for name in _names_of(value) if name in _WAYS_OUT), None)
+    return "" if found is None else f"For its rows use loaderkit.ArrayDataset({found})."
 
-    pandas and xarray find rows by label, and the scalars of Arrow are no numbers. The array shares the column's memory if
-    the column is plain numbers without missing values. Missing values stay what they are: `pandas.NA` or None in an array of objects.
+
+def columns_of(value: Any) -> dict[Any, Any] | None:
+    """Return the columns of a mapping or of a table in memory by name; None for other values.
+
+    The columns are as the library has them. Tables that a library has not read yet are none, such as a LazyFrame.
+    """
+    if _is_one_of(value, frozenset({("pyarrow", "Table"), ("pyarrow", "RecordBatch")})):
+        return dict(zip(value.schema.names, value.columns, strict=True))
+    if _is_one_of(value, frozenset({("polars", "DataFrame")})):
+        return dict(value.to_dict(as_series=True))
+    if _is_one_of(value, frozenset({("xarray", "Dataset")})):
+        return dict(value.data_vars)
+    if isinstance(value, Mapping) or _is_one_of(value, frozenset({("pandas", "DataFrame"), ("modin", "DataFrame")})):
+        return dict(value.items())
+    return None
+
+
+def by_position(value: Any) -> Any:
+    """Return a column of another library as something whose rows are found by position; other values as they are.
+
+    pandas and xarray find rows by label, and the scalars of Arrow are no numbers. A column of numbers without missing values is
+    an array, which shares the column's memory where the library allows it. Other columns are read row by row: their
+    missing values stay what they are, such as `pandas.NA` or None.
     """
     if type(value).__module__.partition(".")[0] in ("builtins", "loaderkit", "numpy", "torch"):
         return value
     if _is_one_of(value, _PANDAS):
         return _of_pandas(value)
-    if _is_one_of(value, _XARRAY):
-        return value.to_numpy()
+    if _is_one_of(value, _XARRAY) and value.ndim:
+        return Rows(value, _row_of_xarray)
     if _is_one_of(value, _POLARS):
-        if value.null_count() == 0 and (value.dtype.is_numeric() or str(value.dtype) == "Boolean"):
-            return value.to_numpy()
-        value = value.to_arrow()
+        return value.to_numpy() if _is_plain_polars(value) else Rows(value, _row_of_polars)
     return _of_arrow(value) if _is_one_of(value, _ARROW) else value
+
+
+class Rows(Sequence[Any]):
+    """A column that is read row by row, by position."""
+
+    draws_nothing = True
+
+    def __init__(self, column: Any, read: Callable[[Any, int], Any]) -> None:
+        self._column = column
+        self._read = read
+        self._length = len(column)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        row = operator.index(index)
+        if not -self._length <= row < self._length:
+            raise IndexError(f"{type(self._column).__name__}: row {row} in a column of {self._length:,} rows.")
+        return self._read(self._column, row % self._length)
 
 
 def _is_one_of(value: Any, names: _Names) -> bool:
     """Return whether the type of a value, or a base of it, is one of these classes."""
-    return any((base.__module__.partition(".")[0], base.__name__) in names for base in type(value).__mro__)
+    return any(name in names for name in _names_of(value))
+
+
+def _names_of(value: Any) -> list[tuple[str, str]]:
+    return [(base.__module__.partition(".")[0], base.__name__) for base in type(value).__mro__]
 
 
 def _of_pandas(column: Any) -> Any:
-    wanted = getattr(column.dtype, "numpy_dtype", None)  # of its nullable types, and of those of Arrow
-    if wanted is None:
-        return np.asarray(column)
-    is_whole = np.dtype(wanted).kind in "biuf" and not column.isna().any()
-    return column.to_numpy(dtype=wanted if is_whole else object)  # by default some missing values become NaN
+    if _is_one_of(column, _MULTI):
+        return Rows(column, operator.getitem)
+    column = getattr(column, "array", column)
+    if _is_one_of(column, _SPARSE):
+        return np.asarray(column, dtype=column.dtype.subtype)
+    kind = column.dtype
+    wanted = getattr(kind, "numpy_dtype", None)  # of numpy's types, of its own nullable ones, and of Arrow's
+    if wanted is None or np.dtype(wanted).kind not in "biufcO":  # pandas has times of its own
+        return Rows(column, operator.getitem)
+    if hasattr(kind, "pyarrow_dtype"):
+        return _of_arrow(column.__arrow_array__())
+    if not _is_one_of(column, _OF_NUMPY) and column.isna().any():
+        return Rows(column, operator.getitem)
+    return column.to_numpy(dtype=wanted)
+
+
+def _is_plain_polars(series: Any) -> bool:
+    """Return whether a Series holds numbers without missing values."""
+    kind = series.dtype
+    return (kind.is_integer() or kind.is_float() or str(kind) == "Boolean") and not series.null_count()
+
+
+def _row_of_polars(series: Any, row: int) -> Any:
+    found = series[row]
+    if series.null_count() and found is not None and not _is_one_of(found, _POLARS):
+        kind = series.dtype
+        return series[row : row + 1].to_numpy()[0] if kind.is_integer() or kind.is_float() else found
+    return _unfolded(found)
+
+
+def _unfolded(value: Any) -> Any:
+    """Return lists of numbers as arrays if their rows have one length, and other values of polars as they are."""
+    if not _is_one_of(value, _POLARS):
+        return value
+    if _is_plain_polars(value):
+        return value.to_numpy(writable=True)
+    parts = [_unfolded(part) for part in value]
+    shapes = {part.shape if isinstance(part, np.ndarray) else None for part in parts}
+    return parts if None in shapes or len(shapes) != 1 else np.stack(parts)
 
 
 def _of_arrow(column: Any) -> Any:
-    from pyarrow import types  # loaded already
+    if number_type(column.type) is None or column.null_count:
+        return Rows(column, _row_of_arrow)
+    return column.to_numpy() if hasattr(column, "chunks") else column.to_numpy(zero_copy_only=False)
 
-    kind = column.type
-    if column.null_count == 0 and (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
-        return column.to_numpy() if hasattr(column, "chunks") else column.to_numpy(zero_copy_only=False)
-    return np.fromiter(column.to_pylist(), dtype=object, count=len(column))
+
+def _row_of_arrow(column: Any, row: int) -> Any:
+    found = column.slice(row, 1)
+    return to_samples(found.combine_chunks() if hasattr(found, "chunks") else found)[0]
+
+
+def _row_of_xarray(array: Any, row: int) -> Any:
+    return array[row].to_numpy()[()]

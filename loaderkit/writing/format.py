@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Protocol
 
+import numpy as np
 import torch
 
 from loaderkit.datasets.shards.index import ShardIndex
@@ -93,5 +94,11 @@ def check_fields(found: Iterable[str], wanted: Sequence[str], index: int, way_ou
 
 
 def to_array(value: Any) -> Any:
-    """Return a tensor as a numpy array, and anything else as it is."""
+    """Return a tensor as a numpy array, and anything else as it is.
+
+    Raises:
+        TypeError: If it is a masked array.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError("a masked array, whose mask would be lost; wanted array.filled(...), or the mask as another field.")
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value

@@ -22,8 +22,9 @@ _WAY_OUT = "Give the types of all columns with ParquetFormat(schema=...)."
 class ParquetFormat:
     """Write Parquet files with a column for each field.
 
-    The schema comes from 64 samples spread over the dataset. Arrays (N, *F) become lists of fixed-size lists, and
-    `lk.ParquetDataset` returns them as arrays. Only their first axis may vary.
+    The schema comes from 64 samples spread over the dataset. Arrays (N, *F) of booleans and numbers become lists of fixed-size
+    lists, and `lk.ParquetDataset` returns them as arrays of the same dtype. Only their first axis may vary. Arrays of texts and times
+    come back as lists, and all numbers in the machine's byte order.
 
     Args:
         fields: The names of the fields, for samples that are tuples or single values.
@@ -131,7 +132,9 @@ def _values(name: str, rows: list[dict[str, Any]], indices: list[int]) -> list[A
     values = []
     for index, row in zip(indices, rows, strict=True):
         try:
-            values.append(to_array(row.get(name)))
+            value = to_array(row.get(name))
+            # Arrow takes no arrays without axes, and a label is often one.
+            values.append(value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value)
         except (ValueError, TypeError, RuntimeError) as error:
             raise WriteError(f"sample {index}, field {name!r}: {error}") from error
     return values
@@ -202,7 +205,8 @@ def _refuse_loss(value: Any, kind: Any, strict: bool) -> None:
         raise ValueError(f"{type(value).__name__} {value!r:.60}")
     elif isinstance(value, float | np.floating):
         whole = pa.types.is_integer(kind) and not float(value).is_integer()
-        narrow = strict and type(value) is float and kind in (pa.float16(), pa.float32())
+        bits = 8 * np.asarray(value).dtype.itemsize
+        narrow = strict and pa.types.is_floating(kind) and bits > kind.bit_width
         if whole or narrow:
             raise ValueError(f"the number {value!r}")
     elif isinstance(value, np.ndarray):

@@ -26,7 +26,7 @@ _END = bytes(1024)
 class TarFormat:
     """Write tar archives in the WebDataset layout: a file for each field, named KEY.FIELD.
 
-    The type of a field decides its file: text `.txt`, whole numbers `.cls`, arrays and tensors `.npy`, other JSON values
+    The type of a field decides its file: text `.txt`, whole numbers `.cls` (without a dtype), arrays and tensors `.npy`, other JSON values
     `.json`, bytes without a change. A field gets that extension ("label" becomes "label.cls") unless its name ends in it.
     Pixels are encoded if their field is named "png" or "jpg": uint8 (3, H, W), (H, W, 3) or (H, W). Pillow images are
     always encoded, by default as PNG. Names become lower case, as readers expect. The key is the sample's "__key__", or

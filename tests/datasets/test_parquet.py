@@ -1,5 +1,6 @@
 """Tables in files: the rows that pyarrow's own to_pylist gives, whatever the file's kind and its row groups."""
 
+import math
 import pickle
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
+import torch
 from drawing import equal
 from shards import SIZES, check_laws, with_draws
 
@@ -229,6 +231,140 @@ def test_a_batch_at_once_is_the_collated_samples(sizes: list[int], kind: str, gr
             [row.numpy() for row in batch["tokens"].values.split(batch["tokens"].offsets.diff().tolist())], lists
         )
         assert batch["id"].tolist() == indices.tolist()
+
+
+NUMBERS = ["bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32", "float64"]
+SHAPES = [(), (3,), (2, 3), (2, 2, 2)]
+ROWS = 5
+
+
+def tensors(array: Any) -> Any:
+    """An Arrow column of fixed shape tensors, of an array (N, *shape); before Arrow has them of booleans."""
+    flat = pa.array(array.ravel())
+    kind = pa.fixed_shape_tensor(flat.type, array.shape[1:])
+    return pa.ExtensionArray.from_storage(kind, pa.FixedSizeListArray.from_arrays(flat, array[0].size))
+
+
+def nested(array: Any, sizes: tuple[int, ...]) -> Any:
+    """An Arrow column of lists in lists, of an array (N, *shape). A size of -1 makes an axis of lists of any size."""
+    column = pa.array(array.ravel())
+    for size, inner in reversed(list(zip(sizes, array.shape[1:], strict=True))):
+        if size == -1:
+            column = pa.ListArray.from_arrays(np.arange(0, len(column) + 1, inner, dtype=np.int32), column)
+        else:
+            column = pa.FixedSizeListArray.from_arrays(column, size)
+    return column
+
+
+FORMS: dict[str, Any] = {  # of an array (N, *shape) with a shape
+    "tensors": tensors,
+    "lists": lambda array: nested(array, (-1,) * (array.ndim - 1)),
+    "fixed lists": lambda array: nested(array, array.shape[1:]),
+    "lists of fixed lists": lambda array: nested(array, (-1, *array.shape[2:])),
+}
+
+
+def forms() -> list[Any]:
+    return [(form, shape) for form in FORMS for shape in SHAPES if shape or form == "lists"]
+
+
+def with_null(column: Any) -> Any:
+    """A column with a null after its rows."""
+    return pa.concat_arrays([column, pa.nulls(1, column.type)])
+
+
+@pytest.mark.parametrize("with_nulls", [False, True])
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize(("form", "shape"), forms(), ids=str)
+def test_rows_and_batches_have_the_dtype_and_shape_of_a_column(
+    form: str, shape: tuple[int, ...], kind: str, with_nulls: bool, tmp_path: Path
+) -> None:
+    """Whether the batch is read at once or collated, and whatever other rows hold."""
+    arrays = {dtype: (np.arange(ROWS * math.prod(shape)) % 7).astype(dtype).reshape(ROWS, *shape) for dtype in NUMBERS}
+    columns = {dtype: FORMS[form](array) for dtype, array in arrays.items()}
+    columns = {dtype: with_null(column) if with_nulls else column for dtype, column in columns.items()}
+    write_table(tmp_path / f"a.{kind}", pa.table(columns), kind, group=2)
+    data = lk.ParquetDataset(tmp_path / f"a.{kind}")
+    rows = [3, 0, 4, 4]
+    for index, row in enumerate(data[place] for place in range(ROWS)):
+        for dtype, array in arrays.items():
+            assert np.asarray(row[dtype]).dtype == dtype
+            np.testing.assert_array_equal(row[dtype], array[index])
+            assert isinstance(row[dtype], np.ndarray) == bool(shape)
+    for read in (data, lk.ParquetDataset(tmp_path / f"a.{kind}", transform=dict)):
+        batch = next(iter(lk.Loader(read, len(rows), order=rows)))
+        assert equal(batch, stack([data[row] for row in rows]))
+        for dtype, array in arrays.items():
+            assert equal(batch[dtype], torch.from_numpy(array[rows]))
+    if with_nulls:
+        assert set(data[ROWS].values()) == {None}
+        for read in (data, lk.ParquetDataset(tmp_path / f"a.{kind}", transform=dict)):
+            with pytest.raises(ValueError, match=r"null|None"):
+                next(iter(lk.Loader(read, 2, order=[0, ROWS])))
+
+
+def test_a_permuted_tensor_has_its_logical_shape(tmp_path: Path) -> None:
+    kind = pa.fixed_shape_tensor(pa.int16(), [2, 3], permutation=[1, 0])
+    column = pa.ExtensionArray.from_storage(kind, pa.FixedSizeListArray.from_arrays(pa.array(range(24), pa.int16()), 6))
+    write_table(tmp_path / "a.arrow", pa.table({"x": column}), "arrow", group=2)
+    data = lk.ParquetDataset(tmp_path / "a.arrow")
+    batch = data.read_batch(np.array([3, 0]))["x"]
+    assert equal(batch, torch.from_numpy(column.to_numpy_ndarray()[[3, 0]]))
+    assert equal(batch, stack([data[3], data[0]])["x"])
+
+
+def test_nulls_inside_of_arrays_are_refused(tmp_path: Path) -> None:
+    """Of any depth; the rows are lists with None, or arrays of objects in their shape."""
+    columns = {
+        "fixed": pa.array([[[1, 2], [3, 4]], [[1, None], [3, 4]], [None, [3, 4]]], pa.list_(pa.list_(pa.int8(), 2), 2)),
+        "tensor": pa.ExtensionArray.from_storage(
+            pa.fixed_shape_tensor(pa.int8(), [2, 2]), pa.array([[1, 2, 3, 4], [1, None, 3, 4], None], pa.list_(pa.int8(), 4))
+        ),
+    }
+    for name, column in columns.items():
+        write_table(tmp_path / f"{name}.arrow", pa.table({name: column}), "arrow")
+        data = lk.ParquetDataset(tmp_path / f"{name}.arrow")
+        assert data.read_batch(np.array([0, 0]))[name].tolist() == [[[1, 2], [3, 4]]] * 2
+        for row in (1, 2):
+            with pytest.raises(ValueError, match=f"column '{name}' has a null"):
+                data.read_batch(np.array([0, row]))
+        assert plain(data[1][name]) == [[1, None], [3, 4]]
+
+
+def test_lists_of_different_lengths_in_a_row_are_a_list_of_arrays(tmp_path: Path) -> None:
+    column = pa.array([[[1], [2, 3]], [[1, 2], [3, 4]], [], [None, [1]]], pa.list_(pa.list_(pa.uint8())))
+    pq.write_table(pa.table({"x": column}), tmp_path / "a.parquet")
+    uneven, even, empty, hole = [row["x"] for row in lk.ParquetDataset(tmp_path / "a.parquet")]
+    assert [part.dtype for part in uneven] == [np.uint8, np.uint8]
+    assert plain(uneven) == [[1], [2, 3]]
+    assert even.dtype == empty.dtype == np.uint8
+    assert (even.shape, empty.shape) == ((2, 2), (0, 0))
+    assert plain(hole) == [None, [1]]
+
+
+def test_numbers_in_structs_and_dictionaries_keep_their_dtype(tmp_path: Path) -> None:
+    kind = pa.struct({"a": pa.float32(), "b": pa.list_(pa.uint8()), "c": pa.string()})
+    made = {
+        "struct": pa.array([{"a": 0.5, "b": [1, 2], "c": "x"}] * 2, kind),
+        "structs": pa.array([[{"a": 0.5, "b": [1, 2], "c": "x"}]] * 2, pa.list_(kind)),
+        "codes": pa.array([0.5, 0.5], pa.float32()).dictionary_encode(),
+    }
+    write_table(tmp_path / "a.arrow", pa.table(made), "arrow")
+    batch = next(iter(lk.Loader(lk.ParquetDataset(tmp_path / "a.arrow"), 2)))
+    for fields in (batch["struct"], batch["structs"][0]):
+        assert equal(fields["a"], torch.tensor([0.5, 0.5]))
+        assert equal(fields["b"], torch.tensor([[1, 2]] * 2, dtype=torch.uint8))
+        assert fields["c"] == ["x", "x"]
+    assert equal(batch["codes"], torch.tensor([0.5, 0.5]))
+
+
+@pytest.mark.parametrize("dtypes", [("int8", "int64"), ("uint8", "int16"), ("float16", "float32"), ("float32", "float64")])
+def test_shards_of_different_widths_make_batches_of_the_wider(dtypes: tuple[str, str], tmp_path: Path) -> None:
+    for shard, dtype in enumerate(dtypes):
+        pq.write_table(pa.table({"x": np.arange(3).astype(dtype)}), tmp_path / f"{shard}.parquet")
+    data = lk.ParquetDataset(tmp_path)
+    for rows in ([0, 4], [4, 0], [1, 2], [5, 4]):
+        assert equal(data.read_batch(np.array(rows)), stack([data[row] for row in rows]))
 
 
 def test_batches_at_once_where_types_allow_them(tmp_path: Path) -> None:

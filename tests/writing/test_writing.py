@@ -1,9 +1,11 @@
 """Shards give back what was written, and their bytes do not depend on the number of jobs."""
 
 import json
+import math
 import shutil
 import tempfile
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from shards_written import contents, hidden
 from tars_made import read_by_webdataset
 
 import loaderkit as lk
+from loaderkit.collate import stack
 from loaderkit.datasets import FOLDER_INDEX
 from loaderkit.writing import MANIFEST, read_records
 
@@ -29,14 +32,14 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=5,
 )
-DTYPES = ["uint8", "int16", "int64", "uint64", "float16", "float32", "float64"]
+DTYPES = ["bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32", "float64"]
 
 
 @st.composite
 def arrays(draw: Any, axes: tuple[int, ...] = ()) -> Any:
     dtype = draw(st.sampled_from(DTYPES))
     shape = tuple(draw(st.integers(0, 4)) for _ in range(draw(st.integers(0, 3))))
-    return np.arange(int(np.prod(shape)), dtype=dtype).reshape(shape)
+    return np.arange(int(np.prod(shape))).astype(dtype).reshape(shape)
 
 
 SAMPLES = st.fixed_dictionaries(
@@ -100,6 +103,45 @@ def test_parquet_gives_back_what_was_written(
             assert read.keys() == wanted.keys()
             assert equal({name: read[name] for name in wanted}, wanted)  # the columns are in the order of the first
         assert hidden(Path(name)) == []
+
+
+def values_of_a_dtype(dtype: str) -> dict[str, list[Any]]:
+    """Two samples' values of each shape."""
+    array = np.arange(24).astype(dtype)
+    inner = [(), (3,), (2, 3)]
+    return {
+        "scalars": [array[0], array[1]],
+        "of no axes": [np.array(array[0]), np.array(array[1])],
+        "tensors of no axes": [torch.from_numpy(array)[0], torch.from_numpy(array)[1]],
+        "tensors": [torch.from_numpy(array[:6]), torch.from_numpy(array[6:12])],
+        **{f"of shape (2, *{shape})": [array[: 2 * math.prod(shape)].reshape(2, *shape)] * 2 for shape in inner},
+        **{f"empty (0, *{shape})": [array[:0].reshape(0, *shape)] * 2 for shape in inner},
+        **{f"ragged (n, *{shape})": [array[: n * math.prod(shape)].reshape(n, *shape) for n in (0, 3)] for shape in inner},
+        "other strides": [array[:6].reshape(2, 3).T, array[6:12].reshape(3, 2)],
+    }
+
+
+@pytest.mark.parametrize("form", ["parquet", "tar"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_and_shape_comes_back_as_it_was(dtype: str, form: str, tmp_path: Path) -> None:
+    """Its batch is that of the samples in memory. In tar archives, whole numbers by themselves are texts, without a dtype."""
+    kinds = values_of_a_dtype(dtype)
+    if form == "tar" and "int" in dtype:
+        del kinds["scalars"]
+    adapter: Any = lk.ParquetDataset if form == "parquet" else lk.TarDataset
+    lk.write_shards([{name: kinds[name][row] for name in kinds} for row in range(2)], tmp_path, format=form, jobs=1)
+    found = adapter(tmp_path)
+    assert len(found) == 2
+    for name, values in kinds.items():
+        files = {key.removesuffix(".npy"): key for key in found[0]}
+        read = [found[row][files[name]] for row in range(2)]
+        for value, wanted in zip(read, values, strict=True):
+            np.testing.assert_array_equal(np.asarray(value), np.asarray(wanted))
+            assert np.asarray(value).dtype == dtype
+            assert np.shape(value) == tuple(np.shape(wanted))
+        if not name.startswith("ragged"):
+            batch = next(iter(lk.Loader(adapter(tmp_path, transform=itemgetter(files[name])), 2)))
+            assert equal(batch, stack(values))
 
 
 @settings(max_examples=25)
@@ -320,6 +362,13 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
         mixed({"a": 1}, {"b": 1}),
         "parquet",
         "sample 71: lacks a and also has b; the others have a",
+    ),
+    "tar, masked": ([{"x": np.ma.masked_equal([1, 2], 1)}], "tar", "sample 0, field 'x': a masked array, whose mask"),
+    "parquet, masked": ([{"x": np.ma.masked_equal([1, 2], 1)}], "parquet", "sample 0, field 'x': a masked array, whose mask"),
+    "parquet, a wider float": (
+        mixed({"a": np.float32(0.5)}, {"a": np.float64(0.1)}),
+        "parquet",
+        "sample 71, field 'a': the number .*0.1.*; wanted float",
     ),
     "parquet, other type": (mixed({"a": 1}, {"a": "x"}), "parquet", "sample 71, field 'a': .*wanted int64"),
     "parquet, a fraction": (mixed({"a": 1}, {"a": 1.5}), "parquet", "sample 71, field 'a': .*1.5.*wanted int64"),

@@ -8,6 +8,7 @@ import torch
 
 from loaderkit.datasets.ragged import Spans, join_parts
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.arrow_values import is_null, number_type, tensor_type, to_filled
 
 
 class Layout(NamedTuple):
@@ -28,16 +29,10 @@ def layout_of(kind: Any) -> Layout | None:
     """Return the form that the default collate gives a column of this Arrow type; None if the values decide it."""
     import pyarrow.types as kinds
 
-    if kinds.is_boolean(kind):
-        return Layout("numbers", np.dtype(bool))
-    if kinds.is_integer(kind) and not kinds.is_uint64(kind):
-        return Layout("numbers", np.dtype(np.int64))
-    if kinds.is_floating(kind):
-        return Layout("numbers", np.dtype(np.float64))
-    of_lists = kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind)
-    if of_lists and (kinds.is_integer(kind.value_type) or kinds.is_floating(kind.value_type)):
-        dtype = np.dtype(kind.value_type.to_pandas_dtype())
-        return Layout("numbers", dtype, (kind.list_size,)) if kinds.is_fixed_size_list(kind) else Layout("lists", dtype)
+    if (tensor := tensor_type(kind)) is not None:
+        return Layout("numbers", tensor.dtype, tensor.shape)
+    if (kinds.is_list(kind) or kinds.is_large_list(kind)) and (dtype := number_type(kind.value_type)) is not None:
+        return Layout("lists", dtype)
     if kinds.is_dictionary(kind):
         kind = kind.value_type
     texts = (kinds.is_string, kinds.is_large_string, kinds.is_binary, kinds.is_large_binary)
@@ -50,28 +45,25 @@ class Column:
     def __init__(self, array: Any) -> None:
         self.layout = layout_of(array.type)
         self._array = array
-        self._nulls = _mask(array)
+        self._nulls: Any = None  # a mask (N,) of rows that are null or have a null
         if self.layout is None or self.layout.dtype is None:
             return
         if self.layout.kind == "lists":
+            self._nulls = is_null(array) if array.null_count else None
             flat = self._flatten(array, array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False))
             self.spans = Spans(flat, self._ends, "the column")
-        elif self.layout.shape:
-            if array.null_count:  # null lists have no numbers
-                array = array.fill_null([0] * self.layout.shape[0])
-            flat = self._flatten(array, np.full(len(array), self.layout.shape[0]))
-            self._rows = flat.reshape(-1, *self.layout.shape)
         else:
-            self._rows = _filled(array)
+            rows, self._nulls = to_filled(array)
+            self._rows = np.ascontiguousarray(rows)  # else each gather would copy all of it first
 
     def _flatten(self, array: Any, lengths: Any) -> Any:
-        flat = array.flatten()
+        flat, holes = to_filled(array.flatten())
         self._ends = np.cumsum(lengths, dtype=np.int64)
-        if flat.null_count:
-            before = np.concatenate([[0], np.cumsum(_mask(flat))])
+        if holes is not None:
+            before = np.concatenate([[0], np.cumsum(holes)])
             inside = before[self._ends] > before[self._ends - lengths]
             self._nulls = inside if self._nulls is None else inside | self._nulls
-        return _filled(flat)
+        return flat
 
     def check(self, name: str, rows: Int64Array) -> None:
         """Raise a ValueError if one of the rows is null or has a null."""
@@ -91,36 +83,41 @@ class Column:
         return found
 
 
-def _mask(array: Any) -> Any:
-    """Return a mask (N,) of nulls; None if there are none."""
-    return array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
-
-
-def _filled(array: Any) -> Any:
-    """Return numbers (N,) with 0 for nulls; a view if there are no nulls."""
-    return (array.fill_null(0) if array.null_count else array).to_numpy(zero_copy_only=False)
-
-
 Part = tuple[Column, Int64Array, Int64Array]  # a column, positions in the batch, and the rows for them
 
 
 def make_batch(name: str, layout: Layout, parts: Sequence[Part], size: int) -> Any:
     """Gather a batch of one column from its parts; raise a ValueError if a part has another type, or a row is null."""
-    for column, _, rows in parts:
-        if column.layout != layout:
-            raise ValueError(f"column {name!r} gives {column.layout} here and {layout} in the first shard.")
-        if layout.dtype is not None:
-            column.check(name, rows)
+    if any(column.layout != layout for column, _, _ in parts):
+        layout = _joint_layout(name, layout, parts)
     if layout.dtype is None:
         return _objects(name, parts, size)
+    for column, _, rows in parts:
+        column.check(name, rows)
     if layout.kind == "lists":
         return join_parts([(column.spans, positions, rows) for column, positions, rows in parts], size, layout.dtype)
     if len(parts) == 1:
-        return torch.from_numpy(parts[0][0].take(parts[0][2]).astype(layout.dtype, copy=False))
+        return torch.from_numpy(parts[0][0].take(parts[0][2]))
     batch = np.empty((size, *layout.shape), dtype=layout.dtype)
     for column, positions, rows in parts:
         batch[positions] = column.take(rows)
     return torch.from_numpy(batch)
+
+
+def _joint_layout(name: str, layout: Layout, parts: Sequence[Part]) -> Layout:
+    """Return the form of a batch from shards of different types: the wider number, as the default collate has it."""
+    found = [column.layout for column, _, _ in parts]
+    numbers = [one.dtype for one in found if one is not None and one.dtype is not None and one[::2] == ("numbers", ())]
+    if len(numbers) == len(found):
+        wider = np.result_type(*numbers)
+        if all(_family(dtype) == _family(wider) for dtype in numbers):
+            return Layout("numbers", wider)
+    other = next(one for one in found if one != layout)
+    raise ValueError(f"column {name!r} gives {other} here and {layout} in the first shard.")
+
+
+def _family(dtype: np.dtype[Any]) -> str:
+    return dtype.kind.replace("u", "i")
 
 
 def _objects(name: str, parts: Sequence[Part], size: int) -> list[Any]:

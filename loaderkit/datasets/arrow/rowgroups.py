@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, BinaryIO
 
-import numpy as np
-
 from loaderkit.datasets.arrow.columns import Column
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.remote.urls import is_remote
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.arrow_values import to_samples
 
 _PARQUET, _ARROW, _STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
 
@@ -90,7 +89,7 @@ class GroupedTable:
     def read(self, group: int, rows: Int64Array) -> list[dict[str, Any]]:
         table = self._groups.get(self, group).table
         with _errors_named(self.shard, f"row group {group} has broken values"):
-            values = [_to_python(column) for column in _take(table, rows).columns]
+            values = [to_samples(_whole(column)) for column in _take(table, rows).columns]
         return [dict(zip(self.columns, row, strict=True)) for row in zip(*values, strict=True)] or [{} for _ in rows]
 
     def columns_of(self, group: int) -> dict[str, Column]:
@@ -189,37 +188,8 @@ def _take(table: Any, rows: Int64Array) -> Any:
 
 def _whole(column: Any) -> Any:
     """Return a chunked column as one array."""
+    if column.num_chunks == 1:
+        return column.chunk(0)
     import pyarrow as pa
 
     return pa.chunked_array(column.chunks, type=column.type).combine_chunks()
-
-
-def _to_python(column: Any) -> list[Any]:
-    """Return a column's values; lists of numbers, or of fixed-size lists of numbers, become arrays if they have no nulls."""
-    import pyarrow.types as kinds
-
-    array = _whole(column)
-    kind = array.type
-    of_lists = kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind)
-    element, shape = kind.value_type if of_lists else kind, []
-    while of_lists and kinds.is_fixed_size_list(element) and element.list_size:
-        shape.append(element.list_size)
-        element = element.value_type
-    if not of_lists or not (kinds.is_integer(element) or kinds.is_floating(element)):
-        values: list[Any] = array.to_pylist()
-        return values
-    flat, nulls = array.flatten(), array.null_count
-    for _ in shape:
-        nulls += flat.null_count
-        flat = flat.flatten()
-    if nulls or flat.null_count:
-        values = array.to_pylist()
-        if shape:
-            return values
-        dtype = kind.value_type.to_pandas_dtype()
-        return [value if value is None or None in value else np.array(value, dtype) for value in values]
-    numbers = np.array(flat).reshape(-1, *shape)
-    if kinds.is_fixed_size_list(kind):
-        return list(numbers.reshape(len(array), kind.list_size, *shape))
-    ends = np.cumsum(array.value_lengths()).tolist()
-    return [numbers[start:end] for start, end in zip([0, *ends], ends, strict=False)]
