@@ -10,7 +10,7 @@ from typing_extensions import TypeVar
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.overrides import is_map_style, own_attribute
-from loaderkit.system.tables import by_position, is_frame
+from loaderkit.system.tables import by_position, frame_way_out, is_frame
 
 # The methods whose override in a user's subclass disables an inherited fast method.
 _ONE_SAMPLE = frozenset({"__getitem__"})
@@ -39,9 +39,9 @@ def as_dataset(value: Any, where: str, way_out: str = "") -> Any:
         TypeError: If the value is a table, or has no length or no samples by index.
     """
     if is_frame(value) or not is_map_style(value := by_position(value)):
-        hint = f" {way_out}" if way_out else ""
+        hint = frame_way_out(value) or way_out
         raise TypeError(
-            f"{where} is of type {type(value).__name__}, wanted a dataset with a length and samples by index.{hint}"
+            f"{where} is of type {type(value).__name__}, wanted a dataset with a length and samples by index. {hint}".rstrip()
         )
     return value
 

@@ -17,7 +17,7 @@ from loaderkit.sampling.samplers import Weighted
 from loaderkit.system.overrides import is_map_style, own_attribute
 from loaderkit.system.state import EPOCH
 from loaderkit.system.suggest import closest
-from loaderkit.system.tables import is_frame
+from loaderkit.system.tables import frame_way_out, is_frame
 
 _INSTEAD = {  # what a Loader has in place of an argument of DataLoader
     "sampler": "Give it as order=.",
@@ -90,7 +90,9 @@ def check_indexed(dataset: Any) -> None:
             f"loader: the dataset is {dataset!r}, wanted the data itself. For files use loaderkit.ImageFolder, "
             "TarDataset, ParquetDataset, JsonlDataset, CsvDataset and others, such as loaderkit.CsvDataset(path)."
         )
-    if is_frame(dataset) or (isinstance(dataset, Mapping) and 0 not in dataset):
+    if is_frame(dataset):
+        raise TypeError(f"loader: the dataset is a {name}, wanted samples by number. {frame_way_out(dataset)}")
+    if isinstance(dataset, Mapping) and 0 not in dataset:
         raise TypeError(
             f"loader: the dataset is a {name} of {list(itertools.islice(dataset, 5))}, wanted samples by number. For columns "
             "use loaderkit.ArrayDataset({name: array, ...}). From a dict of datasets give one."

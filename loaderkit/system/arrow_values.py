@@ -195,7 +195,8 @@ def _structs(array: Any) -> list[Any]:
     names = [field.name for field in array.type]
     rows = zip(*map(to_samples, array.flatten()), strict=True)
     return [
-        None if missing else dict(zip(names, row, strict=True)) for row, missing in zip(rows, is_null(array), strict=True)
+        None if missing else dict(zip(names, row, strict=True))
+        for row, missing in zip(rows, is_null(array), strict=True)
     ]
 
 

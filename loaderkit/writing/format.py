@@ -100,5 +100,7 @@ def to_array(value: Any) -> Any:
         TypeError: If it is a masked array.
     """
     if isinstance(value, np.ma.MaskedArray):
-        raise TypeError("a masked array, whose mask would be lost; wanted array.filled(...), or the mask as another field.")
+        raise TypeError(
+            "a masked array, whose mask would be lost; wanted array.filled(...), or the mask as another field."
+        )
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value

@@ -233,7 +233,13 @@ def test_a_batch_at_once_is_the_collated_samples(sizes: list[int], kind: str, gr
         assert batch["id"].tolist() == indices.tolist()
 
 
-NUMBERS = ["bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32", "float64"]
+NUMBERS = [
+    "bool",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    "float16",
+    "float32",
+    "float64",
+]
 SHAPES = [(), (3,), (2, 3), (2, 2, 2)]
 ROWS = 5
 
@@ -318,7 +324,8 @@ def test_nulls_inside_of_arrays_are_refused(tmp_path: Path) -> None:
     columns = {
         "fixed": pa.array([[[1, 2], [3, 4]], [[1, None], [3, 4]], [None, [3, 4]]], pa.list_(pa.list_(pa.int8(), 2), 2)),
         "tensor": pa.ExtensionArray.from_storage(
-            pa.fixed_shape_tensor(pa.int8(), [2, 2]), pa.array([[1, 2, 3, 4], [1, None, 3, 4], None], pa.list_(pa.int8(), 4))
+            pa.fixed_shape_tensor(pa.int8(), [2, 2]),
+            pa.array([[1, 2, 3, 4], [1, None, 3, 4], None], pa.list_(pa.int8(), 4)),
         ),
     }
     for name, column in columns.items():
@@ -358,7 +365,9 @@ def test_numbers_in_structs_and_dictionaries_keep_their_dtype(tmp_path: Path) ->
     assert equal(batch["codes"], torch.tensor([0.5, 0.5]))
 
 
-@pytest.mark.parametrize("dtypes", [("int8", "int64"), ("uint8", "int16"), ("float16", "float32"), ("float32", "float64")])
+@pytest.mark.parametrize(
+    "dtypes", [("int8", "int64"), ("uint8", "int16"), ("float16", "float32"), ("float32", "float64")]
+)
 def test_shards_of_different_widths_make_batches_of_the_wider(dtypes: tuple[str, str], tmp_path: Path) -> None:
     for shard, dtype in enumerate(dtypes):
         pq.write_table(pa.table({"x": np.arange(3).astype(dtype)}), tmp_path / f"{shard}.parquet")

@@ -32,7 +32,13 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=5,
 )
-DTYPES = ["bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32", "float64"]
+DTYPES = [
+    "bool",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    "float16",
+    "float32",
+    "float64",
+]
 
 
 @st.composite
@@ -116,7 +122,10 @@ def values_of_a_dtype(dtype: str) -> dict[str, list[Any]]:
         "tensors": [torch.from_numpy(array[:6]), torch.from_numpy(array[6:12])],
         **{f"of shape (2, *{shape})": [array[: 2 * math.prod(shape)].reshape(2, *shape)] * 2 for shape in inner},
         **{f"empty (0, *{shape})": [array[:0].reshape(0, *shape)] * 2 for shape in inner},
-        **{f"ragged (n, *{shape})": [array[: n * math.prod(shape)].reshape(n, *shape) for n in (0, 3)] for shape in inner},
+        **{
+            f"ragged (n, *{shape})": [array[: n * math.prod(shape)].reshape(n, *shape) for n in (0, 3)]
+            for shape in inner
+        },
         "other strides": [array[:6].reshape(2, 3).T, array[6:12].reshape(3, 2)],
     }
 
@@ -364,7 +373,11 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
         "sample 71: lacks a and also has b; the others have a",
     ),
     "tar, masked": ([{"x": np.ma.masked_equal([1, 2], 1)}], "tar", "sample 0, field 'x': a masked array, whose mask"),
-    "parquet, masked": ([{"x": np.ma.masked_equal([1, 2], 1)}], "parquet", "sample 0, field 'x': a masked array, whose mask"),
+    "parquet, masked": (
+        [{"x": np.ma.masked_equal([1, 2], 1)}],
+        "parquet",
+        "sample 0, field 'x': a masked array, whose mask",
+    ),
     "parquet, a wider float": (
         mixed({"a": np.float32(0.5)}, {"a": np.float64(0.1)}),
         "parquet",

@@ -21,7 +21,7 @@ from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array, native
 from loaderkit.system.batch_memory import LARGE, empty_array, new_empty
 from loaderkit.system.overrides import is_map_style
-from loaderkit.system.tables import by_position, is_frame
+from loaderkit.system.tables import Rows, by_position, frame_way_out, is_frame
 
 Columns = Any  # a tensor, array or sequence, or a tuple or dict of them, nested
 
@@ -95,7 +95,7 @@ class ArrayDataset(DeclaresDraws, Generic[Sample]):
 
     def _draws(self) -> Draws:
         # Reading a sequence of the user's own class may draw.
-        plain = (_TensorColumn, np.ndarray, np.memmap, list, range, SharedList)
+        plain = (_TensorColumn, np.ndarray, np.memmap, list, range, Rows, SharedList)
         return super()._draws() if all(type(leaf) in plain for leaf in _leaves(self._columns)) else Draws.ANYTHING
 
     def fingerprint(self) -> str:
@@ -251,9 +251,8 @@ def _prepare(columns: Columns) -> Columns:
     if isinstance(columns, Tensor):
         return _TensorColumn(columns)
     if is_frame(columns) or not is_map_style(columns):
-        hint = " Convert the frame: {name: frame[name].to_numpy() for name in frame}." if is_frame(columns) else ""
         raise TypeError(
-            f"ArrayDataset: found a column of type {type(columns).__name__}, "
-            f"wanted a tensor, a numpy array, a sequence, or a tuple or dict of them.{hint}"
+            f"ArrayDataset: found a column of type {type(columns).__name__}, wanted a tensor, a numpy array, a sequence, or a "
+            f"tuple or dict of them. {frame_way_out(columns)}".rstrip()
         )
     return columns
