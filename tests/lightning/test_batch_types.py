@@ -1,7 +1,6 @@
 """Under Lightning: batches of any container reach the model on its device, with their type."""
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +69,9 @@ class MovesData(lk.DataModule):
 
 
 @pytest.fixture(params=[False, True], ids=["when asked for", "ahead"])
-def ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param:
         monkeypatch.setitem(cuda.BACKENDS, "cpu", FakeCuda("all"))
-    yield
 
 
 def samples(make: Any) -> list[Any]:
