@@ -86,13 +86,24 @@ def reduced(container: Any) -> Any:
     kind: Any = type(container)
     if kind is MappingProxyType:
         return _read_only, (dict(container),)  # its type has no name that pickle finds
-    base = next((base for base in _BASES if isinstance(container, base)), None)
-    if base is None or kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__getstate__ is not object.__getstate__:
-        return NotImplemented
-    if kind in _BASES or kind.__reduce__ not in (object.__reduce__, base.__reduce__) or hasattr(kind, "__setstate__"):
+    base = _base_to_reduce(kind)
+    if base is None:
         return NotImplemented
     parts = dict(base.items(container)) if issubclass(base, dict) else list(base.__iter__(container))
     return _restore, (kind, base, parts, _setting(container, base), shows_items(container), *_state(container))
+
+
+@lru_cache(maxsize=256)
+def _base_to_reduce(kind: Any) -> Any:
+    """Return the builtin base of a type; None if its instances pickle as they should."""
+    base = next((base for base in _BASES if issubclass(kind, base)), None)
+    if base is None or kind in _BASES or hasattr(kind, "__setstate__"):
+        return None
+    if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__getstate__ is not object.__getstate__:
+        return None
+    # The constructor of a namedtuple takes its parts, unless a subclass has another.
+    is_named = str(kind.__new__.__module__).startswith("namedtuple_")
+    return None if is_named or kind.__reduce__ not in (object.__reduce__, base.__reduce__) else base
 
 
 def _read_only(parts: dict[Any, Any]) -> Any:
