@@ -11,7 +11,8 @@ from loaderkit.collate.padding import pad_field
 from loaderkit.collate.rules import Jagged, Pad
 from loaderkit.collate.sequences import sequences_of
 from loaderkit.datasets.ragged import Ragged
-from loaderkit.system.stack import CollateError, join_path, named, stack_field
+from loaderkit.system.containers import with_parts
+from loaderkit.system.stack import CollateError, batch_like, join_path, named, stack_field
 
 Rule = Pad | Jagged | Mapping[Any, Any] | Callable[[list[Any]], Any]
 Rules = Mapping[Any, Any]  # from a key, a position, or a path such as "a.b", to a Rule
@@ -85,9 +86,9 @@ class FieldCollator:
             part, extras = self._collate_part(values, place, name, rules, path)
             parts.append(part)
             appended.extend(extras.values())
-        if hasattr(first, "_fields") and not appended:
-            return type(first)(*parts)
-        return (*parts, *appended)
+        if not isinstance(first, tuple) or appended:
+            return (*parts, *appended)
+        return with_parts(first, parts) if self.whole else batch_like(values, parts, path)
 
     def _collate_part(self, values: Any, key: Any, name: Any, rules: Rules, path: str) -> tuple[Any, dict[str, Tensor]]:
         column = values[key] if self.whole else [sample[key] for sample in values]

@@ -13,6 +13,7 @@ from loaderkit.collate.rules import Jagged, Pad
 from loaderkit.collate.sequences import sequences_of, split
 from loaderkit.datasets.ragged import Ragged
 from loaderkit.seeding.draws import draws_nothing
+from loaderkit.system.containers import with_parts
 from loaderkit.system.stack import CollateError
 
 Batch = TypeVar("Batch", covariant=True, default=Any)
@@ -67,7 +68,9 @@ class PadCollate(Generic[Batch]):
     def _collate(self, samples: Any, collator: FieldCollator) -> Any:
         if self.sort_by is None:
             return _by_rules(samples, self.fields, collator)
-        lengths = torch.tensor(sequences_of(_column(samples, self.sort_by, collator), str(self.sort_by)).lengths)
+        lengths = torch.tensor(
+            sequences_of(_column(samples, self.sort_by, collator), str(self.sort_by)).lengths, device="cpu"
+        )
         order = lengths.argsort(descending=True, stable=True)
         try:
             batch = _by_rules(_reorder(samples, order, collator.whole), self.fields, collator)
@@ -206,6 +209,5 @@ def _reorder(values: Any, order: Tensor, whole: bool) -> Any:
     if whole and isinstance(values, Mapping):
         return {name: _reorder(value, order, whole) for name, value in values.items()}
     if whole and isinstance(values, tuple):
-        parts = [_reorder(value, order, whole) for value in values]
-        return type(values)(*parts) if hasattr(values, "_fields") else tuple(parts)
+        return with_parts(values, [_reorder(value, order, whole) for value in values])
     return [values[row] for row in order.tolist()]

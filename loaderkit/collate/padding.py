@@ -22,7 +22,7 @@ from loaderkit.collate.sequences import (
 )
 from loaderkit.datasets.ragged import Ragged
 from loaderkit.system.batch_memory import LARGE, as_array, bits_of, empty_array, new_empty
-from loaderkit.system.stack import CollateError, difference, named
+from loaderkit.system.stack import CollateError, difference, like_samples, named
 
 # Longer rows are copied one by one. Joining them first writes to new memory: 16 rows of 160,000 float32 take 24 ms, not 0.8.
 _LONG_ROW = 1 << 15  # elements
@@ -40,12 +40,12 @@ def pad_field(values: Any, path: str, rule: Pad) -> tuple[Tensor, dict[str, Tens
             joined, lengths = sequences.join(copy=False).to(rule.dtype), np.array(sequences.lengths)
             there = _is_data(lengths, steps, rule.side)
             padded = scatter(joined, there, rule.value)
-            return _like_the_first(padded, values), _extras(lengths, there, rule)
+            return _like_samples(padded, values, path), _extras(lengths, there, rule)
         rows = sequences.split()
     else:
         rows = split(values.values, values.offsets.diff().tolist()) if isinstance(values, Ragged) else list(values)
     padded, lengths, there = _pad_each(rows, path, rule)
-    return _like_the_first(padded, values), _extras(lengths, there, rule)
+    return _like_samples(padded, values, path), _extras(lengths, there, rule)
 
 
 def scatter(steps: Tensor, there: Array, value: float) -> Tensor:
@@ -86,7 +86,9 @@ def _extras(lengths: Array, there: Array, rule: Pad) -> dict[str, Tensor]:
         extras["lengths"] = torch.from_numpy(lengths)
     if rule.mask:
         mask = torch.from_numpy(there)
-        extras["mask"] = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf) if rule.mask == "additive" else mask
+        extras["mask"] = (
+            torch.zeros(mask.shape, device="cpu").masked_fill_(~mask, -torch.inf) if rule.mask == "additive" else mask
+        )
     return extras
 
 
@@ -141,13 +143,13 @@ def _round_up(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def _like_the_first(padded: Tensor, values: Any) -> Tensor:
+def _like_samples(padded: Tensor, values: Any, path: str) -> Tensor:
     """Keep subclasses of Tensor, as stacking does."""
     if isinstance(values, (Ragged, Tensor)) or type(values[0]) is Tensor or not isinstance(values[0], Tensor):
         return padded
-    kept = padded.as_subclass(type(values[0]))
-    kept.__dict__.update(values[0].__dict__)
-    return kept
+    if len(set(map(type, values))) > 1:
+        return padded
+    return like_samples(padded.as_subclass(type(values[0])), values, path)
 
 
 def pad_sequences(

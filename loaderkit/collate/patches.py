@@ -65,11 +65,11 @@ class Patches:
         cut = [self._cut(picture) for _, picture in rows]
         grids = [grid for _, grid in cut]
         counts = [sum(row == number for row, _ in rows) for number in range(len(values))]
-        none = torch.empty(0, 3 * self.size**2, dtype=torch.uint8)
+        none = torch.empty(0, 3 * self.size**2, dtype=torch.uint8, device="cpu")
         return {
             "patches": torch.cat([patches for patches, _ in cut]) if cut else none,
-            "grids": torch.tensor(grids, dtype=torch.int64).reshape(-1, 2),
-            "pictures": torch.tensor(counts, dtype=torch.int64),
+            "grids": torch.tensor(grids, dtype=torch.int64, device="cpu").reshape(-1, 2),
+            "pictures": torch.tensor(counts, dtype=torch.int64, device="cpu"),
         }
 
     def tokens(self, value: Any) -> int:

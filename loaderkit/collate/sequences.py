@@ -15,7 +15,7 @@ from torch import Tensor
 from loaderkit.collate.rules import Pad
 from loaderkit.datasets.ragged import Ragged
 from loaderkit.system.arrays import native
-from loaderkit.system.stack import CollateError, difference, from_array, named
+from loaderkit.system.stack import CollateError, check_unmasked, difference, from_array, named
 
 Array = npt.NDArray[Any]
 _PLAIN = {Tensor, np.ndarray}
@@ -155,7 +155,9 @@ def _as_one_kind(values: list[Any], field: str, collate: str) -> list[Any]:
     known = next((item for item, empty in zip(items, bare, strict=True) if not empty), None)
     if known is not None and any(bare):
         like = known.dtype if isinstance(known, Tensor) else as_tensor(known[:0]).dtype
-        items = [torch.empty(0, dtype=like) if empty else item for item, empty in zip(items, bare, strict=True)]
+        items = [
+            torch.empty(0, dtype=like, device="cpu") if empty else item for item, empty in zip(items, bare, strict=True)
+        ]
     if any(isinstance(item, Tensor) for item in items):
         return [as_tensor(item).as_subclass(Tensor) for item in items]
     return items
@@ -170,6 +172,7 @@ def as_sequence(value: Any, field: str, row: int, collate: str) -> Any:
             raise CollateError(f"{collate}: {named(field)} has lists that form no array: {error}", [row]) from None
         if value.dtype == np.float64:
             value = torch.from_numpy(value).to(torch.get_default_dtype())
+    check_unmasked(value, field, row, collate)
     if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
         raise _no_sequence(f"an array of {value.dtype}", field, row, collate)
     if isinstance(value, Mapping):

@@ -13,6 +13,7 @@ from loaderkit.sampling.cursor import fingerprint
 from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import check_integer
+from loaderkit.system.containers import with_parts
 
 
 class PieceDataset(DeclaresDraws):
@@ -137,9 +138,7 @@ class PieceDataset(DeclaresDraws):
             self._slice(value, document, start) if name in self.fields else value
             for name, value in zip(names, values, strict=True)
         ]
-        if isinstance(sample, Mapping):
-            return dict(zip(names, parts, strict=True))
-        return type(sample)(*parts) if hasattr(sample, "_fields") else tuple(parts)
+        return with_parts(sample, dict(zip(names, parts, strict=True)) if isinstance(sample, Mapping) else parts)
 
     def _slice(self, sequence: Any, document: int, start: int) -> Any:
         if len(sequence) != self._lengths[document]:

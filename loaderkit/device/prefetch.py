@@ -25,7 +25,7 @@ from loaderkit.seeding.draws import draws_nothing
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.checks import check_integer
-from loaderkit.system.nested import is_plain, map_leaves, to_device
+from loaderkit.system.nested import is_plain, map_leaves, movable, to_device
 from loaderkit.system.overrides import own_attribute
 
 Transform = Callable[[Any], Any]
@@ -165,6 +165,7 @@ class Prefetcher:
 
         def move(leaf: Any) -> Any:
             if id(leaf) not in targets:
+                leaf = movable(leaf)
                 is_async = isinstance(leaf, Tensor) or _takes_non_blocking(type(leaf))  # type: ignore[arg-type]
                 return leaf.to(self.device, non_blocking=True) if is_async else leaf.to(self.device)
             backend.copy(targets[id(leaf)], leaf)

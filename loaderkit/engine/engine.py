@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.sampling.plan import BatchKey
+from loaderkit.system.host import on_host
 from loaderkit.system.nested import pin
 
 
@@ -50,7 +51,7 @@ class InlineEngine:
         self.pinned = pin_memory
 
     def run(self, keys: Iterable[BatchKey]) -> Iterator[Any]:
-        batches = map(self._reader.read, keys)
+        batches = on_host(map(self._reader.read, keys))
         return map(pin, batches) if self.pinned else batches
 
     def close(self) -> None:

@@ -25,6 +25,8 @@ from torch.utils.data._utils import worker as torch_worker
 from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.keys import derive_seed
+from loaderkit.system.containers import CONTAINERS, reduced
+from loaderkit.system.host import host, use_host
 from loaderkit.system.nested import is_plain, pin
 from loaderkit.system.open_before_fork import warn_of_open_files
 from loaderkit.system.pickling import explained, sendable_errors
@@ -86,11 +88,14 @@ def seal(batch: Any) -> Sealed:
 
 
 def _open(message: bytes) -> Hidden:
-    return Hidden(pickle.loads(message))
+    with host():  # torch makes sparse tensors on its default device
+        return Hidden(pickle.loads(message))
 
 
 class _Pickler(ForkingPickler):
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, CONTAINERS):
+            return reduced(value)
         if not isinstance(value, Tensor) or not is_plain(value) or not value.is_contiguous() or vars(value):
             return NotImplemented
         if value.nbytes > _SMALL:
@@ -101,7 +106,7 @@ class _Pickler(ForkingPickler):
 
 def _rebuild(content: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     make: Callable[..., Tensor] = torch.frombuffer
-    return make(content, dtype=dtype).reshape(shape) if content else torch.empty(shape, dtype=dtype)
+    return make(content, dtype=dtype).reshape(shape) if content else torch.empty(shape, dtype=dtype, device="cpu")
 
 
 class Batches:
@@ -256,6 +261,7 @@ class StartWorker:
         # even if the trainer was killed. And a worker that ends waits until its batches are read.
         end_with_parent()
         limit_threads()
+        use_host()
         # The thread that sends batches imports parts of torch for its first large tensor. If this thread imports them at
         # the same time, the import fails, the batch is lost, and the trainer waits for ever.
         ForkingPickler.dumps(torch.empty(0))
@@ -325,7 +331,7 @@ class TorchEngine:
             )
         self._keys.now = keys
         warn_of_open_files(self._reader.dataset, self._context)
-        with explained(self._context, self._reader, worker_init_fn=self._init):
+        with host(), explained(self._context, self._reader, worker_init_fn=self._init):  # torch makes a seed there
             batches = Batches(iter(self._loader), self._crew, self._timeout_s)
         self._running = weakref.ref(batches)
         return batches

@@ -9,13 +9,14 @@ from typing_extensions import override
 
 from loaderkit.device.prefetch import Prefetcher
 from loaderkit.lightning.check_data import Data, check_data, check_dataset, make_dataset, map_data
-from loaderkit.lightning.framework import WAY_OUT, check_trainer, pl
+from loaderkit.lightning.framework import WAY_OUT, check_trainer, is_overridden, pl
 from loaderkit.lightning.loaders import (
     EvalLoader,
     TrainerLoader,
     TrainLoader,
     check_equal_ranks,
     is_stream,
+    move_batch,
     why_not_ahead,
 )
 from loaderkit.lightning.position import TrainPosition, TrainProgress
@@ -42,7 +43,8 @@ class DataModule(pl.LightningDataModule):
     or another batch size.
 
     On CUDA, batches are copied ahead to the Trainer's device. They are not if a hook
-    `on_before_batch_transfer` or `transfer_batch_to_device` needs them on the host.
+    `on_before_batch_transfer` or `transfer_batch_to_device` needs them on the host. Batches are moved
+    as `lk.to_device` does it, so they may be frozen dataclasses.
 
     Evaluation delivers each sample once over all ranks, in the same order each time. With streams,
     ranks may have different numbers of batches. If the strategy communicates at each batch, this is
@@ -198,6 +200,12 @@ class DataModule(pl.LightningDataModule):
     @override
     def predict_dataloader(self) -> Any:
         return self._make("predict", self._make_eval)
+
+    @property
+    def transfer_batch_to_device(self) -> Callable[..., Any]:
+        """A function that copies a batch to a device, as `lk.to_device` does. A hook of the LightningModule counts instead."""
+        module = None if self.trainer is None else self.trainer.lightning_module
+        return super().transfer_batch_to_device if is_overridden("transfer_batch_to_device", module) else move_batch
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from loaderkit.lightning.base import DataModule
 from loaderkit.lightning.check_data import STAGES, StageData, factories, list_stage_data, sources_by_stage
 from loaderkit.lightning.shards import index_shards
 from loaderkit.loader.config import LoaderConfig
+from loaderkit.system.containers import with_parts
 from loaderkit.system.suggest import suggest_arguments
 
 Transform = Callable[[Any], Any]
@@ -167,7 +168,7 @@ class ImageDataModule(DataModule):
     @override
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         if isinstance(batch, list | tuple):
-            return type(batch)([self.to_input(batch[0]), *batch[1:]])
+            return with_parts(batch, [self.to_input(batch[0]), *batch[1:]])
         return self.to_input(batch)
 
     def to_input(self, pictures: Tensor) -> Tensor:

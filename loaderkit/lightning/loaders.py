@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Never
 
+import torch
 import torch.utils.data as torch_data
 
 from loaderkit.device.cuda import BACKENDS
@@ -15,6 +16,7 @@ from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.device_loader import AheadEpoch
 from loaderkit.loader.loader import Loader
 from loaderkit.loader.position import Position
+from loaderkit.system.nested import to_device
 
 
 class TrainerLoader(Loader):
@@ -258,9 +260,14 @@ def why_not_ahead(trainer: pl.Trainer | None, data: pl.LightningDataModule, conf
         return f"the loader has device={config.device!r} and copies its own batches"
     for hook in ("on_before_batch_transfer", "transfer_batch_to_device"):
         for owner in (data, trainer.lightning_module):
-            if owner is not None and is_overridden(hook, owner):
+            if owner is not None and is_overridden(hook, owner) and getattr(owner, hook) is not move_batch:
                 return f"{type(owner).__name__} overrides {hook}, which needs batches on the host"
     return None
+
+
+def move_batch(batch: Any, device: torch.device, *_: Any) -> Any:
+    """Copy a batch to the Trainer's device. Lightning's own way refuses frozen dataclasses, and calls constructors."""
+    return to_device(batch, device)
 
 
 def check_equal_ranks(trainer: pl.Trainer | None, loader: Loader, data: str) -> None:

@@ -91,7 +91,7 @@ def check_indexed(dataset: Any) -> None:
             "TarDataset, ParquetDataset, JsonlDataset, CsvDataset and others, such as loaderkit.CsvDataset(path)."
         )
     if is_frame(dataset):
-        raise TypeError(f"loader: the dataset is a table ({name}), wanted samples by number. {frame_way_out(dataset)}")
+        raise TypeError(f"loader: the dataset is a {name}, wanted samples by number. {frame_way_out(dataset)}")
     if isinstance(dataset, Mapping) and 0 not in dataset:
         raise TypeError(
             f"loader: the dataset is a {name} of {list(itertools.islice(dataset, 5))}, wanted samples by number. For columns "

@@ -154,7 +154,7 @@ def new_empty(shape: Sequence[int], like: Tensor) -> Tensor:
         return torch.empty(shape, dtype=like.dtype, device=like.device)
     if _is_shared(size_bytes):
         make: Callable[[int], Any] = torch.UntypedStorage._new_shared  # as torch's default_collate does
-        made: Tensor = torch.empty(0, dtype=like.dtype)
+        made: Tensor = torch.empty(0, dtype=like.dtype, device="cpu")
         return made.set_(make(size_bytes), 0, tuple(shape))  # type: ignore[call-overload,no-any-return]
     # The memory of torch.empty goes back to the system each time. For 256 x 512 int64, in batches of several lengths, its
     # 40 page faults take four times as long as filling it.
@@ -164,7 +164,7 @@ def new_empty(shape: Sequence[int], like: Tensor) -> Tensor:
 @lru_cache(maxsize=64)
 def bits_of(value: float, dtype: torch.dtype) -> Any:
     """Return `value` as an element of `as_array(tensor)`, for a tensor of this dtype."""
-    return as_array(torch.full((1,), value, dtype=dtype))[0]
+    return as_array(torch.full((1,), value, dtype=dtype, device="cpu"))[0]
 
 
 def as_array(tensor: Tensor) -> Array:

@@ -1,12 +1,15 @@
 """Nested batches: copies to a device and to page-locked memory that keep their types."""
 
-import copy
-import dataclasses
-from collections.abc import Callable, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from loaderkit.system.containers import field_names, is_sequence, with_parts
+
+_VALUES = frozenset((str, bytes, bool, int, float, type(None)))  # the usual leaves that stay
 
 
 def should_pin(pin_memory: bool | str, device: torch.device | None) -> bool:
@@ -80,12 +83,13 @@ def to_device(batch: Any, device: torch.device | str, *, non_blocking: bool | No
     """Copy a batch's tensors to a device, and custom types by their own `to(device)`.
 
     Args:
-        batch: Tensors in dicts, lists, tuples, namedtuples and dataclasses, nested. Other leaves stay as they are.
+        batch: Tensors in mappings, sequences and objects with fields (dataclasses, attrs classes, pydantic models,
+            SimpleNamespace), nested. Other leaves stay as they are.
         device: The target.
         non_blocking: Whether the host continues during the copy. None means: only from page-locked memory to CUDA.
 
     Returns:
-        The same structure, with the same types.
+        The same structure, with the same types and attributes. No constructor runs.
 
     Examples:
         >>> batch = {"image": torch.zeros(2, 3, 8, 8), "name": ["a", "b"]}
@@ -99,35 +103,39 @@ def to_device(batch: Any, device: torch.device | str, *, non_blocking: bool | No
         continues = non_blocking
         if continues is None:
             continues = target.type == "cuda" and isinstance(leaf, Tensor) and leaf.is_pinned()
-        return leaf.to(target, non_blocking=True) if continues else leaf.to(target)
+        leaf = movable(leaf)
+        moved = leaf.to(target, non_blocking=True) if continues else leaf.to(target)
+        return leaf if moved is None else moved  # a method that moves its object may return nothing
 
     return map_leaves(batch, move)
 
 
+def movable(leaf: Any) -> Any:
+    """Return what can be moved without a change to the caller's batch: transformers' dicts move in place."""
+    return with_parts(leaf, dict(leaf)) if isinstance(leaf, UserDict) else leaf
+
+
 def map_leaves(batch: Any, function: Callable[[Any], Any], method: str = "to") -> Any:
     """Apply a function to each leaf: tensors, and other values that have a method of this name."""
+    kind = type(batch)
+    if kind in _VALUES:
+        return batch
+    if kind is dict:
+        return {name: map_leaves(value, function, method) for name, value in batch.items()}
+    if kind is list:
+        return [map_leaves(part, function, method) for part in batch]
+    if kind is tuple:
+        return tuple([map_leaves(part, function, method) for part in batch])
     if isinstance(batch, Tensor) or (callable(getattr(batch, method, None)) and not isinstance(batch, type)):
         return function(batch)
     if isinstance(batch, Mapping):
-        mapped = {name: map_leaves(value, function, method) for name, value in batch.items()}
-        kind: Any = type(batch)
-        if kind is dict or not isinstance(batch, MutableMapping):
-            return mapped if kind is dict else kind(mapped)
-        same: Any = copy.copy(batch)  # the constructor may take other arguments, as defaultdict's does
-        for name, value in mapped.items():
-            same[name] = value
-        return same
-    if isinstance(batch, tuple | list):
-        parts = [map_leaves(part, function, method) for part in batch]
-        kind = type(batch)
-        return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        same = copy.copy(batch)  # the constructor may not take all fields, or compute some
-        for field in dataclasses.fields(batch):
-            if hasattr(batch, field.name):
-                object.__setattr__(same, field.name, map_leaves(getattr(batch, field.name), function, method))
-        return same
-    return batch
+        return with_parts(batch, {name: map_leaves(batch[name], function, method) for name in batch})
+    if is_sequence(batch):
+        return with_parts(batch, [map_leaves(part, function, method) for part in batch])
+    names = field_names(batch)
+    if names is None:
+        return batch
+    return with_parts(batch, {name: map_leaves(getattr(batch, name), function, method) for name in names})
 
 
 def _is_bad_fork() -> bool:

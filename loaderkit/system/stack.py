@@ -1,9 +1,15 @@
 """The default collate: stacks nested samples leaf by leaf and keeps their types."""
 
-import copy
-import dataclasses
+import datetime
+import decimal
+import enum
+import fractions
 import operator
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+import os
+import sys
+import uuid
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +18,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from loaderkit.system.containers import (
+    attributes_of,
+    declared_fields,
+    field_names,
+    is_cached,
+    is_sequence,
+    leave_out,
+    shows_items,
+    with_parts,
+)
 from loaderkit.system.stack_rows import stack_rows
 
 # Tuples, since Python would build a union of types again for each field of each batch.
@@ -43,14 +59,16 @@ class CollateError(ValueError):
 def stack(samples: Sequence[Any]) -> Any:
     """Stack B samples of one structure.
 
-    Tensors, arrays and numbers become tensors (B, *). Subclasses of Tensor stay what they are. Strings, bytes and None
-    become lists. Dicts, tuples, namedtuples and dataclasses keep their type: a batch of tuples is a tuple, where
-    torch's `default_collate` makes a list, and strings inside it are a list, where torch makes a tuple. A class may bring a static method
-    `collate(samples)`. Other leaves go to torch's `default_collate`.
+    Tensors, arrays and numbers become tensors (B, *) on the host. Subclasses of Tensor stay what they are. Strings, bytes and
+    None become lists. Mappings, sequences and objects with fields (dataclasses, attrs classes, pydantic models, SimpleNamespace)
+    keep their type, and no constructor runs: a batch of tuples is a tuple, where torch's `default_collate` makes a list, and
+    strings inside it are a list, where torch makes a tuple. A type that cannot hold a batch becomes a dict, a tuple or a list.
+    Attributes stay that are equal in all samples. A class may bring a static method `collate(samples)`, or stack itself with
+    `torch.stack`, as TensorDict does. Other leaves go to torch's `default_collate`.
 
     Raises:
-        CollateError: If structures, shapes or dtypes differ. Names the field.
-        TypeError: If a leaf has a type that cannot be stacked.
+        CollateError: If structures, shapes or dtypes differ, or values are masked. Names the field.
+        TypeError: If a leaf has a type that cannot be stacked. Names the field and the way out.
     """
     return stack_field(samples, "")
 
@@ -65,7 +83,7 @@ def stack_columns(columns: Any, field: str = "") -> Any:
     if isinstance(columns, tuple):
         names = getattr(columns, "_fields", range(len(columns)))
         parts = [stack_columns(column, join_path(field, name)) for column, name in zip(columns, names, strict=True)]
-        return type(columns)(*parts) if hasattr(columns, "_fields") else tuple(parts)
+        return with_parts(columns, parts)
     if isinstance(columns, np.ndarray) and columns.dtype.kind in "biufc":
         return from_array(columns)
     return columns if isinstance(columns, Tensor) else stack_field(columns, field)
@@ -87,24 +105,23 @@ def stack_field(values: Sequence[Any], field: str) -> Any:
     if isinstance(first, Tensor):
         return _stack_tensors(values, field)
     if isinstance(first, np.ndarray) and first.dtype.kind in "biufc":
-        return _stack_tensors(list(map(from_array, values)), field)
+        return _stack_arrays(values, field)
     if isinstance(first, _NUMBERS):
-        return _stack_numbers(values)
+        return _stack_numbers(values, field)
     if first is None or isinstance(first, (str, bytes)):
         return list(values)
+    if hasattr(kind, "__torch_function__"):
+        return _stack_by_itself(values, field)
     if isinstance(first, Mapping):
         return _stack_mapping(values, field)
-    if dataclasses.is_dataclass(first) and not isinstance(first, type):
-        return _stack_dataclass(values, field)
-    if isinstance(first, (tuple, list)):
+    if field_names(first) is not None:
+        return _stack_fields(values, field)
+    if is_sequence(first):
         return _stack_sequence(values, field)
     try:
         return default_collate(list(values))
     except TypeError as error:
-        raise TypeError(
-            f"collate: {named(field)} has type {getattr(first, 'dtype', kind.__name__)}, wanted tensors, arrays, numbers, strings, None, or "
-            f"dicts, tuples and dataclasses of them. Give {kind.__name__} a static method collate(samples), or pass collate_fn."
-        ) from error
+        raise _no_leaf(first, field) from error
 
 
 def from_array(array: npt.NDArray[Any]) -> Tensor:
@@ -116,14 +133,138 @@ def from_array(array: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
 
 
-def _stack_dataclass(values: Sequence[Any], field: str) -> Any:
-    names = {each.name: each.init for each in dataclasses.fields(values[0])}
-    stacked = {name: stack_field([getattr(value, name) for value in values], join_path(field, name)) for name in names}
-    made = type(values[0])(**{name: value for name, value in stacked.items() if names[name]})
-    for name, value in stacked.items():
-        if not names[name]:
-            object.__setattr__(made, name, value)  # works for frozen dataclasses too
-    return made
+def _no_leaf(value: Any, field: str) -> TypeError:
+    """Return the error for a value that cannot be stacked."""
+    kind, dtype = type(value), getattr(value, "dtype", None)
+    found, advice = kind.__name__, _advice(kind)
+    if isinstance(value, np.ndarray | np.generic) and isinstance(dtype, np.dtype):
+        found, advice = str(dtype), _OF_DTYPES["S" if dtype.kind == "V" and dtype.names is None else dtype.kind]
+    outside = kind.__module__.partition(".")[0] in sys.stdlib_module_names
+    own = "" if advice or outside else ", or, if the class is yours, give it a static method collate(samples)"
+    return TypeError(
+        f"collate: {named(field)} has type {found}, wanted tensors, arrays, numbers, strings, None, or mappings, sequences and "
+        f"objects with fields of them. {advice or 'Make it one of these in the dataset'}, or pass collate_fn{own}."
+    )
+
+
+def _advice(kind: type) -> str:
+    """Return what to write in the dataset for a value of a type; nothing for types without an advice of their own."""
+    known = [advice for base, advice in _OF_TYPES if issubclass(kind, base)]
+    if callable(getattr(kind, "to_numpy", None)) or any(base.__module__ == "PIL.Image" for base in kind.__mro__):
+        known.append("Make it an array in the dataset: numpy.array(value)")
+    return known[0] if known else ""
+
+
+def _stack_by_itself(values: Sequence[Any], field: str) -> Any:
+    """Stack values for which torch's functions call their own: TensorDict."""
+    try:
+        return torch.stack(list(values))
+    except Exception as error:
+        raise CollateError(
+            f"collate: {named(field)} has type {type(values[0]).__name__}, which torch.stack cannot stack: {error}. Make them "
+            "of one structure and shape in the dataset, or pass collate_fn"
+        ) from error
+
+
+def _stack_fields(values: Sequence[Any], field: str) -> Any:
+    names = field_names(values[0]) or []
+    try:
+        columns = {name: [getattr(value, name) for value in values] for name in names}
+    except AttributeError:
+        columns = None
+    kind: Any = type(values[0])
+    if columns is None or declared_fields(kind) != tuple(names):  # else none has other fields
+        for row, value in enumerate(values):
+            if set(field_names(value) or ()) != set(names):
+                raise CollateError(
+                    f"collate: {named(field)} has fields {names} and {field_names(value)}, wanted the same in a batch",
+                    [0, row],
+                )
+    stacked = {name: stack_field(column, join_path(field, name)) for name, column in (columns or {}).items()}
+    return batch_like(values, stacked, field)
+
+
+def batch_like(values: Sequence[Any], parts: Any, field: str) -> Any:
+    """Return a batch of the samples' type with these parts, and with the attributes that are equal in all samples."""
+    first = values[0]
+    batch = with_parts(first, parts)
+    names = _differing(batch, values) if type(batch) is type(first) else []
+    if names:
+        # A class may need the attributes that it has for itself.
+        own = [name for name in names if name.startswith("_") and hasattr(batch, name)]
+        left = [name for name in names if name not in own]
+        for name in attributes_of(batch).keys() & left:
+            leave_out(batch, name)
+        said = [f"The batch is without {left}." if left else "", f"It keeps the first sample's {own}." if own else ""]
+        _warn(first, field, names, " ".join(filter(None, said)))
+    return batch
+
+
+def _differing(batch: Any, values: Sequence[Any]) -> list[str]:
+    """Return the attributes, other than those made of the parts, that are not the same in all samples."""
+    first, kind = attributes_of(values[0]), type(values[0])
+    has_more = kind.__dictoffset__ and not shows_items(values[0])
+    names = set(first).union(*map(vars, values)) if has_more else set(first)
+    names = names.difference(field_names(values[0]) or ())
+    if not names:
+        return []
+    states, kept = list(map(attributes_of, values)), attributes_of(batch)
+    return [
+        name
+        for name in sorted(names)
+        if not name.startswith("__")
+        and not is_cached(kind, name)
+        and (name not in kept or kept[name] is first.get(name, kept))
+        and not all(name in state and is_same(state[name], first.get(name)) for state in states)
+    ]
+
+
+def _warn(value: Any, field: str, names: list[str], what: str) -> None:
+    warnings.warn(
+        f"collate: {named(field)} has type {type(value).__name__}, and samples of a batch differ in its attributes {names}. "
+        f"{what} Make them fields of the samples, or pass a collate_fn that knows them.",
+        stacklevel=2,
+    )
+
+
+def is_same(left: Any, right: Any) -> bool:
+    """Return whether two values are equal, with equal types. Tensors and arrays may be among them."""
+    if left is right:
+        return True
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, Tensor):
+        return left.dtype == right.dtype and left.device == right.device and torch.equal(left, right)
+    if isinstance(left, np.ndarray):
+        return left.dtype == right.dtype and np.array_equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(is_same(value, right[name]) for name, value in left.items())
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(is_same, left, right))
+    try:
+        return bool(left == right)
+    except Exception:  # a class that cannot say
+        return False
+
+
+def check_unmasked(array: Any, field: str, row: int = 0, collate: str = "collate") -> None:
+    """Refuse an array with masked values: a tensor has no mask."""
+    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+        raise CollateError(
+            f"{collate}: {named(field)} has masked values, and a tensor has no mask. In the dataset return array.filled(value), and "
+            "np.ma.getmaskarray(array) as another field if you need it",
+            [row],
+        )
+
+
+def _stack_arrays(values: Sequence[Any], field: str) -> Tensor:
+    if isinstance(values[0], np.ma.MaskedArray):
+        for row, value in enumerate(values):
+            check_unmasked(value, field, row)
+    try:
+        return _stack_tensors(list(map(from_array, values)), field)
+    except TypeError as error:  # a dtype that torch lacks
+        raise _no_leaf(values[0], field) from error
 
 
 def _stack_tensors(values: Sequence[Tensor], field: str) -> Tensor:
@@ -144,8 +285,25 @@ def _stack_tensors(values: Sequence[Tensor], field: str) -> Tensor:
         pad = "For variable lengths use loaderkit.PadCollate"
         way_out = pad if is_ragged else "Resize, crop or pad them in the dataset, or pass collate_fn"
         raise difference("shapes", shapes, field, "collate", f". {way_out}") from None
-    stacked.__dict__.update(first.__dict__)
-    return stacked
+    return like_samples(stacked, values, field)
+
+
+def like_samples(batch: Tensor, values: Sequence[Any], field: str) -> Tensor:
+    """Give a batch the attributes that are equal in all samples. They are of a subclass of Tensor, as the batch is."""
+    states = [vars(value) for value in values]
+    names = dict.fromkeys(name for state in states for name in state)
+    equal = {n: states[0].get(n) for n in names if all(n in s and is_same(s[n], states[0].get(n)) for s in states)}
+    vars(batch).update(equal)
+    if len(equal) < len(names):
+        differ, kept = [name for name in names if name not in equal], True
+        try:
+            batch[:0].as_subclass(type(batch)).clone()
+            batch.clone()
+        except Exception:
+            kept = False  # the class needs them; torch.stack of tv_tensors gives a plain tensor, too
+        _warn(values[0], field, differ, f"The batch is {'without them' if kept else 'a plain Tensor'}.")
+        return batch if kept else batch.as_subclass(Tensor)
+    return batch
 
 
 def difference(what: str, found: Sequence[Any], field: str, collate: str, way_out: str = "") -> CollateError:
@@ -170,13 +328,19 @@ def _stack_unusual(values: Sequence[Tensor], field: str) -> Tensor:
         ) from error
 
 
-def _stack_numbers(values: Sequence[Any]) -> Tensor:
+def _stack_numbers(values: Sequence[Any], field: str) -> Tensor:
     kinds = set(map(type, values))
     if isinstance(values[0], _NUMPY_NUMBERS) or any(issubclass(kind, np.floating) for kind in kinds):
-        return torch.from_numpy(np.asarray(values))
+        try:
+            return torch.from_numpy(np.asarray(values))
+        except TypeError as error:  # a dtype that torch lacks
+            raise _no_leaf(values[0], field) from error
+    # On the host, as all leaves: torch.set_default_device would put only these elsewhere.
     if any(issubclass(kind, float) for kind in kinds):
-        return torch.tensor(values, dtype=torch.float64)
-    return torch.tensor(values)
+        return torch.tensor(values, dtype=torch.float64, device="cpu")
+    if kinds == {bool, int}:
+        return _stack_integers(values, field)
+    return torch.tensor(values, device="cpu")
 
 
 def _stack_mapping(values: Sequence[Mapping[Any, Any]], field: str) -> Any:
@@ -188,13 +352,9 @@ def _stack_mapping(values: Sequence[Mapping[Any, Any]], field: str) -> Any:
                 [0, row],
             )
     stacked = {name: stack_field([value[name] for value in values], join_path(field, name)) for name in names}
-    kind: Any = type(values[0])
-    if kind is dict or not isinstance(values[0], MutableMapping):
-        return stacked if kind is dict else kind(stacked)
-    same = copy.copy(values[0])  # its constructor may take other arguments, as defaultdict's does
-    for name, value in stacked.items():
-        same[name] = value
-    return same
+    if type(values[0]) is dict:
+        return stacked
+    return batch_like(values, stacked, field)
 
 
 def _stack_sequence(values: Sequence[Sequence[Any]], field: str) -> Any:
@@ -211,7 +371,9 @@ def _stack_sequence(values: Sequence[Sequence[Any]], field: str) -> Any:
     names = getattr(kind, "_fields", range(length))
     columns = zip(*values, strict=True)
     parts = [stack_field(column, join_path(field, name)) for column, name in zip(columns, names, strict=True)]
-    return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+    if kind is tuple:
+        return tuple(parts)
+    return parts if kind is list else batch_like(values, parts, field)
 
 
 def join_path(path: str, name: Any) -> str:
@@ -235,8 +397,37 @@ def _stack_integers(values: Sequence[int], field: str) -> Tensor:
         ) from None
 
 
+_NUMBER_OR_TEXT = "Make it a number in the dataset, such as {}, or a text, such as str(value)"
+_LIST = "Make it a list in the dataset: value.tolist()"
+_DATE = _NUMBER_OR_TEXT.format("value.astype('int64')")
+# What to write in the dataset, by the kind of an array's dtype, and by type.
+_OF_DTYPES = {
+    "M": _DATE,
+    "m": _DATE,
+    "O": "Make it an array of numbers in the dataset, such as value.astype('float32'), or a list: value.tolist()",
+    "U": _LIST,
+    "S": _LIST,
+    "T": _LIST,
+    "V": "Make its fields those of the sample: {name: value[name] for name in value.dtype.names}",
+    "f": "Make it float64 in the dataset: value.astype('float64')",
+    "c": "Make it complex128 in the dataset: value.astype('complex128')",
+}
+_OF_TYPES: tuple[tuple[type, str], ...] = (
+    (datetime.datetime, _NUMBER_OR_TEXT.format("value.timestamp()")),
+    (datetime.date, _NUMBER_OR_TEXT.format("value.toordinal()")),
+    (datetime.timedelta, _NUMBER_OR_TEXT.format("value.total_seconds()")),
+    (decimal.Decimal, _NUMBER_OR_TEXT.format("float(value)")),
+    (fractions.Fraction, _NUMBER_OR_TEXT.format("float(value)")),
+    (datetime.time, "Make it a text in the dataset: str(value)"),
+    (uuid.UUID, "Make it a text in the dataset: str(value)"),
+    (enum.Enum, "Make it value.value or value.name in the dataset"),
+    (os.PathLike, "Make it a text in the dataset: str(value)"),
+    (set, "Make it a list in the dataset, such as sorted(value)"),
+    (frozenset, "Make it a list in the dataset, such as sorted(value)"),
+)
 _PLAIN: dict[type, Callable[[Sequence[Any], str], Any]] = {
     Tensor: _stack_tensors,
+    dict: _stack_mapping,
     int: _stack_integers,
     str: lambda values, _: list(values),
     bytes: lambda values, _: list(values),

@@ -29,7 +29,7 @@ class TensorsByValue:
                 value = value.detach().clone().requires_grad_(value.requires_grad)  # a storage travels as a whole
             return value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         if isinstance(value, UntypedStorage) and value.device.type == "cpu":
-            content = torch.empty(0, dtype=torch.uint8).set_(value).numpy()
+            content = torch.empty(0, dtype=torch.uint8, device="cpu").set_(value).numpy()
             return _make_storage, (self._buffer(content, value.data_ptr()),)
         if isinstance(value, TypedStorage):
             return _make_typed_storage, (value._untyped_storage, value.dtype)
@@ -63,7 +63,7 @@ def _make_tensor(
     attributes: dict[str, Any] | None = None,
 ) -> Tensor:
     """Make a tensor over memory. Its storage holds nothing else, so `torch.save` writes nothing else."""
-    tensor: Tensor = torch.frombuffer(memory, dtype=dtype) if len(memory) else torch.empty(0, dtype=dtype)
+    tensor: Tensor = torch.frombuffer(memory, dtype=dtype) if len(memory) else torch.empty(0, dtype=dtype, device="cpu")
     tensor = tensor.view(shape) if stride is None else tensor.as_strided(shape, stride)
     if requires_grad:
         tensor.requires_grad_()
@@ -102,5 +102,5 @@ def _make_sparse(
         make = partial(torch.sparse_compressed_tensor, layout=layout)
     # The parts were checked when the tensor was made. Torch 2.11 warns if only the call says so.
     with torch.sparse.check_sparse_tensor_invariants(enable=False):  # type: ignore[no-untyped-call]
-        made: Tensor = make(*parts, shape, requires_grad=requires_grad, check_invariants=False)
+        made: Tensor = make(*parts, shape, device=parts[0].device, requires_grad=requires_grad, check_invariants=False)
     return made

@@ -2,7 +2,7 @@
 
 import dataclasses
 import pickle
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pytest
@@ -579,3 +579,34 @@ def test_a_dtype_is_that_of_the_padding_too(length: int, dtype: Any, ragged: boo
     assert (wide.dtype, wide.sum().item()) == (torch.float32, 6 + 1 - 5)
     with pytest.raises(TypeError, match="dtype is 'int64', wanted a dtype of torch"):
         lk.Pad(dtype="int64")  # type: ignore[arg-type]
+
+
+class Point(NamedTuple):
+    """Named fields, and a constructor that takes something else."""
+
+    tokens: Any
+    label: Any
+
+
+class OwnPoint(Point):
+    def __new__(cls, size: int) -> Self:
+        return super().__new__(cls, list(range(size)), size)
+
+
+class OwnTuple(tuple[Any, ...]):
+    def __new__(cls, size: int) -> Self:
+        return super().__new__(cls, (list(range(size)), size))
+
+
+@pytest.mark.parametrize(("kind", "field"), [(OwnPoint, "tokens"), (OwnTuple, 0)])
+@pytest.mark.parametrize("sort_by", [False, True])
+def test_a_tuple_keeps_its_type_whatever_its_constructor_takes(kind: Any, field: Any, sort_by: bool) -> None:
+    samples = [kind(2), kind(3)]
+    for sample in samples:
+        sample.tag = "m"
+    batch = lk.PadCollate({field: lk.Pad()})(samples)
+    assert (type(batch), batch.tag) == (kind, "m")
+    assert [part.tolist() for part in batch] == [[[0, 1, 0], [0, 1, 2]], [2, 3]]
+    pieces = lk.PieceDataset(samples, 2, lengths=[2, 3], fields=[field] if kind is OwnPoint else ["tokens"])
+    assert [list(pieces[index]) for index in range(3)] == [[[0, 1], 2], [[0, 1], 3], [[2], 3]]
+    assert type(pieces[0]) is kind

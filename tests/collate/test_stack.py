@@ -1,11 +1,19 @@
 """The default collate gives the results of torch's, keeps types, and its errors say what differs."""
 
 import dataclasses
+import datetime
+import decimal
+import enum
+import fractions
+import pathlib
+import uuid
 from collections import Counter, OrderedDict, UserDict, defaultdict, namedtuple
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
+import PIL.Image
 import pytest
 import torch
 from drawing import equal
@@ -199,6 +207,98 @@ def test_samples_that_do_not_fit_are_named(samples: list[Any], message: str, row
 def test_types_that_cannot_be_stacked_are_refused_with_the_way_out() -> None:
     with pytest.raises(TypeError, match=r"field 'a' has type Plain.*static method collate\(samples\)"):
         stack([{"a": type("Plain", (), {})()}])
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+@pytest.mark.parametrize(
+    ("value", "found", "ways"),
+    [
+        (np.datetime64("2020-01-01", "D"), r"datetime64\[D\]", ["value.astype('int64')", "str(value)"]),
+        (np.array(["2020"], "M8[s]"), r"datetime64\[s\]", ["value.astype('int64')", "str(value)"]),
+        (np.timedelta64(3, "s"), r"timedelta64\[s\]", ["value.astype('int64')", "str(value)"]),
+        (np.array([1, 2.5], object), "object", ["value.astype('float32')", "value.tolist()"]),
+        (np.array(["a", "b"]), "<U1", ["value.tolist()"]),
+        (np.array([b"a"]), r"\|S1", ["value.tolist()"]),
+        (
+            np.array([(1, 2.0)], [("a", "i4"), ("b", "f4")]),
+            r"\[\('a', '<i4'\), \('b', '<f4'\)\]",
+            ["{name: value[name] for name in value.dtype.names}"],
+        ),
+        (np.void(b"ab"), r"\|V2", ["value.tolist()"]),
+        (np.zeros(2, np.longdouble), "float128", ["value.astype('float64')"]),
+        (np.longdouble(2), "float128", ["value.astype('float64')"]),
+        (np.zeros(2, np.clongdouble), "complex256", ["value.astype('complex128')"]),
+        (datetime.datetime(2020, 1, 1), "datetime", ["value.timestamp()", "str(value)"]),
+        (datetime.date(2020, 1, 1), "date", ["value.toordinal()", "str(value)"]),
+        (datetime.timedelta(1), "timedelta", ["value.total_seconds()", "str(value)"]),
+        (datetime.time(1), "time", ["str(value)"]),
+        (decimal.Decimal(1), "Decimal", ["float(value)", "str(value)"]),
+        (fractions.Fraction(1, 2), "Fraction", ["float(value)", "str(value)"]),
+        (uuid.UUID(int=1), "UUID", ["str(value)"]),
+        (pathlib.PurePosixPath("a"), "PurePosixPath", ["str(value)"]),
+        (Color.RED, "Color", ["value.value", "value.name"]),
+        ({2, 1}, "set", ["sorted(value)"]),
+        (frozenset([1]), "frozenset", ["sorted(value)"]),
+        (PIL.Image.new("RGB", (2, 3)), "Image", ["numpy.array(value)"]),
+        (pd.Series([1, 2]), "Series", ["numpy.array(value)"]),
+        (pd.DataFrame({"a": [1]}), "DataFrame", ["numpy.array(value)"]),
+        (pd.Timestamp("2020"), "Timestamp", ["value.timestamp()", "str(value)"]),
+    ],
+)
+def test_the_advice_for_a_value_that_does_not_stack_can_be_followed(value: Any, found: str, ways: list[str]) -> None:
+    """The error has a line to write in the dataset, and what that gives stacks."""
+    with pytest.raises(
+        TypeError, match=rf"collate: field 'f.1' has type {found}, wanted .*or pass collate_fn\.$"
+    ) as caught:
+        stack([{"f": (1, value)}] * 2)
+    assert "static method" not in str(caught.value)  # nobody can give these classes one
+    for way in ways:
+        assert way in str(caught.value)
+        followed = eval(way, {"value": value, "numpy": np})
+        assert stack([{"f": followed}] * 2).keys() == {"f"}
+
+
+@pytest.mark.parametrize("value", [print, slice(1), object(), int])
+def test_a_builtin_that_does_not_stack_is_refused_by_its_field(value: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"field 'f' has type .*Make it one of these in the dataset, or pass collate_fn\.$"
+    ):
+        stack([{"f": value}] * 2)
+
+
+MASKED = np.ma.array([1.0, 2.0], mask=[False, True])
+
+
+@pytest.mark.parametrize(
+    "collate",
+    [
+        stack,
+        lk.PadCollate({"x": lk.Pad()}),
+        lk.PadCollate({"x": lk.Pad(dims=(0,), max_length=9)}),
+        lk.RaggedCollate(["x"]),
+        lambda samples: lk.ArrayDataset({"x": np.ma.stack([sample["x"] for sample in samples])}),
+    ],
+)
+def test_masked_values_are_never_read_as_data(collate: Any) -> None:
+    whole = np.ma.array([1.0, 2.0], mask=[False, False])
+    assert collate([{"x": whole}] * 2) is not None
+    with pytest.raises(
+        ValueError, match=r"masked values, and a tensor has no mask.*filled\(value\).*np.ma.getmaskarray"
+    ):
+        collate([{"x": whole}, {"x": MASKED}])
+
+
+def test_the_sample_with_masked_values_is_named() -> None:
+    with pytest.raises(lk.CollateError, match=r"field 'x' has masked values.*\(samples 2\)"):
+        next(iter(lk.Loader([{"x": np.ma.array([1.0, 2.0])}] * 2 + [{"x": MASKED}], 3)))
+
+
+def test_numbers_beyond_64_bits_are_named_among_bools() -> None:
+    with pytest.raises(CollateError, match="field 'a' is 9223372036854775808, wanted integers of 64 bits"):
+        stack([{"a": True}, {"a": 2**63}])
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")

@@ -110,7 +110,7 @@ def test_indices_count_from_the_end_and_stop_there() -> None:
         (torch.tensor(3), ValueError, "a column without rows"),
         ({"x": 3}, TypeError, "a column of type int"),
         ("rows.npy", TypeError, "found the text 'rows.npy', wanted .* For files: loaderkit.NpyDataset"),
-        (pd.DataFrame({"x": [1, 2]}), TypeError, "a column of type DataFrame, .* Convert the frame: {name: frame"),
+        (pd.DataFrame({"x": [1, 2]}), TypeError, "a column of type DataFrame, .*ArrayDataset\\(dict\\(frame.items"),
     ],
 )
 def test_columns_that_do_not_fit_are_refused(given_columns: Any, error: type[Exception], message: str) -> None:

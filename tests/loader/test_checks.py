@@ -21,7 +21,7 @@ COLUMNS = (np.zeros((4, 2)), np.zeros(4))
         (Path("data"), "wanted the data itself"),
         ({"x": np.zeros(4)}, r"a dict of \['x'\], wanted samples by number. For columns use loaderkit.ArrayDataset"),
         ({"train": DATA, "val": DATA}, r"a dict of \['train', 'val'\], .* From a dict of datasets give one"),
-        (pd.DataFrame({"a": [1]}), r"a DataFrame of \['a'\], wanted samples by number"),
+        (pd.DataFrame({"a": [1]}), r"a DataFrame, wanted samples by number.*ArrayDataset"),
         (COLUMNS, r"a tuple of 2 arrays of length 4: columns, or samples\? For columns use loaderkit.ArrayDataset"),
         ((number for number in DATA), "generator has no __len__ or no __getitem__.* loaderkit.StreamDataset"),
         (torch_data.DataLoader(DATA), r"DataLoader has no .*, wanted a dataset with both \(not a loader of one\)"),

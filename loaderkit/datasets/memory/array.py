@@ -95,7 +95,7 @@ class ArrayDataset(DeclaresDraws, Generic[Sample]):
 
     def _draws(self) -> Draws:
         # Reading a sequence of the user's own class may draw.
-        plain = (_TensorColumn, np.ndarray, np.memmap, list, range, SharedList, Rows)
+        plain = (_TensorColumn, np.ndarray, np.memmap, list, range, Rows, SharedList)
         return super()._draws() if all(type(leaf) in plain for leaf in _leaves(self._columns)) else Draws.ANYTHING
 
     def fingerprint(self) -> str:
@@ -208,7 +208,8 @@ def _map_columns(columns: Columns, function: Callable[[Any], Any]) -> Any:
         return {name: _map_columns(column, function) for name, column in columns.items()}
     if isinstance(columns, tuple):
         parts = [_map_columns(column, function) for column in columns]
-        return type(columns)(*parts) if hasattr(columns, "_fields") else tuple(parts)
+        kind: Any = type(columns)
+        return tuple.__new__(kind, parts) if hasattr(kind, "_fields") else tuple(parts)
     return function(columns)
 
 
@@ -237,15 +238,21 @@ def _prepare(columns: Columns) -> Columns:
         isinstance(columns, list) and any(isinstance(column, Tensor | np.ndarray) for column in columns)
     ):
         parts = [_prepare(column) for column in columns]
-        return type(columns)(*parts) if hasattr(columns, "_fields") else tuple(parts)
+        kind: Any = type(columns)
+        return tuple.__new__(kind, parts) if hasattr(kind, "_fields") else tuple(parts)
     columns = by_position(columns)
+    if isinstance(columns, np.ma.MaskedArray) and np.ma.is_masked(columns):
+        raise ValueError(
+            "ArrayDataset: a column has masked values, and a tensor has no mask. Give column.filled(value), and "
+            "np.ma.getmaskarray(column) as another column if you need it."
+        )
     if isinstance(columns, Tensor | np.ndarray) and columns.ndim == 0:
         raise ValueError(f"ArrayDataset: found a column without rows, {columns!r}; wanted at least one axis.")
     if isinstance(columns, Tensor):
         return _TensorColumn(columns)
     if is_frame(columns) or not is_map_style(columns):
         raise TypeError(
-            f"ArrayDataset: found a column of type {type(columns).__name__}, "
-            f"wanted a tensor, a numpy array, a sequence, or a tuple or dict of them. {frame_way_out(columns)}".rstrip()
+            f"ArrayDataset: found a column of type {type(columns).__name__}, wanted a tensor, a numpy array, a sequence, or a "
+            f"tuple or dict of them. {frame_way_out(columns)}".rstrip()
         )
     return columns

@@ -10,7 +10,7 @@ from loaderkit.datasets.memory.packed import Packed
 from loaderkit.sampling.order import digest
 from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.seeding.samples import per_sample
-from loaderkit.system.tables import by_position, is_frame
+from loaderkit.system.tables import by_position, frame_way_out, is_frame
 
 
 class RecordDataset(DeclaresDraws):
@@ -37,9 +37,9 @@ class RecordDataset(DeclaresDraws):
 
     def __init__(self, records: Iterable[Any], *, transform: Callable[[Any], Any] | None = None) -> None:
         if is_frame(records) or isinstance(records, Mapping):
+            way_out = frame_way_out(records) or "The values of a dict are dict.values()."
             raise TypeError(
-                f"RecordDataset: the records are a {type(records).__name__}, which gives its names one by one; wanted records. Of a pandas "
-                "frame they are frame.to_dict('records'), of polars frame.to_dicts(), of Arrow table.to_pylist(), of a dict dict.values(). For columns use loaderkit.ArrayDataset."
+                f"RecordDataset: the records are a {type(records).__name__}, which gives its names one by one; wanted records. {way_out}"
             )
         self._records = Packed(by_position(records), "RecordDataset: record")
         self.transform = transform

@@ -122,7 +122,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
 
     def _start(self, steps: tuple[Step, ...]) -> None:
         self._steps = steps
-        epoch: Any = torch.zeros((), dtype=torch.int64)
+        epoch: Any = torch.zeros((), dtype=torch.int64, device="cpu")
         self._epoch = epoch.share_memory_()  # set_epoch then reaches persistent workers
         self._world: World | None = None
         self._order: tuple[tuple[int, tuple[int, ...]], Sequence[int]] | None = None

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from loaderkit.engine.ring.slots import ALIGNMENT, Slots
+from loaderkit.system.containers import CONTAINERS, reduced
 from loaderkit.system.tensor_pickling import TensorsByValue
 
 _HEAD = struct.Struct("<q")  # bytes of the table
@@ -73,6 +74,9 @@ class _Pickler(TensorsByValue, ForkingPickler):
         self.of_tensors: dict[int, int] = {}  # addresses of the buffers that are tensors' or storages', by id
         # A method in place of `append` would make a reference cycle, which keeps the batch until the garbage collector runs.
         super().__init__(file, pickle.HIGHEST_PROTOCOL, True, self.buffers.append)
+
+    def reducer_override(self, value: Any) -> Any:
+        return reduced(value) if isinstance(value, CONTAINERS) else super().reducer_override(value)
 
     def _buffer(self, content: Any, address: int) -> pickle.PickleBuffer:
         buffer = super()._buffer(content, address)

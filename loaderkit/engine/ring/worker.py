@@ -18,6 +18,7 @@ from loaderkit.engine.ring.pickled import write_batch
 from loaderkit.engine.ring.slots import STOP, Slots
 from loaderkit.seeding.global_seeds import seed_all
 from loaderkit.seeding.keys import derive_seed
+from loaderkit.system.host import use_host
 from loaderkit.system.process import end_with_parent
 from loaderkit.system.threads import limit_threads
 
@@ -75,6 +76,7 @@ class Worker:
 
     def _prepare(self) -> None:
         limit_threads(self.pools)
+        use_host()
         seed = derive_seed("ring", self.reader.seed, self.number)
         seed_all(seed)
         about: dict[str, Any] = {"num_workers": self.workers, "seed": seed, "dataset": self.reader.dataset}

@@ -20,6 +20,7 @@ from loaderkit.loader.config import LoaderConfig
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.batch_memory import BufferPool, lends
+from loaderkit.system.host import host, on_host
 from loaderkit.system.nested import pin, should_pin
 from loaderkit.system.open_before_fork import warn_of_open_files
 from loaderkit.system.pickling import explained, sendable_errors
@@ -126,7 +127,8 @@ def run_task(task: LaneTask, seed: int, num_workers: int) -> Iterator[Item]:
     if num_workers:
         items = _from_workers(task, seed, num_workers, pinned)
     else:
-        items = map(pin, task.items(0, 1)) if pinned else task.items(0, 1)
+        items = on_host(task.items(0, 1))
+        items = map(pin, items) if pinned else items
     return (item for item in items if item is not None)
 
 
@@ -170,7 +172,7 @@ def _from_workers(task: LaneTask, seed: int, num_workers: int, pinned: bool) -> 
         worker_init_fn=StartWorker(config.worker_init_fn, attrgetter("data")),
         timeout=config.timeout,
     )
-    with explained(config.multiprocessing_context, task):
+    with host(), explained(config.multiprocessing_context, task):  # torch makes a seed there
         return Batches(iter(loader), crew, config.timeout)
 
 

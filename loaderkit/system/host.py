@@ -1,0 +1,39 @@
+"""Batches are made on the host, whatever `torch.set_default_device` says.
+
+In forked workers it would make tensors on a device that forks cannot use, and in other workers it says nothing. So a batch
+would depend on its workers, or lie on two devices.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+
+def use_host() -> None:
+    """Make tensors on the host in this process from now on, unless a device is named."""
+    if torch.get_default_device().type != "cpu":
+        torch.set_default_device("cpu")
+
+
+def host() -> AbstractContextManager[Any]:
+    """Make tensors on the host inside, unless a device is named."""
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+
+
+def on_host(items: Iterator[Any]) -> Iterator[Any]:
+    """Return items that are made on the host, unless a device is named."""
+    return items if torch.get_default_device().type == "cpu" else _OnHost(items)
+
+
+class _OnHost:
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        with torch.device("cpu"):
+            return next(self._items)
