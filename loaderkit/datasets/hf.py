@@ -90,6 +90,18 @@ class HFDataset(DeclaresDraws):
         return found.get("type") if isinstance(found, dict) else None
 
 
+def as_declared(dataset: Any) -> Callable[[Any], Any]:
+    """Return what gives the samples of an iterable dataset the dtypes that its features declare, if it is the library's and knows them."""
+    kind = type(dataset)
+    is_stream = (kind.__module__, kind.__qualname__) == ("datasets.iterable_dataset", "IterableDataset")
+    rule = rule_of(dataset.features) if is_stream and dataset.features is not None else None
+    return _as_it_is if rule is None else rule.convert
+
+
+def _as_it_is(sample: Any) -> Any:
+    return sample
+
+
 def is_rows(dataset: Any) -> bool:
     """Return whether a dataset is the library's own with an index, and not of a subclass."""
     kind = type(dataset)

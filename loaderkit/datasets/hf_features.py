@@ -59,7 +59,7 @@ class Scalar(NamedTuple):
     dtype: np.dtype[Any]
 
     def convert(self, value: Any) -> Any:
-        return value if value is None else self.dtype.type(value)
+        return self.dtype.type(value) if type(value) in (int, float) else value
 
 
 class Lists(NamedTuple):

@@ -102,6 +102,18 @@ def test_a_batch_has_the_dtypes_and_shapes_of_the_features(dtype: str) -> None:
     assert equal(stack(ours.__getitems__([1, 0])), wanted)
 
 
+@pytest.mark.parametrize("dtype", NUMBERS)
+def test_a_stream_of_the_library_has_the_dtypes_of_its_features(dtype: str) -> None:
+    """If it knows them: a function that maps it makes others."""
+    data, wanted = typed(dtype)
+    stream = data.select([1, 0]).to_iterable_dataset()
+    assert equal(next(iter(lk.Loader(stream, 2))), wanted)
+    mapped = stream.map(lambda row: {"number": row["number"]}, remove_columns=list(wanted))
+    assert next(iter(lk.Loader(mapped, 2)))["number"].tolist() == wanted["number"].tolist()
+    batch = next(iter(lk.Loader(stream.with_format("torch"), 2)))
+    assert batch["number"].tolist() == wanted["number"].tolist()
+
+
 @pytest.mark.parametrize("dtype", ["int8", "float32", "int64"])
 def test_lists_of_numbers_stay_lists(dtype: str) -> None:
     """Joining them does not add them, and what looks for lists finds them."""
