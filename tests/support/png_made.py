@@ -32,8 +32,11 @@ def chunk(kind: bytes, content: bytes = b"") -> bytes:
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
 
-def header(width: int, height: int, colour: int = 0, depth: int = 8, interlaced: bool = False) -> bytes:
-    return SIGNATURE + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlaced))
+def header(
+    width: int, height: int, colour: int = 0, depth: int = 8, interlaced: bool = False, packing: int = 0
+) -> bytes:
+    """The signature and the first chunk. PNG knows only packing 0; libpng refuses others by an error, and Pillow does not look."""
+    return SIGNATURE + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, packing, 0, interlaced))
 
 
 def row_sizes(width: int, height: int, colour: int, depth: int, interlaced: bool) -> Iterator[int]:

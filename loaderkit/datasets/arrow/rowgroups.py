@@ -106,7 +106,7 @@ class GroupedTable:
             else:
                 table = pa.Table.from_batches([self._file.get_batch(group)])
             table = table.select(self.columns).combine_chunks()
-            table.validate(full=True)  # else a damaged offset would be used as an address
+            table.validate(full=True)  # Arrow does not compare a file's own numbers by itself
             return _Group(table)
 
     def _schema(self) -> Any:

@@ -43,7 +43,7 @@ def jpeg_shape(data: bytes) -> tuple[int, int, int]:
     """Return the width, the height and the number of channels of a JPEG, from the header that libjpeg reads.
 
     Raises:
-        ValueError: If there is none, or the picture has so many scans that decoding would take hours.
+        ValueError: If there is none, or the picture has more scans than writers make.
     """
     at = 2
     while True:
@@ -58,7 +58,7 @@ def jpeg_shape(data: bytes) -> tuple[int, int, int]:
         elif marker != 0xFF:
             at += 1
     if marker in _PROGRESSIVE and data.count(b"\xff\xda") > _MAX_SCANS:
-        raise ValueError(f"it has more than {_MAX_SCANS} scans, and decoding each may take as long as a whole picture")
+        raise ValueError(f"it has more than {_MAX_SCANS} scans, wanted at most that; writers make about 10")
     height, width, channels = struct.unpack_from(">HHB", data, at + 4)
     return width, height, channels
 
