@@ -85,7 +85,7 @@ class HFDataset(DeclaresDraws):
         """Return whether the dataset applies a function of the user to its rows."""
         return self._format() == "custom"
 
-    def _format(self) -> Any:
+    def _format(self) -> str | None:
         found = own_attribute(self.dataset, "format")
         return found.get("type") if isinstance(found, dict) else None
 

@@ -166,7 +166,7 @@ def _is_plain(kind: Any) -> bool:
 def _is_list(kind: Any) -> bool:
     import pyarrow.types as kinds
 
-    return kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind)
+    return bool(kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind))
 
 
 def _values(array: Any) -> Sequence[Any] | Array:
@@ -176,8 +176,8 @@ def _values(array: Any) -> Sequence[Any] | Array:
     if form is not None and not has_nulls(array):
         return to_numbers(array)
     if form is not None and not form.sizes:
-        numbers, mask = to_filled(array)
-        return [None if missing else number for number, missing in zip(numbers, mask, strict=True)]
+        numbers, _ = to_filled(array)
+        return _with_none(list(numbers), array)
     if _is_plain(kind):
         values: list[Any] = array.to_pylist()
         return values
@@ -194,10 +194,7 @@ def _values(array: Any) -> Sequence[Any] | Array:
 def _structs(array: Any) -> list[Any]:
     names = [field.name for field in array.type]
     rows = zip(*map(to_samples, array.flatten()), strict=True)
-    return [
-        None if missing else dict(zip(names, row, strict=True))
-        for row, missing in zip(rows, is_null(array), strict=True)
-    ]
+    return _with_none([dict(zip(names, row, strict=True)) for row in rows], array)
 
 
 def _lists(array: Any) -> list[Any]:
@@ -210,15 +207,20 @@ def _lists(array: Any) -> list[Any]:
         ends = array.offsets.to_numpy()
     flat = array.values.slice(ends[0], ends[-1] - ends[0])
     dtype = _leaf(flat.type)
-    inner = _values(flat) if dtype is not None else to_samples(flat)
+    inner: Any = _values(flat) if dtype is not None else to_samples(flat)
     inner = inner.copy() if isinstance(inner, np.ndarray) else inner
     places = (ends - ends[0]).tolist()
     rows = [inner[start:end] for start, end in pairwise(places)]
     if dtype is not None and not isinstance(inner, np.ndarray):
         rows = [_joined(row, kind, dtype) for row in rows]
-    if array.null_count:
-        rows = [None if missing else row for row, missing in zip(rows, is_null(array), strict=True)]
-    return rows
+    return _with_none(rows, array)
+
+
+def _with_none(rows: list[Any], array: Any) -> list[Any]:
+    """Return rows with None where an array has a null."""
+    if not array.null_count:
+        return rows
+    return [None if missing else row for row, missing in zip(rows, is_null(array), strict=True)]
 
 
 def _joined(row: list[Any], kind: Any, dtype: np.dtype[Any]) -> Any:

@@ -20,12 +20,16 @@ from loaderkit.system.per_thread import PerThread
 class ParquetDataset(ShardedDataset):
     """The rows of Parquet, Arrow IPC (file and stream) and Feather files as dicts.
 
-    A list of numbers without nulls becomes a numpy array, a copy. Other values are those of pyarrow's `to_pylist`. Each
-    thread keeps the last `cached_groups` decoded row groups. Shuffle with `lk.ShardOrder`, and write row groups that
-    fit into memory many times.
+    Rows and batches have the dtype and shape of each column: a number is one of numpy if Python has no such number (float32, int8),
+    and a list of numbers is an array, a copy. So are fixed shape tensors (`arrow.fixed_shape_tensor`) and lists of lists of one
+    length; of different lengths they are a list of arrays. Other values are those of pyarrow's `to_pylist`.
 
-    Default batches are gathered column by column if the types allow it: numbers, text, bytes, lists of one length. That is
-    many times faster than gathering rows.
+    A null is None, and a list with a null inside stays a list. A default batch with a null among numbers or arrays is an error that
+    names the column, as a tensor cannot hold it.
+
+    Each thread keeps the last `cached_groups` decoded row groups. Shuffle with `lk.ShardOrder`, and write row groups that
+    fit into memory many times. Default batches are gathered column by column if the types allow it: numbers, text, bytes, arrays
+    of one shape. That is many times faster than gathering rows.
 
     Args:
         urls: A path, folder, glob or URL, or a list of them.

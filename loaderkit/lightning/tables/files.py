@@ -49,7 +49,8 @@ def read_table(
     except ImportError as error:
         raise ImportError(f"{where}: reading files needs pyarrow. Run: pip install 'loaderkit[arrow]'.") from error
     tables: list[Any] = []
-    for shard in expand(data, _TEXT + _BINARY, storage):
+    urls: Any = data
+    for shard in expand(urls, _TEXT + _BINARY, storage):
         with open_file(shard, storage) as file:
             try:
                 shard_table = _read_file(file, shard, missing_values, delimiter)
