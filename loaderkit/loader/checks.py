@@ -92,7 +92,7 @@ def check_indexed(dataset: Any) -> None:
         )
     if is_frame(dataset):
         raise TypeError(f"loader: the dataset is a {name}, wanted samples by number. {frame_way_out(dataset)}")
-    if isinstance(dataset, Mapping) and 0 not in dataset:
+    if isinstance(dataset, Mapping) and not _has_numbers(dataset):
         raise TypeError(
             f"loader: the dataset is a {name} of {list(itertools.islice(dataset, 5))}, wanted samples by number. For columns "
             "use loaderkit.ArrayDataset({name: array, ...}). From a dict of datasets give one."
@@ -112,6 +112,14 @@ def check_indexed(dataset: Any) -> None:
             f"loader: {name} has no __len__ or no __getitem__, wanted a dataset with both (not a loader of one). For data "
             "without an index use loaderkit.StreamDataset or a torch.utils.data.IterableDataset."
         )
+
+
+def _has_numbers(dataset: Mapping[Any, Any]) -> bool:
+    """Return whether a mapping has samples by number, as a dict from 0 to N - 1 has, or a TensorDict, whose keys are names alone."""
+    try:
+        return 0 in dataset
+    except Exception:
+        return True
 
 
 def check_plan(config: LoaderConfig, size: int) -> None:
