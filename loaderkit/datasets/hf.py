@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from loaderkit.datasets.base import as_dataset, check_index, check_indices, read_many
+from loaderkit.datasets.hf_features import rule_of
 from loaderkit.seeding.draws import DeclaresDraws, Draws
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.overrides import own_attribute
@@ -11,6 +12,10 @@ from loaderkit.system.overrides import own_attribute
 
 class HFDataset(DeclaresDraws):
     """The rows of a `datasets.Dataset`, read many at a time in the dataset's own format.
+
+    In the format of Python's values, the features' dtypes are kept: a number is one of numpy if Python has no such number
+    (float32, int8), and a list of numbers stacks to an array of its dtype. `lk.Loader` reads a `datasets.Dataset` by itself the
+    same way.
 
     A function given to its `set_transform` or `with_transform` is called with one row at a time, under the seed of that row.
     With several rows in a call, random numbers would depend on the batch.
@@ -42,15 +47,16 @@ class HFDataset(DeclaresDraws):
                 f"HFDataset: found a {type(dataset).__name__} with the splits {list(dataset)}, wanted one split: dataset[...]."
             )
         way_out = "Load it without streaming=True, or pass it to lk.Loader directly."
-        self.dataset = as_dataset(dataset, "HFDataset: the dataset", way_out)
+        self.dataset = dataset if is_rows(dataset) else as_dataset(dataset, "HFDataset: the dataset", way_out)
         self.transform = transform
+        self._rule = rule_of(dataset.features) if is_rows(dataset) else None
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
         check_index(self, index)
-        row = self.dataset[index]
+        row = self._typed([self.dataset[index]])[0]
         return row if self.transform is None else self.transform(row)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
@@ -59,22 +65,47 @@ class HFDataset(DeclaresDraws):
             return per_sample(self.__getitem__, indices)
         if not len(indices):
             return []
-        rows = read_many(self.dataset, indices)
+        rows = self._typed(read_many(self.dataset, indices))
         return rows if self.transform is None else per_sample(self.transform, rows)
 
     def _draws(self) -> Draws:
-        kind = type(self.dataset)
-        is_theirs = f"{kind.__module__}.{kind.__qualname__}" == "datasets.arrow_dataset.Dataset"  # not a subclass
-        return super()._draws() if is_theirs and not self._calls_a_function() else Draws.ANYTHING
+        return super()._draws() if is_rows(self.dataset) and not self._calls_a_function() else Draws.ANYTHING
 
     def fingerprint(self) -> str:
         """Return the library's own fingerprint, which covers the data and all operations on it."""
         return str(getattr(self.dataset, "_fingerprint", ""))
 
+    def _typed(self, rows: list[Any]) -> list[Any]:
+        """Return rows with the features' dtypes, if they are in the format of Python's values."""
+        if self._rule is None or self._format() is not None:
+            return rows
+        return list(map(self._rule.convert, rows))
+
     def _calls_a_function(self) -> bool:
         """Return whether the dataset applies a function of the user to its rows."""
+        return self._format() == "custom"
+
+    def _format(self) -> Any:
         found = own_attribute(self.dataset, "format")
-        return isinstance(found, dict) and found.get("type") == "custom"
+        return found.get("type") if isinstance(found, dict) else None
+
+
+def as_declared(dataset: Any) -> Callable[[Any], Any]:
+    """Return what gives the samples of an iterable dataset the dtypes that its features declare, if it is the library's and knows them."""
+    kind = type(dataset)
+    is_stream = (kind.__module__, kind.__qualname__) == ("datasets.iterable_dataset", "IterableDataset")
+    rule = rule_of(dataset.features) if is_stream and dataset.features is not None else None
+    return _as_it_is if rule is None else rule.convert
+
+
+def _as_it_is(sample: Any) -> Any:
+    return sample
+
+
+def is_rows(dataset: Any) -> bool:
+    """Return whether a dataset is the library's own with an index, and not of a subclass."""
+    kind = type(dataset)
+    return (kind.__module__, kind.__qualname__) == ("datasets.arrow_dataset", "Dataset")
 
 
 def state_of_start(dataset: Any) -> Any:

@@ -11,7 +11,7 @@ import torch.utils.data as torch_data
 
 from loaderkit.collate import CollateError, keep_rows, stack, stack_columns
 from loaderkit.datasets.bad_samples import RAISE, BadSamples
-from loaderkit.datasets.base import reads_batches, reads_columns, reads_many
+from loaderkit.datasets.base import reads_batches, reads_columns, reads_many, typed
 from loaderkit.datasets.shards.finished import FinishedShards
 from loaderkit.engine.repair import (
     ReadMany,
@@ -61,8 +61,10 @@ class BatchReader:
     _buffers: BufferPool = field(init=False, default_factory=BufferPool, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        dataset, stacks, drawn = self.dataset, self.collate_fn is None, draws(self.dataset)
+        dataset, stacks = typed(self.dataset), self.collate_fn is None
+        drawn = draws(dataset)
         vars(self).update(
+            dataset=dataset,
             _whole=self.batched and (stacks or takes_batches(self.collate_fn)) and reads_batches(dataset),
             _columns=stacks and self.batched and drawn is Draws.NOTHING and reads_columns(dataset),
             _many=reads_many(dataset),

@@ -12,6 +12,7 @@ import torch.utils.data as torch_data
 from loaderkit.loader.checks import check_indexed
 from loaderkit.loader.loader import describe_data
 from loaderkit.system.overrides import defines, is_map_style
+from loaderkit.system.tables import frame_way_out, is_frame
 
 STAGES = ("train", "val", "test", "predict")
 Data = Any  # a dataset, a factory without arguments that returns one, or a dict or list of these
@@ -64,6 +65,11 @@ def check_dataset(name: str, dataset: Any) -> None:
         raise TypeError(
             f"DataModule: {name} is a {type(dataset).__name__}, wanted its dataset. Pass the loader's settings as "
             "DataModule(..., loader=LoaderConfig(...))."
+        )
+    if is_frame(dataset):
+        raise TypeError(
+            f"DataModule: {name} is a table ({type(dataset).__name__}), wanted a dataset. For columns with roles use "
+            f"lk.TableDataModule. {frame_way_out(dataset)}"
         )
     if isinstance(dataset, Mapping | set | frozenset) or not is_map_style(dataset):
         raise TypeError(
@@ -166,11 +172,11 @@ class _StageFactory:
 
 def is_dict_of_tables(source: Any) -> bool:
     """Return whether this is a dict of tables or paths by name; a dict of columns is one table."""
-    return isinstance(source, Mapping) and any(map(_is_table, source.values()))
+    return isinstance(source, Mapping) and not is_frame(source) and any(map(_is_table, source.values()))
 
 
 def _is_table(value: Any) -> bool:
-    if isinstance(value, str | os.PathLike | Mapping) or defines(value, "columns") or defines(value, "column_names"):
+    if isinstance(value, str | os.PathLike | Mapping) or is_frame(value) or defines(value, "column_names"):
         return True
     return is_map_style(value) and len(value) > 0 and isinstance(next(iter(value)), Mapping)
 

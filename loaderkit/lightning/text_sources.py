@@ -5,6 +5,7 @@ from typing import Any
 
 from loaderkit.datasets.remote.urls import Urls, expand
 from loaderkit.lightning.shards import open_shards
+from loaderkit.system.tables import by_position, columns_of, is_arrow, is_frame
 
 TextData = Any  # columns by name, a dataset of dicts, or Urls
 
@@ -45,8 +46,14 @@ def read_texts(
         except FileNotFoundError as error:
             error.add_note(f"loaderkit: strings are paths. To pass the texts themselves: {name}={{{text!r}: texts}}.")
             raise
-    if hasattr(data, "keys"):
-        columns = {field: list(data[field]) for field in (text, label) if field in data}
+    in_memory = columns_of(data)
+    if in_memory is not None:
+        columns = {field: _values(in_memory[field]) for field in (text, label) if field in in_memory}
+    elif is_frame(data):
+        raise TypeError(
+            f"TextDataModule: {name} is a {type(data).__name__}, which is not in memory; wanted a table that is: frame.collect() "
+            "of polars, dataset.to_table() of Arrow, frame.compute() of dask, or the files themselves."
+        )
     else:
         columns = {text: [], label: []}
         for index in range(len(data)):
@@ -55,7 +62,7 @@ def read_texts(
                 if field in sample:
                     columns[field].append(sample[field])
     wanted = [text] + ([label] if label is not None and labelled else [])
-    fields = list(data) if hasattr(data, "keys") else list(data[0]) if len(data) else wanted
+    fields = list(in_memory) if in_memory is not None else list(data[0]) if len(data) else wanted
     missing = [field for field in wanted if field not in fields]
     if missing:
         raise ValueError(f"TextDataModule: {name} has no {missing}, its fields are {fields}. Give text= and label=.")
@@ -66,6 +73,11 @@ def read_texts(
     if labels is not None:
         labels = [value.item() if hasattr(value, "item") else value for value in labels]
     return columns[text], labels
+
+
+def _values(column: Any) -> list[Any]:
+    values: list[Any] = column.to_pylist() if is_arrow(column) else list(by_position(column))
+    return values
 
 
 def classes_of(labels: list[Any], name: str) -> list[Any]:

@@ -34,6 +34,7 @@ _SPARSE: _Names = frozenset({("pandas", "SparseArray")})
 _MULTI: _Names = frozenset({("pandas", "MultiIndex")})
 _POLARS: _Names = frozenset({("polars", "Series")})
 _ARROW: _Names = frozenset({("pyarrow", "Array"), ("pyarrow", "ChunkedArray")})
+_ZARR: _Names = frozenset({("zarr", "Array")})
 _XARRAY: _Names = frozenset({("xarray", "DataArray")})
 
 
@@ -64,6 +65,11 @@ def columns_of(value: Any) -> dict[Any, Any] | None:
     return None
 
 
+def is_arrow(value: Any) -> bool:
+    """Return whether a value is an array or a chunked array of Arrow."""
+    return _is_one_of(value, _ARROW)
+
+
 def by_position(value: Any) -> Any:
     """Return a column of another library as something whose rows are found by position; other values as they are.
 
@@ -77,9 +83,11 @@ def by_position(value: Any) -> Any:
         return _of_pandas(value)
     if _is_one_of(value, _XARRAY) and value.ndim:
         return Rows(value, _row_of_xarray)
+    if _is_one_of(value, _ZARR) and value.ndim:
+        return Rows(value, _row_of_zarr, value.shape[0])  # the type has no length
     if _is_one_of(value, _POLARS):
         return value.to_numpy() if _is_plain_polars(value) else Rows(value, _row_of_polars)
-    return _of_arrow(value) if _is_one_of(value, _ARROW) else value
+    return _of_arrow(value) if is_arrow(value) else value
 
 
 class Rows(Sequence[Any]):
@@ -87,10 +95,10 @@ class Rows(Sequence[Any]):
 
     draws_nothing = True
 
-    def __init__(self, column: Any, read: Callable[[Any, int], Any]) -> None:
+    def __init__(self, column: Any, read: Callable[[Any, int], Any], length: int | None = None) -> None:
         self._column = column
         self._read = read
-        self._length = len(column)
+        self._length = len(column) if length is None else length
 
     def __len__(self) -> int:
         return self._length
@@ -166,3 +174,7 @@ def _row_of_arrow(column: Any, row: int) -> Any:
 
 def _row_of_xarray(array: Any, row: int) -> Any:
     return array[row].to_numpy()[()]
+
+
+def _row_of_zarr(array: Any, row: int) -> Any:
+    return np.asarray(array[row])[()]

@@ -1,20 +1,27 @@
 """Hugging Face datasets: their rows, in their format; transforms draw for their own row."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pytest
 import torch
 from drawing import add_draws, draws, equal
 from shards import as_list, check_laws, check_reads, with_draws
 
 import loaderkit as lk
+from loaderkit.collate import stack
 from loaderkit.sampling import fingerprint
 
 
 def rows(size: int) -> list[dict[str, Any]]:
     return [{"id": number, "text": f"é{number}", "list": list(range(number % 3))} for number in range(size)]
+
+
+def with_plain_lists(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, list) else value for name, value in row.items()}
 
 
 def make(size: int = 10) -> Any:
@@ -23,16 +30,127 @@ def make(size: int = 10) -> Any:
 
 @pytest.mark.parametrize("size", [1, 2, 10])
 def test_the_samples_are_the_rows(size: int) -> None:
-    check_reads(lk.HFDataset(make(size)), rows(size))
+    check_reads(lk.HFDataset(make(size), transform=with_plain_lists), rows(size))
+    assert list(lk.HFDataset(make(size))) == rows(size)  # lists that know their dtype equal others
 
 
 @pytest.mark.parametrize("form", [None, "numpy", "torch"])
 def test_the_rows_are_in_the_datasets_format(form: str | None) -> None:
     data = make().with_format(form).select(range(2, 9)).remove_columns("text")
-    ours = lk.HFDataset(data)
+    ours = lk.HFDataset(data, transform=with_plain_lists)
     check_reads(ours, [data[index] for index in range(7)])
     batch = next(iter(lk.Loader(lk.HFDataset(data.select_columns("id")), 7)))
     assert equal(batch, {"id": torch.arange(2, 9)})
+
+
+NUMBERS = [
+    "bool",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    "float16",
+    "float32",
+    "float64",
+]
+Value, Of = datasets.Value, datasets.Sequence
+
+
+def typed(dtype: str) -> tuple[Any, dict[str, Any]]:
+    """A dataset with a column of each form, and what a batch of its rows 1 and 0 has in it."""
+    array = np.arange(24).astype(dtype).reshape(2, 3, 4)
+    wanted = torch.from_numpy(array[[1, 0]])
+    columns: dict[str, tuple[Any, Any, Any]] = {
+        "number": (Value(dtype), array[:, 0, 0], wanted[:, 0, 0]),
+        "list": (Of(Value(dtype)), array[:, 0], wanted[:, 0]),
+        "fixed": (Of(Value(dtype), length=4), array[:, 0], wanted[:, 0]),
+        "lists": (Of(Of(Value(dtype))), array, wanted),
+        "array": (datasets.Array2D((3, 4), dtype), array, wanted),
+        "struct": ({"a": Value(dtype), "b": [Value(dtype)]}, None, {"a": wanted[:, 0, 0], "b": wanted[:, 0]}),
+        "structs": ([{"a": Value(dtype)}], None, [{"a": wanted[:, 0, 0]}]),
+    }
+    rows = [
+        {
+            **{name: values[row].tolist() for name, (_, values, _) in columns.items() if values is not None},
+            "struct": {"a": array[row, 0, 0].item(), "b": array[row, 0].tolist()},
+            "structs": [{"a": array[row, 0, 0].item()}],
+        }
+        for row in range(2)
+    ]
+    features = datasets.Features({name: feature for name, (feature, _, _) in columns.items()})
+    return datasets.Dataset.from_list(rows, features=features), {name: batch for name, (_, _, batch) in columns.items()}
+
+
+ENTRIES: dict[str, Any] = {
+    "Loader": lambda data: data,
+    "HFDataset": lk.HFDataset,
+    "SubsetDataset": lambda data: lk.SubsetDataset(data, [0, 1]),
+    "Pipeline": lambda data: lk.Pipeline(data).take(2),
+    "ConcatDataset": lambda data: lk.ConcatDataset([data]),
+    "pickled": lambda data: pickle.loads(pickle.dumps(lk.HFDataset(data))),
+    "CachedDataset": lambda data: lk.CachedDataset(data, max_bytes=1 << 20),
+    "one by one": lambda data: lk.HFDataset(data, transform=dict),
+}
+
+
+@pytest.mark.parametrize("dtype", NUMBERS)
+def test_a_batch_has_the_dtypes_and_shapes_of_the_features(dtype: str) -> None:
+    """However the dataset enters, and it is the collated samples."""
+    data, wanted = typed(dtype)
+    for name, enter in ENTRIES.items():
+        dataset = enter(data)
+        assert equal(next(iter(lk.Loader(dataset, 2, order=[1, 0]))), wanted), name
+    ours = lk.HFDataset(data)
+    assert equal(stack([ours[1], ours[0]]), wanted)
+    assert equal(stack(ours.__getitems__([1, 0])), wanted)
+
+
+@pytest.mark.parametrize("dtype", NUMBERS)
+def test_a_stream_of_the_library_has_the_dtypes_of_its_features(dtype: str) -> None:
+    """If it knows them: a function that maps it makes others."""
+    data, wanted = typed(dtype)
+    stream = data.select([1, 0]).to_iterable_dataset()
+    assert equal(next(iter(lk.Loader(stream, 2))), wanted)
+    mapped = stream.map(lambda row: {"number": row["number"]}, remove_columns=list(wanted))
+    assert next(iter(lk.Loader(mapped, 2)))["number"].tolist() == wanted["number"].tolist()
+    batch = next(iter(lk.Loader(stream.with_format("torch"), 2)))
+    assert batch["number"].tolist() == wanted["number"].tolist()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float32", "int64"])
+def test_lists_of_numbers_stay_lists(dtype: str) -> None:
+    """Joining them does not add them, and what looks for lists finds them."""
+    data, _ = typed(dtype)
+    row = lk.HFDataset(data)[0]
+    assert isinstance(row["list"], list)
+    assert row["list"] + [7] == [*row["list"], 7] == [0, 1, 2, 3, 7]
+    assert row == data[0]
+    assert np.asarray(row["lists"]).dtype == dtype
+    assert np.asarray(row["list"], dtype=np.int16).dtype == np.int16
+    padded = next(iter(lk.Loader(data.select_columns("list"), 2, collate_fn=lk.PadCollate({"list": lk.Pad()}))))["list"]
+    assert padded.dtype == getattr(torch, dtype)
+
+
+@pytest.mark.parametrize("form", ["numpy", "torch"])
+def test_a_format_is_left_to_the_library(form: str) -> None:
+    data = typed("float32")[0].select_columns(["number", "list"]).with_format(form)
+    for ours in (lk.HFDataset(data)[0], lk.HFDataset(data).__getitems__([0])[0]):
+        assert equal(ours, data[0])
+
+
+def test_missing_numbers_are_named() -> None:
+    features = {"x": Value("float32"), "l": Of(Value("int8")), "d": Of(Of(Value("float32"))), "same": Value("string")}
+    rows = [{"x": 1, "l": [1], "d": [[1.0]], "same": "a"}, {"x": None, "l": None, "d": [[None]], "same": "b"}]
+    data = datasets.Dataset.from_list(
+        [*rows, {"x": 1, "l": [1, 2], "d": [[1], [2, 3]], "same": ""}], features=datasets.Features(features)
+    )
+    assert lk.HFDataset(data)[1] == rows[1]
+    for name, row, message in (
+        ("x", 1, "field 'x' has types .*NoneType"),
+        ("l", 1, "field 'l' (is missing|has types)"),
+        ("d", 1, "field 'd' has lists that form no array: field 'd' has missing values"),
+        ("l", 2, "field 'l' has shapes.*PadCollate"),
+        ("d", 2, "field 'd' has lists that form no array"),
+    ):
+        with pytest.raises(lk.CollateError, match=message):
+            next(iter(lk.Loader(data.select_columns(name), 2, order=[0, row])))
 
 
 @pytest.mark.parametrize("size", [1, 7, 10])

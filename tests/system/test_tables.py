@@ -54,6 +54,7 @@ COLUMNS: dict[str, Callable[[Any], Any]] = {  # of an array (3,)
         [polars().Series(array[:1]), polars().Series(array[1:])], rechunk=False
     ),
     "xarray": lambda array: pytest.importorskip("xarray").DataArray(array, dims="t", coords={"t": LABELS}),
+    "zarr": lambda array: pytest.importorskip("zarr").array(array),
 }
 MISSING: dict[str, Callable[[], Any]] = {
     "nullable": lambda: pd.Series([1, None, 3], index=LABELS, dtype="Int8"),
@@ -76,6 +77,7 @@ ARRAYS: dict[str, Callable[[], Any]] = {
     "Arrow lists of one size": lambda: pa.array(SQUARES.tolist(), pa.list_(pa.list_(pa.float32(), 2), 2)),
     "polars": lambda: polars().Series(SQUARES.tolist(), dtype=polars().Array(polars().Float32, (2, 2))),
     "xarray": lambda: pytest.importorskip("xarray").DataArray(SQUARES, dims=("t", "x", "y"), coords={"t": [1, 0]}),
+    "zarr": lambda: pytest.importorskip("zarr").array(SQUARES),
 }
 TABLES: dict[str, Callable[[], Any]] = {
     "pandas": lambda: pd.DataFrame({"a": [1, 2, 3]}, index=LABELS),

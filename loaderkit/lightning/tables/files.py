@@ -9,6 +9,7 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls, expand, open_file
 from loaderkit.lightning.tables.values import Categories, Column, Table, as_column
+from loaderkit.system.tables import columns_of, is_arrow, is_frame
 
 _TEXT, _BINARY = (".csv", ".tsv"), (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 
@@ -28,16 +29,21 @@ def read_table(
     The columns `text` of a CSV file stay text, even if all their values are numbers. Messages call the table
     `where`. The other settings are those of TableDataModule.
     """
-    if isinstance(data, Mapping) or hasattr(data, "items"):
+    if (found := columns_of(data)) is not None:
         columns = {
-            str(name): as_column(values, f"{where}, column {name!r}")
-            for name, values in data.items()
+            str(name): _in_memory(values, f"{where}, column {name!r}")
+            for name, values in found.items()
             if name not in ignore
         }
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"{where}: its columns have the lengths {lengths}, wanted one length.")
         return columns
+    if is_frame(data):
+        raise TypeError(
+            f"{where}: is a {type(data).__name__}, which is not in memory; wanted a table that is: frame.collect() of polars, "
+            "dataset.to_table() of Arrow, frame.compute() of dask, or the files themselves."
+        )
     try:
         import pyarrow as pa
     except ImportError as error:
@@ -46,14 +52,14 @@ def read_table(
     for shard in expand(data, _TEXT + _BINARY, storage):
         with open_file(shard, storage) as file:
             try:
-                found = _read_file(file, shard, missing_values, delimiter)
+                shard_table = _read_file(file, shard, missing_values, delimiter)
             except (pa.ArrowException, OSError, ValueError) as error:
                 raise ShardError(f"{shard}: can't be read as a table: {error}") from error
-        names = found.column_names
+        names = shard_table.column_names
         if len(set(names)) < len(names) or (tables and sorted(names) != sorted(tables[0].column_names)):
             wanted = tables[0].column_names if tables else "each name once"
             raise ShardError(f"{shard}: has the columns {names}, wanted {wanted}.")
-        tables.append(found.select(tables[0].column_names) if tables else found)
+        tables.append(shard_table.select(tables[0].column_names) if tables else shard_table)
     try:
         whole = pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
@@ -63,6 +69,14 @@ def read_table(
         for name in whole.column_names
         if name not in ignore
     }
+
+
+def _in_memory(values: Any, where: str) -> Column:
+    if not is_arrow(values):
+        return as_column(values, where)
+    import pyarrow as pa
+
+    return _to_column(values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values]), where, parse=False)
 
 
 def _read_file(file: Any, shard: str, missing_values: Sequence[str], delimiter: str) -> Any:

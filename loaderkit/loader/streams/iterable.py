@@ -16,7 +16,7 @@ import numpy as np
 import torch.utils.data as torch_data
 from typing_extensions import override
 
-from loaderkit.datasets.hf import restores_its_place, state_of_start
+from loaderkit.datasets.hf import as_declared, restores_its_place, state_of_start
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.position import Crew
 from loaderkit.loader.streams.lanes import Item, LaneTask, check_no_index, run_task
@@ -173,6 +173,7 @@ class _WorkerReader:
     def __init__(self, task: WorkerTask, worker: int, place: WorkerPlace, size: int) -> None:
         self._task, self._worker, self._size = task, worker, size
         self._iterator: Iterator[Any] | None = None
+        self._typed = as_declared(task.dataset)
         self._stateful = _is_stateful(task.dataset)
         self._place = place
         self._states = {place.samples: place.state}  # of the dataset, by the number of samples read
@@ -209,7 +210,7 @@ class _WorkerReader:
                         if self._iterator is None and self._stateful:
                             self._open()
                             seeds.enter(row)  # a state that is loaded may set the global generators
-                        self._samples.append(next(self._open()))
+                        self._samples.append(self._typed(next(self._open())))
                     except StopIteration:
                         self._ended = True
                         break
