@@ -128,11 +128,6 @@ def read_many(dataset: Any, indices: Sequence[int]) -> list[Any]:
     return per_sample(dataset.__getitem__, indices)
 
 
-def spread_rows(size: int) -> Int64Array:
-    """Return up to 16 indices, spread over a dataset of this size, for a fingerprint."""
-    return np.unique(np.linspace(0, max(0, size - 1), 16).astype(np.int64))[:size]
-
-
 def _has_fast(dataset: Any, method: str) -> bool:
     """Return whether a dataset has a fast method that neither an override nor a transform disables."""
     return callable(own_attribute(dataset, method, _ANY_READ)) and getattr(dataset, "transform", None) is None

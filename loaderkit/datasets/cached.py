@@ -14,7 +14,7 @@ import numpy as np
 
 from loaderkit.datasets.base import MapStyle, as_dataset, check_index, knows_lengths, read_many, reads_many
 from loaderkit.datasets.sample_file import ALIGNMENT, SampleFile
-from loaderkit.sampling.cursor import fingerprint
+from loaderkit.sampling.fingerprint import fingerprint, fingerprint_of
 from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, SampleRngSeeds, draws
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds, part_of_batch, per_sample, seeds_apart
@@ -123,8 +123,10 @@ class CachedDataset(DeclaresDraws):
         dataset: Any = self.__dict__.get("dataset")
         if name == "__getitems__" and reads_many(dataset):
             return self._read_many
-        if name in ("fingerprint", "shard_sizes") and (found := own_attribute(dataset, name)) is not None:
+        if name == "shard_sizes" and (found := own_attribute(dataset, name)) is not None:
             return found
+        if name == "fingerprint" and (text := fingerprint_of(dataset)):
+            return lambda: text
         if name == "lengths" and knows_lengths(dataset):
             return dataset.lengths
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

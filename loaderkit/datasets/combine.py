@@ -18,6 +18,7 @@ from loaderkit.datasets.base import (
     reads_many,
     reads_pieces,
 )
+from loaderkit.sampling.fingerprint import fingerprint_of_part
 from loaderkit.sampling.order import Order, digest
 from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
 from loaderkit.seeding.samples import part_of_batch, per_sample
@@ -87,7 +88,7 @@ class ConcatDataset(DeclaresDraws, Generic[Sample]):
         return max(map(draws, self.datasets))
 
     def fingerprint(self) -> str:
-        return "concat(" + ", ".join(map(_fingerprint, self.datasets)) + ")"
+        return "concat(" + ", ".join(map(fingerprint_of_part, self.datasets)) + ")"
 
     def _start(self, part: int) -> int:
         return int(self._ends[part - 1]) if part else 0
@@ -144,7 +145,7 @@ class ZipDataset(DeclaresDraws):
         raise AttributeError(name)
 
     def fingerprint(self) -> str:
-        return "zip(" + ", ".join(map(_fingerprint, self.datasets)) + ")"
+        return "zip(" + ", ".join(map(fingerprint_of_part, self.datasets)) + ")"
 
     def _join(self, parts: list[Any]) -> Any:
         return tuple(parts) if self._names is None else dict(zip(self._names, parts, strict=True))
@@ -222,7 +223,7 @@ class SubsetDataset(DeclaresDraws, Generic[Sample]):
         return lengths
 
     def fingerprint(self) -> str:
-        picked = f"{len(self)} of {_fingerprint(self.dataset)}"
+        picked = f"{len(self)} of {fingerprint_of_part(self.dataset)}"
         return f"subset({picked}, {self.indices.key(0) if isinstance(self.indices, Order) else digest(self.indices)})"
 
 
@@ -268,9 +269,4 @@ class MapDataset(DeclaresDraws, Generic[Sample]):
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the data; the transform may change between runs."""
-        return _fingerprint(self.dataset)
-
-
-def _fingerprint(dataset: Any) -> str:
-    own = getattr(dataset, "fingerprint", None)
-    return f"{len(dataset)}:{own() if callable(own) else ''}"
+        return fingerprint_of_part(self.dataset)

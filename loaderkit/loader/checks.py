@@ -3,7 +3,7 @@
 import itertools
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -197,6 +197,15 @@ def no_batches(config: LoaderConfig, plan: Plan, epoch: int, size: int) -> str:
         f", {name}={getattr(plan, name)!r}" for name in ("tail", "too_long") if getattr(plan, name, "error") != "error"
     )
     return f"Loader: no batches in epoch {epoch}: {size:,} samples, {how}, {plan.world.size} ranks{settings}."
+
+
+def nothing_tells(classes: Iterable[str]) -> str:
+    """Say that a state was loaded whose data cannot be compared with that of the loader."""
+    return (
+        f"Loader: the state was loaded, and only the number of samples tells whether the data is the same: {', '.join(sorted(classes))} "
+        "has no fingerprint. Give the class a method or attribute `fingerprint`, a short text that changes with the data; give a "
+        "list of records as loaderkit.RecordDataset(records)."
+    )
 
 
 def unprepared() -> str | None:

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from loaderkit.datasets.bad_samples import JUDGED_FROM, Reported
@@ -13,7 +14,7 @@ from loaderkit.engine import Engine
 from loaderkit.engine.batch_reader import BatchReader, StagedReader
 from loaderkit.engine.description import Description
 from loaderkit.engine.threads import check_threads
-from loaderkit.loader.checks import check_indexed, check_order, check_plan, no_batches
+from loaderkit.loader.checks import check_indexed, check_order, check_plan, no_batches, nothing_tells
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.downloads import shards_ahead
 from loaderkit.loader.engines import describe, make_engine
@@ -21,6 +22,7 @@ from loaderkit.loader.position import Position
 from loaderkit.loader.stages import Stages
 from loaderkit.sampling.batch_sampler import MOST_BATCHES, BatchSamplerOrder, BatchSamplerPlan
 from loaderkit.sampling.cursor import Cursor, Identity, Saved, check_resume, pack_state, unpack_state
+from loaderkit.sampling.fingerprint import as_before, named_as_saved, nameless
 from loaderkit.sampling.order import Order, Sequential
 from loaderkit.sampling.plan import BatchKey, BatchPlan, Plan
 from loaderkit.sampling.samplers import SamplerOrder, as_order
@@ -167,7 +169,14 @@ class IndexedPosition(Position):
         saved = unpack_state(state)
         cursor = saved.cursor
         plan = self._with_block(saved.identity.block)
-        check_resume(cursor, saved.identity, self._identity(cursor, plan), self._samples(cursor))
+        with nameless() as unknown:
+            found = asdict(self._identity(cursor, plan))
+        with as_before():
+            before = asdict(self._identity(cursor, plan))
+        named = Identity(**named_as_saved(found, before, asdict(saved.identity)))
+        check_resume(cursor, saved.identity, named, self._samples(cursor))
+        if unknown and cursor != Cursor():
+            self.say(nothing_tells(unknown))
         plan.check_cursor(cursor)
         try:
             skips = leave_out_more(

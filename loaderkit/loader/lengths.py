@@ -15,10 +15,10 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 
 from loaderkit.collate import CollateError
-from loaderkit.datasets.base import MapStyle, counts_tokens, knows_lengths, spread_rows
+from loaderkit.datasets.base import MapStyle, counts_tokens, knows_lengths
 from loaderkit.datasets.remote.urls import write_atomically
 from loaderkit.engine.batch_reader import BatchReader
-from loaderkit.sampling.cursor import fingerprint
+from loaderkit.sampling.fingerprint import fingerprint, spread_rows
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import check_integer

@@ -26,6 +26,7 @@ from loaderkit.datasets.base import as_dataset, check_index, reads_pieces
 from loaderkit.datasets.streams.packed import Rows, TooLong, batches_cannot_be_packed
 from loaderkit.loader.lengths import measure
 from loaderkit.loader.packed_rows import PackedRows, TokenCounts, collate_of
+from loaderkit.sampling.fingerprint import fingerprint_of
 from loaderkit.sampling.mixture import Mixture
 from loaderkit.sampling.order import Order, Sequential, Shuffled, digest
 from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, draws
@@ -279,7 +280,7 @@ class Pipeline(DeclaresDraws):
         total = len(self)
         size = min(max(1, total // (16 * lanes)), _LARGEST)
         names = [f"{start}:{min(start + size, total)}" for start in range(0, total, size)]
-        read = _ReadStretch(self.dataset, self.fingerprint(), self._rows)
+        read = _ReadStretch(self.dataset, self._rows)
         return StreamDataset(names, read, lanes=lanes, window=window, shuffle=shuffle, seed=seed)
 
     @property
@@ -289,8 +290,7 @@ class Pipeline(DeclaresDraws):
 
     def fingerprint(self) -> str:
         """Return a description of the data and of what the verbs chose of it, but not of functions; a resume compares it."""
-        own = getattr(self.dataset, "fingerprint", None)
-        return str(own()) if callable(own) else ""
+        return fingerprint_of(self.dataset)
 
     def place(self, index: int) -> Any:
         """Return where a sample is kept; None if the data does not say."""
@@ -377,8 +377,7 @@ class _Batches(DeclaresDraws):
         return max(draws(self._dataset), collate)
 
     def fingerprint(self) -> str:
-        own = getattr(self._dataset, "fingerprint", None)
-        return f"batches of {self._size} of {own() if callable(own) else ''}"
+        return f"batches of {self._size} of {fingerprint_of(self._dataset)}"
 
 
 @dataclass(frozen=True)
@@ -386,8 +385,11 @@ class _ReadStretch:
     """Reads the samples of a stretch "start:stop" for a stream."""
 
     dataset: MapStyle = field(repr=False)
-    fingerprint: str
     rows: Rows | None = None  # that the samples are
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint_of(self.dataset)
 
     def __call__(self, shard: str, start: int) -> Iterator[Any]:
         first, stop = map(int, shard.split(":"))

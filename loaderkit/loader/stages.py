@@ -13,7 +13,8 @@ import numpy as np
 
 from loaderkit.datasets.base import knows_lengths
 from loaderkit.datasets.combine import ConcatDataset
-from loaderkit.sampling.cursor import Cursor, bad_cursor, fingerprint
+from loaderkit.sampling.cursor import Cursor, bad_cursor
+from loaderkit.sampling.fingerprint import fingerprint
 from loaderkit.sampling.order import Order, shortened
 from loaderkit.sampling.plan import BatchKey, BatchPlan, Plan
 from loaderkit.sampling.sources import Sources, shuffled_source

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from loaderkit.sampling.order import shortened
 from loaderkit.sampling.skips import STRETCHES, Skips
 from loaderkit.system.state import (
     COUNT,
@@ -83,20 +82,6 @@ class Identity:
     order: str
     seed: int
     block: int | None = None
-
-
-def fingerprint(dataset: Any, size: int) -> str:
-    """Return a short text that differs between datasets.
-
-    Args:
-        dataset: If it has a method `fingerprint()`, the text includes what that returns: a short string that changes
-            with the data, not with transforms.
-        size: Number of samples.
-    """
-    own = getattr(dataset, "fingerprint", None)
-    if not callable(own):
-        return f"{size:,} samples"
-    return f"{size:,} samples ({shortened(str(own()))})"
 
 
 class Saved(NamedTuple):

@@ -9,7 +9,8 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from loaderkit.sampling.cursor import Cursor, bad_cursor, fingerprint
+from loaderkit.sampling.cursor import Cursor, bad_cursor
+from loaderkit.sampling.fingerprint import fingerprint
 from loaderkit.sampling.order import Order
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.world import World

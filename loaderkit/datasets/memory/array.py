@@ -13,9 +13,10 @@ import torch.utils.data as torch_data
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from loaderkit.datasets.base import check_index, spread_rows
+from loaderkit.datasets.base import check_index
 from loaderkit.datasets.combine import SubsetDataset
 from loaderkit.datasets.memory.shared import SharedList
+from loaderkit.sampling.fingerprint import spread_rows
 from loaderkit.seeding.draws import DeclaresDraws, Draws
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array, native
