@@ -1,5 +1,6 @@
 """Datasets made of other datasets: concatenated, zipped, a subset, or with a transform."""
 
+import functools
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, Generic
@@ -223,8 +224,11 @@ class SubsetDataset(DeclaresDraws, Generic[Sample]):
         return lengths
 
     def fingerprint(self) -> str:
-        picked = f"{len(self)} of {fingerprint_of_part(self.dataset)}"
-        return f"subset({picked}, {self.indices.key(0) if isinstance(self.indices, Order) else digest(self.indices)})"
+        return f"subset({len(self)} of {fingerprint_of_part(self.dataset)}, {self._picked})"
+
+    @functools.cached_property
+    def _picked(self) -> str:
+        return self.indices.key(0) if isinstance(self.indices, Order) else digest(self.indices)
 
 
 class MapDataset(DeclaresDraws, Generic[Sample]):

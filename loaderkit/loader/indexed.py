@@ -22,7 +22,7 @@ from loaderkit.loader.position import Position
 from loaderkit.loader.stages import Stages
 from loaderkit.sampling.batch_sampler import MOST_BATCHES, BatchSamplerOrder, BatchSamplerPlan
 from loaderkit.sampling.cursor import Cursor, Identity, Saved, check_resume, pack_state, unpack_state
-from loaderkit.sampling.fingerprint import as_before, named_as_saved, nameless
+from loaderkit.sampling.fingerprint import named_as_saved, nameless
 from loaderkit.sampling.order import Order, Sequential
 from loaderkit.sampling.plan import BatchKey, BatchPlan, Plan
 from loaderkit.sampling.samplers import SamplerOrder, as_order
@@ -170,11 +170,8 @@ class IndexedPosition(Position):
         cursor = saved.cursor
         plan = self._with_block(saved.identity.block)
         with nameless() as unknown:
-            found = asdict(self._identity(cursor, plan))
-        with as_before():
-            before = asdict(self._identity(cursor, plan))
-        named = Identity(**named_as_saved(found, before, asdict(saved.identity)))
-        check_resume(cursor, saved.identity, named, self._samples(cursor))
+            named = named_as_saved(lambda: asdict(self._identity(cursor, plan)), asdict(saved.identity))
+        check_resume(cursor, saved.identity, Identity(**named), self._samples(cursor))
         if unknown and cursor != Cursor():
             self.say(nothing_tells(unknown))
         plan.check_cursor(cursor)

@@ -4,7 +4,7 @@ A dataset says it by `fingerprint`. For data of torch, numpy, Python and Hugging
 cost does not grow with the data: a few entries stand for all.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from loaderkit.sampling.order import digest, shortened
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.overrides import own_attribute
 
-_INDICES = 4096  # of a subset that are compared; all of a smaller one
+_INDICES = 1024  # of a subset that are compared; all of a smaller one
 _ENTRIES = 64  # of a list that are compared
 _ROWS = 16  # of an array that are compared; rows may be large
 _READS = (list.__getitem__, tuple.__getitem__, range.__getitem__)
@@ -90,15 +90,19 @@ def nameless() -> Iterator[set[str]]:
         _asking.reset(token)
 
 
-def named_as_saved(found: Mapping[str, Any], before: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what names data and order, each as a state has it if an earlier loaderkit named it so.
+def named_as_saved(ask: Callable[[], Mapping[str, Any]], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what names data and order, each name as a state has it if an earlier loaderkit named it so.
 
     Args:
-        found: The names by this loaderkit.
-        before: The names `as_before`.
+        ask: Returns the names.
         saved: The names in the state.
     """
-    return {what: before[what] if saved.get(what) == before[what] else name for what, name in found.items()}
+    found = dict(ask())
+    if any(saved.get(what) != name for what, name in found.items()):
+        with as_before():
+            before = ask()
+        found |= {what: name for what, name in before.items() if saved.get(what) == name}
+    return found
 
 
 def spread_rows(size: int, most: int = _ROWS) -> Int64Array:
@@ -110,7 +114,10 @@ def _text(dataset: Any) -> str | None:
     asking = _asking.get()
     if asking.as_before:
         own = getattr(dataset, "fingerprint", None)
-        return str(own()) if callable(own) else None
+        try:
+            return str(own()) if callable(own) else None
+        except TypeError:  # a forwarded name may be anything
+            return None
     own = own_attribute(dataset, "fingerprint")
     found = own() if callable(own) else own
     if found is None:

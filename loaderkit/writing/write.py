@@ -19,7 +19,7 @@ from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import is_remote, sync_folder, write_atomically
 from loaderkit.datasets.shards.folder_index import merge_indexes, read_folder_index
 from loaderkit.datasets.shards.index import content_checksum, index_path, save_index
-from loaderkit.sampling.fingerprint import as_before, fingerprint, named_as_saved
+from loaderkit.sampling.fingerprint import fingerprint, named_as_saved
 from loaderkit.sampling.order import Order, Sequential, Shuffled
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds
@@ -183,11 +183,10 @@ class Writing:
 
     def _source(self) -> dict[str, str]:
         """Return the dataset's fingerprint, as the folder has it if an earlier loaderkit began it."""
-        found = {"fingerprint": fingerprint(self.dataset, self.size)}
-        with as_before():
-            before = {"fingerprint": fingerprint(self.dataset, self.size)}
         begun = self.folder.plan()
-        return found if begun is None else named_as_saved(found, before, begun.source)
+        return named_as_saved(
+            lambda: {"fingerprint": fingerprint(self.dataset, self.size)}, {} if begun is None else begun.source
+        )
 
     def _plan(self, jobs: int, fork: bool, executor: Executor | None) -> tuple[Plan, "Job"]:
         order: Order = Shuffled(self.size, seed=self.seed) if self.shuffle else Sequential(self.size)

@@ -26,7 +26,7 @@ from loaderkit.loader.streams.state import (
     unpack_cursor,
 )
 from loaderkit.sampling.cursor import Cursor
-from loaderkit.sampling.fingerprint import as_before, named_as_saved
+from loaderkit.sampling.fingerprint import named_as_saved
 from loaderkit.sampling.order import digest
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.sampling.skips import Skips
@@ -130,9 +130,7 @@ class StreamPosition(Position):
 
     def load(self, state: Mapping[str, Any]) -> None:
         lanes = self._lanes
-        with as_before():
-            before = lanes.identity()
-        identity = named_as_saved(lanes.identity(), before, open_stream_state(state)["stream"])
+        identity = named_as_saved(lanes.identity, open_stream_state(state)["stream"])
         cursor = unpack_cursor(state, identity, lanes.count(), lanes.flaw, lanes.place)
         if self.config.steps and cursor.batches >= self.config.steps:  # the saved run had more steps an epoch
             cursor = dataclasses.replace(cursor, epoch=cursor.epoch + 1, batches=0, bad=())
