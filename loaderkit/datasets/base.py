@@ -9,6 +9,7 @@ from typing_extensions import TypeVar
 
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.indices import as_indices
 from loaderkit.system.overrides import is_map_style, own_attribute
 from loaderkit.system.tables import by_position, is_frame
 
@@ -58,12 +59,18 @@ def check_index(dataset: MapStyle, index: int) -> None:
 
 
 def check_indices(dataset: MapStyle, indices: Sequence[int] | Int64Array) -> Int64Array:
-    """Return indices (B,) as an array; raise an IndexError unless each is from 0 to N - 1."""
-    found = np.asarray(indices, dtype=np.int64)
+    """Return indices (B,) as an array; raise an IndexError unless each is from 0 to N - 1, and a ValueError for a mask or floats."""
+    found = as_rows(dataset, indices)
     if found.size and found.view(np.uint64).max() >= len(dataset):  # a negative one is large there
         outside = found[(found < 0) | (found >= len(dataset))][0]
         raise IndexError(f"{type(dataset).__name__}: index {outside} in a dataset of {len(dataset):,} samples.")
     return found
+
+
+def as_rows(dataset: MapStyle, indices: Sequence[int] | Int64Array) -> Int64Array:
+    """Return indices (B,) as an array; raise a ValueError for a mask or floats."""
+    found = np.asarray(indices)
+    return found if found.dtype == np.int64 and found.ndim == 1 else as_indices(type(dataset).__name__, indices)
 
 
 def reads_batches(dataset: Any) -> bool:

@@ -19,6 +19,7 @@ from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, SampleRngSeed
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds, part_of_batch, per_sample, seeds_apart
 from loaderkit.system.arrays import UInt64Array
+from loaderkit.system.checks import plain_integer
 from loaderkit.system.overrides import own_attribute
 from loaderkit.system.tensor_pickling import TensorsByValue
 
@@ -87,6 +88,7 @@ class CachedDataset(DeclaresDraws):
         transform: Callable[[Any], Any] | None = None,
         version: str = "",
     ) -> None:
+        max_bytes = plain_integer(max_bytes)
         if not isinstance(max_bytes, int) or isinstance(max_bytes, bool):
             raise ValueError(f"CachedDataset: max_bytes is {max_bytes!r}, wanted an integer.")
         self.dataset = dataset = as_dataset(dataset, "CachedDataset: the dataset")

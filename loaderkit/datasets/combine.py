@@ -11,6 +11,7 @@ from loaderkit.datasets.base import (
     MapStyle,
     Sample,
     as_dataset,
+    as_rows,
     check_index,
     knows_lengths,
     read_many,
@@ -24,6 +25,7 @@ from loaderkit.sampling.order import Order, digest
 from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
 from loaderkit.seeding.samples import part_of_batch, per_sample
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.indices import as_indices
 from loaderkit.system.overrides import own_attribute
 
 
@@ -63,7 +65,7 @@ class ConcatDataset(DeclaresDraws, Generic[Sample]):
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         if not any(reads_many(dataset) for dataset in self.datasets):
             return per_sample(self.__getitem__, indices)
-        wanted = np.asarray(indices, dtype=np.int64)
+        wanted = as_rows(self, indices)
         parts = np.searchsorted(self._ends, wanted, side="right")
         samples: list[Any] = [None] * len(wanted)
         for part in np.unique(parts).tolist():
@@ -157,10 +159,11 @@ class SubsetDataset(DeclaresDraws, Generic[Sample]):
 
     Args:
         dataset: The whole dataset.
-        indices: (N,) integers; may repeat. Or an Order, whose epoch 0 is taken, without a list.
+        indices: (N,) integers; may repeat. A mask is refused. Or an Order, whose epoch 0 is taken, without a list.
 
     Raises:
         IndexError: If an index is not in the dataset.
+        ValueError: If the indices are a mask, floats, or more than one axis.
 
     Examples:
         >>> data = lk.SubsetDataset(lk.RecordDataset("abcd"), [3, 1])
@@ -170,7 +173,7 @@ class SubsetDataset(DeclaresDraws, Generic[Sample]):
 
     def __init__(self, dataset: MapStyle[Sample], indices: Sequence[int] | Int64Array | Order) -> None:
         self.dataset: MapStyle[Sample] = as_dataset(dataset, "SubsetDataset: the dataset")
-        self.indices = indices if isinstance(indices, Order) else np.asarray(indices, dtype=np.int64)
+        self.indices = indices if isinstance(indices, Order) else as_indices("SubsetDataset", indices)
         size = len(dataset)
         if isinstance(self.indices, Order):
             outside = [self.indices.reach - 1] if self.indices.reach > size else []
@@ -196,7 +199,7 @@ class SubsetDataset(DeclaresDraws, Generic[Sample]):
         return int(self._at([index % len(self)])[0])
 
     def _at(self, indices: Sequence[int] | Int64Array) -> Int64Array:
-        found = np.asarray(indices, dtype=np.int64)
+        found = as_rows(self, indices)
         if isinstance(self.indices, Order):
             return self.indices.at(0, found)
         return np.take(self.indices, found)

@@ -76,8 +76,13 @@ def check_skip(
     return lists[0], lists[1]
 
 
-def check_indexed(dataset: Any) -> None:
-    """Refuse data whose samples have no numbers, or are not what a user expects.
+def size_of(dataset: Any) -> int:
+    """Return the number of samples; 0 for data without a length, which a user's own order reads."""
+    return len(dataset) if hasattr(type(dataset), "__len__") else 0
+
+
+def check_indexed(dataset: Any, *, has_order: bool = False) -> None:
+    """Refuse data whose samples have no numbers, or are not what a user expects. With an order of its own it needs no length.
 
     Raises:
         TypeError: If the dataset is a path, a table, a tuple of columns, or has no length or index.
@@ -105,7 +110,7 @@ def check_indexed(dataset: Any) -> None:
             f"loader: the dataset is a tuple of {len(dataset)} arrays of length {len(dataset[0]):,}: columns, or samples? "
             "For columns use loaderkit.ArrayDataset(columns), for samples a list."
         )
-    if not is_map_style(dataset):
+    if not is_map_style(dataset) and not (has_order and hasattr(type(dataset), "__getitem__")):
         raise TypeError(
             f"loader: {name} has no __len__ or no __getitem__, wanted a dataset with both (not a loader of one). For data "
             "without an index use loaderkit.StreamDataset or a torch.utils.data.IterableDataset."

@@ -14,7 +14,7 @@ from loaderkit.engine import Engine
 from loaderkit.engine.batch_reader import BatchReader, StagedReader
 from loaderkit.engine.description import Description
 from loaderkit.engine.threads import check_threads
-from loaderkit.loader.checks import check_indexed, check_order, check_plan, no_batches, nothing_tells
+from loaderkit.loader.checks import check_indexed, check_order, check_plan, no_batches, nothing_tells, size_of
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.downloads import shards_ahead
 from loaderkit.loader.engines import describe, make_engine
@@ -48,7 +48,7 @@ class IndexedPosition(Position):
 
     def __init__(self, dataset: Any, config: LoaderConfig) -> None:
         super().__init__(dataset, config)
-        check_indexed(dataset)
+        check_indexed(dataset, has_order=config.order is not None or config.batch_sampler is not None)
         for name in ("steps", "stop", "store"):
             if (value := getattr(config, name)) is not None:
                 raise ValueError(
@@ -56,7 +56,7 @@ class IndexedPosition(Position):
                     "the length of the data, the same on every rank. Leave it out. To shorten epochs, give the Trainer "
                     "limit_train_batches."
                 )
-        self._size = len(dataset)
+        self._size = size_of(dataset)
         self._plan = self._make_plan()
         self._skips = Skips()
         self._replacements()
@@ -302,7 +302,7 @@ class IndexedPosition(Position):
 
     def _look_at_size(self, start: tuple[Cursor, int]) -> None:
         """Adapt to the dataset's length at the start of an epoch; inside an epoch it must be the same."""
-        size = len(self.dataset)
+        size = size_of(self.dataset)
         if size == self._size:
             return
         if start[0].samples or start[1]:
@@ -312,7 +312,7 @@ class IndexedPosition(Position):
         self._plan = self._make_plan()
 
     def _check_size(self) -> None:
-        if (size := len(self.dataset)) != self._size:
+        if (size := size_of(self.dataset)) != self._size:
             raise RuntimeError(
                 f"loader: the dataset has {size:,} samples, and had {self._size:,} when the epoch began. An epoch reads one "
                 "order of its samples, so change the dataset between epochs only."
@@ -343,7 +343,7 @@ class IndexedPosition(Position):
         else:
             order = Sequential(self._size)
         if order is not None:
-            check_order(order, self._size)
+            check_order(order, self._size if hasattr(type(self.dataset), "__len__") else order.reach)
         if config.plan is not None:
             return config.plan
         if isinstance(order, BatchSamplerOrder):
@@ -411,7 +411,7 @@ class IndexedPosition(Position):
             report,
             epoch=before.epoch,
             batches=plan.placed(before).batches + 1,
-            seen=max(seen, min(self._size, JUDGED_FROM)),
+            seen=max(seen, min(max(self._size, self.size_of(before.epoch)), JUDGED_FROM)),
         )
 
     def _with_block(self, block: int | None) -> Plan:

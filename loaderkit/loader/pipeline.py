@@ -32,7 +32,7 @@ from loaderkit.sampling.order import Order, Sequential, Shuffled, digest
 from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, draws
 from loaderkit.seeding.samples import seeds_apart
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.checks import check_integer
+from loaderkit.system.checks import check_integer, plain_integer
 from loaderkit.system.names import function_name
 from loaderkit.system.overrides import own_attribute
 
@@ -121,12 +121,12 @@ class Pipeline(DeclaresDraws):
 
     def take(self, count: int) -> "Pipeline":
         """Keep the first samples, or all if there are fewer."""
-        _check_count("take", count, 0)
+        count = _count("take", count, 0)
         return self._then(SubsetDataset(self.dataset, _Stretch(0, min(count, len(self)))), f"take({count})")
 
     def skip(self, count: int) -> "Pipeline":
         """Leave out the first samples, or all if there are fewer."""
-        _check_count("skip", count, 0)
+        count = _count("skip", count, 0)
         size = len(self)
         return self._then(SubsetDataset(self.dataset, _Stretch(min(count, size), size)), f"skip({count})")
 
@@ -158,7 +158,7 @@ class Pipeline(DeclaresDraws):
             >>> [batch.tolist() for batch in lk.Loader(pairs, batch_size=None)]
             [[0, 10], [20, 30], [40]]
         """
-        _check_count("batch", size, 1)
+        size = _count("batch", size, 1)
         if self._rows is not None and collate_fn is stack:
             raise self._rows.cannot_stack()
         batches = self._then(_Batches(self.dataset, size, collate_fn, drop_last=drop_last), f"batch({size})")
@@ -448,6 +448,8 @@ def _digest(code: CodeType) -> str:
     return digest(code.co_code, "\x1f".join([*constants, *code.co_names]))
 
 
-def _check_count(verb: str, count: Any, least: int) -> None:
+def _count(verb: str, count: Any, least: int) -> int:
+    count = plain_integer(count)
     if not isinstance(count, int) or isinstance(count, bool) or count < least:
         raise ValueError(f"{verb}: found {count!r}, wanted an integer of at least {least}.")
+    return count

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from loaderkit.sampling.skips import STRETCHES, Skips
+from loaderkit.system.checks import plain_integer
 from loaderkit.system.state import (
     COUNT,
     EPOCH,
@@ -59,6 +60,7 @@ class Cursor:
 
     def __post_init__(self) -> None:
         for name, rule in _COUNTS.items():
+            object.__setattr__(self, name, plain_integer(getattr(self, name)))
             if not rule.holds(value := getattr(self, name)):
                 raise ValueError(f"cursor: {name} is {value!r}, wanted {rule.wanted}.")
 

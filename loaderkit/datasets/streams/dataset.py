@@ -21,6 +21,7 @@ from loaderkit.datasets.streams.verbs import Batches, Part, Windows
 from loaderkit.sampling.fingerprint import fingerprint_of_reader
 from loaderkit.sampling.order import digest, shortened
 from loaderkit.seeding.keys import hash_positions
+from loaderkit.system.checks import plain_integer
 from loaderkit.system.stack import stack
 from loaderkit.system.world import World
 
@@ -98,6 +99,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         _check_read(read)
         self.shards = [str(shard) for shard in shards]
         self.read = read
+        lanes, window, seed, share, block = map(plain_integer, (lanes, window, seed, share, block))
         self.lanes, self.window, self.shuffled, self.seed = lanes, window, shuffle, seed
         self.share, self.block = share, block
         if not self.shards:
