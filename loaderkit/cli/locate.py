@@ -179,6 +179,11 @@ def _loader_of(source: Any, state: Mapping[str, Any]) -> Loader:
     )
 
 
+def _named(index: Any) -> str:
+    """Return an index, or the key that a user's sampler gives in place of one, as a text."""
+    return f"{index:,}" if isinstance(index, int) else str(index)
+
+
 def _loader_states(content: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the states of Loaders in a file, those within a DataModule's state too."""
     for place, state, _ in states_in(content):
@@ -200,10 +205,10 @@ def _report(what: str, loader: Loader, found: list[StepBatch], settings: Mapping
     rows = [["rank", "position", "sample", "place"]]
     for batch in found:
         for position, index in zip(batch.positions.tolist(), batch.indices.tolist(), strict=True):
-            place = place_of(loader.dataset, index)
-            rows.append([str(batch.rank), f"{position:,}", f"{index:,}", "" if place is None else str(place)])
+            place = place_of(loader.dataset, index) if isinstance(index, int) else None
+            rows.append([str(batch.rank), f"{position:,}", _named(index), "" if place is None else str(place)])
     say("\n" + "\n".join(table(rows, left=(3,))))
     indices = [index for batch in found for index in batch.indices.tolist()]
     for index in indices[: show or 0]:
-        head = [f"sample {index:,}", "type", "dtype", "shape", "value"]
+        head = [f"sample {_named(index)}", "type", "dtype", "shape", "value"]
         say("\n" + "\n".join(table([head, *map(list, fields_of(loader.dataset[index]))], left=range(5))))

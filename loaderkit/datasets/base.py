@@ -9,6 +9,7 @@ from typing_extensions import TypeVar
 
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.indices import as_indices
 from loaderkit.system.overrides import is_map_style, own_attribute
 from loaderkit.system.tables import by_position, frame_way_out, is_frame
 
@@ -67,12 +68,18 @@ def check_index(dataset: MapStyle, index: int) -> None:
 
 
 def check_indices(dataset: MapStyle, indices: Sequence[int] | Int64Array) -> Int64Array:
-    """Return indices (B,) as an array; raise an IndexError unless each is from 0 to N - 1."""
-    found = np.asarray(indices, dtype=np.int64)
+    """Return indices (B,) as an array; raise an IndexError unless each is from 0 to N - 1, and a ValueError for a mask or floats."""
+    found = as_rows(dataset, indices)
     if found.size and found.view(np.uint64).max() >= len(dataset):  # a negative one is large there
         outside = found[(found < 0) | (found >= len(dataset))][0]
         raise IndexError(f"{type(dataset).__name__}: index {outside} in a dataset of {len(dataset):,} samples.")
     return found
+
+
+def as_rows(dataset: MapStyle, indices: Sequence[int] | Int64Array) -> Int64Array:
+    """Return indices (B,) as an array; raise a ValueError for a mask or floats."""
+    found = np.asarray(indices)
+    return found if found.dtype == np.int64 and found.ndim == 1 else as_indices(type(dataset).__name__, indices)
 
 
 def reads_batches(dataset: Any) -> bool:
@@ -135,11 +142,6 @@ def read_many(dataset: Any, indices: Sequence[int]) -> list[Any]:
     if reads_many(dataset):
         return list(dataset.__getitems__(list(indices)))
     return per_sample(dataset.__getitem__, indices)
-
-
-def spread_rows(size: int) -> Int64Array:
-    """Return up to 16 indices, spread over a dataset of this size, for a fingerprint."""
-    return np.unique(np.linspace(0, max(0, size - 1), 16).astype(np.int64))[:size]
 
 
 def _has_fast(dataset: Any, method: str) -> bool:

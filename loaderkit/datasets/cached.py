@@ -14,11 +14,12 @@ import numpy as np
 
 from loaderkit.datasets.base import MapStyle, as_dataset, check_index, knows_lengths, read_many, reads_many
 from loaderkit.datasets.sample_file import ALIGNMENT, SampleFile
-from loaderkit.sampling.cursor import fingerprint
+from loaderkit.sampling.fingerprint import fingerprint, fingerprint_of
 from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, SampleRngSeeds, draws
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds, part_of_batch, per_sample, seeds_apart
 from loaderkit.system.arrays import UInt64Array
+from loaderkit.system.checks import plain_integer
 from loaderkit.system.overrides import own_attribute
 from loaderkit.system.tensor_pickling import TensorsByValue
 
@@ -87,6 +88,7 @@ class CachedDataset(DeclaresDraws):
         transform: Callable[[Any], Any] | None = None,
         version: str = "",
     ) -> None:
+        max_bytes = plain_integer(max_bytes)
         if not isinstance(max_bytes, int) or isinstance(max_bytes, bool):
             raise ValueError(f"CachedDataset: max_bytes is {max_bytes!r}, wanted an integer.")
         self.dataset = dataset = as_dataset(dataset, "CachedDataset: the dataset")
@@ -123,8 +125,10 @@ class CachedDataset(DeclaresDraws):
         dataset: Any = self.__dict__.get("dataset")
         if name == "__getitems__" and reads_many(dataset):
             return self._read_many
-        if name in ("fingerprint", "shard_sizes") and (found := own_attribute(dataset, name)) is not None:
+        if name == "shard_sizes" and (found := own_attribute(dataset, name)) is not None:
             return found
+        if name == "fingerprint" and (text := fingerprint_of(dataset)):
+            return lambda: text
         if name == "lengths" and knows_lengths(dataset):
             return dataset.lengths
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

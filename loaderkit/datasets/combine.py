@@ -1,5 +1,6 @@
 """Datasets made of other datasets: concatenated, zipped, a subset, or with a transform."""
 
+import functools
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, Generic
@@ -10,6 +11,7 @@ from loaderkit.datasets.base import (
     MapStyle,
     Sample,
     as_dataset,
+    as_rows,
     check_index,
     knows_lengths,
     read_many,
@@ -18,10 +20,12 @@ from loaderkit.datasets.base import (
     reads_many,
     reads_pieces,
 )
+from loaderkit.sampling.fingerprint import fingerprint_of_part
 from loaderkit.sampling.order import Order, digest
 from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
 from loaderkit.seeding.samples import part_of_batch, per_sample
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.indices import as_indices
 from loaderkit.system.overrides import own_attribute
 
 
@@ -61,7 +65,7 @@ class ConcatDataset(DeclaresDraws, Generic[Sample]):
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         if not any(reads_many(dataset) for dataset in self.datasets):
             return per_sample(self.__getitem__, indices)
-        wanted = np.asarray(indices, dtype=np.int64)
+        wanted = as_rows(self, indices)
         parts = np.searchsorted(self._ends, wanted, side="right")
         samples: list[Any] = [None] * len(wanted)
         for part in np.unique(parts).tolist():
@@ -87,7 +91,7 @@ class ConcatDataset(DeclaresDraws, Generic[Sample]):
         return max(map(draws, self.datasets))
 
     def fingerprint(self) -> str:
-        return "concat(" + ", ".join(map(_fingerprint, self.datasets)) + ")"
+        return "concat(" + ", ".join(map(fingerprint_of_part, self.datasets)) + ")"
 
     def _start(self, part: int) -> int:
         return int(self._ends[part - 1]) if part else 0
@@ -144,7 +148,7 @@ class ZipDataset(DeclaresDraws):
         raise AttributeError(name)
 
     def fingerprint(self) -> str:
-        return "zip(" + ", ".join(map(_fingerprint, self.datasets)) + ")"
+        return "zip(" + ", ".join(map(fingerprint_of_part, self.datasets)) + ")"
 
     def _join(self, parts: list[Any]) -> Any:
         return tuple(parts) if self._names is None else dict(zip(self._names, parts, strict=True))
@@ -155,10 +159,11 @@ class SubsetDataset(DeclaresDraws, Generic[Sample]):
 
     Args:
         dataset: The whole dataset.
-        indices: (N,) integers; may repeat. Or an Order, whose epoch 0 is taken, without a list.
+        indices: (N,) integers; may repeat. A mask is refused. Or an Order, whose epoch 0 is taken, without a list.
 
     Raises:
         IndexError: If an index is not in the dataset.
+        ValueError: If the indices are a mask, floats, or more than one axis.
 
     Examples:
         >>> data = lk.SubsetDataset(lk.RecordDataset("abcd"), [3, 1])
@@ -168,7 +173,7 @@ class SubsetDataset(DeclaresDraws, Generic[Sample]):
 
     def __init__(self, dataset: MapStyle[Sample], indices: Sequence[int] | Int64Array | Order) -> None:
         self.dataset: MapStyle[Sample] = as_dataset(dataset, "SubsetDataset: the dataset")
-        self.indices = indices if isinstance(indices, Order) else np.asarray(indices, dtype=np.int64)
+        self.indices = indices if isinstance(indices, Order) else as_indices("SubsetDataset", indices)
         size = len(dataset)
         if isinstance(self.indices, Order):
             outside = [self.indices.reach - 1] if self.indices.reach > size else []
@@ -194,7 +199,7 @@ class SubsetDataset(DeclaresDraws, Generic[Sample]):
         return int(self._at([index % len(self)])[0])
 
     def _at(self, indices: Sequence[int] | Int64Array) -> Int64Array:
-        found = np.asarray(indices, dtype=np.int64)
+        found = as_rows(self, indices)
         if isinstance(self.indices, Order):
             return self.indices.at(0, found)
         return np.take(self.indices, found)
@@ -222,8 +227,11 @@ class SubsetDataset(DeclaresDraws, Generic[Sample]):
         return lengths
 
     def fingerprint(self) -> str:
-        picked = f"{len(self)} of {_fingerprint(self.dataset)}"
-        return f"subset({picked}, {self.indices.key(0) if isinstance(self.indices, Order) else digest(self.indices)})"
+        return f"subset({len(self)} of {fingerprint_of_part(self.dataset)}, {self._picked})"
+
+    @functools.cached_property
+    def _picked(self) -> str:
+        return self.indices.key(0) if isinstance(self.indices, Order) else digest(self.indices)
 
 
 class MapDataset(DeclaresDraws, Generic[Sample]):
@@ -268,9 +276,4 @@ class MapDataset(DeclaresDraws, Generic[Sample]):
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the data; the transform may change between runs."""
-        return _fingerprint(self.dataset)
-
-
-def _fingerprint(dataset: Any) -> str:
-    own = getattr(dataset, "fingerprint", None)
-    return f"{len(dataset)}:{own() if callable(own) else ''}"
+        return fingerprint_of_part(self.dataset)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from loaderkit.datasets.base import MapStyle, check_index, check_indices, knows_lengths, read_many, reads_pieces
 from loaderkit.sampling.by_length.checks import as_lengths
 from loaderkit.sampling.by_length.pieces import piece_ends, piece_lengths
-from loaderkit.sampling.cursor import fingerprint
+from loaderkit.sampling.fingerprint import fingerprint
 from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import check_integer

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from loaderkit.datasets.base import check_index, reads_pieces
-from loaderkit.sampling.cursor import fingerprint
+from loaderkit.sampling.fingerprint import fingerprint
 from loaderkit.sampling.order import Order, Shuffled, cached
 from loaderkit.sampling.permutation import permutation
 from loaderkit.seeding.draws import DeclaresDraws, Draws, draws

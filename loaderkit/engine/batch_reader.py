@@ -86,7 +86,7 @@ class BatchReader:
         if self.finished is not None and len(key.positions):
             self.finished.close(key.epoch, int(key.positions.min()))
         with lends(self._buffers):
-            if self._whole:
+            if self._whole and key.indices.dtype != object:
                 return self._make_whole(key)
             with self._seeds(self._drawn, key) as seeds:
                 return self._make(key, seeds)
@@ -119,7 +119,7 @@ class BatchReader:
     def _make(self, key: BatchKey, seeds: SampleSeeds) -> Any:
         """Make a batch from samples."""
         samples: Any
-        columns = self._columns and key.rows is None
+        columns = self._columns and key.rows is None and key.indices.dtype != object
         try:
             if columns:
                 samples, repair = self._read_together(key, lambda _, some: self.dataset.read_columns(some.tolist()))

@@ -15,6 +15,7 @@ from loaderkit.datasets.bad_samples import (
     drop_traceback,
     portable,
 )
+from loaderkit.sampling.keys import like
 from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.keys import hash_positions
@@ -39,7 +40,8 @@ class Repair:
         self, policy: BadSamples, key: BatchKey, seed: int, order: Order | None, lengths: Int64Array | None = None
     ) -> None:
         self._policy, self._key, self._seed, self._order, self._lengths = policy, key, seed, order, lengths
-        self._chosen: list[int | None] = key.indices.tolist()  # for each row; None if it is left out
+        self._planned: list[Any] = key.indices.tolist()
+        self._chosen: list[Any] = list(self._planned)  # for each row; None if it is left out
         self._bad: list[BadSample] = []
         self._first: Exception | None = None
 
@@ -49,7 +51,7 @@ class Repair:
         return [row for row, index in enumerate(self._chosen) if index is not None]
 
     @property
-    def indices(self) -> list[int]:
+    def indices(self) -> list[Any]:
         """The indices that these rows hold."""
         return [index for index in self._chosen if index is not None]
 
@@ -83,16 +85,16 @@ class Repair:
             if not self._policy.blames(final):
                 raise
             drop_traceback(final)
-        self.each(lambda row, index: read([row], np.array([index], dtype=np.int64)), [])
+        self.each(lambda row, index: read([row], like(indices, [index])), [])
         try:
-            return self._policy.retry.call(lambda: read(self.rows, np.array(self.indices, dtype=np.int64)))
+            return self._policy.retry.call(lambda: read(self.rows, like(indices, self.indices)))
         except Exception as fault:
             fault.add_note("loaderkit: each of these samples can be read by itself.")
             raise
 
     def _one(self, row: int, read: ReadOne, error: Exception | None) -> Any:
         """Read the sample of a row, again while its error may pass."""
-        index = int(self._key.indices[row])
+        index = self._planned[row]
         if error is None:
             try:
                 return read(row, index)
@@ -103,7 +105,7 @@ class Repair:
     def _stand_in(self, row: int, read: ReadOne, error: Exception) -> Any:
         """Record a bad sample; return its replacement, or `_LEFT_OUT`."""
         self._first = self._first or portable(error)
-        index, position = int(self._key.indices[row]), int(self._key.positions[row])
+        index, position = self._planned[row], int(self._key.positions[row])
         self._bad.append(BadSample(self._key.epoch, position, index, describe(error), None))
         drop_traceback(error)
         if self._policy.policy == "replace":
@@ -144,19 +146,19 @@ class Repair:
             f"{len(candidates)} other samples could not be read either, the last by {last!r}. Repair the data or its storage."
         ) from last
 
-    def _candidates(self, row: int, *, alone: bool) -> list[int]:
+    def _candidates(self, row: int, *, alone: bool) -> list[Any]:
         """Return the indices to try for a row, in this order."""
         lengths = self._lengths
         if lengths is None:
             return [self._candidate(row, attempt) for attempt in range(_CANDIDATES)]
-        replaced = int(self._key.indices[row])
+        replaced = self._planned[row]
         drawn = dict.fromkeys(self._candidate(row, attempt) for attempt in range(_LOOKED_AT))
         found = [index for index in drawn if index != replaced and lengths[index] <= lengths[replaced]]
         if alone:  # whatever another batch holds fits
             found += sorted(set(drawn) - set(found), key=lambda index: (int(lengths[index]), index))
         return found[:_CANDIDATES]
 
-    def _candidate(self, row: int, attempt: int) -> int:
+    def _candidate(self, row: int, attempt: int) -> Any:
         if self._order is None:
             raise ValueError(
                 "batch reader: a replacement is needed, but there is no order to choose it from. Pass order= to BatchReader."
@@ -164,4 +166,4 @@ class Repair:
         key = self._key
         word = hash_positions(key.positions[row : row + 1], "replacement", self._seed, key.epoch, attempt)[0]
         place = np.array([int(word) % self._order.size(key.epoch)], dtype=np.int64)
-        return int(self._order.at(key.epoch, place)[0])
+        return self._order.at(key.epoch, place).tolist()[0]

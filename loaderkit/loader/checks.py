@@ -3,7 +3,7 @@
 import itertools
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,8 +76,13 @@ def check_skip(
     return lists[0], lists[1]
 
 
-def check_indexed(dataset: Any) -> None:
-    """Refuse data whose samples have no numbers, or are not what a user expects.
+def size_of(dataset: Any) -> int:
+    """Return the number of samples; 0 for data without a length, which a user's own order reads."""
+    return len(dataset) if hasattr(type(dataset), "__len__") else 0
+
+
+def check_indexed(dataset: Any, *, has_order: bool = False) -> None:
+    """Refuse data whose samples have no numbers, or are not what a user expects. With an order of its own it needs no length.
 
     Raises:
         TypeError: If the dataset is a path, a table, a tuple of columns, or has no length or index.
@@ -92,7 +97,7 @@ def check_indexed(dataset: Any) -> None:
         )
     if is_frame(dataset):
         raise TypeError(f"loader: the dataset is a {name}, wanted samples by number. {frame_way_out(dataset)}")
-    if isinstance(dataset, Mapping) and 0 not in dataset:
+    if isinstance(dataset, Mapping) and not _has_numbers(dataset):
         raise TypeError(
             f"loader: the dataset is a {name} of {list(itertools.islice(dataset, 5))}, wanted samples by number. For columns "
             "use loaderkit.ArrayDataset({name: array, ...}). From a dict of datasets give one."
@@ -107,11 +112,19 @@ def check_indexed(dataset: Any) -> None:
             f"loader: the dataset is a tuple of {len(dataset)} arrays of length {len(dataset[0]):,}: columns, or samples? "
             "For columns use loaderkit.ArrayDataset(columns), for samples a list."
         )
-    if not is_map_style(dataset):
+    if not is_map_style(dataset) and not (has_order and hasattr(type(dataset), "__getitem__")):
         raise TypeError(
             f"loader: {name} has no __len__ or no __getitem__, wanted a dataset with both (not a loader of one). For data "
             "without an index use loaderkit.StreamDataset or a torch.utils.data.IterableDataset."
         )
+
+
+def _has_numbers(dataset: Mapping[Any, Any]) -> bool:
+    """Return whether a mapping has samples by number, as a dict from 0 to N - 1 has, or a TensorDict, whose keys are names alone."""
+    try:
+        return 0 in dataset
+    except Exception:
+        return True
 
 
 def check_plan(config: LoaderConfig, size: int) -> None:
@@ -199,6 +212,15 @@ def no_batches(config: LoaderConfig, plan: Plan, epoch: int, size: int) -> str:
         f", {name}={getattr(plan, name)!r}" for name in ("tail", "too_long") if getattr(plan, name, "error") != "error"
     )
     return f"Loader: no batches in epoch {epoch}: {size:,} samples, {how}, {plan.world.size} ranks{settings}."
+
+
+def nothing_tells(classes: Iterable[str]) -> str:
+    """Say that a state was loaded whose data cannot be compared with that of the loader."""
+    return (
+        f"Loader: the state was loaded, and only the number of samples tells whether the data is the same: {', '.join(sorted(classes))} "
+        "has no fingerprint. Give the class a method or attribute `fingerprint`, a short text that changes with the data; give a "
+        "list of records as loaderkit.RecordDataset(records)."
+    )
 
 
 def unprepared() -> str | None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from loaderkit.datasets.bad_samples import RAISE, BadSamples
 from loaderkit.sampling.plan import Plan, Tail
-from loaderkit.system.checks import check_choice
+from loaderkit.system.checks import check_choice, plain_integer
 from loaderkit.system.world import World, as_world
 
 Stop = Literal["shortest", "repeat", "each"]
@@ -101,6 +101,8 @@ class LoaderConfig:
     bad_samples: BadSamples = RAISE
 
     def __post_init__(self) -> None:
+        for name in ("batch_size", "seed", "num_workers", "prefetch_factor", "steps"):
+            object.__setattr__(self, name, plain_integer(getattr(self, name)))
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise ValueError(
                 f"loader: seed is {self.seed!r}, wanted an integer. lk.torch_seed() gives the one of torch.manual_seed."

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from loaderkit.datasets.bad_samples import JUDGED_FROM, Reported
@@ -13,7 +14,7 @@ from loaderkit.engine import Engine
 from loaderkit.engine.batch_reader import BatchReader, StagedReader
 from loaderkit.engine.description import Description
 from loaderkit.engine.threads import check_threads
-from loaderkit.loader.checks import check_indexed, check_order, check_plan, no_batches
+from loaderkit.loader.checks import check_indexed, check_order, check_plan, no_batches, nothing_tells, size_of
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.downloads import shards_ahead
 from loaderkit.loader.engines import describe, make_engine
@@ -21,6 +22,7 @@ from loaderkit.loader.position import Position
 from loaderkit.loader.stages import Stages
 from loaderkit.sampling.batch_sampler import MOST_BATCHES, BatchSamplerOrder, BatchSamplerPlan
 from loaderkit.sampling.cursor import Cursor, Identity, Saved, check_resume, pack_state, unpack_state
+from loaderkit.sampling.fingerprint import named_as_saved, nameless
 from loaderkit.sampling.order import Order, Sequential
 from loaderkit.sampling.plan import BatchKey, BatchPlan, Plan
 from loaderkit.sampling.samplers import SamplerOrder, as_order
@@ -46,7 +48,7 @@ class IndexedPosition(Position):
 
     def __init__(self, dataset: Any, config: LoaderConfig) -> None:
         super().__init__(dataset, config)
-        check_indexed(dataset)
+        check_indexed(dataset, has_order=config.order is not None or config.batch_sampler is not None)
         for name in ("steps", "stop", "store"):
             if (value := getattr(config, name)) is not None:
                 raise ValueError(
@@ -54,7 +56,7 @@ class IndexedPosition(Position):
                     "the length of the data, the same on every rank. Leave it out. To shorten epochs, give the Trainer "
                     "limit_train_batches."
                 )
-        self._size = len(dataset)
+        self._size = size_of(dataset)
         self._plan = self._make_plan()
         self._skips = Skips()
         self._replacements()
@@ -167,7 +169,11 @@ class IndexedPosition(Position):
         saved = unpack_state(state)
         cursor = saved.cursor
         plan = self._with_block(saved.identity.block)
-        check_resume(cursor, saved.identity, self._identity(cursor, plan), self._samples(cursor))
+        with nameless() as unknown:
+            named = named_as_saved(lambda: asdict(self._identity(cursor, plan)), asdict(saved.identity))
+        check_resume(cursor, saved.identity, Identity(**named), self._samples(cursor))
+        if unknown and cursor != Cursor():
+            self.say(nothing_tells(unknown))
         plan.check_cursor(cursor)
         try:
             skips = leave_out_more(
@@ -296,7 +302,7 @@ class IndexedPosition(Position):
 
     def _look_at_size(self, start: tuple[Cursor, int]) -> None:
         """Adapt to the dataset's length at the start of an epoch; inside an epoch it must be the same."""
-        size = len(self.dataset)
+        size = size_of(self.dataset)
         if size == self._size:
             return
         if start[0].samples or start[1]:
@@ -306,7 +312,7 @@ class IndexedPosition(Position):
         self._plan = self._make_plan()
 
     def _check_size(self) -> None:
-        if (size := len(self.dataset)) != self._size:
+        if (size := size_of(self.dataset)) != self._size:
             raise RuntimeError(
                 f"loader: the dataset has {size:,} samples, and had {self._size:,} when the epoch began. An epoch reads one "
                 "order of its samples, so change the dataset between epochs only."
@@ -337,7 +343,7 @@ class IndexedPosition(Position):
         else:
             order = Sequential(self._size)
         if order is not None:
-            check_order(order, self._size)
+            check_order(order, self._size if hasattr(type(self.dataset), "__len__") else order.reach)
         if config.plan is not None:
             return config.plan
         if isinstance(order, BatchSamplerOrder):
@@ -405,7 +411,7 @@ class IndexedPosition(Position):
             report,
             epoch=before.epoch,
             batches=plan.placed(before).batches + 1,
-            seen=max(seen, min(self._size, JUDGED_FROM)),
+            seen=max(seen, min(max(self._size, self.size_of(before.epoch)), JUDGED_FROM)),
         )
 
     def _with_block(self, block: int | None) -> Plan:

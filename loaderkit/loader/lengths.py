@@ -15,13 +15,13 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 
 from loaderkit.collate import CollateError
-from loaderkit.datasets.base import MapStyle, counts_tokens, knows_lengths, spread_rows
+from loaderkit.datasets.base import MapStyle, counts_tokens, knows_lengths
 from loaderkit.datasets.remote.urls import write_atomically
 from loaderkit.engine.batch_reader import BatchReader
-from loaderkit.sampling.cursor import fingerprint
+from loaderkit.sampling.fingerprint import fingerprint, spread_rows
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.checks import check_integer
+from loaderkit.system.checks import check_integer, plain_integer
 from loaderkit.system.open_before_fork import warn_of_open_files
 from loaderkit.system.process_pool import LostTaskError, map_tasks
 from loaderkit.system.progress import with_progress
@@ -75,6 +75,7 @@ def measure_lengths(
         >>> lk.measure_lengths(texts, lambda text: sum(text["tokens"]), cache="lengths.npz")
         array([ 6,  4, 11])
     """
+    num_workers = plain_integer(num_workers)
     if not isinstance(num_workers, int) or num_workers < 0 or multiprocessing_context not in ("fork", "spawn"):
         raise ValueError(
             f"measure_lengths: num_workers is {num_workers!r} and multiprocessing_context {multiprocessing_context!r}, wanted an "

@@ -22,6 +22,7 @@ from loaderkit.loader.trainer_epochs import RepeatingEpochs, TrainerEpochs
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.plan import Plan, Tail
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.checks import plain_integer
 from loaderkit.system.html import table
 from loaderkit.system.tables import by_position
 from loaderkit.system.world import Ranks, World
@@ -231,13 +232,13 @@ class Loader(Generic[Batch]):
         return table(type(self).__name__, rows)
 
     def indices(self, epoch: int, batch: int) -> Int64Array:
-        """Return the indices (B,) of the samples in a batch of this rank, without reading data.
+        """Return the indices (B,) of the samples in a batch of this rank, or the keys of a user's sampler, without reading data.
 
         Raises:
             IndexError: If the epoch has no such batch.
             TypeError: If the data is a stream.
         """
-        return self._position.indices(epoch, batch)
+        return self._position.indices(plain_integer(epoch), plain_integer(batch))
 
     def seek(self, *, epoch: int, samples: int = 0) -> None:
         """Let the next `iter()` start in this epoch, after this many samples of all ranks together.
@@ -246,7 +247,7 @@ class Loader(Generic[Batch]):
             ValueError: If the epoch is negative or has fewer samples.
             TypeError: If the data is a stream and samples is not 0.
         """
-        self._position.seek(epoch, samples)
+        self._position.seek(plain_integer(epoch), plain_integer(samples))
 
     def skip(self, *, epoch: int, steps: range | Sequence[range] = (), samples: range | Sequence[range] = ()) -> None:
         """Leave out ranges of an epoch from now on: the samples after a gap follow the samples before it.
@@ -273,6 +274,7 @@ class Loader(Generic[Batch]):
             >>> len(loader), [batch.tolist() for batch in loader]
             (3, [[0, 1], [6, 7], [8, 9]])
         """
+        epoch = plain_integer(epoch)
         self._position.skip(epoch, *check_skip(epoch, steps, samples))
 
     @property
@@ -292,7 +294,7 @@ class Loader(Generic[Batch]):
 
         Raises:
             IndexError: If the epoch has no such batch.
-            TypeError: If the data is a stream.
+            TypeError: If the data is a stream, or `cursor` is not a Cursor.
 
         Examples:
             >>> loader = lk.Loader(range(10), batch_size=4, shuffle=True)
@@ -300,7 +302,12 @@ class Loader(Generic[Batch]):
             >>> bool(torch.equal(loader.replay(lk.Cursor(epoch=0), ahead=2), batches[2]))
             True
         """
-        batch: Batch = self._position.replay(cursor, ahead)
+        if not isinstance(cursor, Cursor):
+            raise TypeError(
+                f"loader: replay of {cursor!r}, wanted the position before the batch: Cursor(epoch=0), ahead=3 is the fourth batch of "
+                "epoch 0. StepLog.replay(loader, step) finds a training step."
+            )
+        batch: Batch = self._position.replay(cursor, plain_integer(ahead))
         return batch if self._device is None else self._copied.copy(batch, self._device)
 
     def set_epoch(self, epoch: int) -> None:
@@ -312,7 +319,7 @@ class Loader(Generic[Batch]):
             ValueError: If the epoch is negative.
         """
         if self._position.cursor_at(self._position.upcoming()).epoch != epoch:
-            self._position.seek(epoch, 0)
+            self._position.seek(plain_integer(epoch), 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last yielded batch, the same on every rank.

@@ -26,12 +26,13 @@ from loaderkit.datasets.base import as_dataset, check_index, reads_pieces
 from loaderkit.datasets.streams.packed import Rows, TooLong, batches_cannot_be_packed
 from loaderkit.loader.lengths import measure
 from loaderkit.loader.packed_rows import PackedRows, TokenCounts, collate_of
+from loaderkit.sampling.fingerprint import fingerprint_of
 from loaderkit.sampling.mixture import Mixture
 from loaderkit.sampling.order import Order, Sequential, Shuffled, digest
 from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, draws
 from loaderkit.seeding.samples import seeds_apart
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.checks import check_integer
+from loaderkit.system.checks import check_integer, plain_integer
 from loaderkit.system.names import function_name
 from loaderkit.system.overrides import own_attribute
 
@@ -120,12 +121,12 @@ class Pipeline(DeclaresDraws):
 
     def take(self, count: int) -> "Pipeline":
         """Keep the first samples, or all if there are fewer."""
-        _check_count("take", count, 0)
+        count = _count("take", count, 0)
         return self._then(SubsetDataset(self.dataset, _Stretch(0, min(count, len(self)))), f"take({count})")
 
     def skip(self, count: int) -> "Pipeline":
         """Leave out the first samples, or all if there are fewer."""
-        _check_count("skip", count, 0)
+        count = _count("skip", count, 0)
         size = len(self)
         return self._then(SubsetDataset(self.dataset, _Stretch(min(count, size), size)), f"skip({count})")
 
@@ -157,7 +158,7 @@ class Pipeline(DeclaresDraws):
             >>> [batch.tolist() for batch in lk.Loader(pairs, batch_size=None)]
             [[0, 10], [20, 30], [40]]
         """
-        _check_count("batch", size, 1)
+        size = _count("batch", size, 1)
         if self._rows is not None and collate_fn is stack:
             raise self._rows.cannot_stack()
         batches = self._then(_Batches(self.dataset, size, collate_fn, drop_last=drop_last), f"batch({size})")
@@ -279,7 +280,7 @@ class Pipeline(DeclaresDraws):
         total = len(self)
         size = min(max(1, total // (16 * lanes)), _LARGEST)
         names = [f"{start}:{min(start + size, total)}" for start in range(0, total, size)]
-        read = _ReadStretch(self.dataset, self.fingerprint(), self._rows)
+        read = _ReadStretch(self.dataset, self._rows)
         return StreamDataset(names, read, lanes=lanes, window=window, shuffle=shuffle, seed=seed)
 
     @property
@@ -289,8 +290,7 @@ class Pipeline(DeclaresDraws):
 
     def fingerprint(self) -> str:
         """Return a description of the data and of what the verbs chose of it, but not of functions; a resume compares it."""
-        own = getattr(self.dataset, "fingerprint", None)
-        return str(own()) if callable(own) else ""
+        return fingerprint_of(self.dataset)
 
     def place(self, index: int) -> Any:
         """Return where a sample is kept; None if the data does not say."""
@@ -377,8 +377,7 @@ class _Batches(DeclaresDraws):
         return max(draws(self._dataset), collate)
 
     def fingerprint(self) -> str:
-        own = getattr(self._dataset, "fingerprint", None)
-        return f"batches of {self._size} of {own() if callable(own) else ''}"
+        return f"batches of {self._size} of {fingerprint_of(self._dataset)}"
 
 
 @dataclass(frozen=True)
@@ -386,8 +385,11 @@ class _ReadStretch:
     """Reads the samples of a stretch "start:stop" for a stream."""
 
     dataset: MapStyle = field(repr=False)
-    fingerprint: str
     rows: Rows | None = None  # that the samples are
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint_of(self.dataset)
 
     def __call__(self, shard: str, start: int) -> Iterator[Any]:
         first, stop = map(int, shard.split(":"))
@@ -446,6 +448,8 @@ def _digest(code: CodeType) -> str:
     return digest(code.co_code, "\x1f".join([*constants, *code.co_names]))
 
 
-def _check_count(verb: str, count: Any, least: int) -> None:
+def _count(verb: str, count: Any, least: int) -> int:
+    count = plain_integer(count)
     if not isinstance(count, int) or isinstance(count, bool) or count < least:
         raise ValueError(f"{verb}: found {count!r}, wanted an integer of at least {least}.")
+    return count

@@ -13,13 +13,14 @@ import numpy as np
 
 from loaderkit.datasets.base import knows_lengths
 from loaderkit.datasets.combine import ConcatDataset
-from loaderkit.sampling.cursor import Cursor, bad_cursor, fingerprint
+from loaderkit.sampling.cursor import Cursor, bad_cursor
+from loaderkit.sampling.fingerprint import fingerprint
 from loaderkit.sampling.order import Order, shortened
 from loaderkit.sampling.plan import BatchKey, BatchPlan, Plan
 from loaderkit.sampling.sources import Sources, shuffled_source
 from loaderkit.sampling.staged_order import Blend, StagedOrder, StageOrder
 from loaderkit.seeding.keys import derive_seed
-from loaderkit.system.checks import check_integer
+from loaderkit.system.checks import check_integer, plain_integer
 from loaderkit.system.html import table
 from loaderkit.system.overrides import is_map_style, own_attribute
 from loaderkit.system.suggest import did_you_mean
@@ -62,7 +63,7 @@ class Stage:
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "samples", "steps", "global_batch_size"):
-            number = getattr(self, name)
+            object.__setattr__(self, name, number := plain_integer(getattr(self, name)))
             if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
                 raise ValueError(f"Stage: {name} is {number!r}, wanted an integer of at least 1.")
         if (self.samples is None) == (self.steps is None):

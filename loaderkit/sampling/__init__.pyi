@@ -6,9 +6,10 @@ from .cursor import Cursor as Cursor
 from .cursor import Identity as Identity
 from .cursor import Saved as Saved
 from .cursor import check_resume as check_resume
-from .cursor import fingerprint as fingerprint
 from .cursor import pack_state as pack_state
 from .cursor import unpack_state as unpack_state
+from .fingerprint import fingerprint as fingerprint
+from .fingerprint import fingerprint_of as fingerprint_of
 from .order import Order as Order
 from .permutation import FeistelPermutation as FeistelPermutation
 from .permutation import drawn_permutation as drawn_permutation

@@ -6,24 +6,27 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
+from torch import Tensor
 
 from loaderkit.sampling.cursor import Cursor, bad_cursor
+from loaderkit.sampling.keys import Keys, drawn_keys
 from loaderkit.sampling.order import cached, digest
 from loaderkit.sampling.plan import BatchKey, Plan, Tail
 from loaderkit.sampling.samplers import Drawing, SamplerOrder
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.indices import FROM_MASK
 from loaderkit.system.world import World
 
 MOST_BATCHES = 1 << 18  # batches of a batch sampler that has no length, unless the data is large
 
 
 class BatchSamplerOrder(SamplerOrder):
-    """The indices of a batch sampler's batches, one batch after another.
+    """The indices, or other keys, of a batch sampler's batches, one batch after another.
 
     Unlike a sampler of single indices, it must have an end.
 
     Args:
-        sampler: Yields lists of indices.
+        sampler: Yields lists of indices or keys.
         seed: Of the global generators while it draws.
         most: Batches in an epoch of a sampler without a length.
 
@@ -31,29 +34,32 @@ class BatchSamplerOrder(SamplerOrder):
         ValueError: If the sampler gives each rank its part; the Loader does that.
     """
 
-    def __init__(self, sampler: Iterable[Sequence[int]], *, seed: int = 0, most: int = MOST_BATCHES) -> None:
+    def __init__(self, sampler: Iterable[Sequence[Any]], *, seed: int = 0, most: int = MOST_BATCHES) -> None:
         super().__init__(getattr(sampler, "sampler", ()), seed=seed, most=most)  # refuses a sampler of one rank's part
         self._sampler = sampler
 
     def key(self, epoch: int) -> str:
-        return f"batch-sampler-1({self.name}, {digest(self._drawn(epoch), self.ends(epoch))})"
+        drawn: Any = self._drawn(epoch)
+        if drawn.dtype == object:
+            drawn = self._digest(epoch)
+        return f"batch-sampler-1({self.name}, {digest(drawn, self.ends(epoch))})"
 
     def ends(self, epoch: int) -> Int64Array:
         """Return the position after each batch's last sample (N,)."""
         ends: Int64Array = cached(self, epoch, lambda: self._draw_all(epoch))[1]
         return ends
 
-    def _epoch(self, epoch: int) -> Int64Array:
-        indices: Int64Array = cached(self, epoch, lambda: self._draw_all(epoch))[0]
+    def _epoch(self, epoch: int) -> Keys:
+        indices: Keys = cached(self, epoch, lambda: self._draw_all(epoch))[0]
         return indices
 
     def is_endless(self, epoch: int) -> bool:
         return False
 
-    def _draw(self, epoch: int) -> Int64Array:
+    def _draw(self, epoch: int) -> Keys:
         return self._draw_all(epoch)[0]
 
-    def _draw_all(self, epoch: int) -> tuple[Int64Array, Int64Array]:
+    def _draw_all(self, epoch: int) -> tuple[Keys, Int64Array]:
         drawing = Drawing(self._sampler, self._seed, epoch)
         drawn = drawing.epoch(self._most)
         if drawing.length is None and len(drawn) > self._most:
@@ -62,7 +68,10 @@ class BatchSamplerOrder(SamplerOrder):
                 "end after n batches, and give the batch sampler a __len__ that returns n. An endless sampler of single "
                 "indices may be given as order=."
             )
-        batches = [_indices_of(batch) for batch in drawn]
+        batches = [_keys_of(batch) for batch in drawn]
+        for batch, keys in zip(drawn, batches, strict=True):
+            if keys.dtype != batches[0].dtype:
+                raise _no_batch(batch)
         ends = np.cumsum([len(batch) for batch in batches], dtype=np.int64)
         return np.concatenate(batches) if batches else ends, ends
 
@@ -142,14 +151,19 @@ class BatchSamplerPlan(Plan):
         return batch + 1
 
 
-def _indices_of(batch: Any) -> Int64Array:
+def _keys_of(batch: Any) -> Keys:
+    listed = batch.tolist() if isinstance(batch, Tensor | np.ndarray) else batch
     try:
-        indices = np.asarray(batch)
-    except ValueError:
-        indices = np.empty(0)
-    if indices.ndim != 1 or not indices.size or indices.dtype.kind not in "iu":
-        raise TypeError(
-            f"loader: the batch sampler gives {batch!r}, wanted a list of one or more integers, the samples' indices. Give a "
-            "sampler of single indices as order=."
-        )
-    return indices.astype(np.int64)
+        keys = drawn_keys([] if isinstance(listed, str | bytes) else list(listed))
+    except TypeError as error:
+        raise _no_batch(batch) from error
+    if not len(keys):
+        raise _no_batch(batch)
+    return keys
+
+
+def _no_batch(batch: Any) -> TypeError:
+    return TypeError(
+        f"loader: the batch sampler gives {batch!r}, wanted a list of one or more integers, the samples' indices, or of keys, as in the "
+        f"other batches. {FROM_MASK} Give a sampler of single indices as order=."
+    )

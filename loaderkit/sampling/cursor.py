@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from loaderkit.sampling.order import shortened
 from loaderkit.sampling.skips import STRETCHES, Skips
+from loaderkit.system.checks import plain_integer
 from loaderkit.system.state import (
     COUNT,
     EPOCH,
@@ -60,6 +60,7 @@ class Cursor:
 
     def __post_init__(self) -> None:
         for name, rule in _COUNTS.items():
+            object.__setattr__(self, name, plain_integer(getattr(self, name)))
             if not rule.holds(value := getattr(self, name)):
                 raise ValueError(f"cursor: {name} is {value!r}, wanted {rule.wanted}.")
 
@@ -83,20 +84,6 @@ class Identity:
     order: str
     seed: int
     block: int | None = None
-
-
-def fingerprint(dataset: Any, size: int) -> str:
-    """Return a short text that differs between datasets.
-
-    Args:
-        dataset: If it has a method `fingerprint()`, the text includes what that returns: a short string that changes
-            with the data, not with transforms.
-        size: Number of samples.
-    """
-    own = getattr(dataset, "fingerprint", None)
-    if not callable(own):
-        return f"{size:,} samples"
-    return f"{size:,} samples ({shortened(str(own()))})"
 
 
 class Saved(NamedTuple):

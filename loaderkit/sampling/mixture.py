@@ -9,7 +9,7 @@ import numpy.typing as npt
 from loaderkit.sampling.order import Order, shortened
 from loaderkit.sampling.sources import Sources, shuffled_source, split_window, spread
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.checks import check_integer
+from loaderkit.system.checks import check_integer, plain_integer
 
 
 class Mixture(Order):
@@ -64,8 +64,9 @@ class Mixture(Order):
                     "many samples as its dataset has. Give a dataset of these samples, such as lk.SubsetDataset(dataset, indices)."
                 )
         self._weights = found / found.sum()
-        self._size = sum(self._sizes) if size is None else size
+        self._size = sum(self._sizes) if size is None else plain_integer(size)
         check_integer("Mixture", "size", self._size, 0)
+        window = plain_integer(window)
         if window < 1 or split_window(self._weights, window).min() < 1:
             raise ValueError(
                 f"Mixture: in a window of {window} positions a source with weight {found.min():g} of {found.sum():g} "

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from loaderkit.sampling.permutation import permutation
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.checks import check_integer
+from loaderkit.system.checks import check_integer, plain_integer
+from loaderkit.system.indices import as_indices
 from loaderkit.system.world import World
 
 
@@ -83,6 +84,17 @@ class Order(ABC):
         return {name: {} if name == "_epochs" else value for name, value in self.__dict__.items()}
 
 
+def indices_at(order: Order, epoch: int, positions: Int64Array) -> npt.NDArray[Any]:
+    """Return the indices (N,) int64 that an order has at positions (N,), or keys of another kind as objects.
+
+    Raises:
+        ValueError: If a user's own order gives neither, such as floats.
+    """
+    found = order.at(epoch, positions)
+    is_known = getattr(found, "dtype", None) in (np.int64, object)
+    return found if is_known else as_indices(type(order).__name__, found)
+
+
 def cached(order: Any, epoch: int, make: Callable[[], Any]) -> Any:
     """Return what an epoch needs, made at most once. One epoch is kept at a time; threads may use different epochs."""
     epochs: dict[int, Any] = order._epochs
@@ -123,6 +135,7 @@ class Sequential(Order):
     length: int
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "length", plain_integer(self.length))
         check_integer("Sequential", "size", self.length, 0)
 
     def size(self, epoch: int) -> int:
@@ -166,6 +179,7 @@ class Shuffled(Order):
     _epochs: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "length", plain_integer(self.length))
         check_integer("Shuffled", "size", self.length, 0)
 
     def size(self, epoch: int) -> int:
@@ -198,15 +212,10 @@ class Subset(Order):
     """
 
     def __init__(self, indices: Sequence[int] | Int64Array, *, shuffle: bool = False, seed: int = 0) -> None:
-        chosen = np.asarray(indices)
-        if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iu"):
-            raise ValueError(
-                f"Subset: indices have shape {chosen.shape} and dtype {chosen.dtype}, wanted one axis of integers. "
-                "From a boolean mask: np.flatnonzero(mask)."
-            )
+        chosen = as_indices("Subset", indices)
         if chosen.size and chosen.min() < 0:
             raise ValueError(f"Subset: found index {chosen.min()}, wanted indices of at least 0.")
-        self._chosen = chosen.astype(np.int64)
+        self._chosen = chosen.copy()
         self._shuffle = shuffle
         self._seed = seed
         self._epochs: dict[int, Any] = {}

@@ -9,8 +9,10 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from loaderkit.sampling.cursor import Cursor, bad_cursor, fingerprint
-from loaderkit.sampling.order import Order
+from loaderkit.sampling.cursor import Cursor, bad_cursor
+from loaderkit.sampling.fingerprint import fingerprint
+from loaderkit.sampling.keys import Keys
+from loaderkit.sampling.order import Order, indices_at
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.world import World
 
@@ -26,13 +28,13 @@ class BatchKey:
     Attributes:
         epoch: Number of the epoch.
         positions: Positions in the order (B,); the samples' seeds come from these.
-        indices: Indices in the dataset (B,).
+        indices: Indices in the dataset (B,) int64; or other keys (B,) that a user's sampler gives, as objects.
         rows: For packed rows, the start of each row and the end of the last one (R + 1,).
     """
 
     epoch: int
     positions: Int64Array
-    indices: Int64Array
+    indices: Keys
     rows: Int64Array | None = None
 
 
@@ -201,7 +203,7 @@ class BatchPlan(Plan):
             places = positions.reshape(-1)
             if end > size:
                 places %= size  # only tail="pad" looks past the end
-            indices = self.order.at(epoch, places).reshape(positions.shape)
+            indices = indices_at(self.order, epoch, places).reshape(positions.shape)
             yield from map(BatchKey, repeat(epoch), positions, indices)
             start, left = end, left - steps
 

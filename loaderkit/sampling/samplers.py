@@ -3,17 +3,18 @@
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch.utils.data as torch_data
 
+from loaderkit.sampling.keys import Keys, digest_of, drawn_keys
 from loaderkit.sampling.order import Order, cached, digest
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.checks import check_integer
+from loaderkit.system.checks import check_integer, plain_integer
 
 ENDLESS = 1 << 62  # the size of an epoch without an end
 _MOST = 1 << 16  # indices of a sampler without a length that are drawn at the epoch's start, unless the data is large
@@ -68,6 +69,7 @@ class Weighted(Order):
             )
         if size is None:
             size = found.size if replacement else usable
+        size = plain_integer(size)
         check_integer("Weighted", "size", size, 0)
         if not replacement and size > usable:
             raise ValueError(
@@ -113,11 +115,11 @@ def _uniform(positions: Int64Array, *keys: int | str) -> npt.NDArray[np.float64]
 
 
 class SamplerOrder(Order):
-    """A user's own sampler: any iterable of indices.
+    """A user's own sampler: any iterable of indices, or of keys of another kind, which the dataset takes in their place.
 
     At the start of an epoch, the order seeds the global generators from (seed, epoch) and draws the whole epoch from the
-    sampler. It calls `sampler.set_epoch` first, if there is one. The state holds a digest of the epoch's indices. If the sampler draws
-    from a generator of its own, a resume is therefore refused, not wrong.
+    sampler. It calls `sampler.set_epoch` first, if there is one. The state holds a digest of the epoch's indices or keys. If the
+    sampler draws from a generator of its own, a resume is therefore refused, not wrong.
 
     If the sampler has a length, that is the most it may give; it may give fewer. A sampler without a length that gives
     more than `most` indices is taken to be endless. Its epoch has no end. The order then draws as far as positions are
@@ -125,7 +127,7 @@ class SamplerOrder(Order):
     state holds a digest of the first `most` indices.
 
     Args:
-        sampler: Yields indices.
+        sampler: Yields indices or keys.
         seed: Of the global generators while it draws.
         most: Indices of a sampler without a length that are drawn at the epoch's start.
 
@@ -143,6 +145,7 @@ class SamplerOrder(Order):
         self._seed = seed
         self._most = most
         self._epochs: dict[int, Any] = {}
+        self._digested: tuple[Keys | None, str] = None, ""  # keys, and their digest
 
     def size(self, epoch: int) -> int:
         return ENDLESS if self.is_endless(epoch) else len(self._drawn(epoch))
@@ -152,12 +155,14 @@ class SamplerOrder(Order):
         return drawn.at(positions) if isinstance(drawn, _Endless) else np.take(drawn, positions)
 
     def key(self, epoch: int) -> str:
-        return f"sampler-1({self.name}, {digest(self._drawn(epoch))})"
+        return f"sampler-1({self.name}, {self._digest(epoch)})"
 
     def is_repeatable(self, epoch: int) -> bool:
         """Draw the epoch's start again and return whether it is the same."""
         drawn = self._draw(epoch)
-        return np.array_equal(self._drawn(epoch), drawn.head if isinstance(drawn, _Endless) else drawn)
+        again = drawn.head if isinstance(drawn, _Endless) else drawn
+        first = self._drawn(epoch)
+        return np.array_equal(first, again) if first.dtype != object else self._digest(epoch) == digest_of(again)
 
     def is_endless(self, epoch: int) -> bool:
         """Return whether the epoch has no end."""
@@ -171,27 +176,36 @@ class SamplerOrder(Order):
     @property
     def reach(self) -> int:
         drawn = self._drawn(0)
-        return int(drawn.max()) + 1 if drawn.size else 0
+        return int(drawn.max()) + 1 if drawn.size and drawn.dtype != object else 0
 
-    def _drawn(self, epoch: int) -> Int64Array:
-        """Return the epoch's indices (N,), or the first ones of an endless epoch."""
+    def _digest(self, epoch: int) -> str:
+        """Return a digest of what the epoch draws."""
+        drawn = self._drawn(epoch)
+        if drawn.dtype != object:
+            return digest(drawn)
+        if self._digested[0] is not drawn:  # keys are pickled for it
+            self._digested = drawn, digest_of(drawn)
+        return self._digested[1]
+
+    def _drawn(self, epoch: int) -> Keys:
+        """Return the epoch's indices or keys (N,), or the first ones of an endless epoch."""
         drawn = self._epoch(epoch)
         return drawn.head if isinstance(drawn, _Endless) else drawn
 
-    def _epoch(self, epoch: int) -> "Int64Array | _Endless":
-        drawn: Int64Array | _Endless = cached(self, epoch, lambda: self._draw(epoch))
+    def _epoch(self, epoch: int) -> "Keys | _Endless":
+        drawn: Keys | _Endless = cached(self, epoch, lambda: self._draw(epoch))
         return drawn
 
-    def _draw(self, epoch: int) -> "Int64Array | _Endless":
+    def _draw(self, epoch: int) -> "Keys | _Endless":
         drawing = Drawing(self._sampler, self._seed, epoch)
-        drawn = _as_indices(drawing.epoch(self._most))
+        drawn = drawn_keys(drawing.epoch(self._most))
         if drawing.length is None and len(drawn) > self._most:
             return _Endless(drawn, lambda: Drawing(self._sampler, self._seed, epoch), drawing)
         return drawn
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {epoch: drawn for epoch, drawn in self._epochs.items() if not isinstance(drawn, _Endless)}
-        return self.__dict__ | {"_epochs": kept}
+        return self.__dict__ | {"_epochs": kept, "_digested": (None, "")}
 
 
 class Drawing:
@@ -249,13 +263,13 @@ class _Endless:
         drawing: Continues after the head.
     """
 
-    def __init__(self, head: Int64Array, begin: Callable[[], Drawing], drawing: Drawing) -> None:
+    def __init__(self, head: Keys, begin: Callable[[], Drawing], drawing: Drawing) -> None:
         self.head, self._begin, self._drawing = head, begin, drawing
         self._recent, self._start = head, 0  # the indices that were drawn last, and the position of the first of them
         self._lock = threading.Lock()  # threads that read look up replacements of bad samples
 
-    def at(self, positions: Int64Array) -> Int64Array:
-        """Return the indices (N,) at positions (N,); draw up to the last one."""
+    def at(self, positions: Int64Array) -> Keys:
+        """Return the indices or keys (N,) at positions (N,); draw up to the last one."""
         if not positions.size:
             return positions
         first, last = int(positions.min()), int(positions.max())
@@ -269,7 +283,7 @@ class _Endless:
 
     def _draw(self, first: int) -> None:
         """Draw on. Keep indices from position `first` on, and the last ones before it."""
-        drawn = _as_indices(self._drawing.take(_PART))
+        drawn = drawn_keys(self._drawing.take(_PART))
         end = self._start + len(self._recent)
         if len(drawn) < _PART:
             raise RuntimeError(
@@ -280,19 +294,12 @@ class _Endless:
         self._recent, self._start = np.concatenate((self._recent[keep:], drawn)), self._start + keep
 
 
-def _as_indices(values: list[Any]) -> Int64Array:
-    if values and not isinstance(values[0], SupportsIndex):
-        raise TypeError(
-            f"loader: the order gives {values[0]!r}, wanted integers, the samples' indices. Give a sampler of batches as "
-            "batch_sampler=, and a plan of your own as plan=."
-        )
-    return np.fromiter(values, dtype=np.int64, count=len(values))
-
-
 def _length(sampler: Any) -> int | None:
     try:
         return len(sampler)
-    except (TypeError, NotImplementedError):  # torch's Sampler suggests both for one without a length
+    except (
+        Exception
+    ):  # TypeError, NotImplementedError and ValueError are usual for one without a length; DataLoader asks none
         return None
 
 
@@ -304,6 +311,6 @@ def as_order(order: Any, *, seed: int, size: int = 0) -> Order:
     """
     if isinstance(order, Order):
         return order
-    if hasattr(order, "__iter__"):
+    if hasattr(order, "__iter__") and not isinstance(order, str | bytes):
         return SamplerOrder(order, seed=seed, most=max(_MOST, 4 * size))
     raise TypeError(f"loader: order is {type(order).__name__}, wanted a loaderkit order or a sampler (an iterable).")

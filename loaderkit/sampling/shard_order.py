@@ -12,6 +12,7 @@ from loaderkit.sampling.order import Order, Shuffled, cached, digest
 from loaderkit.sampling.permutation import permutation
 from loaderkit.seeding.keys import derive_seed, hash_positions
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.checks import plain_integer
 from loaderkit.system.overrides import own_attribute
 from loaderkit.system.world import World
 
@@ -89,6 +90,7 @@ class ShardOrder(Order):
             lanes = 64 if len(filled) >= 512 else 32 if len(filled) >= 256 else 16
             while lanes > 1 and lanes * window > filled.sum():  # a lane must have something to shuffle
                 lanes //= 2
+        lanes, window, block = map(plain_integer, (lanes, window, block))
         for name, value, most in (("lanes", lanes, None), ("window", window, MAX_WINDOW), ("block", block, None)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1 or (most and value > most):
                 limit = f"from 1 to {most:,}" if most else "of at least 1"

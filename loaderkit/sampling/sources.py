@@ -6,7 +6,7 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.sampling.order import Order, Shuffled
+from loaderkit.sampling.order import Order, Shuffled, indices_at
 from loaderkit.sampling.shard_order import ShardOrder
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.overrides import own_attribute
@@ -34,7 +34,7 @@ class Sources:
             passes, inside = np.divmod(count[mine], self.sizes[row])
             for number in np.unique(passes).tolist():
                 now = passes == number
-                result[mine[now]] = self.starts[row] + order.at(number, inside[now])
+                result[mine[now]] = self.starts[row] + indices_at(order, number, inside[now])
         return result
 
 

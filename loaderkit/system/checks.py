@@ -8,6 +8,11 @@ import numpy as np
 from loaderkit.system.suggest import did_you_mean
 
 
+def plain_integer(value: Any) -> Any:
+    """Return an integer of numpy as one of Python, for states and names; other values as they are."""
+    return int(value) if isinstance(value, np.integer) else value
+
+
 def check_integer(owner: str, name: str, value: Any, least: int, also: str = "") -> None:
     """Raise a ValueError unless a setting is an integer of at least `least`; `also` says what else it may be."""
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:

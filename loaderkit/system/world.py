@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from loaderkit.system.checks import plain_integer
 from loaderkit.system.cpus import local_world_size
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class World:
     group: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        for name in ("rank", "size"):
+            object.__setattr__(self, name, plain_integer(getattr(self, name)))
         if self.size < 1 or not 0 <= self.rank < self.size:
             raise ValueError(
                 f"world: rank {self.rank} of {self.size}, wanted a size of at least 1 and a rank from 0 to size - 1."

@@ -14,11 +14,11 @@ from loaderkit.testing.consume import (
     failing_as,
     has_state,
     length_of,
+    load,
     make,
     process,
     ranks_of,
     run_epoch,
-    through_file,
 )
 
 
@@ -149,7 +149,7 @@ def _run(
             loader = _made(make_loader, entry, rank)
             with failing_as(what):
                 if state is not None:
-                    loader.load_state_dict(through_file(state))
+                    load(loader, state)
                 batches = run_epoch(loader, 0)
                 ranks.append(list(islice(batches, stop)))
                 if rank == 0 and has_state(loader):

@@ -23,6 +23,7 @@ from loaderkit.testing.consume import (
     failing_as,
     has_state,
     length_of,
+    load,
     make,
     process,
     ranks_of,
@@ -150,7 +151,7 @@ class _Trial:
             with process(seed=7919 + rank), failing_as(f"{where}{self._who(rank)}"):
                 loader = make(self.make_loader, world)
                 if self.stateful:
-                    loader.load_state_dict(through_file(state))
+                    load(loader, state)
                 got.append([])
                 for now in range(epoch, until):
                     drawn = self._draw(loader, now, first=now == epoch, done=batches if now == epoch else 0)

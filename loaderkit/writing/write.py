@@ -19,7 +19,7 @@ from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import is_remote, sync_folder, write_atomically
 from loaderkit.datasets.shards.folder_index import merge_indexes, read_folder_index
 from loaderkit.datasets.shards.index import content_checksum, index_path, save_index
-from loaderkit.sampling.cursor import fingerprint
+from loaderkit.sampling.fingerprint import fingerprint, named_as_saved
 from loaderkit.sampling.order import Order, Sequential, Shuffled
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds
@@ -181,6 +181,13 @@ class Writing:
             {name: entry for name, entry in known.items() if entry.content == checksums.get(name)},
         )
 
+    def _source(self) -> dict[str, str]:
+        """Return the dataset's fingerprint, as the folder has it if an earlier loaderkit began it."""
+        begun = self.folder.plan()
+        return named_as_saved(
+            lambda: {"fingerprint": fingerprint(self.dataset, self.size)}, {} if begun is None else begun.source
+        )
+
     def _plan(self, jobs: int, fork: bool, executor: Executor | None) -> tuple[Plan, "Job"]:
         order: Order = Shuffled(self.size, seed=self.seed) if self.shuffle else Sequential(self.size)
         job = Job(self.dataset, self.folder, self.format, order, 0, None, uuid.uuid4().hex)
@@ -197,7 +204,7 @@ class Writing:
         settings |= {"shuffle": self.shuffle, "seed": self.seed if self.shuffle else None}
         plan = Plan(
             format=self.format.name,
-            source={"fingerprint": fingerprint(self.dataset, self.size), "samples": self.size, "probe": probe.digest},
+            source=self._source() | {"samples": self.size, "probe": probe.digest},
             settings=settings | self.format.settings(),
             shards=-(-self.size // per_shard),
             learned=probe.learned,

@@ -25,6 +25,7 @@ from torchvision import tv_tensors
 
 import loaderkit as lk
 from loaderkit.datasets import knows_lengths, reads_many
+from loaderkit.sampling import fingerprint_of
 
 SIZE, BATCH, ROOM = 40, 6, 1 << 20
 FORK = multiprocessing.get_context("fork")
@@ -566,7 +567,8 @@ def test_it_has_what_the_dataset_has(tmp_path: Path) -> None:
     assert shards.shard_sizes.tolist() == [6]
     assert shards.fingerprint() == lk.NpyDataset(tmp_path / "a.npy").fingerprint()
     assert reads_many(shards)
-    plain = lk.CachedDataset([1, 2, 3], max_bytes=ROOM)
+    assert lk.CachedDataset([1, 2, 3], max_bytes=ROOM).fingerprint() == fingerprint_of([1, 2, 3])
+    plain = lk.CachedDataset([{"x": 1}, {"x": 2}], max_bytes=ROOM)  # nothing tells it from other records
     for name in ("shard_sizes", "fingerprint", "__getitems__", "lengths", "no_such_attribute"):
         assert not hasattr(plain, name)
     assert not knows_lengths(plain)

@@ -287,7 +287,7 @@ def test_what_cannot_be_is_said(tmp_path: Path) -> None:
         log.find(7)
     with pytest.raises(ValueError, match="rank 1, wanted one of the 1 ranks"):
         log.locate(loader, 1, rank=1)
-    with pytest.raises(lk.StateError, match="for dataset '10 samples', this loader has '11 samples'"):
+    with pytest.raises(lk.StateError, match=r"for dataset '10 samples .*', this loader has '11 samples .*'"):
         log.locate(lk.Loader(range(11), 4), 1)
     path.write_bytes(b"PK\x03\x04")
     with pytest.raises(ValueError, match="It is no log of steps"):

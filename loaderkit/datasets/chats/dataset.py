@@ -18,7 +18,7 @@ from loaderkit.datasets.chats.template import ChatTemplate, Mask, TrainOn
 from loaderkit.datasets.hf import HFDataset, is_theirs
 from loaderkit.datasets.multimodal.pictures import Pictures, Placeholders, Row
 from loaderkit.datasets.named_rows import NamedRows
-from loaderkit.sampling.cursor import fingerprint
+from loaderkit.sampling.fingerprint import fingerprint
 from loaderkit.sampling.order import digest
 from loaderkit.seeding.draws import draws_nothing
 from loaderkit.system.arrays import Int64Array
@@ -34,11 +34,11 @@ class EncodedDataset(NamedRows[Sample]):
 
     def fingerprint(self) -> str:
         """Return a digest of the source, the tokenizer, the template and all settings."""
-        return self._fingerprint
+        return f"{fingerprint(self.dataset, len(self.dataset))}, {self._encoder}"
 
     @functools.cached_property
-    def _fingerprint(self) -> str:
-        return f"{fingerprint(self.dataset, len(self.dataset))}, {self.transform.fingerprint()}"  # type: ignore[attr-defined]
+    def _encoder(self) -> str:
+        return str(self.transform.fingerprint())  # type: ignore[attr-defined]
 
 
 class RowEncoder(ABC):

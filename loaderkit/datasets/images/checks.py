@@ -5,6 +5,8 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
+from loaderkit.system.checks import plain_integer
+
 MAX_PIXELS = 89_478_485  # Pillow warns above it; as RGB it is a quarter of a gibibyte
 PNG = b"\x89PNG\r\n\x1a\n"
 _MAX_SCANS = 100  # of a progressive JPEG; writers make about 10
@@ -22,7 +24,7 @@ def check_max_pixels(owner: str, max_pixels: int | None) -> None:
     Raises:
         ValueError: If it is.
     """
-    if max_pixels is not None and (not isinstance(max_pixels, int) or max_pixels < 1):
+    if max_pixels is not None and (not isinstance(plain_integer(max_pixels), int) or max_pixels < 1):
         raise ValueError(f"{owner}: max_pixels is {max_pixels!r}, wanted a number of at least 1, or None for no limit.")
 
 

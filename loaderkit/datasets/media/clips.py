@@ -15,6 +15,7 @@ from loaderkit.datasets.media.times import Times, measure_times
 from loaderkit.datasets.places import Place, place_of
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls
+from loaderkit.sampling.fingerprint import fingerprint_of
 from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
 from loaderkit.seeding.samples import part_of_batch, per_sample, sample_rng
 from loaderkit.system.arrays import Int64Array
@@ -91,8 +92,7 @@ class ClipDataset(DeclaresDraws):
 
     def fingerprint(self) -> str:
         """Return the source's fingerprint, the decoder unless it is PyAV, and how files are cut into samples."""
-        own = getattr(self.source, "fingerprint", None)
-        found = own() if callable(own) else ""
+        found = fingerprint_of(self.source)
         if self.decoder != "pyav":
             found = f"{found} by {self._decoded_by()}"
         return found if self._ends is None else f"{self._cut()} of {found}"

@@ -13,9 +13,10 @@ import torch.utils.data as torch_data
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from loaderkit.datasets.base import check_index, spread_rows
+from loaderkit.datasets.base import as_rows, check_index
 from loaderkit.datasets.combine import SubsetDataset
 from loaderkit.datasets.memory.shared import SharedList
+from loaderkit.sampling.fingerprint import spread_rows
 from loaderkit.seeding.draws import DeclaresDraws, Draws
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array, native
@@ -79,7 +80,7 @@ class ArrayDataset(DeclaresDraws, Generic[Sample]):
         return sample if self.transform is None else self.transform(sample)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
-        rows = np.asarray(indices, dtype=np.int64)
+        rows = as_rows(self, indices)
         gathered = _map_columns(self._columns, lambda column: _gather(column, rows))
         samples = [_map_columns(gathered, itemgetter(row)) for row in range(len(rows))]
         return samples if self.transform is None else per_sample(self.transform, samples)
@@ -90,7 +91,7 @@ class ArrayDataset(DeclaresDraws, Generic[Sample]):
 
     def read_columns(self, indices: Sequence[int]) -> Any:
         """Return samples as columns: tensors and arrays (B, *), and lists of B values."""
-        rows = np.asarray(indices, dtype=np.int64)
+        rows = as_rows(self, indices)
         return _map_columns(self._columns, lambda column: _gather(column, rows))
 
     def _draws(self) -> Draws:

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from loaderkit.datasets.base import check_index, check_indices, spread_rows
+from loaderkit.datasets.base import check_index, check_indices
 from loaderkit.datasets.memory.packed import Packed
+from loaderkit.sampling.fingerprint import spread_rows
 from loaderkit.sampling.order import digest
 from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.seeding.samples import per_sample

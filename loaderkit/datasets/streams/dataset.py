@@ -18,8 +18,10 @@ from loaderkit.datasets.streams.pulled import FilteredLane
 from loaderkit.datasets.streams.samples import Step, transform_samples
 from loaderkit.datasets.streams.verb import Verb
 from loaderkit.datasets.streams.verbs import Batches, Part, Windows
+from loaderkit.sampling.fingerprint import fingerprint_of_reader
 from loaderkit.sampling.order import digest, shortened
 from loaderkit.seeding.keys import hash_positions
+from loaderkit.system.checks import plain_integer
 from loaderkit.system.stack import stack
 from loaderkit.system.world import World
 
@@ -97,6 +99,7 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         _check_read(read)
         self.shards = [str(shard) for shard in shards]
         self.read = read
+        lanes, window, seed, share, block = map(plain_integer, (lanes, window, seed, share, block))
         self.lanes, self.window, self.shuffled, self.seed = lanes, window, shuffle, seed
         self.share, self.block = share, block
         if not self.shards:
@@ -302,8 +305,8 @@ class StreamDataset(torch_data.IterableDataset[Any]):
 
     def fingerprint(self) -> str:
         """Return a description of the shards; a resume compares it."""
-        own = getattr(self.read, "fingerprint", None)  # of a reader of other data than its shards' names tell
-        text = "\x1f".join([*self.shards, *([own] if isinstance(own, str) else [])])
+        own = fingerprint_of_reader(self.read)  # if it reads other data than its shards' names tell
+        text = "\x1f".join([*self.shards, *([] if own is None else [own])])
         return f"{len(self.shards):,} shards ({digest(text)})"
 
     def order(self) -> str:

@@ -20,6 +20,7 @@ from loaderkit.datasets.streams.pulled import PulledLane
 from loaderkit.datasets.streams.samples import Failed, PendingSample, Step, apply_steps, seeds_of
 from loaderkit.datasets.streams.verb import Below, flaw_below
 from loaderkit.seeding.keys import hash_positions
+from loaderkit.system.checks import plain_integer
 from loaderkit.system.state import COUNT
 
 TooLong = Literal["split", "error", "drop"]
@@ -49,7 +50,8 @@ class Rows:
 
     def __post_init__(self) -> None:
         for name in ("row_length", "waiting"):
-            if not isinstance(value := getattr(self, name), int) or isinstance(value, bool) or value < 1:
+            object.__setattr__(self, name, value := plain_integer(getattr(self, name)))
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"pack: {name} is {value!r}, wanted an integer of at least 1.")
         if self.too_long not in get_args(TooLong):
             raise ValueError(

@@ -11,6 +11,7 @@ from loaderkit.datasets.streams.pulled import PulledLane
 from loaderkit.datasets.streams.samples import Failed, PendingSample, Step, apply_steps, seeds_of, with_steps
 from loaderkit.datasets.streams.verb import Below, flaw_below
 from loaderkit.seeding.keys import hash_positions, mixed_word
+from loaderkit.system.checks import plain_integer
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Part:
     skips: bool  # the first samples, or takes them
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "count", plain_integer(self.count))
         if not isinstance(self.count, int) or isinstance(self.count, bool) or self.count < 0:
             raise ValueError(f"{self}: wanted an integer of at least 0.")
 
@@ -84,6 +86,7 @@ class Windows:
     size: int
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "size", plain_integer(self.size))
         if not isinstance(self.size, int) or isinstance(self.size, bool) or self.size < 1:
             raise ValueError(f"shuffle: window is {self.size!r}, wanted an integer of at least 1.")
 
@@ -157,6 +160,7 @@ class Batches:
     collate_fn: Callable[[list[Any]], Any]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "size", plain_integer(self.size))
         if not isinstance(self.size, int) or isinstance(self.size, bool) or self.size < 1:
             raise ValueError(f"batch: found {self.size!r}, wanted an integer of at least 1.")
 

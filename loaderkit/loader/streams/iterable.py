@@ -21,6 +21,7 @@ from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.position import Crew
 from loaderkit.loader.streams.lanes import Item, LaneTask, check_no_index, run_task
 from loaderkit.loader.streams.own_state import decode, encode
+from loaderkit.sampling.fingerprint import fingerprint_of
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.state import COUNT, EPOCH
@@ -56,9 +57,9 @@ class WorkerLanes:
         return self._crew.world.size * self._workers
 
     def identity(self) -> dict[str, Any]:
-        own, name = getattr(self._dataset, "fingerprint", None), type(self._dataset).__qualname__
+        own, name = fingerprint_of(self._dataset), type(self._dataset).__qualname__
         return {
-            "dataset": f"{name} ({own()})" if callable(own) else name,
+            "dataset": f"{name} ({own})" if own else name,
             "seed": self._config.seed,
             "number of ranks": self._crew.world.size,
             "number of workers": self._workers,

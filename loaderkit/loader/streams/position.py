@@ -17,8 +17,16 @@ from loaderkit.loader.streams.lanes import Lanes
 from loaderkit.loader.streams.rank_reader import RankReader
 from loaderkit.loader.streams.rendezvous import Rendezvous
 from loaderkit.loader.streams.shards import ShardLanes
-from loaderkit.loader.streams.state import RankCursor, StreamCursor, join_ranks, pack_cursor, unpack_cursor
+from loaderkit.loader.streams.state import (
+    RankCursor,
+    StreamCursor,
+    join_ranks,
+    open_stream_state,
+    pack_cursor,
+    unpack_cursor,
+)
 from loaderkit.sampling.cursor import Cursor
+from loaderkit.sampling.fingerprint import named_as_saved
 from loaderkit.sampling.order import digest
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.sampling.skips import Skips
@@ -122,7 +130,8 @@ class StreamPosition(Position):
 
     def load(self, state: Mapping[str, Any]) -> None:
         lanes = self._lanes
-        cursor = unpack_cursor(state, lanes.identity(), lanes.count(), lanes.flaw, lanes.place)
+        identity = named_as_saved(lanes.identity, open_stream_state(state)["stream"])
+        cursor = unpack_cursor(state, identity, lanes.count(), lanes.flaw, lanes.place)
         if self.config.steps and cursor.batches >= self.config.steps:  # the saved run had more steps an epoch
             cursor = dataclasses.replace(cursor, epoch=cursor.epoch + 1, batches=0, bad=())
         self._stand_at(cursor)

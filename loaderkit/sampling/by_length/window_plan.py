@@ -12,7 +12,7 @@ from loaderkit.sampling.by_length.checks import TAILS, as_lengths, check_order
 from loaderkit.sampling.by_length.segments import Arrangement, Geometry, Segment, end_of_window
 from loaderkit.sampling.by_length.summary import BatchCounts, PlanSummary, longest_times_count, summarise
 from loaderkit.sampling.cursor import Cursor, bad_cursor
-from loaderkit.sampling.order import Order, Sequential, Shuffled, digest
+from loaderkit.sampling.order import Order, Sequential, Shuffled, digest, indices_at
 from loaderkit.sampling.plan import BatchKey, Plan, Tail
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.system.arrays import Int64Array
@@ -237,11 +237,11 @@ class WindowPlan(Plan):
             positions = np.arange(start, end, dtype=np.int64)
         else:
             return None
-        indices = self.order.at(epoch, positions)
+        indices = indices_at(self.order, epoch, positions)
         while (found := self.arrange(self.lengths[indices], geometry, last=end == size)) is None:
             more = np.arange(end, end_of_window(end, size, self.window), dtype=np.int64)
             end += len(more)
-            positions, indices = np.append(positions, more), np.append(indices, self.order.at(epoch, more))
+            positions, indices = np.append(positions, more), np.append(indices, indices_at(self.order, epoch, more))
         ranks = geometry[0]
         steps = np.arange((len(found.bounds) - 1) // ranks, dtype=np.int64)
         if self._shuffle_steps:
