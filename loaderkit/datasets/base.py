@@ -44,16 +44,7 @@ def as_dataset(value: Any, where: str, way_out: str = "") -> Any:
         raise TypeError(
             f"{where} is of type {type(value).__name__}, wanted a dataset with a length and samples by index. {hint}".rstrip()
         )
-    return typed(value)
-
-
-def typed(dataset: Any) -> Any:
-    """Return a `datasets.Dataset` as what gives its rows their dtypes, and any other dataset as it is."""
-    if type(dataset).__module__ != "datasets.arrow_dataset":
-        return dataset
-    from loaderkit.datasets.hf import HFDataset, is_rows
-
-    return HFDataset(dataset) if is_rows(dataset) else dataset
+    return value
 
 
 def check_index(dataset: MapStyle, index: int) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from loaderkit.datasets.base import MapStyle, as_dataset, check_index, knows_lengths, read_many, reads_many
+from loaderkit.datasets.base import MapStyle, check_index, knows_lengths, read_many, reads_many
 from loaderkit.datasets.sample_file import ALIGNMENT, SampleFile
+from loaderkit.datasets.typed import as_typed_dataset
 from loaderkit.sampling.fingerprint import fingerprint, fingerprint_of
 from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, SampleRngSeeds, draws
 from loaderkit.seeding.keys import hash_positions
@@ -91,7 +92,7 @@ class CachedDataset(DeclaresDraws):
         max_bytes = plain_integer(max_bytes)
         if not isinstance(max_bytes, int) or isinstance(max_bytes, bool):
             raise ValueError(f"CachedDataset: max_bytes is {max_bytes!r}, wanted an integer.")
-        self.dataset = dataset = as_dataset(dataset, "CachedDataset: the dataset")
+        self.dataset = dataset = as_typed_dataset(dataset, "CachedDataset: the dataset")
         self.transform = transform
         key = _key(dataset, version)
         path = None if where == "memory" else Path(where) / f"{key.hex()}.lkcache"

@@ -10,7 +10,6 @@ import numpy as np
 from loaderkit.datasets.base import (
     MapStyle,
     Sample,
-    as_dataset,
     as_rows,
     check_index,
     knows_lengths,
@@ -20,6 +19,7 @@ from loaderkit.datasets.base import (
     reads_many,
     reads_pieces,
 )
+from loaderkit.datasets.typed import as_typed_dataset
 from loaderkit.sampling.fingerprint import fingerprint_of_part
 from loaderkit.sampling.order import Order, digest
 from loaderkit.seeding.draws import DeclaresDraws, Draws, draws
@@ -47,7 +47,7 @@ class ConcatDataset(DeclaresDraws, Generic[Sample]):
 
     def __init__(self, datasets: Sequence[MapStyle[Sample]]) -> None:
         self.datasets: list[MapStyle[Sample]] = [
-            as_dataset(dataset, f"ConcatDataset: part {number}") for number, dataset in enumerate(datasets)
+            as_typed_dataset(dataset, f"ConcatDataset: part {number}") for number, dataset in enumerate(datasets)
         ]
         if not self.datasets:
             raise ValueError("ConcatDataset: no datasets given, wanted at least one.")
@@ -115,7 +115,9 @@ class ZipDataset(DeclaresDraws):
     def __init__(self, datasets: Sequence[MapStyle] | dict[str, MapStyle]) -> None:
         self._names = list(datasets) if isinstance(datasets, dict) else None
         named = datasets.items() if isinstance(datasets, dict) else enumerate(datasets)
-        self.datasets: list[MapStyle] = [as_dataset(dataset, f"ZipDataset: part {name!r}") for name, dataset in named]
+        self.datasets: list[MapStyle] = [
+            as_typed_dataset(dataset, f"ZipDataset: part {name!r}") for name, dataset in named
+        ]
         lengths = [len(dataset) for dataset in self.datasets]
         if len(set(lengths)) != 1:
             raise ValueError(
@@ -172,7 +174,7 @@ class SubsetDataset(DeclaresDraws, Generic[Sample]):
     """
 
     def __init__(self, dataset: MapStyle[Sample], indices: Sequence[int] | Int64Array | Order) -> None:
-        self.dataset: MapStyle[Sample] = as_dataset(dataset, "SubsetDataset: the dataset")
+        self.dataset: MapStyle[Sample] = as_typed_dataset(dataset, "SubsetDataset: the dataset")
         self.indices = indices if isinstance(indices, Order) else as_indices("SubsetDataset", indices)
         size = len(dataset)
         if isinstance(self.indices, Order):
@@ -249,7 +251,7 @@ class MapDataset(DeclaresDraws, Generic[Sample]):
     """
 
     def __init__(self, dataset: MapStyle, transform: Callable[[Any], Sample]) -> None:
-        self.dataset: MapStyle = as_dataset(dataset, "MapDataset: the dataset")
+        self.dataset: MapStyle = as_typed_dataset(dataset, "MapDataset: the dataset")
         self.transform = transform
 
     def __len__(self) -> int:

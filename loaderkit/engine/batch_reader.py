@@ -11,8 +11,9 @@ import torch.utils.data as torch_data
 
 from loaderkit.collate import CollateError, keep_rows, stack, stack_columns
 from loaderkit.datasets.bad_samples import RAISE, BadSamples
-from loaderkit.datasets.base import reads_batches, reads_columns, reads_many, typed
+from loaderkit.datasets.base import reads_batches, reads_columns, reads_many
 from loaderkit.datasets.shards.finished import FinishedShards
+from loaderkit.datasets.typed import typed
 from loaderkit.engine.repair import (
     ReadMany,
     Repair,

@@ -22,8 +22,9 @@ from loaderkit.datasets import (
     reads_batches,
     reads_columns,
 )
-from loaderkit.datasets.base import as_dataset, check_index, reads_pieces
+from loaderkit.datasets.base import check_index, reads_pieces
 from loaderkit.datasets.streams.packed import Rows, TooLong, batches_cannot_be_packed
+from loaderkit.datasets.typed import as_typed_dataset
 from loaderkit.loader.lengths import measure
 from loaderkit.loader.packed_rows import PackedRows, TokenCounts, collate_of
 from loaderkit.sampling.fingerprint import fingerprint_of
@@ -75,7 +76,7 @@ class Pipeline(DeclaresDraws):
             "For data without an index use lk.StreamDataset, which has the same verbs; for a frame lk.ParquetDataset or "
             "frame.to_dict('records')."
         )
-        self.dataset: MapStyle = as_dataset(dataset, "Pipeline: the dataset", way_out)
+        self.dataset: MapStyle = as_typed_dataset(dataset, "Pipeline: the dataset", way_out)
         self._lines: tuple[str, ...] = (f"{type(dataset).__name__}: {len(dataset):,}",)
         self._rows: Rows | None = dataset._rows if isinstance(dataset, Pipeline) else None
 
