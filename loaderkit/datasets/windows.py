@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from loaderkit.datasets.base import check_index, reads_pieces
+from loaderkit.datasets.base import as_rows, check_index, reads_pieces
 from loaderkit.sampling.fingerprint import fingerprint
 from loaderkit.sampling.order import Order, Shuffled, cached
 from loaderkit.sampling.permutation import permutation
@@ -87,7 +87,7 @@ class WindowDataset(DeclaresDraws):
         return self.read_batch(np.array([index]))[0].numpy()
 
     def __getitems__(self, indices: Sequence[int]) -> list[npt.NDArray[Any]]:
-        return list(self.read_batch(np.asarray(indices, dtype=np.int64)).numpy())
+        return list(self.read_batch(as_rows(self, indices)).numpy())
 
     def read_batch(self, indices: Int64Array) -> Tensor:
         """Return windows (B, length)."""
