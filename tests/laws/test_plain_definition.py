@@ -318,7 +318,7 @@ def test_a_batch_of_a_typed_format_has_the_columns_types(
         data = Numbering(data)
 
     def check(batch: Any, wanted: list[int]) -> None:
-        batch = batch["sample"] if "sample" in batch else batch
+        batch = batch.get("sample", batch)
         for leaf in leaves:
             make, dtype = LEAVES[leaf]
             assert alike(batch[leaf], plain([make(row) for row in wanted], dtype)), leaf
