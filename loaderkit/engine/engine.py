@@ -28,8 +28,11 @@ class Engine(Protocol):
     pinned: bool
     pinned_why: str
 
-    def run(self, keys: Iterable[BatchKey]) -> Iterator[Any]:
-        """Yield the batch of each key. A second run ends the first."""
+    def run(self, keys: Iterable[BatchKey], seed: int = 0) -> Iterator[Any]:
+        """Yield the batch of each key. A second run ends the first.
+
+        Processes that the run starts are seeded by `seed` and their number, before the user's `worker_init_fn`.
+        """
         ...
 
     def close(self) -> None:
@@ -50,7 +53,7 @@ class InlineEngine:
         self._reader = reader
         self.pinned = pin_memory
 
-    def run(self, keys: Iterable[BatchKey]) -> Iterator[Any]:
+    def run(self, keys: Iterable[BatchKey], seed: int = 0) -> Iterator[Any]:
         batches = on_host(map(self._reader.read, keys))
         return map(pin, batches) if self.pinned else batches
 

@@ -77,7 +77,7 @@ class ThreadsEngine:
         self._run: Callable[[], _Run | None] = lambda: None  # the latest, if it is in use
         self._crew: _Crew | None = None
 
-    def run(self, keys: Iterable[BatchKey]) -> Iterator[Any]:
+    def run(self, keys: Iterable[BatchKey], seed: int = 0) -> Iterator[Any]:
         before = self._run()
         if before is not None:
             before.end()

@@ -308,28 +308,28 @@ class TorchEngine:
         self._reader, self._init, self._timeout_s = reader, worker_init_fn, timeout
         self._context, self._crew = multiprocessing_context, Crew(multiprocessing_context)
         self._keys: Any = _Keys()
+        self._generator = torch.Generator()  # without one, the DataLoader draws from the global generator
         self._loader: torch_data.DataLoader[Any] | None = None
         self._running: weakref.ref[Batches] | None = None
         self._owner = os.getpid()
 
-    def run(self, keys: Iterable[BatchKey]) -> Iterator[Any]:
+    def run(self, keys: Iterable[BatchKey], seed: int = 0) -> Iterator[Any]:
         check_children(self.num_workers)
         if self._owner != os.getpid():  # its workers belong to the parent of this fork
             self._loader, self._owner = None, os.getpid()
         if self._loader is None:
-            # With its own generator the DataLoader does not draw from the global one.
-            generator = torch.Generator().manual_seed(derive_seed("torch", self._reader.seed))
             dataset: Any = self._reader
             self._crew = Crew(self._context)
             self._loader = torch_data.DataLoader(
                 dataset,
                 batch_sampler=self._keys,
                 collate_fn=seal,
-                generator=generator,
+                generator=self._generator,
                 multiprocessing_context=self._crew.context,
                 **self._settings,
             )
         self._keys.now = keys
+        self._generator.manual_seed(derive_seed("torch", seed))
         warn_of_open_files(self._reader.dataset, self._context)
         with host(), explained(self._context, self._reader, worker_init_fn=self._init):  # torch makes a seed there
             batches = Batches(iter(self._loader), self._crew, self._timeout_s)

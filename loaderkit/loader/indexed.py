@@ -29,6 +29,7 @@ from loaderkit.sampling.samplers import SamplerOrder, as_order
 from loaderkit.sampling.shard_order import ShardOrder, shuffled_order
 from loaderkit.sampling.skipping_plan import Remaining, SkippingPlan, leave_out_more
 from loaderkit.sampling.skips import Skips
+from loaderkit.seeding import workers_seed
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.overrides import defines, own_attribute
 from loaderkit.system.state import StateError
@@ -97,7 +98,8 @@ class IndexedPosition(Position):
             self.say(
                 f"Loader: {workers} workers for {self._left} batches an epoch: {workers - self._left} workers are idle."
             )
-        return self._engine.run(plan.keys(cursor))
+        seed = workers_seed(self.config.seed, self.crew.world.rank, cursor.epoch)
+        return self._engine.run(plan.keys(cursor), seed)
 
     def count(self, report: Reported | None) -> bool:
         if report is not None:

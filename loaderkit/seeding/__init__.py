@@ -2,7 +2,7 @@
 
 from loaderkit.seeding.draws import Draws, draws, draws_nothing
 from loaderkit.seeding.generators import generator
-from loaderkit.seeding.global_seeds import seed_all
+from loaderkit.seeding.global_seeds import seed_all, workers_seed
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds, part_of_batch, per_sample
 
@@ -16,4 +16,5 @@ __all__ = [
     "part_of_batch",
     "per_sample",
     "seed_all",
+    "workers_seed",
 ]

@@ -20,6 +20,11 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
 
 
+def workers_seed(seed: int, rank: int, epoch: int) -> int:
+    """Return the seed of the workers that a rank starts in an epoch, from the loader's seed."""
+    return derive_seed("workers", seed, rank, epoch)
+
+
 def seed_worker(worker_id: int, *, rank: int | None = None) -> None:
     """Seed torch, numpy and `random` differently in each worker, epoch and rank.
 

@@ -1,10 +1,12 @@
-"""`get_worker_info().dataset` is the user's dataset, which `worker_init_fn` may change."""
+"""What a worker is told: the user's dataset, which `worker_init_fn` may change, and a seed of its own."""
 
 import itertools
 import math
+import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.data as torch_data
@@ -87,3 +89,126 @@ def test_a_streams_store_stays_with_the_trainer() -> None:
     data = Numbers(0, 4)
     loader = lk.Loader(data, 2, num_workers=1, store=store, multiprocessing_context="forkserver")
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+
+
+class Seeded:
+    """Its samples tell what `worker_init_fn` found."""
+
+    found: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(self.found)
+
+
+class SeededStream(Seeded, torch_data.IterableDataset[Any]):
+    __len__ = None  # type: ignore[assignment]
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.__getitem__, range(8))
+
+
+def note_seeds(worker_id: int) -> None:
+    info: Any = torch_data.get_worker_info()
+    drawn = int(torch.randint(2**60, ())), int(np.random.randint(2**60)), random.getrandbits(60)
+    info.dataset.found = (worker_id, info.seed, torch.initial_seed(), *drawn)
+
+
+def read_seeds(name: str) -> Iterator[Any]:
+    for _ in range(8):
+        info: Any = torch_data.get_worker_info()
+        yield torch.tensor(info.dataset.found)
+
+
+ENGINES: dict[str, Any] = {
+    "ring": lambda: (Seeded(), {"engine": "ring"}),
+    "ring, in turn": lambda: (Seeded(), {"engine": "ring", "order": lk.ShardOrder([4] * 4, lanes=2)}),
+    "torch": lambda: (Seeded(), {"engine": "torch"}),
+    "iterable": lambda: (SeededStream(), {"stop": "each"}),
+    "stream": lambda: (lk.StreamDataset(list("abcd"), lk.from_start(read_seeds), lanes=4), {"stop": "each"}),
+}
+
+
+def seeded_loader(kind: str, rank: int, **more: Any) -> lk.Loader:
+    data, settings = ENGINES[kind]()
+    world = lk.World(rank, 2)
+    return lk.Loader(data, 1, num_workers=2, worker_init_fn=note_seeds, world=world, **settings, **more)
+
+
+def seeds_of(batches: Any) -> dict[int, tuple[int, ...]]:
+    """Return what each worker found; it must tell the same in each sample."""
+    found: dict[int, set[tuple[int, ...]]] = {}
+    for batch in batches:
+        worker, *seeds = batch[0].tolist()
+        found.setdefault(worker, set()).add(tuple(seeds))
+    assert all(len(seeds) == 1 for seeds in found.values())
+    return {worker: seeds.pop() for worker, seeds in found.items()}
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_no_rank_epoch_or_worker_has_the_seeds_of_another(kind: str) -> None:
+    """Else a `worker_init_fn` that seeds by them, as MONAI's, repeats its augmentations."""
+    found: dict[tuple[int, int, int], tuple[int, ...]] = {}
+    for rank in range(2):
+        loader = seeded_loader(kind, rank)
+        for epoch in range(3):
+            found |= {(rank, epoch, worker): seeds for worker, seeds in seeds_of(loader).items()}
+    assert len(found) >= (6 if kind == "ring" else 12)  # a free worker of the ring may take all batches
+    for column in zip(*found.values(), strict=True):
+        assert len(set(column)) == len(found)
+    assert all(seeds[0] == seeds[1] for seeds in found.values())
+    other = seeds_of(seeded_loader(kind, 0, seed=7)) if kind != "stream" else {}  # it has a seed itself
+    assert not set(other.values()) & set(found.values())
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_resumed_epoch_has_the_seeds_of_that_epoch(kind: str) -> None:
+    loader = seeded_loader(kind, 1)
+    list(loader)
+    batches = iter(loader)
+    first = [next(batches) for _ in range(2)]
+    state, epoch = loader.state_dict(), {**seeds_of(first)}
+    epoch |= seeds_of(batches)
+    state = state if kind.startswith(("ring", "torch")) else lk.merge_states(other_ranks(kind, state))
+    again = seeded_loader(kind, 1)
+    again.load_state_dict(state)
+    resumed = seeds_of(again)
+    assert resumed
+    assert all(epoch.get(worker, seeds) == seeds for worker, seeds in resumed.items())
+    assert set(epoch) & set(resumed)
+
+
+def other_ranks(kind: str, state: Any) -> list[Any]:
+    loader = seeded_loader(kind, 0)
+    list(loader)
+    batches = iter(loader)
+    for _ in range(2):
+        next(batches)
+    found = loader.state_dict()
+    loader.close()
+    return [found, state]
+
+
+@pytest.mark.parametrize("kind", ["ring, in turn", "torch"])
+def test_persistent_workers_are_seeded_once_as_those_of_a_dataloader(kind: str) -> None:
+    loader = seeded_loader(kind, 0, persistent_workers=True)
+    epochs = [seeds_of(loader) for _ in range(2)]
+    loader.close()
+    assert epochs[0] == epochs[1] == seeds_of(seeded_loader(kind, 0))
+    later = seeded_loader(kind, 0, persistent_workers=True)
+    later.seek(epoch=1)
+    assert seeds_of(later) != epochs[0]
+    later.close()
+
+
+class Told(Seeded):
+    draws_nothing = True
+
+    def __getitem__(self, index: int) -> bool:
+        return torch_data.get_worker_info() is None
+
+
+def test_threads_are_no_workers_to_torch() -> None:
+    assert all(torch.cat(list(lk.Loader(Told(), 4, num_workers=2, engine="threads"))).tolist())

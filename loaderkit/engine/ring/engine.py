@@ -75,7 +75,7 @@ class RingEngine:
         self._run: Callable[[], _Run | None] = lambda: None  # the latest, if it is in use
         self._numbers = 0  # tasks so far, over all runs
 
-    def run(self, keys: Iterable[BatchKey]) -> Iterator[Any]:
+    def run(self, keys: Iterable[BatchKey], seed: int = 0) -> Iterator[Any]:
         if self._team is not None and self._team.owner != os.getpid():
             self._team = None  # it belongs to the parent of this fork
         elif (before := self._run()) is not None:
@@ -95,6 +95,7 @@ class RingEngine:
             workers = Workers(
                 reader=self._reader,
                 count=self.num_workers,
+                seed=seed,
                 in_turn=self._in_turn,
                 context=self._context,
                 init=self._init,

@@ -20,6 +20,7 @@ from loaderkit.engine.ring.messages import TASK
 from loaderkit.engine.ring.pins import Pins
 from loaderkit.engine.ring.slots import STOP, Slots
 from loaderkit.engine.ring.worker import PipeEnd, Worker
+from loaderkit.seeding.keys import derive_seed
 from loaderkit.system.open_before_fork import warn_of_open_files
 from loaderkit.system.pickling import explained
 from loaderkit.system.threads import thread_pools
@@ -133,6 +134,7 @@ class Workers:
 
     reader: BatchReader
     count: int
+    seed: int  # each has one of its own, from this and its number
     in_turn: bool  # each has its own tasks; else the next free worker takes the next task
     context: Any  # a start method or a context of multiprocessing; None is the platform's default
     init: Callable[[int], None] | None  # called in each worker with its number
@@ -162,6 +164,7 @@ class Workers:
                 answers=PipeEnd(theirs),
                 number=number,
                 workers=self.count,
+                seed=derive_seed("ring", self.seed, number),
                 init=self.init,
                 inherited=[fd for fd in own.fds if fd not in (mine, theirs)] if forks else [],
                 pools=pools,

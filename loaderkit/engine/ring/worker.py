@@ -17,7 +17,6 @@ from loaderkit.engine.ring.messages import FAILED, IN_PIPE, IN_SLOT, LEFT, TASK,
 from loaderkit.engine.ring.pickled import write_batch
 from loaderkit.engine.ring.slots import STOP, Slots
 from loaderkit.seeding.global_seeds import seed_all
-from loaderkit.seeding.keys import derive_seed
 from loaderkit.system.host import use_host
 from loaderkit.system.process import end_with_parent
 from loaderkit.system.threads import limit_threads
@@ -46,6 +45,7 @@ class Worker:
     answers: PipeEnd
     number: int  # of this worker
     workers: int  # in all
+    seed: int  # of its global generators
     init: Callable[[int], None] | None  # the user's `worker_init_fn`
     inherited: Sequence[int] = ()  # open files of the parent that a forked worker closes
     pools: Any = None  # for `limit_threads`, in a forked worker
@@ -77,9 +77,8 @@ class Worker:
     def _prepare(self) -> None:
         limit_threads(self.pools)
         use_host()
-        seed = derive_seed("ring", self.reader.seed, self.number)
-        seed_all(seed)
-        about: dict[str, Any] = {"num_workers": self.workers, "seed": seed, "dataset": self.reader.dataset}
+        seed_all(self.seed)
+        about: dict[str, Any] = {"num_workers": self.workers, "seed": self.seed, "dataset": self.reader.dataset}
         torch_worker._worker_info = _SlotWorkerInfo(id=self.number, **about)
         if self.init is not None:
             self.init(self.number)

@@ -22,6 +22,7 @@ from loaderkit.loader.position import Crew
 from loaderkit.loader.streams.lanes import Item, LaneTask, check_no_index, run_task
 from loaderkit.loader.streams.own_state import decode, encode
 from loaderkit.sampling.fingerprint import fingerprint_of
+from loaderkit.seeding import workers_seed
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.state import COUNT, EPOCH
@@ -96,7 +97,7 @@ class WorkerLanes:
             cycle=cycle,
             turn=turn,
         )
-        return run_task(task, self._config.seed, workers)
+        return run_task(task, workers_seed(self._config.seed, task.rank, cycle), workers)
 
     def next_cycle(self, places: Sequence[Any], cycle: int) -> tuple[Any, ...]:
         # A worker that has read to the end has already recorded the dataset's own state for the next cycle.

@@ -120,7 +120,10 @@ class LaneTask(torch_data.IterableDataset[Any]):
 
 
 def run_task(task: LaneTask, seed: int, num_workers: int) -> Iterator[Item]:
-    """Yield the items of a task, in the same order for any number of workers."""
+    """Yield the items of a task, in the same order for any number of workers.
+
+    The workers are seeded by `seed` and their number.
+    """
     config = task.config
     pinned = should_pin(config.pin_memory, None if config.device is None else torch.device(config.device))
     items: Iterator[Item | None]

@@ -15,6 +15,7 @@ from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.packed_rows import default_collate
 from loaderkit.loader.position import Crew
 from loaderkit.loader.streams.lanes import Item, LaneTask, check_no_index, run_task
+from loaderkit.seeding import workers_seed
 
 
 class ShardLanes:
@@ -55,7 +56,7 @@ class ShardLanes:
         if config.collate_fn is None:
             config = replace(config, collate_fn=default_collate(stream))
         task = ShardTask(stream=stream, config=config, lanes=lanes, places=places, cycle=cycle, turn=turn)
-        return run_task(task, stream.seed, self._crew.num_workers)
+        return run_task(task, workers_seed(stream.seed, self._crew.world.rank, cycle), self._crew.num_workers)
 
     def next_cycle(self, places: Sequence[Any], cycle: int) -> tuple[Any, ...]:
         return tuple(Place(cycle=cycle) for _ in places)
