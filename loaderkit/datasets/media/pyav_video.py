@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from loaderkit.datasets.media.content import MAX_FRAME_PIXELS, TOLERANCE_S, Content, check_frame
-from loaderkit.datasets.media.pyav_container import open_stream, pyav, seconds_of, seek, seek_to_start
+from loaderkit.datasets.media.pyav_container import open_stream, pyav, seek, seek_to_start
+from loaderkit.datasets.media.pyav_length import seconds_of
 from loaderkit.datasets.remote.storage import Storage
 
 _SEEK_FRAMES = 10  # a seek takes longer than decoding fewer
@@ -97,7 +98,7 @@ class PyavVideo:
             if not seek(self._container, self._stream, self._stamp(seek_to)):
                 return []
         else:
-            seek_to_start(self._container)
+            seek_to_start(self._container, self._stream)
         shown: list[Any] = []
         last = None
         for frame in self._container.decode(self._stream):

@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from loaderkit.datasets.media.content import MAX_FRAME_PIXELS, TOLERANCE_S, Content, Kind, check_frame, open_content
-from loaderkit.datasets.media.pyav_audio import RUN_UP_S, AudioHeader, read_audio_header
-from loaderkit.datasets.media.pyav_container import WITHOUT_INDEX, open_stream, pyav_version
+from loaderkit.datasets.media import pyav_audio
+from loaderkit.datasets.media.pyav_audio import RUN_UP_S, AudioHeader
+from loaderkit.datasets.media.pyav_container import open_stream, pyav_version
+from loaderkit.datasets.media.pyav_length import WITHOUT_INDEX, Samples
 from loaderkit.datasets.media.pyav_video import VideoHeader, read_video_header
 from loaderkit.datasets.media.waveform import Waveform, filled
 from loaderkit.datasets.remote.storage import Storage
@@ -27,6 +29,8 @@ _OLDEST = (0, 17)  # in this release files of Python are read with no other prot
 _HOW = "pip install 'loaderkit[torchcodec]', and FFmpeg's libraries (apt-get install ffmpeg, or conda install ffmpeg)"
 _LOSSLESS = ("pcm_", "flac", "alac", "wavpack", "tta")  # beginnings of codecs' names
 _ROUNDING = 1e-6  # of seconds, and of frame rates
+_TICK_S = 2e-3  # by which rounded times differ at most
+_BEFORE_S = 1.0  # from the time 0 on, torchcodec leaves out a first packet that does not say how long it is
 _SAY_LENGTH = (b"RIFF", b"fLaC", b"OggS", b"FORM")  # beginnings of files whose header says how long they are
 
 
@@ -85,11 +89,15 @@ def open_video(
         with open_stream(content, "video", storage) as (container, stream):
             header = read_video_header(container, stream, max_pixels)
             if container.format.name in WITHOUT_INDEX:  # torchcodec 0.17 gives other frames after a seek in MPEG-TS
-                raise ValueError(
-                    f"its format {container.format.name} has no index, in which torchcodec does not find frames. Give decoder='pyav', "
-                    "or write it as MP4 or Matroska."
-                )
+                raise ValueError(_no_index(container.format.name))
         yield TorchcodecVideo(make(header.index), header)
+
+
+def _no_index(name: str) -> str:
+    return (
+        f"its format {name} has no index, in which torchcodec does not find frames. Give decoder='pyav', or write it as MP4 or "
+        "Matroska."
+    )
 
 
 def _make(kind: str, file: "_File", index: int | None, **settings: Any) -> Any:
@@ -121,49 +129,75 @@ class TorchcodecAudio:
 
     def __init__(self, file: "_File", content: Content, storage: Storage | None) -> None:
         self._make = partial(_make, "AudioDecoder", file)
+        self._by_pyav = partial(pyav_audio.open_audio, content, storage)
         self._decoder = _first_decoder(self._make, file.says_length)
-        if self._decoder is not None:
+        if self._decoder is not None and not (file.is_ogg and self._decoder.metadata.codec == "opus"):
             found = self._decoder.metadata
             rate, begin_s = found.sample_rate or 0, Fraction(found.begin_stream_seconds_from_header or 0)
-            samples = round(found.duration_seconds_from_header * rate)
+            samples = Samples(round(found.duration_seconds_from_header * rate))
             header = AudioHeader(0, rate, found.num_channels or 0, begin_s, samples)
-        else:
-            with open_stream(content, "audio", storage) as (container, stream):
-                header = read_audio_header(container, stream)
-            self._decoder = self._make(header.index)
-        self._header = header
-        self.sample_rate, self.samples = header.sample_rate, header.samples
+        else:  # Ogg says how long Opus is with what its decoder drops
+            with self._by_pyav() as audio:
+                header = audio.clocked_header()
+                if audio.format == "mpeg":
+                    raise ValueError(_no_index(audio.format))
+            self._decoder = self._decoder or self._make(header.index)
+        self._header, self._codec = header, str(self._decoder.metadata.codec)
+        # After a seek in Ogg, FFmpeg gives wrong times up to the end of a page, and torchcodec trusts the first one.
+        self._can_seek, self._is_new = not file.is_ogg or self._codec == "opus", True
+        if self._codec.startswith("adpcm_"):
+            raise ValueError(
+                f"torchcodec leaves out most of the blocks of its codec {self._codec}. Give decoder='pyav', or write it as FLAC."
+            )
+        self.sample_rate, self.samples, self.most = header.sample_rate, header.samples.count, header.most
 
     def read(self, start: int, count: int) -> Waveform:
-        lossless = self._decoder.metadata.codec.startswith(_LOSSLESS)
+        if not self._header.samples.is_exact and start + count > self.samples - TOLERANCE_S * self.sample_rate:
+            with self._by_pyav() as audio:  # both decoders have the same lengths
+                count = min(count, max(0, audio.end() - start))
+        lossless = self._codec.startswith(_LOSSLESS)
         for run_up_s in (0.0, RUN_UP_S) if lossless else (RUN_UP_S,):
             seek_to = start - round(run_up_s * self.sample_rate)
-            wave = self._read_from(seek_to, start, count) if seek_to > 0 else None
+            wave = self._after_seek(seek_to, start, count) if seek_to > 0 and self._can_seek else None
             if wave is not None:
                 break
         else:
-            wave = self._read_from(0, start, count)
-        if wave is None:
-            wave = np.zeros((self._header.channels, 0), dtype=np.float32)
+            wave = self._from_start(start, count)
         return filled(wave, start, count, self.sample_rate)
 
-    def _read_from(self, seek_to: int, start: int, count: int) -> Waveform | None:
+    def _after_seek(self, seek_to: int, start: int, count: int) -> Waveform | None:
         """Decode after a seek; None if that fails, or the first packet there is after `start`."""
+        rate = self.sample_rate
+        begin_s = float(self._header.begin_s + self._header.samples.late_s(seek_to, rate))
+        for more_s in (0.0, TOLERANCE_S):  # where times are rounded, it may stop too early
+            try:
+                found = self._samples(begin_s + seek_to / rate, begin_s + (start + count) / rate + more_s)
+            except RuntimeError:
+                self._decoder = self._make(self._header.index)  # the old one would repeat its seek
+                return None
+            at = round((found.pts_seconds - begin_s) * rate)
+            if at > start:
+                return None
+            wave: Waveform = found.data.numpy()[:, start - at :][:, :count]
+            if wave.shape[1] == count:
+                break
+        return wave
+
+    def _from_start(self, start: int, count: int) -> Waveform:
+        """Decode from the file's start on; what comes before the start of the stream is not heard."""
         begin_s, rate = float(self._header.begin_s), self.sample_rate
-        try:
-            found = self._decoder.get_samples_played_in_range(
-                begin_s + seek_to / rate, begin_s + (start + count) / rate
-            )
-        except RuntimeError:
-            if not seek_to:
-                raise
-            self._decoder = self._make(self._header.index)  # the old one would repeat its seek
-            return None
-        at = round((found.pts_seconds - begin_s) * rate)
-        if seek_to and at > start:
-            return None
-        wave: Waveform = found.data.numpy()
-        return wave[:, max(0, start - at) :][:, :count]
+        for from_s in (0.0, begin_s - _BEFORE_S):
+            self._decoder = self._decoder if self._is_new else self._make(self._header.index)
+            found = self._samples(from_s, begin_s + (start + count) / rate + TOLERANCE_S)
+            if found.pts_seconds - begin_s < _TICK_S:
+                break
+        at = min(0, round((found.pts_seconds - begin_s) * rate)) if self._header.samples.is_exact else 0
+        wave: Waveform = found.data.numpy()[:, start - at :][:, :count]
+        return wave
+
+    def _samples(self, from_s: float, until_s: float) -> Any:
+        self._is_new = False
+        return self._decoder.get_samples_played_in_range(from_s, until_s)
 
 
 class TorchcodecVideo:
@@ -216,6 +250,7 @@ class _File:
         self.error: BaseException | None = None
         head = file.read(12)
         self.is_mp4 = head[4:8] == b"ftyp"
+        self.is_ogg = head.startswith(b"OggS")
         self.says_length = self.is_mp4 or head.startswith(_SAY_LENGTH)
         file.seek(0)
 
