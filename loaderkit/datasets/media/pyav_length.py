@@ -4,12 +4,14 @@ import struct
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import islice
 from typing import Any
 
-from loaderkit.datasets.media.pyav_container import pyav, seek_to_start, start_of
+from loaderkit.datasets.media.pyav_container import pyav, seek, seek_to_start, start_of
 
 # These formats have no index. They do not say how long they are, and FFmpeg guesses it from the size of the file.
 WITHOUT_INDEX = {"mp3", "aac", "ac3", "eac3", "dts", "amr", "h264", "hevc", "mpeg", "mpegts"}
+_REORDERED = 4  # packets among whom is the first frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +40,33 @@ class Samples:
 
 
 def seconds_of(container: Any, stream: Any) -> Fraction:
-    """Return how long a stream is, as its file says; if the file does not say it, by the times of its packets.
+    """Return how long a stream of video is, as its file says; if the file does not say it, by the times of its packets.
 
     Seek before reading: afterwards the container may be at its end.
 
     Raises:
         ValueError: If it has no packets with times.
     """
+    frame = 1 / (stream.average_rate * stream.time_base) if stream.average_rate else Fraction(0)
     said = None if container.format.name in WITHOUT_INDEX else _said(container, stream)
-    return _between_packets(container, stream) if said is None else said
+    if said is None:
+        return _between_packets(container, stream, frame)
+    if stream.average_rate == stream.guessed_rate or not stream.duration:
+        return said
+    # With a changing rate and B-frames, MP4 says when the last frame is decoded, which may be before it is shown.
+    seek(container, stream, (stream.start_time or 0) + stream.duration)
+    ends = [packet.pts + (packet.duration or frame) for packet in container.demux(stream) if packet.pts is not None]
+    return max(said, (max(ends) - (stream.start_time or 0)) * stream.time_base) if ends else said
+
+
+def first_shown(container: Any, stream: Any) -> int:
+    """Return the time at which the first frame of a stream of video begins, in the stream's clock."""
+    start: int = stream.start_time or 0
+    if container.format.name != "avi" or not stream.codec_context.has_b_frames:
+        return start
+    seek_to_start(container, stream)  # the header of AVI says when the first frame is decoded
+    first = islice((packet.pts for packet in container.demux(stream) if packet.pts is not None), _REORDERED)
+    return min(first, default=start)
 
 
 def samples_of(container: Any, stream: Any, rate: int) -> Samples:
@@ -55,7 +75,7 @@ def samples_of(container: Any, stream: Any, rate: int) -> Samples:
         return _counted(container, stream, rate)
     rough, said = is_rough(stream, rate), _said(container, stream)
     if said is None:
-        return Samples(round(_between_packets(container, stream) * rate), is_exact=not rough)
+        return Samples(round(_between_packets(container, stream, Fraction(0)) * rate), is_exact=not rough)
     if rough or (container.format.name == "ogg" and stream.codec_context.codec.canonical_name == "opus"):
         said -= _unheard(container, stream)  # these count from the first packet
     return Samples(round(said * rate), is_exact=not rough)
@@ -88,13 +108,13 @@ def _unheard(container: Any, stream: Any) -> Fraction:
     return max(start_of(stream) - first * stream.time_base, Fraction(0)) if first is not None else Fraction(0)
 
 
-def _between_packets(container: Any, stream: Any) -> Fraction:
-    """Return the time from a stream's first packet to the end of its last one."""
+def _between_packets(container: Any, stream: Any, each: Fraction) -> Fraction:
+    """Return the time from a stream's first packet to the end of its last one; `each`: the length of one that does not say it."""
     first, last = None, None
     for packet in container.demux(stream):
         if packet.pts is not None:
             first = packet.pts if first is None else min(first, packet.pts)
-            end = packet.pts + (packet.duration or 0)
+            end = packet.pts + (packet.duration or each)
             last = end if last is None else max(last, end)
     if first is None or last is None:
         raise ValueError("it ends before its first packet")

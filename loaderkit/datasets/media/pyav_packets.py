@@ -1,6 +1,7 @@
 """Packets of a stream by PyAV, from a place on, with times that hold also after a seek."""
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from loaderkit.datasets.media.pyav_container import seek, seek_to_start
@@ -19,6 +20,18 @@ def packets_from(container: Any, stream: Any, stamp: int) -> Iterator[Any] | Non
         return None
     packets: Iterator[Any] = container.demux(stream)
     return _in_pages(packets) if container.format.name == "ogg" else packets
+
+
+def packets_walked(container: Any, stream: Any, stamp: int) -> Iterator[Any]:
+    """Return the packets from the last keyframe before a time on, without a seek: those before are read, and not decoded."""
+    packets, kept = packets_from_start(container, stream), []
+    for packet in packets:
+        if packet.is_keyframe and packet.pts is not None:
+            if packet.pts > stamp and kept:
+                return chain(kept, [packet], packets)
+            kept = []
+        kept.append(packet)
+    return iter(kept)
 
 
 def _in_pages(packets: Iterator[Any]) -> Iterator[Any]:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from fractions import Fraction
 from functools import cache, partial
 from importlib import import_module
+from itertools import islice
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -21,7 +22,7 @@ from loaderkit.datasets.media import pyav_audio
 from loaderkit.datasets.media.pyav_audio import RUN_UP_S, AudioHeader
 from loaderkit.datasets.media.pyav_container import open_stream, pyav_version
 from loaderkit.datasets.media.pyav_length import WITHOUT_INDEX, Samples
-from loaderkit.datasets.media.pyav_video import VideoHeader, read_video_header
+from loaderkit.datasets.media.pyav_video import VideoHeader, is_mirrored, read_video_header
 from loaderkit.datasets.media.waveform import Waveform, filled
 from loaderkit.datasets.remote.storage import Storage
 
@@ -29,6 +30,7 @@ _OLDEST = (0, 17)  # in this release files of Python are read with no other prot
 _HOW = "pip install 'loaderkit[torchcodec]', and FFmpeg's libraries (apt-get install ffmpeg, or conda install ffmpeg)"
 _LOSSLESS = ("pcm_", "flac", "alac", "wavpack", "tta")  # beginnings of codecs' names
 _ROUNDING = 1e-6  # of seconds, and of frame rates
+_ENDS_EARLY = "no more frames left to decode"  # after a seek near the end, FFmpeg 5 decodes no frame of some formats
 _TICK_S = 2e-3  # by which rounded times differ at most
 _BEFORE_S = 1.0  # from the time 0 on, torchcodec leaves out a first packet that does not say how long it is
 _SAY_LENGTH = (b"RIFF", b"fLaC", b"OggS", b"FORM")  # beginnings of files whose header says how long they are
@@ -79,18 +81,19 @@ def open_video(
     """Open a file's first video stream, to be decoded on a device; raise as `open_stream`."""
     with _opened(content, "video", storage) as file:
         make = partial(_make, "VideoDecoder", file, num_ffmpeg_threads=1, device=device, seek_mode="exact")
+        mirrored = partial(_first_is_mirrored, content, storage)
         decoder = _first_decoder(make, file.is_mp4)
         if decoder is not None and _is_steady(decoder.metadata):  # else PyAV has another mean rate
             found = decoder.metadata
             check_frame(found.width or 0, found.height or 0, max_pixels)
             header = VideoHeader(0, found.duration_seconds_from_header, found.average_fps_from_header)
-            yield TorchcodecVideo(decoder, header)
+            yield TorchcodecVideo(decoder, header, mirrored)
             return
         with open_stream(content, "video", storage) as (container, stream):
             header = read_video_header(container, stream, max_pixels)
             if container.format.name in WITHOUT_INDEX:  # torchcodec 0.17 gives other frames after a seek in MPEG-TS
                 raise ValueError(_no_index(container.format.name))
-        yield TorchcodecVideo(make(header.index), header)
+        yield TorchcodecVideo(make(header.index), header, mirrored)
 
 
 def _no_index(name: str) -> str:
@@ -116,6 +119,12 @@ def _first_decoder(make: Callable[[int | None], Any], says_length: bool) -> Any:
         return None
     known = decoder.stream_index == 0 and decoder.metadata.duration_seconds_from_header is not None
     return decoder if known else None
+
+
+def _first_is_mirrored(content: Content, storage: Storage | None) -> bool:
+    """Return whether a video that is to be turned is also to be mirrored; torchcodec does not say it."""
+    with open_stream(content, "video", storage) as (container, stream):
+        return any(is_mirrored(frame) for frame in islice(container.decode(stream), 1))
 
 
 def _is_steady(metadata: Any) -> bool:
@@ -203,11 +212,13 @@ class TorchcodecAudio:
 class TorchcodecVideo:
     """An open video stream, a `VideoReader`; its frames are on the device of the decoder."""
 
-    def __init__(self, decoder: Any, header: VideoHeader) -> None:
-        self._decoder = decoder
+    def __init__(self, decoder: Any, header: VideoHeader, mirrored: Callable[[], bool]) -> None:
+        self._decoder, self._rotation = decoder, decoder.metadata.rotation
+        self._mirrored = self._rotation is not None and mirrored()
         self.seconds, self.fps = header.seconds, header.fps
         found = decoder.metadata  # of all packets
-        self._begin_s = found.begin_stream_seconds_from_header or 0.0
+        # The header of AVI says when the first frame is decoded.
+        self._begin_s = max(found.begin_stream_seconds_from_header or 0.0, found.begin_stream_seconds_from_content or 0.0)
         if not found.num_frames_from_content:
             raise ValueError("it has no frames")
         self._last = found.num_frames_from_content - 1
@@ -221,7 +232,7 @@ class TorchcodecVideo:
             )
         wanted = np.maximum(np.asarray(times) + self._begin_s, self._from_s)
         inside = int(np.searchsorted(wanted, self._until_s))
-        frames, starts, is_last = [], [], False
+        frames, starts = [], []
         if inside:
             found = self._decoder.get_frames_played_at(wanted[:inside].tolist())
             frames, starts = [found.data], found.pts_seconds.tolist()
@@ -231,12 +242,13 @@ class TorchcodecVideo:
                     f"torchcodec finds a frame at {starts[late[0]]:.3f} s in the place of that at {wanted[late[0]]:.3f} s: it is damaged, or "
                     "has no index. Try decoder='pyav'."
                 )
-            is_last = starts[-1] + float(found.duration_seconds[-1]) >= self._until_s
         if inside < len(wanted):  # the last frame stays
-            last = found[-1] if is_last else self._decoder.get_frame_at(self._last)
+            last = self._decoder.get_frame_at(self._last)
             frames.append(last.data.expand(len(wanted) - inside, *last.data.shape))
             starts += [float(last.pts_seconds)] * (len(wanted) - inside)
         whole = torch.cat(frames) if len(frames) > 1 else frames[0]
+        if self._mirrored:  # torchcodec turns frames alone
+            whole = whole.flip(3 if round(self._rotation) % 180 else 2)
         if whole.device.type == "cpu":  # numpy takes half of torch's time
             whole = torch.from_numpy(np.ascontiguousarray(whole.numpy()))
         return whole.contiguous(), [start - self._begin_s for start in starts]
@@ -284,6 +296,10 @@ def _opened(content: Content, kind: Kind, storage: Storage | None) -> Iterator[_
                 raise MemoryError(str(error)) from error
             if isinstance(error, ValueError) or "CUDA" in str(error):  # the device's errors are not the file's
                 raise
+            if _ENDS_EARLY in str(error):
+                raise ValueError(
+                    f"torchcodec with this FFmpeg does not reach its end, or it is cut or damaged: {error}. Try decoder='pyav'."
+                ) from error
             raise ValueError(f"not {kind} that can be decoded: {str(error).partition(chr(10))[0]}") from error
         if file.error is not None:
             raise file.error
