@@ -91,13 +91,14 @@ class PyavAudio:
             return self.samples
         start = max(0, self.samples - round(_END_S * self.sample_rate))
         try:
-            return start + self.read(start, self.most - start).shape[1]
+            found: int = self.read(start, self.most - start).shape[1]
         except (ValueError, pyav().FFmpegError):  # the clip there raises it
             return self.samples
+        return start + found
 
     def clocked_header(self) -> AudioHeader:
         """Return the header with the time of the first sample as its beginning. Where times are rounded it is that of the first frames."""
-        if not self._is_rough:
+        if not isinstance(self._clock, Rounded):
             return self._header
         low, high = self._clock.zero
         return replace(self._header, begin_s=self._header.begin_s + Fraction((low + high) / 2 / self.sample_rate))
@@ -163,21 +164,23 @@ class PyavAudio:
         return Rounded.of([(self._time(frame), frame.samples) for frame in first], self._tick)
 
     def _frames(self, packets: Iterator[Any] | None, *, sought: bool = False) -> Iterator[Any]:
-        """Decode packets; `sought`: the first ones may be the rest of one in whose middle a seek ended."""
+        """Decode packets; `sought`: the first ones may be pieces, if a seek went into the middle of one."""
+        pieces = _FEW_FRAMES if sought else 0
         for packet in packets or ():
             try:
                 frames = packet.decode()
             except pyav().FFmpegError:
-                if not sought:
+                if pieces <= 0:
                     raise
                 continue
             for frame in frames:
-                sought = False
-                if frame.sample_rate != self.sample_rate:
+                if frame.sample_rate == self.sample_rate:
+                    yield frame
+                elif pieces <= 0:
                     raise ValueError(
                         f"its rate changes from {self.sample_rate} to {frame.sample_rate} samples a second"
                     )
-                yield frame
+                pieces -= 1
 
     def _time(self, frame: Any) -> float | None:
         """Return when a frame begins, in samples since the stream's start, if that is known."""

@@ -89,7 +89,9 @@ def seek_to_start(container: Any, stream: Any) -> None:
     A seek to 0 goes to the first packet that is heard. Packets before it prepare the decoder: AAC in MP4 and Opus in WebM have one.
     """
     first = stream.start_time or 0
-    if not seek(container, stream, first - int(_FAR_S / stream.time_base)) and not seek(container, stream, min(0, first)):
+    if not seek(container, stream, first - int(_FAR_S / stream.time_base)) and not seek(
+        container, stream, min(0, first)
+    ):
         container.seek(0, unsupported_byte_offset=True)  # FLV without an index
 
 

@@ -24,7 +24,8 @@ def packets_from(container: Any, stream: Any, stamp: int) -> Iterator[Any] | Non
 
 def packets_walked(container: Any, stream: Any, stamp: int) -> Iterator[Any]:
     """Return the packets from the last keyframe before a time on, without a seek: those before are read, and not decoded."""
-    packets, kept = packets_from_start(container, stream), []
+    packets = packets_from_start(container, stream)
+    kept: list[Any] = []
     for packet in packets:
         if packet.is_keyframe and packet.pts is not None:
             if packet.pts > stamp and kept:

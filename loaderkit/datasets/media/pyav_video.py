@@ -126,7 +126,9 @@ class PyavVideo:
         container, stream = self._container, self._stream
         if not seek_to:
             packets = packets_from_start(container, stream)
-        elif container.format.name == "mpeg":  # after a seek, frames have the time of another one up to the next pack with a time
+        elif (
+            container.format.name == "mpeg"
+        ):  # after a seek, frames have the time of another one up to the next pack with a time
             packets = packets_walked(container, stream, self._stamp(seek_to))
         elif seek(container, stream, self._stamp(seek_to)):
             # A seek in MPEG-TS goes to any packet, and not all decoders wait for a keyframe.

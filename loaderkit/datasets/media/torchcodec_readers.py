@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loaderkit.datasets.media.content import MAX_FRAME_PIXELS, TOLERANCE_S, Content, Kind, check_frame, open_content
 from loaderkit.datasets.media import pyav_audio
+from loaderkit.datasets.media.content import MAX_FRAME_PIXELS, TOLERANCE_S, Content, Kind, check_frame, open_content
 from loaderkit.datasets.media.pyav_audio import RUN_UP_S, AudioHeader
 from loaderkit.datasets.media.pyav_container import open_stream, pyav_version
 from loaderkit.datasets.media.pyav_length import WITHOUT_INDEX, Samples
@@ -93,6 +93,10 @@ def open_video(
             header = read_video_header(container, stream, max_pixels)
             if container.format.name in WITHOUT_INDEX:  # torchcodec 0.17 gives other frames after a seek in MPEG-TS
                 raise ValueError(_no_index(container.format.name))
+            if container.format.name == "avi" and stream.codec_context.has_b_frames:
+                raise ValueError(
+                    "AVI does not say when its B-frames are shown, and torchcodec gives them other times. Give decoder='pyav', or write it as MP4."
+                )
         yield TorchcodecVideo(make(header.index), header, mirrored)
 
 
@@ -218,7 +222,9 @@ class TorchcodecVideo:
         self.seconds, self.fps = header.seconds, header.fps
         found = decoder.metadata  # of all packets
         # The header of AVI says when the first frame is decoded.
-        self._begin_s = max(found.begin_stream_seconds_from_header or 0.0, found.begin_stream_seconds_from_content or 0.0)
+        self._begin_s = max(
+            found.begin_stream_seconds_from_header or 0.0, found.begin_stream_seconds_from_content or 0.0
+        )
         if not found.num_frames_from_content:
             raise ValueError("it has no frames")
         self._last = found.num_frames_from_content - 1
