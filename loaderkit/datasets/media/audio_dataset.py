@@ -29,8 +29,9 @@ class AudioDataset(ClipDataset):
     silence, and `"length"` says how many samples are sound. Without it a sample is a whole file:
     `PadCollate({"waveform": Pad(dims=1, lengths=True)})` makes batches.
 
-    FFmpeg decodes, in one thread. A clip is found by a seek, and only its part of the file is decoded. The length of a file is
-    what its header says; for MP3 and bare AAC its packets are counted. A file that ends more than 0.25 s earlier is an error.
+    FFmpeg decodes, in one thread. A clip is found by a seek, and only its part of the file is decoded: the same samples as in
+    the whole file. The length of a file is what its header says; if that is not exact, its packets are counted or its end is
+    decoded. A file that ends more than 0.25 s earlier is an error.
 
     Args:
         source: A path, folder, glob or URL of files, or a list of them. Or a dataset of dicts, such as `TarDataset`, whose field
@@ -111,7 +112,10 @@ class AudioDataset(ClipDataset):
         )
 
     def lengths(self) -> Int64Array:
-        """Return the number of samples of each waveform (N,), without decoding; 1 for a file that cannot be read."""
+        """Return the number of samples of each waveform (N,); 1 for a file that cannot be read.
+
+        The end of a file is decoded if it rounds times, as Matroska and WebM do.
+        """
         seconds, rates = self.times().T
         rates = np.where(np.isnan(rates), np.nan, self.sample_rate or rates)
         found = np.round((seconds if self.clip_s is None else self.clip_s) * rates)

@@ -74,6 +74,7 @@ class PyavAudio:
         self._header = header = read_audio_header(container, stream)
         self.sample_rate, self.samples, self.most = header.sample_rate, header.samples.count, header.most
         self._is_rough, self._tick = is_rough(stream, header.sample_rate), float(header.sample_rate * stream.time_base)
+        self._begin = float(header.begin_s * header.sample_rate)
         # Times of ADPCM in WAV are of its mean number of bytes in a second, so they drift after a seek.
         self._can_seek = not stream.codec_context.name.startswith("adpcm_")
 
@@ -186,7 +187,7 @@ class PyavAudio:
         """Return when a frame begins, in samples since the stream's start, if that is known."""
         if frame.pts is None:
             return None
-        return float((frame.pts * self._stream.time_base - self._header.begin_s) * self.sample_rate)
+        return float(frame.pts * self._tick - self._begin)
 
 
 @contextmanager

@@ -102,8 +102,7 @@ def _said(container: Any, stream: Any) -> Fraction | None:
 
 
 def _unheard(container: Any, stream: Any) -> Fraction:
-    """Return the seconds before a stream's start that its first packet has: samples that the encoder added."""
-    seek_to_start(container, stream)
+    """Return the seconds before a stream's start that its first packet has, if nothing was read: what the encoder added."""
     first = next((packet.pts for packet in container.demux(stream) if packet.pts is not None), None)
     return max(start_of(stream) - first * stream.time_base, Fraction(0)) if first is not None else Fraction(0)
 
@@ -124,17 +123,26 @@ def _between_packets(container: Any, stream: Any, each: Fraction) -> Fraction:
 
 def _counted(container: Any, stream: Any, rate: int) -> Samples:
     """Count the samples of all packets, less those that the packets say to drop."""
-    count, before, tick = 0, {}, rate * stream.time_base
+    count, tick = 0, rate * stream.time_base
+    before: dict[int, int] = {}
+    lasts: dict[
+        int, tuple[int, bool]
+    ] = {}  # samples of a packet that lasts so many ticks, and whether ticks round them
+    first, last = None, None
     for packet in container.demux(stream):
-        if packet.pts is None and not packet.size:
+        stamp, ticks = packet.pts, packet.duration or 0
+        if stamp is None:  # the end
             continue
-        samples = packet.duration * tick
-        if samples.denominator > 1:
-            before[packet.pts] = count
-        count += round(samples)
-        for each in packet.iter_sidedata():
-            if each.data_type == "skip_samples":  # how many to drop at its start, and at its end
-                count -= sum(struct.unpack_from("<II", bytes(each)))
+        if ticks not in lasts:
+            lasts[ticks] = round(ticks * tick), (ticks * tick).denominator > 1
+        samples, is_rounded = lasts[ticks]
+        if is_rounded:
+            before[stamp] = count
+        count += samples
+        first, last = first or packet, packet
+    for packet in (first, last) if first is not last else (first,):
+        if packet is not None and packet.has_sidedata("skip_samples"):  # how many to drop at its start, and at its end
+            count -= sum(struct.unpack_from("<II", bytes(packet.get_sidedata("skip_samples"))))
     if not count:
         raise ValueError("it ends before its first packet")
     return Samples(max(count, 0), before=before, tick_s=stream.time_base)

@@ -33,7 +33,9 @@ _ROUNDING = 1e-6  # of seconds, and of frame rates
 _ENDS_EARLY = "no more frames left to decode"  # after a seek near the end, FFmpeg 5 decodes no frame of some formats
 _TICK_S = 2e-3  # by which rounded times differ at most
 _BEFORE_S = 1.0  # from the time 0 on, torchcodec leaves out a first packet that does not say how long it is
-_SAY_LENGTH = (b"RIFF", b"fLaC", b"OggS", b"FORM")  # beginnings of files whose header says how long they are
+# Beginnings of files whose header says how long they are. That of Opus in Ogg counts what the decoder drops.
+_SAY_LENGTH = (b"RIFF", b"fLaC", b"OggS", b"FORM")
+_HEAD = 36
 
 
 @cache
@@ -144,17 +146,17 @@ class TorchcodecAudio:
         self._make = partial(_make, "AudioDecoder", file)
         self._by_pyav = partial(pyav_audio.open_audio, content, storage)
         self._decoder = _first_decoder(self._make, file.says_length)
-        if self._decoder is not None and not (file.is_ogg and self._decoder.metadata.codec == "opus"):
+        if self._decoder is not None:
             found = self._decoder.metadata
             rate, begin_s = found.sample_rate or 0, Fraction(found.begin_stream_seconds_from_header or 0)
             samples = Samples(round(found.duration_seconds_from_header * rate))
             header = AudioHeader(0, rate, found.num_channels or 0, begin_s, samples)
-        else:  # Ogg says how long Opus is with what its decoder drops
+        else:
             with self._by_pyav() as audio:
                 header = audio.clocked_header()
                 if audio.format == "mpeg":
                     raise ValueError(_no_index(audio.format))
-            self._decoder = self._decoder or self._make(header.index)
+            self._decoder = self._make(header.index)
         self._header, self._codec = header, str(self._decoder.metadata.codec)
         # After a seek in Ogg, FFmpeg gives wrong times up to the end of a page, and torchcodec trusts the first one.
         self._can_seek, self._is_new = not file.is_ogg or self._codec == "opus", True
@@ -266,10 +268,10 @@ class _File:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.error: BaseException | None = None
-        head = file.read(12)
+        head = file.read(_HEAD)
         self.is_mp4 = head[4:8] == b"ftyp"
-        self.is_ogg = head.startswith(b"OggS")
-        self.says_length = self.is_mp4 or head.startswith(_SAY_LENGTH)
+        self.is_ogg, is_opus = head.startswith(b"OggS"), b"OpusHead" in head
+        self.says_length = self.is_mp4 or (head.startswith(_SAY_LENGTH) and not is_opus)
         file.seek(0)
 
     def read(self, size: int) -> bytes:
