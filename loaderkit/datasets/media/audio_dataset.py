@@ -11,8 +11,7 @@ from loaderkit.datasets.base import MapStyle
 from loaderkit.datasets.media.clips import CACHE_DIR, ClipDataset, Labels, start_of_clip
 from loaderkit.datasets.media.content import TOLERANCE_S, Content
 from loaderkit.datasets.media.decoders import AudioReader, DecoderName, decoder_named
-from loaderkit.datasets.media.pyav_audio import read_audio_header
-from loaderkit.datasets.media.pyav_container import open_stream
+from loaderkit.datasets.media.pyav_audio import open_audio
 from loaderkit.datasets.media.waveform import Waveform, resample
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls
@@ -30,8 +29,9 @@ class AudioDataset(ClipDataset):
     silence, and `"length"` says how many samples are sound. Without it a sample is a whole file:
     `PadCollate({"waveform": Pad(dims=1, lengths=True)})` makes batches.
 
-    FFmpeg decodes, in one thread. A clip is found by a seek, and only its part of the file is decoded. The length of a file is
-    what its header says; for MP3 and bare AAC its packets are counted. A file that ends more than 0.25 s earlier is an error.
+    FFmpeg decodes, in one thread. A clip is found by a seek, and only its part of the file is decoded: the same samples as in
+    the whole file. The length of a file is what its header says; if that is not exact, its packets are counted or its end is
+    decoded. A file that ends more than 0.25 s earlier is an error.
 
     Args:
         source: A path, folder, glob or URL of files, or a list of them. Or a dataset of dicts, such as `TarDataset`, whose field
@@ -112,7 +112,10 @@ class AudioDataset(ClipDataset):
         )
 
     def lengths(self) -> Int64Array:
-        """Return the number of samples of each waveform (N,), without decoding; 1 for a file that cannot be read."""
+        """Return the number of samples of each waveform (N,); 1 for a file that cannot be read.
+
+        The end of a file is decoded if it rounds times, as Matroska and WebM do.
+        """
         seconds, rates = self.times().T
         rates = np.where(np.isnan(rates), np.nan, self.sample_rate or rates)
         found = np.round((seconds if self.clip_s is None else self.clip_s) * rates)
@@ -120,9 +123,8 @@ class AudioDataset(ClipDataset):
         return np.repeat(np.maximum(np.nan_to_num(found), 1).astype(np.int64), counts)
 
     def _measure(self, content: Content) -> tuple[float, float]:
-        with open_stream(content, "audio", self._storage) as (container, stream):
-            header = read_audio_header(container, stream)
-        return header.samples / header.sample_rate, float(header.sample_rate)
+        with open_audio(content, self._storage) as audio:  # by PyAV, so that both decoders have the same clips
+            return audio.end() / audio.sample_rate, float(audio.sample_rate)
 
     def _counts(self, seconds: Any, rates: Any) -> Int64Array:
         found = np.ceil((np.nan_to_num(seconds) - _REST_S) / self.clip_s)
@@ -135,11 +137,11 @@ class AudioDataset(ClipDataset):
     def _read(self, content: Content, clip: int) -> dict[str, Any]:
         with decoder_named(self.decoder).open_audio(content, self._storage) as audio:
             if self.clip_s is None:
-                wave, _ = self._part(audio, 0, audio.samples)
+                wave, _ = self._part(audio, 0, audio.most)
                 return _sample(wave, self.sample_rate or audio.sample_rate)
             length = round(self.clip_s * audio.sample_rate)
             start = round(start_of_clip(self.clips, clip, audio.samples, self.clip_s * audio.sample_rate))
-            wave, rate = self._part(audio, start, min(length, audio.samples - start))
+            wave, rate = self._part(audio, start, min(length, audio.most - start))
             whole = np.zeros((len(wave), round(self.clip_s * rate)), dtype=np.float32)
             count = min(wave.shape[1], whole.shape[1])
             whole[:, :count] = wave[:, :count]
@@ -147,14 +149,14 @@ class AudioDataset(ClipDataset):
 
     def _part(self, audio: AudioReader, start: int, count: int) -> tuple[Waveform, int]:
         """Return a part of a file at the wanted rate, and this rate."""
-        if self.max_s is not None and self.clip_s is None and count > self.max_s * audio.sample_rate:
+        if self.max_s is not None and self.clip_s is None and audio.samples > self.max_s * audio.sample_rate:
             raise ValueError(
-                f"it lasts {count / audio.sample_rate:,.0f} s, wanted at most max_s={self.max_s:,.0f}. Give clip_s=, or a larger max_s=."
+                f"it lasts {audio.samples / audio.sample_rate:,.0f} s, wanted at most max_s={self.max_s:,.0f}. Give clip_s=, or a larger max_s=."
             )
         wave, rate = audio.read(start, count), self.sample_rate or audio.sample_rate
         if self.mono:
             wave = wave.mean(0, keepdims=True)
-        return resample(wave, audio.sample_rate, rate, round(count * rate / audio.sample_rate)), rate
+        return resample(wave, audio.sample_rate, rate, round(wave.shape[1] * rate / audio.sample_rate)), rate
 
 
 def _sample(wave: Waveform, rate: int) -> dict[str, Any]:

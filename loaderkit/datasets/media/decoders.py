@@ -19,15 +19,18 @@ class AudioReader(Protocol):
     Attributes:
         sample_rate: Samples in a second.
         samples: Length of the whole in samples, as the file says.
+        most: The largest number of samples that it may have: more if its header rounds times.
     """
 
     sample_rate: int
     samples: int
+    most: int
 
     def read(self, start: int, count: int) -> Waveform:
         """Return samples (C, count) from `start` on, from -1 to 1.
 
-        Up to a quarter of a second that the file lacks at its end is silence.
+        Up to a quarter of a second that the file lacks at its end is silence. If its header rounds times, the waveform ends where
+        the file does.
 
         Raises:
             ValueError: If the file ends earlier, or its rate or channels change.

@@ -1,19 +1,30 @@
-"""Audio by PyAV: the wanted part alone is decoded, and has as many samples as its file says."""
+"""Audio by PyAV: the wanted part alone is decoded, and it is that part of a decode of the whole file."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
+from itertools import chain, islice
+from math import ceil
 from typing import Any
 
 import numpy as np
 
-from loaderkit.datasets.media.content import Content
-from loaderkit.datasets.media.pyav_container import open_stream, seconds_of, seek, seek_to_start, start_of
-from loaderkit.datasets.media.waveform import Waveform, filled
+from loaderkit.datasets.media.clock import Clock, MostAgree, Rounded
+from loaderkit.datasets.media.content import TOLERANCE_S, Content
+from loaderkit.datasets.media.pyav_container import open_stream, pyav, start_of
+from loaderkit.datasets.media.pyav_length import Samples, is_rough, samples_of
+from loaderkit.datasets.media.pyav_packets import packets_from, packets_from_start
+from loaderkit.datasets.media.waveform import Waveform, check_reaches, filled
 from loaderkit.datasets.remote.storage import Storage
 
 RUN_UP_S = 0.5  # decoded and dropped before a part: lossy codecs need earlier packets for their first samples
+_PAGES_S = 4.0  # two pages of Ogg and more
+_FIRST_FRAMES = 8  # they tell the clock of a stream
+_FEW_FRAMES = 4  # they tell where a run begins
+_IN_PAGES = {"ogg", "mpeg", "mpegts"}  # after a seek into a page or pack, its first frames have the times of others
+_END_S = 1.0  # decoded to find the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +46,23 @@ class AudioHeader:
     sample_rate: int
     channels: int
     begin_s: Fraction
-    samples: int
+    samples: Samples
 
     def __post_init__(self) -> None:
         if self.sample_rate < 1 or self.channels < 1:
             raise ValueError(f"its header claims {self.sample_rate} samples a second, wanted 1 or more")
+
+    @property
+    def most(self) -> int:
+        """Return the largest number of samples that the file may have."""
+        return self.samples.count + (0 if self.samples.is_exact else round(TOLERANCE_S * self.sample_rate))
 
 
 def read_audio_header(container: Any, stream: Any) -> AudioHeader:
     """Read the header of an open stream; seek before decoding."""
     context = stream.codec_context
     rate, channels = int(context.sample_rate), int(context.channels)
-    samples = round(seconds_of(container, stream) * rate) if rate > 0 else 0
+    samples = samples_of(container, stream, rate) if rate > 0 else Samples(0)
     return AudioHeader(stream.index, rate, channels, start_of(stream), samples)
 
 
@@ -54,44 +70,60 @@ class PyavAudio:
     """An open audio stream, an `AudioReader`."""
 
     def __init__(self, container: Any, stream: Any) -> None:
-        self._container, self._stream = container, stream
-        self._header = read_audio_header(container, stream)
-        self.sample_rate, self.samples = self._header.sample_rate, self._header.samples
+        self._container, self._stream, self.format = container, stream, container.format.name
+        self._header = header = read_audio_header(container, stream)
+        self.sample_rate, self.samples, self.most = header.sample_rate, header.samples.count, header.most
+        self._is_rough, self._tick = is_rough(stream, header.sample_rate), float(header.sample_rate * stream.time_base)
+        self._begin = float(header.begin_s * header.sample_rate)
+        # Times of ADPCM in WAV are of its mean number of bytes in a second, so they drift after a seek.
+        self._can_seek = not stream.codec_context.name.startswith("adpcm_")
 
     def read(self, start: int, count: int) -> Waveform:
-        parts = self._parts(start, count)
-        if not parts:
-            parts = [np.zeros((self._header.channels, 0), dtype=np.float32)]
-        return filled(_floats(np.concatenate(parts, axis=1)), start, count, self.sample_rate)
+        parts = self._parts(start, count) or [np.zeros((self._header.channels, 0), dtype=np.float32)]
+        wave = _floats(np.concatenate(parts, axis=1))
+        if self._header.samples.is_exact:
+            return filled(wave, start, count, self.sample_rate)
+        check_reaches(start + wave.shape[1], min(start + count, self.samples), self.sample_rate)
+        return np.ascontiguousarray(wave)
+
+    def end(self) -> int:
+        """Return the number of samples of the whole. If the file does not say it to the sample, its end is decoded."""
+        if self._header.samples.is_exact:
+            return self.samples
+        start = max(0, self.samples - round(_END_S * self.sample_rate))
+        try:
+            found: int = self.read(start, self.most - start).shape[1]
+        except (ValueError, pyav().FFmpegError):  # the clip there raises it
+            return self.samples
+        return start + found
+
+    def clocked_header(self) -> AudioHeader:
+        """Return the header with the time of the first sample as its beginning. Where times are rounded it is that of the first frames."""
+        if not isinstance(self._clock, Rounded):
+            return self._header
+        low, high = self._clock.zero
+        return replace(self._header, begin_s=self._header.begin_s + Fraction((low + high) / 2 / self.sample_rate))
 
     def _parts(self, start: int, count: int) -> list[Any]:
         """Return pieces (C, T) of the wanted part, in the file's own format of samples."""
         lossy = self._stream.codec_context.codec.lossy
-        for run_up_s in (RUN_UP_S,) if lossy else (0.0, RUN_UP_S):
+        for run_up_s in (RUN_UP_S, _PAGES_S) if lossy else (0.0, RUN_UP_S, _PAGES_S):
             seek_to = start - round(run_up_s * self.sample_rate)
-            parts = self._parts_from(seek_to, start, count) if seek_to > 0 else None
-            if parts is not None:
-                return parts
-        return self._parts_from(0, start, count) or []
+            if seek_to > 0 and self._can_seek:
+                try:
+                    at, frames = self._run_from(seek_to, start + count)
+                    if at is not None and at <= start:
+                        return self._cut(at, frames, start, count)
+                except pyav().FFmpegError:  # an earlier seek may reach it, or the file is damaged
+                    pass
+        return self._cut(None, self._frames(packets_from_start(self._container, self._stream)), start, count)
 
-    def _parts_from(self, seek_to: int, start: int, count: int) -> list[Any] | None:
-        """Decode after a seek; None if that fails, or the first packet there is after `start`."""
-        stream, begin_s = self._stream, self._header.begin_s
-        if seek_to:
-            place = (begin_s + Fraction(seek_to, self.sample_rate)) / stream.time_base
-            if not seek(self._container, stream, int(place)):
-                return None
-        else:
-            seek_to_start(self._container)
+    def _cut(self, at: int | None, frames: Iterator[Any], start: int, count: int) -> list[Any]:
+        """Return the wanted part of frames, of which the first one begins at a sample; None is that of the file."""
         parts: list[Any] = []
-        at: int | None = None
-        for frame in self._container.decode(stream):
-            if frame.sample_rate != self.sample_rate:
-                raise ValueError(f"its rate changes from {self.sample_rate} to {frame.sample_rate} samples a second")
-            if at is None:
-                at = 0 if frame.pts is None else round((frame.pts * stream.time_base - begin_s) * self.sample_rate)
-                if seek_to and (frame.pts is None or at > start):
-                    return None
+        for frame in frames:
+            if at is None:  # what comes before the stream's start is not heard
+                at = min(0, round(self._time(frame) or 0)) if not self._is_rough else 0
             if at + frame.samples > start:
                 piece = frame.to_ndarray()
                 piece = piece if frame.format.is_planar else piece.reshape(frame.samples, -1).T
@@ -102,6 +134,60 @@ class PyavAudio:
             if at >= start + count:
                 break
         return parts
+
+    def _run_from(self, seek_to: int, until: int) -> tuple[int | None, Iterator[Any]]:
+        """Seek to a sample or before it, and return the frames from there on, and the sample with which they begin, if that is known."""
+        stamp = (self._header.begin_s + Fraction(seek_to, self.sample_rate)) / self._stream.time_base
+        clock, run = self._clock, []
+        frames = self._frames(packets_from(self._container, self._stream, int(stamp)), sought=True)
+        if clock is None:
+            first = next(frames, None)
+            at = None if first is None else self._time(first)
+            if first is None or at is None:
+                return None, frames
+            return self._header.samples.before.get(first.pts, round(at)), chain([first], frames)
+        until += ceil(2 * self._tick)
+        for frame in frames:
+            run.append((frame, self._time(frame)))
+            if run[-1][1] is not None and run[-1][1] + frame.samples >= until and len(run) >= _FEW_FRAMES:
+                break
+        at = clock.begin_of([(time, frame.samples) for frame, time in run])
+        return at, chain((frame for frame, _ in run), frames)
+
+    @cached_property
+    def _clock(self) -> Clock | None:
+        """What tells which sample a run of frames begins with; None if the time of its first frame does."""
+        if self.format in _IN_PAGES:
+            return MostAgree()
+        if not self._is_rough:
+            return None
+        first = islice(self._frames(packets_from_start(self._container, self._stream)), _FIRST_FRAMES)
+        return Rounded.of([(self._time(frame), frame.samples) for frame in first], self._tick)
+
+    def _frames(self, packets: Iterator[Any] | None, *, sought: bool = False) -> Iterator[Any]:
+        """Decode packets; `sought`: the first ones may be pieces, if a seek went into the middle of one."""
+        pieces = _FEW_FRAMES if sought else 0
+        for packet in packets or ():
+            try:
+                frames = packet.decode()
+            except pyav().FFmpegError:
+                if pieces <= 0:
+                    raise
+                continue
+            for frame in frames:
+                if frame.sample_rate == self.sample_rate:
+                    yield frame
+                elif pieces <= 0:
+                    raise ValueError(
+                        f"its rate changes from {self.sample_rate} to {frame.sample_rate} samples a second"
+                    )
+                pieces -= 1
+
+    def _time(self, frame: Any) -> float | None:
+        """Return when a frame begins, in samples since the stream's start, if that is known."""
+        if frame.pts is None:
+            return None
+        return float(frame.pts * self._tick - self._begin)
 
 
 @contextmanager

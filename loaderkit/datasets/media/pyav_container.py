@@ -8,11 +8,10 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from loaderkit.datasets.media.content import TOLERANCE_S, Content, Kind, open_content
+from loaderkit.datasets.media.content import Content, Kind, open_content
 from loaderkit.datasets.remote.storage import Storage
 
-# These formats have no index. They do not say how long they are, and FFmpeg guesses it from the size of the file.
-WITHOUT_INDEX = {"mp3", "aac", "ac3", "eac3", "dts", "amr", "h264", "hevc", "mpeg", "mpegts"}
+_FAR_S = 3600  # no packet is so far before a stream's start
 _ALONE = {"protocol_whitelist": "none"}  # a playlist in the place of a file opens no other file and no URL
 
 
@@ -84,24 +83,16 @@ def seek(container: Any, stream: Any, stamp: int) -> bool:
     return True
 
 
-def seek_to_start(container: Any) -> None:
-    """Go back to the first packet."""
-    container.seek(min(0, container.start_time or 0))
+def seek_to_start(container: Any, stream: Any) -> None:
+    """Go back to the first packet of a stream, as if nothing was read.
 
-
-def seconds_of(container: Any, stream: Any) -> Fraction:
-    """Return how long a stream is, as its file says; if the file does not say it, its packets are counted.
-
-    Seek before reading: afterwards the container may be at its end.
-
-    Raises:
-        ValueError: If it has no packets with times.
+    A seek to 0 goes to the first packet that is heard. Packets before it prepare the decoder: AAC in MP4 and Opus in WebM have one.
     """
-    said = _said(container, stream)
-    if said is not None and container.format.name not in WITHOUT_INDEX:
-        return said
-    counted = _counted(container, stream)
-    return said if said is not None and abs(said - counted) <= TOLERANCE_S else counted
+    first = stream.start_time or 0
+    if not seek(container, stream, first - int(_FAR_S / stream.time_base)) and not seek(
+        container, stream, min(0, first)
+    ):
+        container.seek(0, unsupported_byte_offset=True)  # FLV without an index
 
 
 def _stream(container: Any, kind: Kind) -> Any:
@@ -114,32 +105,3 @@ def _stream(container: Any, kind: Kind) -> Any:
         raise ValueError(f"its {kind} needs a decoder that FFmpeg does not have")
     found[0].codec_context.thread_count = 1  # else each worker would start a thread for each core
     return found[0]
-
-
-def _said(container: Any, stream: Any) -> Fraction | None:
-    if stream.duration:
-        found: Fraction = stream.duration * stream.time_base
-        return found
-    hours, _, rest = stream.metadata.get("DURATION", "").partition(":")  # of Matroska; its end, not its length
-    minutes, _, seconds = rest.partition(":")
-    try:
-        end = 3600 * int(hours) + 60 * int(minutes) + Fraction(seconds)
-    except ValueError:
-        if not container.duration or len(container.streams) > 1:
-            return None
-        end = Fraction(container.duration, pyav().time_base)
-    return max(end - start_of(stream), Fraction(0)) or None
-
-
-def _counted(container: Any, stream: Any) -> Fraction:
-    """Return how long the packets of a stream last."""
-    first, last = None, None
-    for packet in container.demux(stream):
-        if packet.pts is not None:
-            first = packet.pts if first is None else min(first, packet.pts)
-            end = packet.pts + (packet.duration or 0)
-            last = end if last is None else max(last, end)
-    if first is None or last is None:
-        raise ValueError("it ends before its first packet")
-    found: Fraction = (last - first) * stream.time_base
-    return found

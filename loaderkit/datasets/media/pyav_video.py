@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import dropwhile
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor
 
 from loaderkit.datasets.media.content import MAX_FRAME_PIXELS, TOLERANCE_S, Content, check_frame
-from loaderkit.datasets.media.pyav_container import open_stream, pyav, seconds_of, seek, seek_to_start
+from loaderkit.datasets.media.pyav_container import open_stream, pyav, seek
+from loaderkit.datasets.media.pyav_length import first_shown, seconds_of
+from loaderkit.datasets.media.pyav_packets import packets_from_start, packets_walked
 from loaderkit.datasets.remote.storage import Storage
 
 _SEEK_FRAMES = 10  # a seek takes longer than decoding fewer
@@ -28,6 +31,7 @@ class VideoHeader:
         index: The stream's index in its file.
         seconds: Length of the whole.
         fps: Mean number of frames in a second.
+        begin: When its first frame begins, in the stream's own clock.
 
     Raises:
         ValueError: If it has no frame rate.
@@ -36,6 +40,7 @@ class VideoHeader:
     index: int
     seconds: float
     fps: float
+    begin: int = 0
 
     def __post_init__(self) -> None:
         if not self.fps:
@@ -50,7 +55,8 @@ def read_video_header(container: Any, stream: Any, max_pixels: int | None) -> Vi
     """
     check_frame(stream.codec_context.width, stream.codec_context.height, max_pixels)
     seconds = float(seconds_of(container, stream))
-    return VideoHeader(stream.index, seconds, float(stream.average_rate or stream.guessed_rate or 0))
+    fps = float(stream.average_rate or stream.guessed_rate or 0)
+    return VideoHeader(stream.index, seconds, fps, first_shown(container, stream))
 
 
 class PyavVideo:
@@ -62,8 +68,8 @@ class PyavVideo:
         self._convert, kind = reformatter.VideoReformatter().reformat, reformatter.Interpolation
         # Exact bits: without them, processors with other vector units round in other ways.
         self._exact = kind.BILINEAR | kind.ACCURATE_RND | kind.BITEXACT
-        self._begin, self._tick = stream.start_time or 0, float(stream.time_base)
         header = read_video_header(container, stream, max_pixels)
+        self._begin, self._tick = header.begin, float(stream.time_base)
         self.seconds, self.fps = header.seconds, header.fps
 
     def read(self, times: Sequence[float]) -> tuple[Tensor, list[float]]:
@@ -78,7 +84,7 @@ class PyavVideo:
             else:
                 pictures[row] = self._pixels(frame, first).transpose(2, 0, 1)
         starts = [self._time(frame) for frame in shown]
-        return torch.from_numpy(_upright(pictures, first.rotation)), starts
+        return torch.from_numpy(_upright(pictures, first.rotation, is_mirrored(first))), starts
 
     def _shown(self, times: Sequence[float]) -> list[Any]:
         """Return the frames shown at the first of these times, up to a time that another seek reaches sooner."""
@@ -93,14 +99,9 @@ class PyavVideo:
         return shown
 
     def _shown_from(self, seek_to: float, times: Sequence[float]) -> list[Any]:
-        if seek_to:
-            if not seek(self._container, self._stream, self._stamp(seek_to)):
-                return []
-        else:
-            seek_to_start(self._container)
         shown: list[Any] = []
         last = None
-        for frame in self._container.decode(self._stream):
+        for frame in self._frames_from(seek_to):
             if frame.pts is None:
                 continue
             begins = self._time(frame)
@@ -119,6 +120,23 @@ class PyavVideo:
                 f"its last frame is at {self._time(last):.3f} s, its header claims {self.seconds:.3f} s: it is cut or damaged"
             )
         return shown + [last] * (len(times) - len(shown))
+
+    def _frames_from(self, seek_to: float) -> Iterator[Any]:
+        """Decode from a time on, or from the keyframe before it; nothing if FFmpeg does not seek there."""
+        container, stream = self._container, self._stream
+        if not seek_to:
+            packets = packets_from_start(container, stream)
+        elif (
+            container.format.name == "mpeg"
+        ):  # after a seek, frames have the time of another one up to the next pack with a time
+            packets = packets_walked(container, stream, self._stamp(seek_to))
+        elif seek(container, stream, self._stamp(seek_to)):
+            # A seek in MPEG-TS goes to any packet, and not all decoders wait for a keyframe.
+            packets = dropwhile(lambda packet: not packet.is_keyframe, container.demux(stream))
+        else:
+            return
+        for packet in packets:
+            yield from packet.decode()
 
     def _seek_skips(self, now: float, time: float) -> bool:
         """Return whether there is a keyframe between two times, so that a seek decodes fewer frames than reading on."""
@@ -153,6 +171,16 @@ def open_video(
         yield PyavVideo(container, stream, max_pixels)
 
 
-def _upright(pictures: Frames, degrees: int) -> Frames:
-    """Turn frames counterclockwise by a multiple of 90 degrees, as a phone's video says."""
-    return np.ascontiguousarray(np.rot90(pictures, round(degrees / 90) % 4, axes=(2, 3)))
+def is_mirrored(frame: Any) -> bool:
+    """Return whether a frame is to be shown mirrored, as front cameras write it: its display matrix has a negative determinant."""
+    matrix = frame.side_data.get("DISPLAYMATRIX")
+    if matrix is None:
+        return False
+    a, b, _, c, d = np.frombuffer(matrix, dtype=np.int32)[:5].tolist()
+    return bool(a * d < b * c)
+
+
+def _upright(pictures: Frames, degrees: int, mirrored: bool) -> Frames:
+    """Turn frames counterclockwise by a multiple of 90 degrees, as a phone's video says. Mirrored ones are turned upside down before."""
+    given = pictures[:, :, ::-1] if mirrored else pictures
+    return np.ascontiguousarray(np.rot90(given, round(degrees / 90) % 4, axes=(2, 3)))

@@ -18,7 +18,7 @@ from loaderkit.system.process_pool import map_tasks
 from loaderkit.system.progress import with_progress
 
 Times = npt.NDArray[np.float64]  # (N, 2): seconds, and samples or frames in a second; NaN if it cannot be read
-VERSION = "loaderkit media times 1"
+VERSION = "loaderkit media times 2"
 _EACH = 256  # files of a task
 
 

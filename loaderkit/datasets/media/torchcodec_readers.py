@@ -10,16 +10,19 @@ from contextlib import contextmanager
 from fractions import Fraction
 from functools import cache, partial
 from importlib import import_module
+from itertools import islice
 from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from loaderkit.datasets.media import pyav_audio
 from loaderkit.datasets.media.content import MAX_FRAME_PIXELS, TOLERANCE_S, Content, Kind, check_frame, open_content
-from loaderkit.datasets.media.pyav_audio import RUN_UP_S, AudioHeader, read_audio_header
-from loaderkit.datasets.media.pyav_container import WITHOUT_INDEX, open_stream, pyav_version
-from loaderkit.datasets.media.pyav_video import VideoHeader, read_video_header
+from loaderkit.datasets.media.pyav_audio import RUN_UP_S, AudioHeader
+from loaderkit.datasets.media.pyav_container import open_stream, pyav_version
+from loaderkit.datasets.media.pyav_length import WITHOUT_INDEX, Samples
+from loaderkit.datasets.media.pyav_video import VideoHeader, is_mirrored, read_video_header
 from loaderkit.datasets.media.waveform import Waveform, filled
 from loaderkit.datasets.remote.storage import Storage
 
@@ -27,7 +30,12 @@ _OLDEST = (0, 17)  # in this release files of Python are read with no other prot
 _HOW = "pip install 'loaderkit[torchcodec]', and FFmpeg's libraries (apt-get install ffmpeg, or conda install ffmpeg)"
 _LOSSLESS = ("pcm_", "flac", "alac", "wavpack", "tta")  # beginnings of codecs' names
 _ROUNDING = 1e-6  # of seconds, and of frame rates
-_SAY_LENGTH = (b"RIFF", b"fLaC", b"OggS", b"FORM")  # beginnings of files whose header says how long they are
+_ENDS_EARLY = "no more frames left to decode"  # after a seek near the end, FFmpeg 5 decodes no frame of some formats
+_TICK_S = 2e-3  # by which rounded times differ at most
+_BEFORE_S = 1.0  # from the time 0 on, torchcodec leaves out a first packet that does not say how long it is
+# Beginnings of files whose header says how long they are. That of Opus in Ogg counts what the decoder drops.
+_SAY_LENGTH = (b"RIFF", b"fLaC", b"OggS", b"FORM")
+_HEAD = 36
 
 
 @cache
@@ -75,21 +83,30 @@ def open_video(
     """Open a file's first video stream, to be decoded on a device; raise as `open_stream`."""
     with _opened(content, "video", storage) as file:
         make = partial(_make, "VideoDecoder", file, num_ffmpeg_threads=1, device=device, seek_mode="exact")
+        mirrored = partial(_first_is_mirrored, content, storage)
         decoder = _first_decoder(make, file.is_mp4)
         if decoder is not None and _is_steady(decoder.metadata):  # else PyAV has another mean rate
             found = decoder.metadata
             check_frame(found.width or 0, found.height or 0, max_pixels)
             header = VideoHeader(0, found.duration_seconds_from_header, found.average_fps_from_header)
-            yield TorchcodecVideo(decoder, header)
+            yield TorchcodecVideo(decoder, header, mirrored)
             return
         with open_stream(content, "video", storage) as (container, stream):
             header = read_video_header(container, stream, max_pixels)
             if container.format.name in WITHOUT_INDEX:  # torchcodec 0.17 gives other frames after a seek in MPEG-TS
+                raise ValueError(_no_index(container.format.name))
+            if container.format.name == "avi" and stream.codec_context.has_b_frames:
                 raise ValueError(
-                    f"its format {container.format.name} has no index, in which torchcodec does not find frames. Give decoder='pyav', "
-                    "or write it as MP4 or Matroska."
+                    "AVI does not say when its B-frames are shown, and torchcodec gives them other times. Give decoder='pyav', or write it as MP4."
                 )
-        yield TorchcodecVideo(make(header.index), header)
+        yield TorchcodecVideo(make(header.index), header, mirrored)
+
+
+def _no_index(name: str) -> str:
+    return (
+        f"its format {name} has no index, in which torchcodec does not find frames. Give decoder='pyav', or write it as MP4 or "
+        "Matroska."
+    )
 
 
 def _make(kind: str, file: "_File", index: int | None, **settings: Any) -> Any:
@@ -110,6 +127,12 @@ def _first_decoder(make: Callable[[int | None], Any], says_length: bool) -> Any:
     return decoder if known else None
 
 
+def _first_is_mirrored(content: Content, storage: Storage | None) -> bool:
+    """Return whether a video that is to be turned is also to be mirrored; torchcodec does not say it."""
+    with open_stream(content, "video", storage) as (container, stream):
+        return any(is_mirrored(frame) for frame in islice(container.decode(stream), 1))
+
+
 def _is_steady(metadata: Any) -> bool:
     """Return whether the frame rate of a video does not change."""
     rate, mean = metadata.average_fps_from_header, metadata.average_fps
@@ -121,59 +144,89 @@ class TorchcodecAudio:
 
     def __init__(self, file: "_File", content: Content, storage: Storage | None) -> None:
         self._make = partial(_make, "AudioDecoder", file)
+        self._by_pyav = partial(pyav_audio.open_audio, content, storage)
         self._decoder = _first_decoder(self._make, file.says_length)
         if self._decoder is not None:
             found = self._decoder.metadata
             rate, begin_s = found.sample_rate or 0, Fraction(found.begin_stream_seconds_from_header or 0)
-            samples = round(found.duration_seconds_from_header * rate)
+            samples = Samples(round(found.duration_seconds_from_header * rate))
             header = AudioHeader(0, rate, found.num_channels or 0, begin_s, samples)
         else:
-            with open_stream(content, "audio", storage) as (container, stream):
-                header = read_audio_header(container, stream)
+            with self._by_pyav() as audio:
+                header = audio.clocked_header()
+                if audio.format == "mpeg":
+                    raise ValueError(_no_index(audio.format))
             self._decoder = self._make(header.index)
-        self._header = header
-        self.sample_rate, self.samples = header.sample_rate, header.samples
+        self._header, self._codec = header, str(self._decoder.metadata.codec)
+        # After a seek in Ogg, FFmpeg gives wrong times up to the end of a page, and torchcodec trusts the first one.
+        self._can_seek, self._is_new = not file.is_ogg or self._codec == "opus", True
+        if self._codec.startswith("adpcm_"):
+            raise ValueError(
+                f"torchcodec leaves out most of the blocks of its codec {self._codec}. Give decoder='pyav', or write it as FLAC."
+            )
+        self.sample_rate, self.samples, self.most = header.sample_rate, header.samples.count, header.most
 
     def read(self, start: int, count: int) -> Waveform:
-        lossless = self._decoder.metadata.codec.startswith(_LOSSLESS)
+        if not self._header.samples.is_exact and start + count > self.samples - TOLERANCE_S * self.sample_rate:
+            with self._by_pyav() as audio:  # both decoders have the same lengths
+                count = min(count, max(0, audio.end() - start))
+        lossless = self._codec.startswith(_LOSSLESS)
         for run_up_s in (0.0, RUN_UP_S) if lossless else (RUN_UP_S,):
             seek_to = start - round(run_up_s * self.sample_rate)
-            wave = self._read_from(seek_to, start, count) if seek_to > 0 else None
+            wave = self._after_seek(seek_to, start, count) if seek_to > 0 and self._can_seek else None
             if wave is not None:
                 break
         else:
-            wave = self._read_from(0, start, count)
-        if wave is None:
-            wave = np.zeros((self._header.channels, 0), dtype=np.float32)
+            wave = self._from_start(start, count)
         return filled(wave, start, count, self.sample_rate)
 
-    def _read_from(self, seek_to: int, start: int, count: int) -> Waveform | None:
+    def _after_seek(self, seek_to: int, start: int, count: int) -> Waveform | None:
         """Decode after a seek; None if that fails, or the first packet there is after `start`."""
+        rate = self.sample_rate
+        begin_s = float(self._header.begin_s + self._header.samples.late_s(seek_to, rate))
+        for more_s in (0.0, TOLERANCE_S):  # where times are rounded, it may stop too early
+            try:
+                found = self._samples(begin_s + seek_to / rate, begin_s + (start + count) / rate + more_s)
+            except RuntimeError:
+                self._decoder = self._make(self._header.index)  # the old one would repeat its seek
+                return None
+            at = round((found.pts_seconds - begin_s) * rate)
+            if at > start:
+                return None
+            wave: Waveform = found.data.numpy()[:, start - at :][:, :count]
+            if wave.shape[1] == count:
+                break
+        return wave
+
+    def _from_start(self, start: int, count: int) -> Waveform:
+        """Decode from the file's start on; what comes before the start of the stream is not heard."""
         begin_s, rate = float(self._header.begin_s), self.sample_rate
-        try:
-            found = self._decoder.get_samples_played_in_range(
-                begin_s + seek_to / rate, begin_s + (start + count) / rate
-            )
-        except RuntimeError:
-            if not seek_to:
-                raise
-            self._decoder = self._make(self._header.index)  # the old one would repeat its seek
-            return None
-        at = round((found.pts_seconds - begin_s) * rate)
-        if seek_to and at > start:
-            return None
-        wave: Waveform = found.data.numpy()
-        return wave[:, max(0, start - at) :][:, :count]
+        for from_s in (0.0, begin_s - _BEFORE_S):
+            self._decoder = self._decoder if self._is_new else self._make(self._header.index)
+            found = self._samples(from_s, begin_s + (start + count) / rate + TOLERANCE_S)
+            if found.pts_seconds - begin_s < _TICK_S:
+                break
+        at = min(0, round((found.pts_seconds - begin_s) * rate)) if self._header.samples.is_exact else 0
+        wave: Waveform = found.data.numpy()[:, start - at :][:, :count]
+        return wave
+
+    def _samples(self, from_s: float, until_s: float) -> Any:
+        self._is_new = False
+        return self._decoder.get_samples_played_in_range(from_s, until_s)
 
 
 class TorchcodecVideo:
     """An open video stream, a `VideoReader`; its frames are on the device of the decoder."""
 
-    def __init__(self, decoder: Any, header: VideoHeader) -> None:
-        self._decoder = decoder
+    def __init__(self, decoder: Any, header: VideoHeader, mirrored: Callable[[], bool]) -> None:
+        self._decoder, self._rotation = decoder, decoder.metadata.rotation
+        self._mirrored = self._rotation is not None and mirrored()
         self.seconds, self.fps = header.seconds, header.fps
         found = decoder.metadata  # of all packets
-        self._begin_s = found.begin_stream_seconds_from_header or 0.0
+        # The header of AVI says when the first frame is decoded.
+        self._begin_s = max(
+            found.begin_stream_seconds_from_header or 0.0, found.begin_stream_seconds_from_content or 0.0
+        )
         if not found.num_frames_from_content:
             raise ValueError("it has no frames")
         self._last = found.num_frames_from_content - 1
@@ -187,7 +240,7 @@ class TorchcodecVideo:
             )
         wanted = np.maximum(np.asarray(times) + self._begin_s, self._from_s)
         inside = int(np.searchsorted(wanted, self._until_s))
-        frames, starts, is_last = [], [], False
+        frames, starts = [], []
         if inside:
             found = self._decoder.get_frames_played_at(wanted[:inside].tolist())
             frames, starts = [found.data], found.pts_seconds.tolist()
@@ -197,12 +250,13 @@ class TorchcodecVideo:
                     f"torchcodec finds a frame at {starts[late[0]]:.3f} s in the place of that at {wanted[late[0]]:.3f} s: it is damaged, or "
                     "has no index. Try decoder='pyav'."
                 )
-            is_last = starts[-1] + float(found.duration_seconds[-1]) >= self._until_s
         if inside < len(wanted):  # the last frame stays
-            last = found[-1] if is_last else self._decoder.get_frame_at(self._last)
+            last = self._decoder.get_frame_at(self._last)
             frames.append(last.data.expand(len(wanted) - inside, *last.data.shape))
             starts += [float(last.pts_seconds)] * (len(wanted) - inside)
         whole = torch.cat(frames) if len(frames) > 1 else frames[0]
+        if self._mirrored:  # torchcodec turns frames alone
+            whole = whole.flip(3 if round(self._rotation) % 180 else 2)
         if whole.device.type == "cpu":  # numpy takes half of torch's time
             whole = torch.from_numpy(np.ascontiguousarray(whole.numpy()))
         return whole.contiguous(), [start - self._begin_s for start in starts]
@@ -214,9 +268,10 @@ class _File:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.error: BaseException | None = None
-        head = file.read(12)
+        head = file.read(_HEAD)
         self.is_mp4 = head[4:8] == b"ftyp"
-        self.says_length = self.is_mp4 or head.startswith(_SAY_LENGTH)
+        self.is_ogg, is_opus = head.startswith(b"OggS"), b"OpusHead" in head
+        self.says_length = self.is_mp4 or (head.startswith(_SAY_LENGTH) and not is_opus)
         file.seek(0)
 
     def read(self, size: int) -> bytes:
@@ -249,6 +304,10 @@ def _opened(content: Content, kind: Kind, storage: Storage | None) -> Iterator[_
                 raise MemoryError(str(error)) from error
             if isinstance(error, ValueError) or "CUDA" in str(error):  # the device's errors are not the file's
                 raise
+            if _ENDS_EARLY in str(error):
+                raise ValueError(
+                    f"torchcodec with this FFmpeg does not reach its end, or it is cut or damaged: {error}. Try decoder='pyav'."
+                ) from error
             raise ValueError(f"not {kind} that can be decoded: {str(error).partition(chr(10))[0]}") from error
         if file.error is not None:
             raise file.error

@@ -16,16 +16,24 @@ def filled(wave: Waveform, start: int, count: int, sample_rate: int) -> Waveform
         ValueError: If it lacks more.
     """
     channels, found = wave.shape
-    if found < count - TOLERANCE_S * sample_rate or not found + start:
-        ends_s = (start + found) / sample_rate
-        raise ValueError(
-            f"it ends at {ends_s:.3f} s, wanted {(start + count) / sample_rate:.3f} s: it is cut or damaged"
-        )
+    check_reaches(start + found, start + count, sample_rate)
     if found == count:
         return np.ascontiguousarray(wave)
     whole = np.zeros((channels, count), dtype=np.float32)
     whole[:, :found] = wave
     return whole
+
+
+def check_reaches(end: int, wanted: int, sample_rate: int) -> None:
+    """Refuse a file that ends at a sample, more than a quarter of a second before the wanted one, or has no samples.
+
+    Raises:
+        ValueError: If it does.
+    """
+    if not end or end < wanted - TOLERANCE_S * sample_rate:
+        raise ValueError(
+            f"it ends at {end / sample_rate:.3f} s, wanted {wanted / sample_rate:.3f} s: it is cut or damaged"
+        )
 
 
 def resample(wave: Waveform, rate: int, new_rate: int, count: int) -> Waveform:

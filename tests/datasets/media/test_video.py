@@ -180,16 +180,38 @@ def test_tar_shards_give_the_samples_of_their_files(decoder: Any, tmp_path: Path
     assert {"frames", "waveform", "cls"} <= set(both)
 
 
-@pytest.mark.parametrize(("matrix", "turned"), [((0, 1, -1, 0), -1), ((0, -1, 1, 0), 1), ((-1, 0, 0, -1), 2)])
-def test_frames_are_upright(decoder: Any, matrix: tuple[int, ...], turned: int, tmp_path: Path) -> None:
-    """A phone writes how its picture is turned into the header of the track."""
-    content = bytearray(video())
+MATRICES = [(0, 1, -1, 0), (0, -1, 1, 0), (-1, 0, 0, -1), (-1, 0, 0, 1), (1, 0, 0, -1), (0, 1, 1, 0), (0, -1, -1, 0)]
+
+
+@pytest.mark.parametrize("matrix", MATRICES)
+def test_frames_are_upright(decoder: Any, matrix: tuple[int, ...], tmp_path: Path) -> None:
+    """A phone writes how its picture is turned into the header of the track, and its front camera that it is mirrored."""
+    content = bytearray(corners())
     at = content.index(b"tkhd") + 44
     for place, value in zip((0, 4, 12, 16), matrix, strict=True):
         content[at + place : at + place + 4] = (value << 16).to_bytes(4, "big", signed=True)
-    write(tmp_path, plain_mp4=video(), turned_mp4=bytes(content))
+    write(tmp_path, plain_mp4=corners(), turned_mp4=bytes(content))
     plain, other = lk.VideoDataset(tmp_path, frames=2, clips="middle", decoder=decoder)
-    assert torch.equal(other["frames"], torch.rot90(plain["frames"], turned, (2, 3)))
+    rows, columns = np.indices(plain["frames"].shape[2:])
+    right, down = matrix[0] * columns + matrix[2] * rows, matrix[1] * columns + matrix[3] * rows
+    expected = torch.zeros_like(other["frames"])
+    expected[:, :, down - down.min(), right - right.min()] = plain["frames"][:, :, rows, columns]
+    assert torch.equal(other["frames"], expected)
+    assert len({int(plain["frames"][0, 0, row, column]) // 20 for row in (5, -5) for column in (5, -5)}) == 4
+
+
+def corners() -> bytes:
+    """A video whose four corners differ."""
+    av, file = pytest.importorskip("av"), io.BytesIO()
+    pixels = np.zeros((48, 64, 3), dtype=np.uint8)
+    pixels[:24, 32:], pixels[24:, :32], pixels[24:, 32:] = 80, 160, 240
+    with av.open(file, "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=25, options={"crf": "4"})
+        stream.width, stream.height, stream.codec_context.thread_count = 64, 48, 1
+        for _ in range(10):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels)))
+        container.mux(stream.encode())
+    return file.getvalue()
 
 
 def test_a_cover_is_no_video(decoder: Any, tmp_path: Path) -> None:

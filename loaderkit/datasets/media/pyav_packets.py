@@ -1,0 +1,51 @@
+"""Packets of a stream by PyAV, from a place on, with times that hold also after a seek."""
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+from loaderkit.datasets.media.pyav_container import seek, seek_to_start
+
+
+def packets_from_start(container: Any, stream: Any) -> Iterator[Any]:
+    """Return all packets, as if nothing was read."""
+    seek_to_start(container, stream)
+    packets: Iterator[Any] = container.demux(stream)
+    return packets
+
+
+def packets_from(container: Any, stream: Any, stamp: int) -> Iterator[Any] | None:
+    """Return the packets from a time of the stream's clock on, or from before it; None if FFmpeg does not seek there."""
+    if not seek(container, stream, stamp):
+        return None
+    packets: Iterator[Any] = container.demux(stream)
+    return _in_pages(packets) if container.format.name == "ogg" else packets
+
+
+def packets_walked(container: Any, stream: Any, stamp: int) -> Iterator[Any]:
+    """Return the packets from the last keyframe before a time on, without a seek: those before are read, and not decoded."""
+    packets = packets_from_start(container, stream)
+    kept: list[Any] = []
+    for packet in packets:
+        if packet.is_keyframe and packet.pts is not None:
+            if packet.pts > stamp and kept:
+                return chain(kept, [packet], packets)
+            kept = []
+        kept.append(packet)
+    return iter(kept)
+
+
+def _in_pages(packets: Iterator[Any]) -> Iterator[Any]:
+    """Return packets of Ogg, those of the first page without times.
+
+    A page says when it ends. After a seek FFmpeg gives times to the packets of the first page that may be those of another page.
+    """
+    page = None
+    for packet in packets:
+        page = packet.pos if page is None else page
+        if packet.pos != page:
+            yield packet
+            break
+        packet.pts = packet.dts = None
+        yield packet
+    yield from packets
