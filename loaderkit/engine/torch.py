@@ -30,7 +30,7 @@ from loaderkit.system.host import host, use_host
 from loaderkit.system.nested import is_plain, pin
 from loaderkit.system.open_before_fork import warn_of_open_files
 from loaderkit.system.pickling import explained, sendable_errors
-from loaderkit.system.process import check_children, described, end_with_parent, refuse_in_fork
+from loaderkit.system.process import check_children, described, end_with_parent, outlive_signals, refuse_in_fork
 from loaderkit.system.threads import limit_threads
 
 # Copying this much through a pipe is faster than a file descriptor and fresh pages for each tensor.
@@ -190,11 +190,12 @@ class Crew:
         self.processes: list[Any] = []
         self._owner, self._start = os.getpid(), self.context.Process
         self.context.Process = self._new
-        # At exit, before multiprocessing waits for its processes: a stopped one would not end.
-        util.Finalize(self, _wake, args=(self.processes, self._owner), exitpriority=100)
+        # At exit, before multiprocessing waits for its processes: one that is stopped, or outlives SIGTERM, would not end.
+        util.Finalize(self, _release, args=(self.processes, self._owner), exitpriority=100)
 
     def _new(self, *args: Any, **kwargs: Any) -> Any:
         process = self._start(*args, **kwargs)
+        process.terminate = process.kill  # torch's last resort: a worker outlives SIGTERM if its trainer does
         self.processes[:] = [each for each in self.processes if each.is_alive()]  # a later pass has workers of its own
         self.processes.append(process)
         return process
@@ -218,6 +219,25 @@ class Crew:
                 if process.pid is not None and process.is_alive():
                     process.kill()
                     process.join(1)
+
+
+def _release(processes: list[Any], owner: int) -> None:
+    _wake(processes, owner)
+    if util.is_exiting() and owner == os.getpid():
+        _kill(processes)
+
+
+def _kill(processes: list[Any]) -> None:
+    alive = [process for process in processes if process.pid is not None and process.is_alive()]
+    watch: Any = None
+    with contextlib.suppress(ValueError):  # in another thread than the main one
+        watch = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises if a worker is killed
+    for process in alive:
+        process.kill()
+    for process in alive:
+        process.join(1)
+    if watch is not None:
+        signal.signal(signal.SIGCHLD, watch)
 
 
 def _wake_late(crew: weakref.ref[Crew], woken: threading.Event) -> None:
@@ -247,7 +267,7 @@ os.register_at_fork(after_in_child=_keep_inherited)  # freeing one of torch's it
 
 @dataclass(frozen=True)
 class StartWorker:
-    """Prepares a worker: it ends with its parent and has one thread. Then the user's `worker_init_fn` is called.
+    """Prepares a worker: it ends with its parent, also by signals, and has one thread. Then the user's `worker_init_fn` is called.
 
     `get_worker_info().dataset` becomes the user's dataset, which that function may change. `find_dataset` returns it from
     what torch takes for the dataset.
@@ -260,6 +280,7 @@ class StartWorker:
         # torch's workers watch their parent's id. Under forkserver that is the server, which lives as long as they do,
         # even if the trainer was killed. And a worker that ends waits until its batches are read.
         end_with_parent()
+        outlive_signals()
         limit_threads()
         use_host()
         # The thread that sends batches imports parts of torch for its first large tensor. If this thread imports them at

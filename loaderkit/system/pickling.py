@@ -173,12 +173,19 @@ def _error(value: Any) -> str | None:
 
 @contextlib.contextmanager
 def sendable_errors() -> Iterator[None]:
-    """Raise a RuntimeError in place of an error whose type cannot be pickled: torch sends the type."""
+    """Raise a RuntimeError in place of an error that torch cannot raise in the trainer: it sends the type and the message.
+
+    It calls the type with `message=` if that has an attribute `message`, as an ExceptionGroup has, and the error is lost if that
+    fails.
+    """
     try:
         yield
     except Exception as error:
+        kind: Any = type(error)
         try:
-            ForkingPickler.dumps(type(error))
+            ForkingPickler.dumps(kind)
+            if getattr(kind, "message", None) and kind is not KeyError:
+                kind(message="")
         except Exception:
             raise RuntimeError(f"{type(error).__qualname__}: {error}") from error
         raise

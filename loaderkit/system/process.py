@@ -1,11 +1,21 @@
-"""Whether this process may start others, or use what its parent made, and how a worker ends with its parent."""
+"""Whether this process may start others, or use what its parent made, and when a worker ends."""
 
 import multiprocessing
 import os
+import signal
 import threading
+from collections.abc import Callable
 from multiprocessing import connection
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
+
+JOB_SIGNALS = (
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)  # schedulers and terminals send them to all processes of a job
 
 
 def check_children(workers: int) -> None:
@@ -46,6 +56,59 @@ def _end_with(parent: Any) -> None:
     except OSError:  # it has ended
         pass
     os._exit(1)
+
+
+def outlive_signals(stopped: Callable[[], bool] = lambda: False) -> None:
+    """Let a signal to the whole job end this worker only if it ends the trainer too.
+
+    A scheduler or a terminal signals all processes of a job. If the trainer handles the signal, it needs its workers on. What
+    the trainer does is looked up when the signal comes, so a handler that it installs later counts. A worker does not call
+    the trainer's handlers, which a fork inherits.
+
+    Args:
+        stopped: Says whether the trainer stops its workers. A signal then ends this one.
+    """
+    signal.set_wakeup_fd(-1)  # a fork shares it with the trainer
+    parent = multiprocessing.parent_process()
+    if parent is None or parent.pid is None:
+        return
+    for number in JOB_SIGNALS:
+        found = signal.getsignal(number)
+        # SIGTERM has a handler of torch in its workers. Another that is not Python's, such as faulthandler's, stays.
+        if (
+            number == signal.SIGTERM
+            or callable(found)
+            or (found == signal.SIG_DFL and not _survives(os.getpid(), number))
+        ):
+            # Not SIG_IGN, which programs that this worker starts would inherit.
+            signal.signal(number, _Outlive(parent.pid, callable(found), stopped))
+
+
+class _Outlive:
+    """A handler that lets a signal end this process, unless its parent survives that signal."""
+
+    def __init__(self, parent: int, handled: bool, stopped: Callable[[], bool]) -> None:
+        self._owner, self._parent, self._stopped = os.getpid(), parent, stopped
+        self._handled = handled  # by the parent when it forked this process
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() == self._owner and not self._stopped() and self._is_survived(number):
+            return
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    def _is_survived(self, number: int) -> bool:
+        return _survives(self._parent, number) if Path("/proc/self/status").exists() else self._handled
+
+
+def _survives(pid: int, number: int) -> bool:
+    """Return whether a process catches or ignores a signal; False if nothing tells."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:  # it has ended, or the system is not Linux
+        return False
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigCgt:", "SigIgn:"))]
+    return any(mask >> (number - 1) & 1 for mask in masks)
 
 
 def described(pid: int) -> str:

@@ -93,6 +93,72 @@ def test_an_error_of_worker_init_fn_that_cannot_be_sent_is_raised() -> None:
         next(iter(loader))
 
 
+class CodedError(Exception):
+    """Has a `message`, which its constructor does not take."""
+
+    message = "of a code"
+
+    def __init__(self, code: int, path: str) -> None:
+        super().__init__(code, path)
+
+
+def group() -> Exception:
+    return ExceptionGroup("both readers failed", [KeyError("left"), ValueError("right")])
+
+
+def caused() -> Exception:
+    error = OSError("no reader is left")
+    error.__cause__ = group()
+    return error
+
+
+GROUPS: dict[str, tuple[Any, Any]] = {
+    "a group": (group, r"(?s)ExceptionGroup: both readers failed.*KeyError: 'left'.*ValueError: right"),
+    "a group of groups": (
+        lambda: ExceptionGroup("outer", [group()]),
+        "(?s)outer.*both readers failed.*ValueError: right",
+    ),
+    "the cause": (caused, "(?s)both readers failed.*ValueError: right.*OSError: no reader is left"),
+    "a message": (lambda: CodedError(7, "a.bin"), r"CodedError: \(7, 'a.bin'\)"),
+}
+
+
+class Groups(torch_data.Dataset[Any]):
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        raise GROUPS[self.name][0]()
+
+
+class GroupStream(Groups, torch_data.IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.__getitem__, range(4))
+
+
+@pytest.mark.parametrize("engine", ["torch", "ring", "stream"])
+@pytest.mark.parametrize("name", GROUPS)
+def test_an_exception_group_comes_with_all_its_causes(name: str, engine: str) -> None:
+    settings: dict[str, Any] = {} if engine == "stream" else {"engine": engine}
+    loader = lk.Loader(GroupStream(name) if engine == "stream" else Groups(name), 2, num_workers=1, **settings)
+    with pytest.raises(OSError if name == "the cause" else RuntimeError, match=GROUPS[name][1]):
+        list(loader)
+
+
+def raise_group(worker: int) -> None:
+    raise group()
+
+
+@pytest.mark.parametrize("engine", ["torch", "ring"])
+def test_an_exception_group_of_worker_init_fn_comes_with_all_its_causes(engine: Any) -> None:
+    loader = lk.Loader(Groups("a group"), 2, num_workers=1, engine=engine, worker_init_fn=raise_group)
+    with pytest.raises(RuntimeError, match=GROUPS["a group"][1]):
+        list(loader)
+
+
 SCRIPT = """
 import os, signal, sys, time
 import torch

@@ -23,6 +23,7 @@ from loaderkit.engine.ring.worker import PipeEnd, Worker
 from loaderkit.seeding.keys import derive_seed
 from loaderkit.system.open_before_fork import warn_of_open_files
 from loaderkit.system.pickling import explained
+from loaderkit.system.process import JOB_SIGNALS
 from loaderkit.system.threads import thread_pools
 
 _GRACE_S = 1.0  # for a worker to end by itself
@@ -247,7 +248,10 @@ def _delayed(number: int, handler: Callable[[int, FrameType | None], Any]) -> It
 
     def note(number: int, frame: FrameType | None) -> None:
         nonlocal came
-        if os.getpid() == owner or number == signal.SIGINT:  # a worker ignores Ctrl-C
+        if os.getpid() == owner or number in (
+            signal.SIGINT,
+            *JOB_SIGNALS,
+        ):  # a worker does not handle them as its trainer
             came = True
         else:
             handler(number, frame)

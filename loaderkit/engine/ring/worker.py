@@ -18,7 +18,7 @@ from loaderkit.engine.ring.pickled import write_batch
 from loaderkit.engine.ring.slots import STOP, Slots
 from loaderkit.seeding.global_seeds import seed_all
 from loaderkit.system.host import use_host
-from loaderkit.system.process import end_with_parent
+from loaderkit.system.process import end_with_parent, outlive_signals
 from loaderkit.system.threads import limit_threads
 
 
@@ -52,8 +52,7 @@ class Worker:
 
     def __call__(self) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the loader's process gets it too, and stops this worker
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the trainer's handlers, which a fork inherits
-        signal.set_wakeup_fd(-1)
+        outlive_signals(lambda: self.slots.wanted[0] == STOP)
         for fd in self.inherited:
             os.close(fd)
         end_with_parent()
