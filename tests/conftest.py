@@ -16,7 +16,6 @@ from functools import partial
 import huge_pages
 import pytest
 import tier
-import torch
 from hypothesis import HealthCheck, settings
 
 
@@ -63,6 +62,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Slow tests get a longer limit of time: under load 8 some take five minutes.
     """
+    import torch  # not for pytest-xdist's own process, which runs no tests
+
     for item in items:
         if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs CUDA, and torch.cuda.is_available() is False"))
