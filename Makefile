@@ -1,21 +1,37 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: demo test test-slow bench docs format
+.PHONY: demo test test-slow test-nightly test-changed check bench docs format
 
 demo: .venv/demo
 	$(BIN)/python examples/demo.py
 
 # Three processes run tests on few cores: torch's threads in each would wait for one another, a third of all CPU time.
-test: export OMP_NUM_THREADS = 1
-test: .venv/test
+# Without compiled files, each new interpreter would compile the package, and each process all tests.
+test test-slow test-nightly test-changed: export OMP_NUM_THREADS = 1
+test test-slow test-nightly test-changed: export PYTHONDONTWRITEBYTECODE =
+
+PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal --durations=20
+
+test: check
+	$(PYTEST) -m "not slow"
+
+test-slow: .venv/test
+	$(PYTEST) -m slow
+
+# All products of settings, all examples, long fuzzing. SEED repeats a night.
+test-nightly: SEED ?= $(shell date +%s)
+test-nightly: check
+	$(PYTEST) --full --flips=1000 --fuzz-seconds=600 --fuzz-seed=$(SEED) --kills=10 --kill-chains=5
+
+test-changed: .venv/test
+	@tests=$$($(BIN)/python tests/support/changed.py $(BASE)) && \
+	if [ -n "$$tests" ]; then $(PYTEST) -m "not slow" $$tests; else echo "nothing has changed"; fi
+
+check: .venv/test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=20 -m "not slow"
-
-test-slow: .venv/test
-	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=20 -m slow
 
 bench: .venv/bench
 	$(BIN)/python benchmarks/suite.py $(if $(QUICK),--quick)
@@ -44,6 +60,7 @@ format: .venv/test
 	$(BIN)/pip install --quiet -e '.[docs]'
 	touch $@
 
+# One run of pip for all that CI does: `test` contains what the demo needs.
 .venv/test: .venv/pip
-	$(BIN)/pip install --quiet -e '.[test]'
-	touch $@
+	$(BIN)/pip install --quiet -e '.[test,docs]'
+	touch .venv/demo .venv/docs $@

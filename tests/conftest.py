@@ -1,24 +1,27 @@
 """What all tests share."""
 
 import gc
+
+gc.disable()  # until all tests are collected: imports make no garbage, and looking for it took a sixth of their time
+
+# ruff: noqa: E402
 import multiprocessing
 import os
 import signal
 import traceback
-from collections.abc import Generator
+from collections import defaultdict
+from collections.abc import Generator, Hashable
 from functools import partial
 
 import huge_pages
 import pytest
-import torch
+import tier
 from hypothesis import HealthCheck, settings
-
-# A busy machine is no failure: what has to end in time says so itself.
-settings.register_profile("loaderkit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("loaderkit")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="all products of settings, and all examples of each law")
+    parser.addoption("--pairs-seed", type=int, default=0, help="chooses the products of settings, without --full")
     parser.addoption("--flips", type=int, default=100, help="damaged copies of each file with random bits flipped")
     parser.addoption(
         "--fuzz-seconds", type=float, default=30, help="how long kills and resumes of random runs are fuzzed"
@@ -31,7 +34,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let the fork server import torch once, for all. Let Ctrl-C end what tests start, also if a shell ignores it for us."""
+    """Set the tier. Let the fork server import torch once, for all. Let Ctrl-C end what tests start, also if a shell ignores it for us."""
+    tier.full = config.getoption("full")
+    # A busy machine is no failure: what has to end in time says so itself.
+    settings.register_profile(
+        "loaderkit", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=tier.examples(100)
+    )
+    settings.load_profile("loaderkit")
     for plugin in config.pluginmanager.get_plugins():
         if hasattr(plugin, "channel"):  # pytest-xdist's, in its workers
             os.register_at_fork(after_in_child=partial(_close_in_child, plugin.channel.gateway._io.outfile.fileno()))
@@ -48,11 +57,13 @@ def _close_in_child(pipe: int) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses by marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU if there is none. Call slow what starts processes that import torch anew, 2 s of CPU time each.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU if there is none. Leave out products of settings. Call slow what starts processes that import torch anew, 2 s of CPU time each.
 
     Slow tests get a longer limit of time: under load 8 some take five minutes.
     """
+    import torch  # not for pytest-xdist's own process, which runs no tests
+
     for item in items:
         if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs CUDA, and torch.cuda.is_available() is False"))
@@ -63,6 +74,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(900))
+    if not config.getoption("full") and not any("[" in name for name in config.args):
+        _leave_out_products(config, items)
+
+
+def _leave_out_products(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test with three or more parameters, keep cases that have each pair of values which some case has."""
+    cases: dict[tuple[str, bool], list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and not list(item.iter_markers("skip")):
+            cases[item.nodeid.partition("[")[0], item.get_closest_marker("slow") is not None].append(item)
+    left_out: set[pytest.Item] = set()
+    for found in cases.values():
+        chosen = tier.pairwise([_settings(item) for item in found], config.getoption("pairs_seed"))
+        left_out |= set(found) - {found[number] for number in chosen}
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=list(left_out))
+
+
+def _settings(item: pytest.Function) -> list[Hashable]:
+    """Return one value for each parameter of a test: names that are given together are one."""
+    values = {name: id(value) for name, value in item.callspec.params.items()}  # pytest makes no copies of them
+    together = [mark.args[0] for mark in item.iter_markers("parametrize")]
+    names = [each.replace(" ", "").split(",") if isinstance(each, str) else list(each) for each in together]
+    found: list[Hashable] = [tuple(values.pop(name) for name in each) for each in names]
+    return [*found, *values.values()]  # the parameters of fixtures
 
 
 @pytest.hookimpl(wrapper=True)
@@ -104,6 +141,7 @@ def _cheap_collections() -> None:
     """Let garbage collection look at what the module's tests make alone: all that was imported before takes it 1 s each time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

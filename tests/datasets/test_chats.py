@@ -28,6 +28,7 @@ from chats_made import (
 from drawing import equal
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tier import examples
 
 import loaderkit as lk
 from loaderkit import testing
@@ -108,7 +109,7 @@ PIECES = ["a", " ", "  ", "\n", "the name", "A", "é😀", "\u2581", "<|im_end|>
 CONTENT = st.lists(st.sampled_from(PIECES), max_size=6).map("".join)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(
     st.lists(st.tuples(CONTENT, CONTENT), min_size=1, max_size=3),
     st.sampled_from(sorted(TEMPLATES)),

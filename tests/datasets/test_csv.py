@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shards import SIZES, check_laws, check_reads, with_draws
+from tier import examples
 
 import loaderkit as lk
 
@@ -57,7 +58,7 @@ def test_the_laws(sizes: list[int], tmp_path: Path) -> None:
 CELLS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r"), max_size=8)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.lists(st.tuples(CELLS, CELLS), min_size=1, max_size=6), st.sampled_from(["\n", "\r\n"]), st.booleans())
 def test_any_text_comes_back(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], end: str, all_quoted: bool

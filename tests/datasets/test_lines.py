@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tier import examples
 
 import loaderkit as lk
 from loaderkit.datasets import LineFile, scan_lines
@@ -14,7 +15,7 @@ from loaderkit.datasets import LineFile, scan_lines
 BOM = b"\xef\xbb\xbf"
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.lists(st.sampled_from([b"1", b'"a b"', b"\n", b"\r\n", b" ", b"\t", b"\0", BOM, b"[2]"])),
     st.integers(1, 9),

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tier import examples
 
 import loaderkit as lk
 from loaderkit.datasets import SubsetDataset
@@ -59,7 +60,7 @@ GOLDEN_NUMBERS = [1, 1, 0, 1, 0, 1, 1, 1, 1, 1, 0, 0]
 GOLDEN_NAMES = [1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0]
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=80), st.integers(0, 5), st.booleans())
 def test_a_group_is_on_one_side(groups: list[int], seed: int, stratified: bool) -> None:
     strata = [group % 3 for group in groups] if stratified else None
@@ -68,7 +69,7 @@ def test_a_group_is_on_one_side(groups: list[int], seed: int, stratified: bool) 
     assert len({(group, side) for group, side in zip(groups, sides(split), strict=True)}) == len(set(groups))
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=120), st.integers(0, 5))
 def test_strata_are_split_to_a_sample(strata: list[str], seed: int) -> None:
     split = lk.split(range(len(strata)), SHARES, seed=seed, stratify_by=strata)
@@ -126,7 +127,7 @@ def test_columns_of_a_frame_and_tensors_are_keys_groups_and_strata() -> None:
         lk.split(frame["file"], SHARES, group_by=frame["patient"].astype(object))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5)), min_size=1, max_size=80), st.integers(0, 5))
 def test_a_group_belongs_to_the_stratum_of_most_of_its_samples(pairs: list[tuple[int, int]], seed: int) -> None:
     groups, strata = map(list, zip(*pairs, strict=True))

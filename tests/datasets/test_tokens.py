@@ -10,6 +10,7 @@ from drawing import equal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shards import SIZES, check_laws, check_reads, with_draws
+from tier import examples
 
 import loaderkit as lk
 from loaderkit.collate import stack
@@ -43,7 +44,7 @@ def windows(shards: list[Any], length: int, stride: int, remainder: str) -> list
     return found
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.lists(st.integers(0, 20), min_size=1, max_size=4),
     st.integers(1, 6),

@@ -18,7 +18,7 @@ import loaderkit as lk
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-PRELOAD = ("pytorch_lightning.cli", "sklearn.datasets", "torchmetrics", "torchvision")
+PRELOAD = ("pytorch_lightning.cli", "sklearn.datasets", "torchmetrics", "torchvision", "warmed")
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tier import examples
 
 import loaderkit as lk
 
@@ -32,7 +33,7 @@ def encode(train: dict[str, Any], val: dict[str, Any], **spec: Any) -> dict[str,
     return batch
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(rows=st.lists(st.tuples(NUMBERS, TEXTS), min_size=1, max_size=30), missing=st.sampled_from(["mean", "median"]))
 def test_statistics_and_codes_are_those_of_an_obvious_computation(rows: list[Any], missing: Any) -> None:
     numbers, texts = [row[0] for row in rows], [row[1] for row in rows]

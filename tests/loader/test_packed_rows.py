@@ -14,6 +14,7 @@ import torch
 from drawing import equal
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tier import examples
 
 import loaderkit as lk
 
@@ -103,7 +104,7 @@ def test_a_loader_keeps_its_guarantees(make: Callable[[], lk.Pipeline]) -> None:
         assert equal(whole, list(loader(num_workers=2, engine=engine)))
 
 
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=examples(60), derandomize=True)
 @given(
     lengths=st.lists(st.sampled_from([0, 1, 3, 8, 15, 16, 17, 47, 48, 49]), min_size=1, max_size=30),
     window=st.sampled_from([1, 2, 5, 100]),

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slow_data import HandClock, Slow
+from tier import examples
 
 import loaderkit as lk
 from loaderkit.monitor import Sums, WaitSummary, remedy, workers_needed
@@ -46,7 +47,7 @@ class Batches:
 TIMES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=30)
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(epochs=st.lists(TIMES, min_size=1, max_size=3), window=st.integers(1, 12), warmup=st.integers(0, 5))
 def test_the_share_is_that_of_waiting_in_the_last_steps(
     epochs: list[list[tuple[int, int, int]]], window: int, warmup: int

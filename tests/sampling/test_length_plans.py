@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_checks import KINDS, PLANS, check_batches, lengths_of, positions, steps, steps_if_shared
+from tier import examples
 
 import loaderkit as lk
 from loaderkit import Cursor, LengthBuckets, PackPlan, TokenBudget, World
@@ -177,7 +178,7 @@ def journeys(draw: st.DrawFn) -> Any:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(journeys(), st.sampled_from(["keep", "keep", "drop", "pad"]))
 def test_resumes_on_other_ranks_and_batch_sizes_deliver_each_sample_once(journey: Any, tail: Any) -> None:
     """Also after many resumes in one window. Each resume in a new process continues as the run would have."""
@@ -491,7 +492,7 @@ def test_batches_of_packed_rows_hold_about_as_many_samples() -> None:
     assert max(found) < 2 * sum(found) / len(found)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.integers(0, 30), max_size=60), st.integers(5, 30))
 def test_a_sample_goes_where_it_leaves_the_least_room(lengths: list[int], row_length: int) -> None:
     """Compared with a plain loop that does best fit decreasing."""

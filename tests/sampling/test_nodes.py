@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tier import examples
 
 import loaderkit as lk
 from loaderkit.sampling import BatchPlan, Tail
@@ -91,7 +92,7 @@ def test_shards_in_use_are_told(lanes: int) -> None:
     assert order.shards_in_use == pytest.approx(use.cumsum().max(), rel=0.25, abs=2)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 60), min_size=1, max_size=30),
     lanes=st.integers(1, 40),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tier import examples
 
 from loaderkit import Cursor, Loader, Mixture, Order, Sequential, ShardOrder, Shuffled, Subset, Weighted, World
 from loaderkit.sampling import BatchPlan, SamplerOrder
@@ -75,7 +76,7 @@ def test_keys_tell_orders_apart() -> None:
     assert max(map(len, keys)) < 400
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(size=st.integers(1, 300), seed=st.integers(0, 2**40), epoch=st.integers(0, 10**6))
 def test_shuffled_gives_each_index_once_in_a_new_order(size: int, seed: int, epoch: int) -> None:
     order = Shuffled(size, seed=seed)

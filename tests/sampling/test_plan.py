@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_checks import steps
+from tier import examples
 
 from loaderkit import Cursor, Sequential, Shuffled, World
 from loaderkit.sampling import BatchPlan, Tail
@@ -133,7 +134,7 @@ def journeys(draw: st.DrawFn) -> tuple[int, Tail, int, list[tuple[int, int, int]
     )
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(journeys())
 def test_resumes_in_a_row_deliver_the_epoch_exactly_once(journey: tuple[int, Tail, int, list]) -> None:
     """Up to three interruptions, each resumed with other ranks and another batch size."""

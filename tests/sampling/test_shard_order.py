@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from index_formats import Bytes
+from tier import examples
 
 import loaderkit as lk
 from loaderkit.datasets import ShardIndex
@@ -49,7 +50,7 @@ def test_each_index_comes_once(sizes: list[int], lanes: int, window: int, block:
         assert sorted(whole(order, epoch).tolist()) == list(range(sum(sizes)))
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     sizes=st.lists(st.integers(0, 60), max_size=30),
     lanes=st.integers(1, 40),

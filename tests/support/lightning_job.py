@@ -346,7 +346,7 @@ def _main(job: dict[str, Any], target: Callable[[dict[str, Any]], None]) -> None
 # The fork server imports lightning once. Before Python 3.13 it finds this module only through PYTHONPATH.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
 _context = multiprocessing.get_context("forkserver")
-set_forkserver_preload(["lightning_job", "s3fs"])  # Lightning imports s3fs, if installed, to save a checkpoint
+set_forkserver_preload(["lightning_job", "warmed"])
 
 
 def launch(job: dict[str, Any], target: Callable[[dict[str, Any]], None] = run) -> int:

@@ -23,7 +23,7 @@ from typing import Any
 
 TIMEOUT_S = 600  # each takes a minute or less on two free cores, up to four at load 10
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-PRELOAD = ("lightning.pytorch.cli", "sklearn.datasets", "torchvision.transforms.v2", "loaderkit", "matplotlib.pyplot")
+PRELOAD = ("lightning.pytorch.cli", "sklearn.datasets", "torchvision.transforms.v2", "matplotlib.pyplot", "warmed")
 
 
 def run(

@@ -11,11 +11,12 @@ import pytest
 import scripts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tier import examples
 
 from loaderkit.system.parallel import map_waiting
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(values=st.lists(st.integers(), max_size=40), at_once=st.integers(1, 9))
 def test_results_come_in_order(values: list[int], at_once: int) -> None:
     assert list(map_waiting(lambda value: 2 * value, iter(values), at_once)) == [2 * value for value in values]

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_data import Counted, expected, names
 from stream_ranks import over_changed_ranks
+from tier import examples
 
 import loaderkit as lk
 
@@ -197,7 +198,7 @@ def test_composed_streams_pickle(make: Any, wanted: Counter[int]) -> None:
 sizes_of = st.lists(st.sampled_from([0, 0, 1, 2, 9, 25]), min_size=1, max_size=6)
 
 
-@settings(max_examples=80, derandomize=True)
+@settings(max_examples=examples(80), derandomize=True)
 @given(data=st.data(), left=sizes_of, right=sizes_of)
 @quiet
 def test_any_shards_any_stop_any_chain(data: Any, left: list[int], right: list[int]) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_data import SIZES, Counted, expected, ids, make_loader, make_stream, names, with_draws
 from stream_ranks import over_changed_ranks
+from tier import examples
 
 import loaderkit as lk
 from loaderkit.testing import (
@@ -247,7 +248,7 @@ def test_a_resume_reads_at_most_a_window_again() -> None:
     again.close()
 
 
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=examples(60), derandomize=True)
 @given(data=st.data(), sizes=st.lists(st.sampled_from([0, 1, 2, 5, 17]), min_size=1, max_size=9).filter(any))
 def test_a_chain_of_other_ranks_and_batch_sizes_keeps_each_cycle_whole(data: Any, sizes: list[int]) -> None:
     """Any shards, lanes and windows: after the last stop one rank reads on to a cycle's end, and all came as often."""
