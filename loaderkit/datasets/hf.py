@@ -135,6 +135,11 @@ def restores_its_place(dataset: Any) -> bool:
     return True
 
 
+def epoch_of(dataset: Any) -> int | None:
+    """Return the epoch that a stream of the Hugging Face library is in; None for other datasets."""
+    return int(dataset.epoch) if is_theirs(dataset) and hasattr(dataset, "epoch") else None
+
+
 def is_theirs(dataset: Any) -> bool:
     """Return whether a dataset is of the Hugging Face library."""
     return type(dataset).__module__.partition(".")[0] == "datasets"

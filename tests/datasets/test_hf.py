@@ -1,5 +1,7 @@
 """Hugging Face datasets: their rows, in their format; transforms draw for their own row."""
 
+import json
+import multiprocessing
 import pickle
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,9 @@ import datasets
 import numpy as np
 import pytest
 import torch
+import torch.utils.data as torch_data
 from drawing import add_draws, draws, equal
+from sealed import reseal
 from shards import as_list, check_laws, check_reads, with_draws
 
 import loaderkit as lk
@@ -243,3 +247,98 @@ def test_a_stream_resumes_exactly_although_its_state_lacks_the_shuffle_buffer(ho
         resumed.load_state_dict(state)
         assert [batch["id"].tolist() for batch in resumed] == whole[stop:]
         resumed.close()
+
+
+def in_shards(function: Any = None) -> Any:
+    stream = make(40).select_columns("id").to_iterable_dataset(num_shards=4)
+    return (stream.map(function) if function else stream).with_format("torch")
+
+
+def of_epoch(epoch: int) -> list[list[int]]:
+    """Return what two workers of a DataLoader give in an epoch that is set before they start."""
+    stream = in_shards()
+    stream.set_epoch(epoch)
+    return [batch["id"].tolist() for batch in torch_data.DataLoader(stream, 2, num_workers=2)]
+
+
+def add_together(met: Any) -> Any:
+    """Return `set_epoch` with a certain order of events: all workers take the difference before one of them adds it."""
+
+    def set_epoch(self: Any, epoch: int) -> None:
+        difference = epoch - self._epoch
+        if torch_data.get_worker_info() is not None:
+            met.wait(60)
+        self._epoch += difference
+        if torch_data.get_worker_info() is not None:
+            met.wait(60)
+
+    return set_epoch
+
+
+@pytest.mark.filterwarnings("ignore:Length of IterableDataset")
+def test_workers_of_a_stream_are_in_one_epoch_although_they_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = [of_epoch(epoch) for epoch in range(3)]
+    assert wanted[0] != wanted[2] != wanted[1]
+    met = multiprocessing.get_context("fork").Barrier(2)
+    monkeypatch.setattr(datasets.IterableDataset, "set_epoch", add_together(met))
+    loader = lk.Loader(in_shards(), 2, num_workers=2)
+    for epoch in range(3):
+        state = loader.state_dict()
+        batches = iter(loader)
+        got = [next(batches)["id"].tolist() for _ in range(3)]
+        state = loader.state_dict()
+        assert got + [batch["id"].tolist() for batch in batches] == wanted[epoch]
+        lanes = [json.loads(lane[2])["epoch"] for lane in state["lanes"]]
+        assert lanes == [epoch, epoch]
+        again = lk.Loader(in_shards(), 2, num_workers=2)
+        again.load_state_dict(state)
+        assert [batch["id"].tolist() for batch in again] == wanted[epoch][3:]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_state_that_a_stream_would_leave_out_is_refused(workers: int) -> None:
+    """It is that of another epoch, as workers that shared one could write."""
+    loader = lk.Loader(in_shards(), 2, num_workers=workers)
+    list(loader)
+    next(iter(loader))
+    state = loader.state_dict()
+    loader.close()
+    cycle, samples, own = state["lanes"][0]
+    assert (cycle, samples, json.loads(own)["epoch"]) == (1, 2, 1)
+    wrong = reseal(state, lanes=[[cycle, samples, json.dumps(json.loads(own) | {"epoch": 2})]])
+    again = lk.Loader(in_shards(), 2, num_workers=workers)
+    with pytest.raises(
+        lk.StateError, match=r"wanted a state in epoch 1: the dataset leaves out one of another epoch.*seek"
+    ):
+        again.load_state_dict(wrong)
+    again.load_state_dict(state)
+    assert len(list(again)) == 19
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_that_is_set_to_another_epoch_is_an_error(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.IterableDataset, "set_epoch", lambda self, epoch: self._epoch.fill_(9 * epoch))
+    check_other_epoch(in_shards(), workers)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_that_reads_another_epoch_is_an_error(workers: int) -> None:
+    """Another process may set it, in memory that they share, before the first sample is read."""
+    held: list[Any] = []
+
+    def disturb(sample: Any) -> Any:
+        if held[0].epoch:
+            held[0].set_epoch(9)
+        return sample
+
+    held.append(in_shards(disturb))
+    check_other_epoch(held[0], workers)
+
+
+def check_other_epoch(stream: Any, workers: int) -> None:
+    loader = lk.Loader(stream, 2, num_workers=workers, multiprocessing_context="fork" if workers else None)
+    assert len(list(loader)) == 20
+    with pytest.raises(
+        RuntimeError, match=r"Dataset is in epoch 9 after set_epoch\(1\).*Leave its epochs to the Loader"
+    ):
+        list(loader)

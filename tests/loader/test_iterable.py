@@ -1,9 +1,11 @@
 """The laws that hold for an ordinary IterableDataset: exact on the same ranks and workers, others refused by name."""
 
+import contextlib
 import gc
 import json
 import multiprocessing
 import random
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -395,3 +397,124 @@ def test_a_state_dict_with_arguments_is_refused() -> None:
         lk.Loader(IndexedToo(), batch_size=8)
     read = torch.cat(list(lk.Loader(lk.ConcatDataset([IndexedToo()]), batch_size=8, shuffle=True, num_workers=2)))
     assert sorted(read.tolist()) == list(range(SIZE))
+
+
+class Shared(Plain):
+    """Keeps its epoch in memory that its workers share, and adds the difference, as a stream of Hugging Face does.
+
+    In a worker, `meet` makes the order of events certain: all workers have taken the difference before one adds it.
+    """
+
+    def __init__(self, memory: str) -> None:
+        super().__init__()
+        shared: Any = torch.zeros(1, dtype=torch.int64)
+        self.memory: Any = shared.share_memory_() if memory == "tensor" else multiprocessing.RawArray("q", 1)
+        self.meet = multiprocessing.get_context("fork").Barrier(2)
+        self.met = False
+
+    @property
+    def epoch(self) -> int:
+        return int(self.memory[0])
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        pass
+
+    def set_epoch(self, epoch: int) -> None:
+        difference = epoch - self.memory[0]
+        if torch_data.get_worker_info() is not None:
+            self.meet.wait(60)
+        self.memory[0] += difference
+        if torch_data.get_worker_info() is not None:
+            self.meet.wait(60)
+
+
+@pytest.mark.parametrize("memory", ["tensor", "array"])
+def test_workers_that_share_the_memory_of_an_epoch_read_the_same_epoch(memory: str) -> None:
+    whole, loader = make_loader(Plain, 2), make_loader(lambda: Shared(memory), 2)
+    for _ in range(3):
+        assert equal(list(loader), list(whole))
+
+
+class Interrupted(Shared):
+    """After a worker has set its epoch, and before it reads, the trainer sets another."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.memory[0] += epoch - self.memory[0]
+        if torch_data.get_worker_info() is not None:
+            for _ in range(2):
+                self.meet.wait(60)
+
+
+def test_a_trainer_that_sets_the_epoch_of_its_dataset_disturbs_no_worker() -> None:
+    data = Interrupted("tensor")
+
+    def disturb() -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            while True:
+                data.meet.wait(60)
+                data.set_epoch(7)
+                data.meet.wait(60)
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    loader, whole = make_loader(lambda: data, 1), make_loader(Plain, 1)
+    try:
+        for _ in range(2):
+            assert equal(list(loader), list(whole))
+            assert data.epoch == 7
+    finally:
+        data.meet.abort()
+        thread.join()
+
+
+class SharedState(Stateful):
+    """Keeps its place in memory that its workers share."""
+
+    def __init__(self, wrapped: bool = False) -> None:
+        super().__init__()
+        self.memory: Any = torch.zeros((), dtype=torch.int64).share_memory_()
+        self.held = [{"place": self.memory}] if wrapped else None
+        self.level: Any = torch.zeros((), dtype=torch.int64).share_memory_()
+        if wrapped:
+            del self.memory
+
+    @property
+    def at(self) -> int:  # type: ignore[override]
+        return int(self.place())
+
+    @at.setter
+    def at(self, at: int) -> None:
+        self.place().fill_(at)
+
+    def place(self) -> Any:
+        return self.memory if self.held is None else self.held[0]["place"]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_workers_have_places_of_their_own_in_memory_that_they_share(wrapped: bool) -> None:
+    whole, loader = make_loader(Stateful, 2), make_loader(lambda: SharedState(wrapped), 2)
+    assert equal([list(loader) for _ in range(2)], [list(whole) for _ in range(2)])
+    first = make_loader(lambda: SharedState(wrapped), 2)
+    batches = iter(first)
+    got = [next(batches) for _ in range(5)]
+    again = make_loader(lambda: SharedState(wrapped), 2)
+    again.load_state_dict(first.state_dict())
+    first.close()
+    assert equal(got + list(again), list(make_loader(Stateful, 2)))
+
+
+class Levelled(SharedState):
+    """Its samples tell a number by which the trainer tells its workers something."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return ((number, int(self.level)) for number, _ in super().__iter__())
+
+
+def test_what_a_trainer_shares_with_its_workers_stays_shared() -> None:
+    data = Levelled()
+    loader = lk.Loader(data, 1, num_workers=1, prefetch_factor=1)
+    batches = iter(loader)
+    assert int(next(batches)[1]) == 0
+    data.level.fill_(5)
+    assert int(list(batches)[-1][1]) == 5

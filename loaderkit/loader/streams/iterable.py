@@ -6,9 +6,11 @@ read, in the workers and without collating. If the dataset has an exact `state_d
 resumes from that state instead. The loader's state holds it as JSON, and can check it by the checksum alone.
 """
 
+import contextlib
 import inspect
 import itertools
-from collections.abc import Iterator, Sequence
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +18,7 @@ import numpy as np
 import torch.utils.data as torch_data
 from typing_extensions import override
 
-from loaderkit.datasets.hf import as_declared, restores_its_place, state_of_start
+from loaderkit.datasets.hf import as_declared, epoch_of, restores_its_place, state_of_start
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.position import Crew
 from loaderkit.loader.streams.lanes import Item, LaneTask, check_no_index, run_task
@@ -25,6 +27,7 @@ from loaderkit.sampling.fingerprint import fingerprint_of
 from loaderkit.seeding import workers_seed
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.samples import SampleSeeds
+from loaderkit.system.shared_numbers import own_numbers
 from loaderkit.system.state import COUNT, EPOCH
 
 _END = object()
@@ -75,19 +78,22 @@ class WorkerLanes:
     def flaw(self, lane: int, place: Sequence[Any]) -> str | None:
         if len(place) != len(WorkerPlace._fields) or not EPOCH.holds(place[0]) or not COUNT.holds(place[1]):
             return "two counts, cycle and samples, and the dataset's own state"
-        state = place[2]
+        cycle, samples, state = place
         if not _is_stateful(self._dataset):
             return None if state is None else "no state, because the dataset has none"
         try:
-            if state is not None:
-                decode(state)
+            own = None if state is None else decode(state)
         except Exception:  # whatever a damaged text leads to
             return "the dataset's own state as JSON"
+        if samples and epoch_of(self._dataset) is not None and isinstance(own, dict) and own.get("epoch") != cycle:
+            return f"a state in epoch {cycle}: the dataset leaves out one of another epoch, and would start again"
         return None
 
     def read(self, lanes: range, places: Sequence[Any], cycle: int, turn: int) -> Iterator[Item]:
         workers = self._crew.num_workers
         self._moves_dataset = self._first is not None and not workers
+        if workers:  # at once for all: what they share has the epoch then, in whatever memory it lies
+            _set_epoch(self._dataset, cycle)
         task = WorkerTask(
             dataset=self._dataset,
             config=self._config,
@@ -208,11 +214,14 @@ class _WorkerReader:
             with self.seeds(self._read, missing) as seeds:
                 for row in range(missing):
                     seeds.enter(row)
+                    begins = self._iterator is None
                     try:
-                        if self._iterator is None and self._stateful:
+                        if begins and self._stateful:
                             self._open()
                             seeds.enter(row)  # a state that is loaded may set the global generators
                         self._samples.append(self._typed(next(self._open())))
+                        if begins:
+                            _check_epoch(self._task.dataset, self._task.cycle)  # it is read with the first sample
                     except StopIteration:
                         self._ended = True
                         break
@@ -235,8 +244,7 @@ class _WorkerReader:
     def _open(self) -> Iterator[Any]:
         if self._iterator is None:
             task, place = self._task, self._place
-            if callable(set_epoch := getattr(task.dataset, "set_epoch", None)):
-                set_epoch(task.cycle)
+            _set_epoch(task.dataset, task.cycle)
             self._iterator = self._iter_from(place.state)
             if place.state is not None and not place.samples:
                 first = next(self._iterator, _END)
@@ -274,6 +282,33 @@ class _WorkerReader:
                 f"now there are {self.given:,}. The data has changed: restore it, or start a new epoch with "
                 "loader.seek(epoch=...)."
             )
+
+
+def _set_epoch(dataset: Any, epoch: int) -> None:
+    """Tell a dataset its epoch, if it has `set_epoch`; in a process that multiprocessing started, in memory of its own."""
+    found = getattr(dataset, "set_epoch", None)
+    set_epoch: Callable[[int], object] = found if callable(found) else lambda _: None
+    if multiprocessing.parent_process() is not None and (callable(found) or _is_stateful(dataset)):
+        own_numbers(dataset, lambda: set_epoch(epoch), lambda: _told_by(dataset))
+    set_epoch(epoch)
+    _check_epoch(dataset, epoch)
+
+
+def _check_epoch(dataset: Any, epoch: int) -> None:
+    """Refuse to read a stream of another epoch: workers would not share its shards, and its state would not be loaded."""
+    if (found := epoch_of(dataset)) not in (None, epoch):
+        raise RuntimeError(
+            f"loader: {type(dataset).__name__} is in epoch {found} after set_epoch({epoch}): something else sets it, in memory "
+            "that processes share. Leave its epochs to the Loader, or give each process a dataset of its own."
+        )
+
+
+def _told_by(dataset: Any) -> str | None:
+    """Return the state of a dataset as it is now; None if it has none."""
+    if _is_stateful(dataset):
+        with contextlib.suppress(Exception):  # it may have a state only after iter()
+            return encode(dataset.state_dict())
+    return None
 
 
 def _is_stateful(dataset: Any) -> bool:

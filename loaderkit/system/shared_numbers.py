@@ -1,0 +1,59 @@
+"""Numbers in memory that processes share, and how a process gets its own copy."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loaderkit.system.pickling import parts_of
+
+_PARTS = 2_000  # of a value that are searched, those near its root first
+_OFFSETS = (83, 1)  # two, because what is written may equal the number with one of them
+
+
+def own_numbers(value: Any, write: Callable[[], object], tell: Callable[[], object]) -> None:
+    """Give this process its own copy of each shared number in a value that `write` writes or that `tell` tells.
+
+    A dataset may keep its epoch in a tensor in shared memory, which reaches workers that persist. What one process writes
+    there, others read. A number that neither concerns stays shared: a trainer may tell its workers something by it.
+
+    Args:
+        value: A dataset. Its attributes and entries are searched for tensors of one number.
+        write: It may be called several times.
+        tell: Its results are compared.
+    """
+    for number in _shared_numbers(value):
+        shared = number.data
+        number.data = shared.clone()
+        told = tell()
+        is_own = False
+        for offset in _OFFSETS:
+            number.data = other = shared + offset
+            other = other.clone()
+            is_own = is_own or tell() != told
+            write()
+            is_own = is_own or not torch.equal(number.data, other)
+        number.data = shared.clone() if is_own else shared
+
+
+def _shared_numbers(value: Any) -> Iterator[Tensor]:
+    seen, left = {id(value)}, deque([value])
+    for _ in range(_PARTS):
+        if not left:
+            return
+        for _, part in list(parts_of("", left.popleft())):
+            if id(part) in seen or isinstance(part, type | ModuleType):
+                continue
+            seen.add(id(part))
+            if not isinstance(part, Tensor):
+                left.append(part)
+            elif _is_shared_number(part):
+                yield part
+
+
+def _is_shared_number(tensor: Any) -> bool:
+    is_number = tensor.device.type == "cpu" and tensor.numel() == 1 and tensor.dtype != torch.bool
+    return is_number and bool(tensor.is_shared())
