@@ -214,7 +214,7 @@ class SubsetDataset(DeclaresDraws, Generic[Sample]):
         if name == "read_batch" and reads_batches(dataset):
             return lambda indices: dataset.read_batch(self._at(indices))
         if name == "read_columns" and reads_columns(dataset):
-            return lambda indices: dataset.read_columns(self._at(indices).tolist())
+            return lambda indices: dataset.read_columns(self._at(indices))
         if name == "lengths" and knows_lengths(dataset):
             return self._lengths
         if name == "read_pieces" and reads_pieces(dataset):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.system.stack import CollateError, named, stack_field
+from loaderkit.system.stack import CollateError, from_array, named, stack_field
 
 _PLAIN = (np.dtype(bool), np.dtype(np.int64), np.dtype(np.float64))  # what Python's own numbers become
 
@@ -37,6 +37,8 @@ class Numbers(list[Any]):
     @staticmethod
     def collate(samples: Sequence[Any]) -> Any:
         """Stack rows as arrays (B, *)."""
+        if (whole := _as_one(samples)) is not None:
+            return from_array(whole)
         name, arrays = samples[0].name, []
         for row, sample in enumerate(samples):
             if not isinstance(sample, Numbers):
@@ -51,6 +53,18 @@ class Numbers(list[Any]):
                     [row],
                 ) from None
         return stack_field(arrays, name)
+
+
+def _as_one(samples: Sequence[Any]) -> npt.NDArray[Any] | None:
+    """Return rows as one array (B, *); None if a value may be missing or lengths differ, so that each row has to be looked at."""
+    dtype = samples[0].dtype
+    if dtype.kind == "b" or any(type(sample) is not Numbers for sample in samples):  # numpy takes None for False
+        return None
+    try:
+        whole = np.array([list(sample) for sample in samples], dtype=dtype)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return None if dtype.kind == "f" and np.isnan(whole).any() else whole  # it takes None for NaN, too
 
 
 class Scalar(NamedTuple):

@@ -123,7 +123,7 @@ class BatchReader:
         columns = self._columns and key.rows is None and key.indices.dtype != object
         try:
             if columns:
-                samples, repair = self._read_together(key, lambda _, some: self.dataset.read_columns(some.tolist()))
+                samples, repair = self._read_together(key, lambda _, some: self.dataset.read_columns(some))
             elif self._many:
                 samples, repair = self._read_together(key, self._many_under(seeds))
             else:

@@ -297,9 +297,8 @@ class _Endless:
 def _length(sampler: Any) -> int | None:
     try:
         return len(sampler)
-    except (
-        Exception
-    ):  # TypeError, NotImplementedError and ValueError are usual for one without a length; DataLoader asks none
+    except Exception:
+        # One without a length raises TypeError, NotImplementedError or ValueError, and DataLoader asks none.
         return None
 
 

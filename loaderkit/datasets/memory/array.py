@@ -89,7 +89,7 @@ class ArrayDataset(DeclaresDraws, Generic[Sample]):
         """Return a batch with the structure of the columns: tensors (B, *)."""
         return _map_columns(self._columns, lambda column: _as_tensor(_gather(column, indices)))
 
-    def read_columns(self, indices: Sequence[int]) -> Any:
+    def read_columns(self, indices: Sequence[int] | Int64Array) -> Any:
         """Return samples as columns: tensors and arrays (B, *), and lists of B values."""
         rows = as_rows(self, indices)
         return _map_columns(self._columns, lambda column: _gather(column, rows))

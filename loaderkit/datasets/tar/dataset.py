@@ -122,7 +122,7 @@ class TarDataset(ShardedDataset):
     def read(self, handle: OpenTar, rows: Int64Array, index: ShardIndex) -> list[dict[str, Any]]:
         return [sample for block in handle.read(rows.tolist()) for sample in to_samples(self._decode_all([block]))]
 
-    def read_columns(self, indices: Sequence[int]) -> dict[str, list[Any]] | list[dict[str, Any]]:
+    def read_columns(self, indices: Sequence[int] | Int64Array) -> dict[str, list[Any]] | list[dict[str, Any]]:
         """Return decoded samples (B,): one list for each field if all samples have the same fields, else a list of samples.
 
         Raises:
