@@ -25,18 +25,25 @@ def own_numbers(value: Any, write: Callable[[], object], tell: Callable[[], obje
         write: It may be called several times.
         tell: Its results are compared.
     """
-    for number in _shared_numbers(value):
-        shared = number.data
-        number.data = shared.clone()
+    numbers = list(_shared_numbers(value))
+    shared = [number.data for number in numbers]
+    for number in numbers:  # all at first: no call may write what is shared
+        number.data = number.data.clone()
+    own = [_concerns(number, write, tell) for number in numbers]
+    for number, memory, is_own in zip(numbers, shared, own, strict=True):
+        number.data = memory.clone() if is_own else memory
+
+
+def _concerns(number: Tensor, write: Callable[[], object], tell: Callable[[], object]) -> bool:
+    before, found = number.data.clone(), False
+    for offset in _OFFSETS:
         told = tell()
-        is_own = False
-        for offset in _OFFSETS:
-            number.data = other = shared + offset
-            other = other.clone()
-            is_own = is_own or tell() != told
-            write()
-            is_own = is_own or not torch.equal(number.data, other)
-        number.data = shared.clone() if is_own else shared
+        number.data = before + offset
+        found = found or tell() != told
+        write()
+        found = found or not torch.equal(number.data, before + offset)
+        number.data = before.clone()
+    return found
 
 
 def _shared_numbers(value: Any) -> Iterator[Tensor]:
