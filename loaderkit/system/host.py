@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+torch.get_default_device()  # so that torch imports now what this needs: at the first batch no file may be free to open
+
 
 def use_host() -> None:
     """Make tensors on the host in this process from now on, unless a device is named."""

@@ -51,9 +51,11 @@ def run(
     return process.output()
 
 
-def run_code(folder: Path, text: str, *arguments: str | Path, code: int = 0, alone: bool = False) -> str:
+def run_code(
+    folder: Path, text: str, *arguments: str | Path, code: int = 0, alone: bool = False, fresh: bool = False
+) -> str:
     """Run a script that is given as text; see `run`."""
-    return run(folder, saved(folder, text), *arguments, code=code, alone=alone)
+    return run(folder, saved(folder, text), *arguments, code=code, alone=alone, fresh=fresh)
 
 
 def saved(folder: Path, text: str) -> Path:
