@@ -132,7 +132,7 @@ def check_batches(loader: Any, rows: list[int], check: Callable[[Any, list[int]]
     assert sorted(seen) == sorted(rows)
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)  # also in the fast tier: fewer would miss a container or a leaf
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     leaf=st.sampled_from(sorted(LEAVES)),
@@ -200,6 +200,7 @@ def test_a_batch_of_any_container_is_made_of_its_samples(
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@settings(max_examples=100)  # also in the fast tier: fewer would miss a container or a leaf
 @given(
     leaves=st.lists(st.sampled_from(sorted(set(LEAVES) - {"subclass"})), min_size=1, max_size=3),
     form=st.sampled_from(["dict", "tuple", "nested"]),
@@ -292,6 +293,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@settings(max_examples=100)  # also in the fast tier: fewer would miss a container or a leaf
 @given(
     leaves=st.lists(
         st.sampled_from([leaf for leaf in TYPED if leaf != "subclass"]), min_size=1, max_size=4, unique=True
