@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,9 @@ def train(kind: str, method: str, number: int, handled: str, calls: Path, test: 
     """Read all batches, in a session of its own, as a scheduler starts a job."""
     os.setsid()
     signal.alarm(120)  # ends it, if it hangs
+    vars(forkserver._forkserver).update(
+        _forkserver_pid=None, _forkserver_address=None
+    )  # a server of the tests is not its child
 
     def note(*_: Any) -> None:
         with calls.open("a") as file:
