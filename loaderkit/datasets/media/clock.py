@@ -70,7 +70,7 @@ class Rounded:
                 return begin
             if step % 2:
                 break
-            step //= 2  # frames of two lengths, of which the first ones had one
+            step //= 2  # the first frames had one length, and later ones have another
         return None
 
 

@@ -119,7 +119,7 @@ class PyavAudio:
         return self._cut(None, self._frames(packets_from_start(self._container, self._stream)), start, count)
 
     def _cut(self, at: int | None, frames: Iterator[Any], start: int, count: int) -> list[Any]:
-        """Return the wanted part of frames, of which the first one begins at a sample; None is that of the file."""
+        """Return the wanted part of frames. `at` is the sample at which the first one begins; None means the first of the file."""
         parts: list[Any] = []
         for frame in frames:
             if at is None:  # what comes before the stream's start is not heard

@@ -11,7 +11,7 @@ from loaderkit.datasets.media.pyav_container import pyav, seek, seek_to_start, s
 
 # These formats have no index. They do not say how long they are, and FFmpeg guesses it from the size of the file.
 WITHOUT_INDEX = {"mp3", "aac", "ac3", "eac3", "dts", "amr", "h264", "hevc", "mpeg", "mpegts"}
-_REORDERED = 4  # packets among whom is the first frame
+_REORDERED = 4  # the first frame is in one of so many packets
 
 
 @dataclass(frozen=True, slots=True)
