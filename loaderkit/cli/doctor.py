@@ -24,11 +24,12 @@ from loaderkit.datasets.remote.storage import REQUESTS
 from loaderkit.datasets.shards.sharded import shards_within
 from loaderkit.engine.description import batches_ahead
 from loaderkit.sampling.shard_order import ShardOrder, shuffled_order
+from loaderkit.seeding.private import private_generators
 from loaderkit.system.cpus import Cpus, ranks_on_host
 from loaderkit.system.nested import tensor_bytes
+from loaderkit.system.object_graph import reachable
 from loaderkit.system.terminal import coloured
-from loaderkit.testing import find_private_generators, find_unpicklable
-from loaderkit.testing.generators import reachable
+from loaderkit.testing import find_unpicklable
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 _ENOUGH_FILES = 4096  # for some tens of workers that pass tensors by file descriptor
@@ -149,7 +150,7 @@ def check_host(host: Host, ranks: int) -> Iterator[Finding]:
 def check_data(subject: Subject, host: Host, *, workers: int, ranks: int) -> Iterator[Finding]:
     """Yield findings about a dataset that `workers` workers read for each of this machine's `ranks` ranks."""
     yield from _check_pickling(subject, host)
-    yield _check_generators(subject.dataset)
+    yield _check_generators(subject)
     yield from _check_records(subject.dataset)
     yield from _check_store(subject)
     batches = list(islice(subject.loader(INLINE), 1))
@@ -188,20 +189,27 @@ def _check_pickling(subject: Subject, host: Host) -> Iterator[Finding]:
         yield Finding("ok", "the dataset pickles: any start method works")
 
 
-def _check_generators(dataset: Any) -> Finding:
-    paths = find_private_generators(dataset)
-    if not paths:
-        return Finding("ok", "the dataset keeps no random generator")
+def _check_generators(subject: Subject) -> Finding:
+    """Say which random generators the data keeps, and whether a Loader seeds them."""
+    config = subject.config
+    found = private_generators(dataset=subject.dataset, collate_fn=config.collate_fn)
+    if not found:
+        return Finding("ok", "the data keeps no random generator")
+    shown = ", ".join(map(str, found[:_SHOWN])) + f" and {len(found) - _SHOWN} more" * (len(found) > _SHOWN)
+    left = [each for each in found if config.private_generators == "leave" or each.seeded is None]
+    if not left:
+        return Finding("ok", f"the data keeps random generators, which a Loader seeds for each sample: {shown}")
+    instead = {f"{each.library}: {each.instead}" for each in left if each.instead}
     return Finding(
         "wrong",
-        f"the dataset keeps random generators: {', '.join(paths[:_SHOWN])}",
-        "Each worker's copy draws the same numbers, and a resume restarts it. Draw from loaderkit.sample_rng(), "
-        "or from the global functions of torch, numpy or random.",
+        f"the data keeps random generators that a Loader leaves: {', '.join(map(str, left[:_SHOWN]))}",
+        "Each worker's copy draws the same numbers, and a resume restarts it. Use private_generators='seed', or draw from "
+        f"loaderkit.sample_rng(), or from the global functions of torch, numpy or random. {'; '.join(sorted(instead))}".strip(),
     )
 
 
 def _check_records(dataset: Any) -> Iterator[Finding]:
-    for path, value in reachable(dataset, "dataset"):
+    for path, value, _ in reachable(dataset, "dataset"):
         if isinstance(value, list | tuple | dict | set) and len(value) >= _MANY:
             some = islice(value.values() if isinstance(value, dict) else value, 100)
             numbers = all(isinstance(each, int | float | None) for each in some)

@@ -23,6 +23,7 @@ from torch import Tensor
 from loaderkit.device.cuda import BACKENDS, HostBatches, make_backend
 from loaderkit.seeding.draws import draws_nothing
 from loaderkit.seeding.keys import derive_seed
+from loaderkit.seeding.private import PrivateGenerators
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.checks import check_integer
 from loaderkit.system.nested import is_plain, map_leaves, movable, to_device
@@ -96,6 +97,7 @@ class Prefetcher:
         check_integer("DeviceLoader", "depth", depth, 1)
         self.device = torch.device(device)
         self.depth, self.transform = depth, transform
+        self._private = PrivateGenerators({"transform": transform})
         self._backend: Any = None
         self._side: Any = None
         self._consumers: list[Any] = []  # streams on which batches were used
@@ -201,8 +203,11 @@ class Prefetcher:
             return batch
         if draws_nothing(self.transform):
             return self.transform(batch)
+        return self._private.use_once(lambda: self._transformed_seeded(batch, seed))
+
+    def _transformed_seeded(self, batch: Any, seed: int) -> Any:
         with seeded(seed, self.device, self._backend):
-            return self.transform(batch)
+            return self.transform(batch)  # type: ignore[misc]  # there is a transform
 
     def __reduce__(self) -> Any:
         return functools.partial(Prefetcher, depth=self.depth, transform=self.transform), (self.device,)

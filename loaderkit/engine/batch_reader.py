@@ -22,6 +22,7 @@ from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.draws import Draws, NoSeeds, SampleRngSeeds, draws
 from loaderkit.seeding.keys import hash_positions
+from loaderkit.seeding.private import Found, PrivateGenerators, PrivatePolicy
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.batch_memory import BufferPool, lends
@@ -44,6 +45,8 @@ class BatchReader:
         order: Replacements are chosen from it; the policy "raise" needs none.
         lengths: (N,) int64, of all samples, if the plan makes batches by length.
         finished: Closes the shards that the batch and those after it do not want.
+        private_generators: Whether generators that the data keeps for itself are seeded with the samples.
+        seeders: Functions that seed generators which nobody can find; see `PrivateGenerators`.
     """
 
     dataset: Any
@@ -54,6 +57,9 @@ class BatchReader:
     order: Order | None = None
     lengths: Int64Array | None = None
     finished: FinishedShards | None = None
+    private_generators: PrivatePolicy = "seed"
+    seeders: Sequence[Callable[[int], Any]] = ()
+    private: PrivateGenerators = field(init=False, compare=False, repr=False)
     _whole: bool = field(init=False, default=False)  # whether the dataset reads whole batches
     _columns: bool = field(init=False, default=False)  # whether to read columns instead of samples
     _many: bool = field(init=False, default=False)  # whether the dataset reads several samples at a time
@@ -63,14 +69,21 @@ class BatchReader:
 
     def __post_init__(self) -> None:
         dataset, stacks = typed(self.dataset), self.collate_fn is None
-        drawn = draws(dataset)
+        drawn, collate_drawn = draws(dataset), Draws.NOTHING if stacks else draws(self.collate_fn)
+        whole = self.batched and (stacks or takes_batches(self.collate_fn)) and reads_batches(dataset)
+        kept = {"dataset": (drawn, dataset), "collate_fn": (collate_drawn, self.collate_fn)}
         vars(self).update(
             dataset=dataset,
-            _whole=self.batched and (stacks or takes_batches(self.collate_fn)) and reads_batches(dataset),
+            private=PrivateGenerators(
+                {name: part for name, (drawn, part) in kept.items() if drawn is Draws.ANYTHING and not whole},
+                self.private_generators,
+                self.seeders,
+            ),
+            _whole=whole,
             _columns=stacks and self.batched and drawn is Draws.NOTHING and reads_columns(dataset),
             _many=reads_many(dataset),
             _drawn=drawn,
-            _collate_drawn=Draws.NOTHING if stacks else draws(self.collate_fn),
+            _collate_drawn=collate_drawn,
         )
 
     def __getitems__(self, key: BatchKey) -> Any:  # torch calls it with an item of the batch sampler
@@ -89,8 +102,11 @@ class BatchReader:
         with lends(self._buffers):
             if self._whole and key.indices.dtype != object:
                 return self._make_whole(key)
-            with self._seeds(self._drawn, key) as seeds:
-                return self._make(key, seeds)
+            return self.private.use(lambda: self._make_seeded(key))
+
+    def found_generators(self) -> list[Found]:
+        """Return the private generators of the data, as they are now."""
+        return self.private.find()
 
     def draws_from(self) -> Draws:
         """Return what making a batch draws from."""
@@ -117,8 +133,12 @@ class BatchReader:
             batch = self._named(collate.collate_batch, indices, batch, *([] if bounds is None else [np.unique(bounds)]))
         return batch if repair is None else repair.report(batch)
 
-    def _make(self, key: BatchKey, seeds: SampleSeeds) -> Any:
+    def _make_seeded(self, key: BatchKey) -> Any:
         """Make a batch from samples."""
+        with self._seeds(self._drawn, key) as seeds:
+            return self._make(key, seeds)
+
+    def _make(self, key: BatchKey, seeds: SampleSeeds) -> Any:
         samples: Any
         columns = self._columns and key.rows is None and key.indices.dtype != object
         try:
@@ -234,6 +254,9 @@ class StagedReader(BatchReader):
 
     def read(self, key: BatchKey) -> Any:
         return self.stages[bisect_right(self.ends, int(key.positions[0]))].read(key)
+
+    def found_generators(self) -> list[Found]:
+        return [each for stage in self.stages for each in stage.found_generators()]
 
     def draws_from(self) -> Draws:
         return max(stage.draws_from() for stage in self.stages)

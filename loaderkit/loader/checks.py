@@ -11,14 +11,17 @@ import torch
 
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.stages import Stages
+from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import Plan
 from loaderkit.sampling.samplers import Weighted
+from loaderkit.seeding.private import Found, PrivatePolicy
 from loaderkit.system.overrides import is_map_style, own_attribute
-from loaderkit.system.state import EPOCH
+from loaderkit.system.state import EPOCH, StateError
 from loaderkit.system.suggest import closest
 from loaderkit.system.tables import frame_way_out, is_frame
 
+_SHOWN = 3  # paths in a warning
 _INSTEAD = {  # what a Loader has in place of an argument of DataLoader
     "sampler": "Give it as order=.",
     "generator": "Give a number as seed=.",
@@ -116,6 +119,41 @@ def check_indexed(dataset: Any, *, has_order: bool = False) -> None:
         raise TypeError(
             f"loader: {name} has no __len__ or no __getitem__, wanted a dataset with both (not a loader of one). For data "
             "without an index use loaderkit.StreamDataset or a torch.utils.data.IterableDataset."
+        )
+
+
+def inexact(left: Sequence[Found]) -> str | None:
+    """Return a warning about generators of the data that a Loader does not seed; None if there are none."""
+    if not left:
+        return None
+    shown = ", ".join(map(str, left[:_SHOWN])) + f" and {len(left) - _SHOWN} more" * (len(left) > _SHOWN)
+    instead = {f"{each.library}: {each.instead}" for each in left if each.instead}
+    ways = [
+        "keep a numpy Generator, a random.Random or a torch.Generator on the CPU"
+        if any(each.seeded is None for each in left)
+        else "private_generators='seed' gives them each sample's numbers",
+        *sorted(instead),
+    ]
+    return (
+        f"Loader: {shown}: random generators that the data keeps and the Loader leaves. Each worker's copy draws the same numbers, "
+        f"and a resumed run starts them again. If they decide what a sample is, {'; or '.join(ways)}."
+    )
+
+
+def check_private(saved: str | None, found: Sequence[Found], policy: PrivatePolicy, cursor: Cursor) -> None:
+    """Raise a StateError if the generators that the data keeps were seeded in a saved run and are left now, or the reverse.
+
+    Args:
+        saved: What happened to them there; None if there were none, or in an earlier loaderkit, which left them.
+        found: Those of the data.
+        policy: What happens to them now.
+        cursor: The saved position.
+    """
+    if found and (saved or "leave") != policy and cursor != Cursor():
+        raise StateError(
+            f"cannot resume: the state is for private_generators={saved or 'leave'!r}, this loader has {policy!r}, and the data "
+            f"keeps {found[0]}. Give the loader private_generators={saved or 'leave'!r}, or continue with this one from a "
+            f"place you choose: loader.seek(epoch={cursor.epoch}, samples={cursor.samples})."
         )
 
 

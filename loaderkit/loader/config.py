@@ -2,12 +2,13 @@
 
 import multiprocessing
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from loaderkit.datasets.bad_samples import RAISE, BadSamples
 from loaderkit.sampling.plan import Plan, Tail
+from loaderkit.seeding.private import PrivatePolicy
 from loaderkit.system.checks import check_choice, plain_integer
 from loaderkit.system.world import World, as_world
 
@@ -63,6 +64,13 @@ class LoaderConfig:
             group.
         meet_timeout_s: Seconds to wait there for other ranks.
         bad_samples: What happens if a sample cannot be read; by default its error is raised.
+        private_generators: What happens to random generators that dataset, transforms and collate function keep for themselves,
+            as those of MONAI and albumentations. "seed" gives them each sample's numbers, and the collate function's those
+            of the batch, so that they are exact. "leave" is for generators that must carry what they drew from sample to
+            sample: their draws then depend on the workers, and a resume restarts them. By default those of data with an index
+            and of a StreamDataset are seeded, and those of another IterableDataset are left, since they may decide its order.
+        seeders: Functions that seed the generators of libraries in other languages, as `torch.manual_seed` seeds torch's. Each
+            gets 32 bits of a sample's seed. OpenCV's `setRNGSeed` is called by itself.
 
     Raises:
         ValueError: If a setting is out of range, or two contradict each other.
@@ -99,6 +107,8 @@ class LoaderConfig:
     store: Any = None
     meet_timeout_s: float = 60
     bad_samples: BadSamples = RAISE
+    private_generators: PrivatePolicy | None = None
+    seeders: Sequence[Callable[[int], Any]] = ()
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "seed", "num_workers", "prefetch_factor", "steps"):
@@ -160,6 +170,12 @@ class LoaderConfig:
         if not isinstance(self.bad_samples, BadSamples):
             raise ValueError(
                 f"loader: bad_samples is {self.bad_samples!r}, wanted a BadSamples such as loaderkit.BadSamples('skip')."
+            )
+        if self.private_generators is not None:
+            check_choice("loader", "private_generators", self.private_generators, get_args(PrivatePolicy), ", or None")
+        if not isinstance(self.seeders, list | tuple) or not all(map(callable, self.seeders)):
+            raise ValueError(
+                f"loader: seeders is {self.seeders!r}, wanted a list of functions, such as [library.set_seed]."
             )
         if self.stop is not None:
             check_choice("loader", "stop", self.stop, get_args(Stop), ", or None")

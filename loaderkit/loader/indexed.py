@@ -14,7 +14,16 @@ from loaderkit.engine import Engine
 from loaderkit.engine.batch_reader import BatchReader, StagedReader
 from loaderkit.engine.description import Description
 from loaderkit.engine.threads import check_threads
-from loaderkit.loader.checks import check_indexed, check_order, check_plan, no_batches, nothing_tells, size_of
+from loaderkit.loader.checks import (
+    check_indexed,
+    check_order,
+    check_plan,
+    check_private,
+    inexact,
+    no_batches,
+    nothing_tells,
+    size_of,
+)
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.downloads import shards_ahead
 from loaderkit.loader.engines import describe, make_engine
@@ -30,6 +39,7 @@ from loaderkit.sampling.shard_order import ShardOrder, shuffled_order
 from loaderkit.sampling.skipping_plan import Remaining, SkippingPlan, leave_out_more
 from loaderkit.sampling.skips import Skips
 from loaderkit.seeding import workers_seed
+from loaderkit.seeding.private import Found, PrivatePolicy
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.overrides import defines, own_attribute
 from loaderkit.system.state import StateError
@@ -57,6 +67,7 @@ class IndexedPosition(Position):
                     "the length of the data, the same on every rank. Leave it out. To shorten epochs, give the Trainer "
                     "limit_train_batches."
                 )
+        self._policy: PrivatePolicy = config.private_generators or "seed"
         self._size = size_of(dataset)
         self._plan = self._make_plan()
         self._skips = Skips()
@@ -89,6 +100,8 @@ class IndexedPosition(Position):
             self.say(no_batches(self.config, plan, cursor.epoch, self._size))
             return iter(())
         if (remark := plan.remark()) is not None:
+            self.say(remark)
+        if (remark := inexact(self._left_alone())) is not None:
             self.say(remark)
         if (remark := self._cache_remark()) is not None:
             self.say(remark)
@@ -164,7 +177,8 @@ class IndexedPosition(Position):
         cursor = self.cursor_at(point)
         bad, judged = self.bad.saved(cursor, alone=self.crew.world.size == 1)
         skips = Skips(self._skips.since(cursor.epoch))
-        return pack_state(Saved(cursor, self._identity(cursor, self._plan), self.step, bad, judged, skips))
+        private = self._policy if self._kept else None
+        return pack_state(Saved(cursor, self._identity(cursor, self._plan), self.step, bad, judged, skips, private))
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._look_at_size((Cursor(), 0))
@@ -174,6 +188,7 @@ class IndexedPosition(Position):
         with nameless() as unknown:
             named = named_as_saved(lambda: asdict(self._identity(cursor, plan)), asdict(saved.identity))
         check_resume(cursor, saved.identity, Identity(**named), self._samples(cursor))
+        check_private(saved.private, self._kept, self._policy, cursor)
         if unknown and cursor != Cursor():
             self.say(nothing_tells(unknown))
         plan.check_cursor(cursor)
@@ -287,6 +302,14 @@ class IndexedPosition(Position):
         batch = self._make_reader().read(self.key(cursor, ahead))
         return batch.batch if type(batch) is Reported else batch
 
+    @functools.cached_property
+    def _kept(self) -> list[Found]:
+        """The random generators that the data keeps."""
+        return self._make_reader().found_generators()
+
+    def _left_alone(self) -> list[Found]:
+        return [each for each in self._kept if self._policy == "leave" or each.seeded is None]
+
     def _leave_out(self, skips: Skips) -> None:
         changed, self._skips = skips != self._skips, skips
         if changed and self.config.bad_samples.policy != "raise":  # the engine chooses replacements from what stays
@@ -372,6 +395,8 @@ class IndexedPosition(Position):
             bad_samples=config.bad_samples,
             lengths=None if config.bad_samples.policy == "raise" else getattr(plan, "lengths", None),
             finished=finished_shards(self.dataset, plan.order, self.step) if isinstance(plan, BatchPlan) else None,
+            private_generators=self._policy,
+            seeders=config.seeders,
         )
         if not isinstance(plan, Stages):
             return make(collate_fn=collate, order=self._replacements())

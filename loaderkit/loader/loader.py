@@ -21,6 +21,7 @@ from loaderkit.loader.position import Position
 from loaderkit.loader.trainer_epochs import RepeatingEpochs, TrainerEpochs
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.plan import Plan, Tail
+from loaderkit.seeding.private import PrivatePolicy
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import plain_integer
 from loaderkit.system.html import table
@@ -104,6 +105,8 @@ class Loader(Generic[Batch]):
         store: Any = None,
         meet_timeout_s: float = 60,
         bad_samples: BadSamples = RAISE,
+        private_generators: PrivatePolicy | None = None,
+        seeders: Sequence[Callable[[int], Any]] = (),
         **unknown: Never,
     ) -> None:
         given = locals()

@@ -265,7 +265,8 @@ class Position(ABC):
         """Make this rank's batch that follows `ahead` batches after a cursor; see `Loader.replay`."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"begun": False}  # the copy has no pass, so its next one continues here
+        kept = {name: value for name, value in self.__dict__.items() if name != "_kept"}  # generators of this process
+        return kept | {"begun": False}  # the copy has no pass, so its next one continues here
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

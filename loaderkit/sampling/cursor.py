@@ -23,6 +23,7 @@ from loaderkit.system.state import (
 
 _WAY_OUT = "continue from a place you choose: loader.seek(epoch=..., samples=...)"
 _SKIPPED = "skipped"  # states of an early loaderkit lack it
+_PRIVATE = "private_generators"  # only of data that keeps random generators
 _COUNTS = {"epoch": EPOCH, "samples": COUNT, "batches": COUNT}
 _FORM: dict[str, Rule | dict[str, Rule]] = {
     "cursor": {**_COUNTS, "plan": lists_of(INTEGER)},
@@ -96,6 +97,7 @@ class Saved(NamedTuple):
         bad: Bad samples of the epoch so far.
         judged: Samples of the epoch among which these were found.
         skips: What this epoch and later ones leave out.
+        private: What happens to the random generators that the data keeps, "seed" or "leave"; None if it keeps none.
     """
 
     cursor: Cursor
@@ -104,13 +106,16 @@ class Saved(NamedTuple):
     bad: int = 0
     judged: int = 0
     skips: Skips = Skips()
+    private: str | None = None
 
 
 def pack_state(saved: Saved) -> dict[str, Any]:
     """Return a sealed state of plain integers, strings and lists, under 1 KB."""
-    cursor, identity, step, bad, judged, skips = saved
+    cursor, identity, step, bad, judged, skips, private = saved
     position = asdict(cursor) | {"plan": list(map(int, cursor.plan))}
     fields = {"cursor": position, "identity": asdict(identity), "step": int(step), "bad": bad, "judged": judged}
+    if private is not None:
+        fields[_PRIVATE] = private
     return seal(fields | {_SKIPPED: [list(each) for each in skips.stretches]})
 
 
@@ -120,12 +125,14 @@ def unpack_state(state: Mapping[str, Any]) -> Saved:
     Raises:
         StateError: If it is not the state of a Loader, is damaged, or has another version.
     """
-    form = _FORM | ({_SKIPPED: STRETCHES} if isinstance(state, Mapping) and _SKIPPED in state else {})
+    also: dict[str, Rule | dict[str, Rule]] = {_SKIPPED: STRETCHES, _PRIVATE: TEXT}
+    form = _FORM | {name: rule for name, rule in also.items() if isinstance(state, Mapping) and name in state}
     fields = open_state(state, form, "the state of a loaderkit Loader of data with an index", _WAY_OUT)
     position = fields["cursor"]
     cursor = Cursor(**{**position, "plan": tuple(position["plan"])})
     skips = Skips.of(fields.get(_SKIPPED, ()))
-    return Saved(cursor, Identity(**fields["identity"]), fields["step"], fields["bad"], fields["judged"], skips)
+    identity, private = Identity(**fields["identity"]), fields.get(_PRIVATE)
+    return Saved(cursor, identity, fields["step"], fields["bad"], fields["judged"], skips, private)
 
 
 def bad_cursor(field: str, found: Any, wanted: str) -> StateError:

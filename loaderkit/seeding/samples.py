@@ -1,12 +1,13 @@
 """Randomness that belongs to a sample: global generators are seeded around each sample, and restored afterwards."""
 
 import os
+import pickle
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -20,8 +21,22 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 
+class SeededGenerator(Protocol):
+    """A random generator that takes its state from a sample's seed."""
+
+    def seed(self, word: int) -> None:
+        """Give it the state that belongs to a 64-bit seed."""
+
+    def state(self) -> Any:
+        """Return its state; pickled, it equals another one of the same state."""
+
+    def restore(self, state: Any) -> None:
+        """Give it back a state."""
+
+
 class _Current(threading.local):
     seeds: "SampleSeeds | None" = None
+    private: Sequence[SeededGenerator] = ()  # generators that the data keeps for itself
 
 
 _current = _Current()
@@ -30,7 +45,7 @@ _current = _Current()
 class SampleSeeds:
     """A context in which `enter(row)` seeds torch, numpy and `random` for one sample of a batch.
 
-    numpy's global generator gets 32 bits of the seed, the other generators and `sample_rng()` get 64.
+    It also seeds the private generators of the data, as far as `using_private` names them. numpy's global generator gets 32 bits of the seed, the other generators and `sample_rng()` get 64.
 
     The global generators belong to the process. With `restore`, another thread that enters such a context waits until
     this one leaves.
@@ -50,10 +65,12 @@ class SampleSeeds:
         self._rng: np.random.Generator | None = None
         self._rows: Sequence[int] = range(len(self._words))  # rows of the batch that the current part reads
         self._stream = 0  # differs between parts of one sample that must draw independently
+        self._private: Sequence[SeededGenerator] = ()
         self.row: int | None = None  # the current sample; None while many are read at once
 
     def __enter__(self) -> Self:
         self._outer = _current.seeds
+        self._private = _current.private
         if self._restore:
             SampleSeeds._lock.acquire()
             self._torch = torch.default_generator.get_state()
@@ -62,6 +79,7 @@ class SampleSeeds:
             self._bits = mtrand.get_bit_generator()
             self._numpy = np.random.get_state(legacy=False)
             mtrand.set_bit_generator(self._numpy_bits)
+            self._private_states = [each.state() for each in self._private]
         _current.seeds = self
         return self
 
@@ -76,6 +94,8 @@ class SampleSeeds:
             # `set_bit_generator` drops the normal deviate that numpy keeps for its next draw.
             if self._bits is self._numpy_bits or self._numpy["has_gauss"]:
                 np.random.set_state(self._numpy)
+            for each, state in zip(self._private, self._private_states, strict=True):
+                each.restore(state)
             SampleSeeds._lock.release()
 
     def enter(self, row: int) -> None:
@@ -131,21 +151,31 @@ class SampleSeeds:
     def has_drawn(self) -> bool:
         """Return whether anything was drawn since the current sample was entered, and seed the generators for it again."""
         drawn = self._rng is not None
-        before = _states()
+        before = self._states()
         self._seed(self._word)
-        return drawn or before != _states()
+        return drawn or before != self._states()
 
     def _seed(self, word: int) -> None:
         self._word, self._rng = word, None
         torch.default_generator.manual_seed(word)
         np.random.seed(word & 0xFFFFFFFF)
         random.seed(word)
+        for each in self._private:
+            each.seed(word)
+
+    def _states(self) -> bytes:
+        private = [each.state() for each in self._private]
+        return pickle.dumps((torch.get_rng_state().numpy(), np.random.get_state(), random.getstate(), private))
 
 
-def _states() -> tuple[Any, ...]:
-    legacy: Any = np.random.get_state()  # its type differs between versions of numpy
-    name, words, *rest = legacy
-    return torch.get_rng_state().numpy().tobytes(), (name, words.tobytes(), *rest), random.getstate()
+@contextmanager
+def using_private(generators: Sequence[SeededGenerator]) -> Iterator[None]:
+    """Let the seeds of samples that are entered inside seed these generators too."""
+    outer, _current.private = _current.private, generators
+    try:
+        yield
+    finally:
+        _current.private = outer
 
 
 def _new_lock() -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from loaderkit.system.object_graph import parts_of
 from loaderkit.system.per_thread import PerThread
-from loaderkit.system.pickling import parts_of, start_method
+from loaderkit.system.pickling import start_method
 
 _OBJECTS, _PARTS = 400, 16  # the most objects to look at, in all and in one container
 _DEPTH = 5

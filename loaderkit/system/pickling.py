@@ -2,20 +2,18 @@
 
 import contextlib
 import dataclasses
-import functools
 import io
 import multiprocessing
 import pickle
 import sys
 import types
-from collections import deque
 from collections.abc import Iterator
-from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-_ENTRIES = 1_000  # entries of a container that are searched
+from loaderkit.system.object_graph import parts_of
+
 _SHOWN = 3  # paths in an error
 
 
@@ -87,45 +85,6 @@ def start_method(context: Any) -> str:
     """Return the start method of a context, which may also be a method's name, or None for the default."""
     chosen = context if hasattr(context, "get_start_method") else multiprocessing.get_context(context)
     return str(chosen.get_start_method())
-
-
-def parts_of(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each part that an object holds, with its path."""
-    # Not any Mapping or Sequence: some read a file for each entry.
-    if isinstance(value, dict):
-        for key, entry in islice(value.items(), _ENTRIES):
-            yield f"{path}[{key!r}]", entry
-    elif isinstance(value, (list, tuple, deque)):
-        for index, entry in enumerate(islice(value, _ENTRIES)):
-            yield f"{path}[{index}]", entry
-    elif isinstance(value, (set, frozenset)):
-        for entry in islice(value, _ENTRIES):
-            yield f"{path}{{...}}", entry
-    if isinstance(value, functools.partial):
-        yield f"{path}.func", value.func
-        yield f"{path}.args", value.args
-        yield f"{path}.keywords", value.keywords
-    elif isinstance(value, (types.MethodType, types.BuiltinMethodType)):
-        yield f"{path}.__self__", value.__self__
-    elif isinstance(value, types.FunctionType):
-        for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            try:
-                yield f"{path}.<{variable}>", cell.cell_contents
-            except ValueError:  # not assigned yet
-                continue
-        yield f"{path}.__defaults__", value.__defaults__
-        yield f"{path}.__kwdefaults__", value.__kwdefaults__
-    for attribute, entry in _attributes(value):
-        yield f"{path}.{attribute}", entry
-
-
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    yield from getattr(value, "__dict__", {}).items()
-    for kind in type(value).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if isinstance(kind.__dict__.get(name), types.MemberDescriptorType) and hasattr(value, name):
-                yield name, getattr(value, name)
 
 
 def _search(value: Any, path: str, seen: set[int], found: dict[str, str]) -> bool:

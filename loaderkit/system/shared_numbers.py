@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loaderkit.system.pickling import parts_of
+from loaderkit.system.object_graph import parts_of
 
 _PARTS = 2_000  # of a value that are searched, those near its root first
 _OFFSETS = (83, 1)  # two, because what is written may equal the number with one of them

@@ -1,20 +1,11 @@
 """Check that a loader does not use the caller's random generators, and that a dataset keeps none."""
 
-import random
-import types
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-import torch
-
-from loaderkit.system.pickling import parts_of
+from loaderkit.seeding.private import private_generators
 from loaderkit.testing.compare import LawError, find_difference
 from loaderkit.testing.consume import MakeLoader, failing_as, generator_states, has_state, make, process
-
-_GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, torch.Generator, random.Random)
-_LEAVES = (str, bytes, bytearray, int, float, complex, type(None), np.ndarray, torch.Tensor, type, types.ModuleType)
 
 
 def assert_generators_untouched(make_loader: MakeLoader) -> None:
@@ -53,26 +44,26 @@ def assert_generators_untouched(make_loader: MakeLoader) -> None:
 def find_private_generators(dataset: Any, *, name: str = "dataset") -> list[str]:
     """Return the paths of the random generators that a dataset keeps, such as "dataset.transform.rng".
 
-    The search covers attributes, containers (their first 1,000 entries), partials, bound methods
-    and closures. The global generators do not count.
+    A Loader seeds them for each sample (`LoaderConfig.private_generators`); a DataLoader does not. The search covers attributes,
+    those of classes too, containers (their first 1,000 entries), partials, bound methods, closures, and the globals that
+    functions name. The global generators do not count, nor those of samplers and loaders. A generator that is made when a sample is
+    read is not there before.
 
     Args:
-        dataset: Any object.
+        dataset: Any object, such as a dataset or a collate function.
         name: The object's name in the paths.
 
     Examples:
         >>> lk.testing.find_private_generators({"noise": np.random.default_rng(0)})
         ["dataset['noise']"]
     """
-    return [
-        path for path, value in reachable(dataset, name) if isinstance(value, _GENERATORS) and not _is_global(value)
-    ]
+    return [each.path for each in private_generators(**{name: dataset})]
 
 
 def assert_no_private_generators(dataset: Any) -> None:
-    """Check that a dataset keeps no random generator.
+    """Check that a dataset keeps no random generator, for the use with a `torch.utils.data.DataLoader`.
 
-    Each worker's copy of a generator draws the same numbers, and a resume restarts it.
+    There each worker's copy of a generator draws the same numbers, and a resume restarts it.
 
     Args:
         dataset: Any object.
@@ -88,8 +79,8 @@ def assert_no_private_generators(dataset: Any) -> None:
         one = len(paths) == 1
         raise LawError(
             f"{', '.join(paths)} {'is a random generator' if one else 'are random generators'} that the dataset keeps: "
-            "each worker's copy draws the same numbers, and a resume restarts it. Draw from loaderkit.sample_rng() when "
-            "a sample is read, or from the global functions of torch, numpy or random."
+            "in a DataLoader each worker's copy draws the same numbers, and a resume restarts it. Draw from "
+            "loaderkit.sample_rng() when a sample is read, or from the global functions of torch, numpy or random."
         )
 
 
@@ -100,26 +91,3 @@ def _check_unmoved(before: Mapping[str, Any], what: str) -> None:
                 f"{what} moved {name}'s global generator: random numbers of the training, such as dropout, "
                 "then depend on the loader."
             )
-
-
-def reachable(root: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield (path, object) for each object that can be reached from `root`, nearest first, each once."""
-    queue = deque([(name, root)])
-    seen: dict[int, Any] = {}  # holds the objects, so that no id is reused
-    while queue:
-        path, value = queue.popleft()
-        if id(value) in seen or isinstance(value, _LEAVES):
-            continue
-        seen[id(value)] = value
-        yield path, value
-        if not isinstance(value, _GENERATORS):
-            queue.extend(parts_of(path, value))
-
-
-def _is_global(value: Any) -> bool:
-    # numpy's and random's global functions are methods of their global generators.
-    known = (
-        torch.default_generator,
-        *(getattr(each, "__self__", None) for each in (np.random.random_sample, random.seed)),
-    )
-    return any(value is generator for generator in known)

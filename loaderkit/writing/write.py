@@ -8,7 +8,7 @@ import os
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,9 @@ from loaderkit.datasets.shards.index import content_checksum, index_path, save_i
 from loaderkit.sampling.fingerprint import fingerprint, named_as_saved
 from loaderkit.sampling.order import Order, Sequential, Shuffled
 from loaderkit.seeding.keys import hash_positions
+from loaderkit.seeding.private import PrivateGenerators
 from loaderkit.seeding.samples import SampleSeeds
+from loaderkit.system.arrays import UInt64Array
 from loaderkit.system.process_pool import map_tasks
 from loaderkit.writing.format import Format, Sample, WriteError
 from loaderkit.writing.manifest import LOCK_TIMEOUT_S, Folder, Piece, Plan, Record
@@ -230,6 +232,10 @@ class Job:
     per_shard: int
     learned: Any
     run: str
+    private: PrivateGenerators = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "private", PrivateGenerators({"dataset": self.dataset}))
 
     def probe(self, places: list[int]) -> _Probe:
         """Read some samples: return what they share, a digest of their content, and their size."""
@@ -291,9 +297,7 @@ class Job:
     def _read(self, indices: list[int]) -> list[Any]:
         words = hash_positions(np.array(indices, dtype=np.int64), _SEED, 0)
         try:
-            with SampleSeeds(words) as seeds:
-                seeds.enter_batch()
-                return read_many(self.dataset, indices)
+            return self.private.use(lambda: self._read_seeded(words, indices))
         except Exception as error:
             if len(indices) == 1:
                 raise WriteError(
@@ -305,6 +309,11 @@ class Job:
                 f"samples {min(indices)} to {max(indices)} of the source can't be read at once: "
                 f"{type(error).__name__}: {error}"
             ) from error
+
+    def _read_seeded(self, words: UInt64Array, indices: list[int]) -> list[Any]:
+        with SampleSeeds(words) as seeds:
+            seeds.enter_batch()
+            return read_many(self.dataset, indices)
 
 
 def _describe(error: OSError, path: Path) -> str:

@@ -21,6 +21,7 @@ from loaderkit.datasets.streams.verbs import Batches, Part, Windows
 from loaderkit.sampling.fingerprint import fingerprint_of_reader
 from loaderkit.sampling.order import digest, shortened
 from loaderkit.seeding.keys import hash_positions
+from loaderkit.seeding.private import PrivateGenerators
 from loaderkit.system.checks import plain_integer
 from loaderkit.system.stack import stack
 from loaderkit.system.world import World
@@ -334,6 +335,9 @@ class StreamDataset(torch_data.IterableDataset[Any]):
         self._epoch.fill_(epoch)
 
     def __iter__(self) -> Iterator[Any]:
+        return PrivateGenerators({"stream": self}).each(self._samples())
+
+    def _samples(self) -> Iterator[Any]:
         info = torch_data.get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         world = self._world or World.detect()

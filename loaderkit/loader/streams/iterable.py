@@ -26,6 +26,7 @@ from loaderkit.loader.streams.own_state import decode, encode
 from loaderkit.sampling.fingerprint import fingerprint_of
 from loaderkit.seeding import workers_seed
 from loaderkit.seeding.keys import hash_positions
+from loaderkit.seeding.private import Found, PrivateGenerators, private_generators
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.shared_numbers import own_numbers
 from loaderkit.system.state import COUNT, EPOCH
@@ -102,6 +103,7 @@ class WorkerLanes:
             places=places,
             cycle=cycle,
             turn=turn,
+            private=self.private(),
         )
         return run_task(task, workers_seed(self._config.seed, task.rank, cycle), workers)
 
@@ -124,6 +126,15 @@ class WorkerLanes:
 
     def idle_workers(self, lanes: int) -> None:
         return None
+
+    def private(self) -> PrivateGenerators:
+        config, data = self._config, {"collate_fn": self._config.collate_fn}
+        if config.private_generators is not None:
+            data = {"dataset": self._dataset, **data}
+        return PrivateGenerators(data, config.private_generators or "seed", config.seeders)
+
+    def left(self) -> list[Found]:
+        return private_generators(dataset=self._dataset) if self._config.private_generators is None else []
 
     def close(self) -> None:
         if self._moves_dataset:  # else another loader would start from here

@@ -18,6 +18,7 @@ from loaderkit.collate import stack
 from loaderkit.engine.torch import Batches, Crew, Sealed, StartWorker, seal
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.seeding.keys import derive_seed
+from loaderkit.seeding.private import Found, PrivateGenerators
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.batch_memory import BufferPool, lends
 from loaderkit.system.host import host, on_host
@@ -75,6 +76,12 @@ class Lanes(Protocol):
     def idle_workers(self, lanes: int) -> str | None:
         """Return a warning if there are more workers than these lanes can keep busy."""
 
+    def private(self) -> PrivateGenerators:
+        """Return what seeds the random generators that the data keeps, as far as they do not decide its order."""
+
+    def left(self) -> list[Found]:
+        """Return the generators that are not seeded although they may decide what a sample is."""
+
     def close(self) -> None:
         """Leave the data as it was before reading."""
 
@@ -87,12 +94,17 @@ class LaneTask(torch_data.IterableDataset[Any]):
     places: Sequence[Any]  # of the rank's lanes; those in a later cycle have ended
     cycle: int  # to read
     turn: int  # the row of the lane that comes next
+    private: PrivateGenerators
     buffers: BufferPool = field(default_factory=BufferPool)
 
     def __iter__(self) -> Iterator[Sealed]:
         info = torch_data.get_worker_info()
         with sendable_errors():
-            yield from map(seal, self.items(info.id, info.num_workers) if info else self.items(0, 1))
+            yield from map(seal, self.seeded_items(info.id, info.num_workers) if info else self.seeded_items(0, 1))
+
+    def seeded_items(self, worker: int, workers: int) -> Iterator[Item | None]:
+        """Yield the items; their samples' seeds seed the generators that the data keeps."""
+        return self.private.each(self.items(worker, workers))
 
     @property
     def data(self) -> Any:
@@ -130,7 +142,7 @@ def run_task(task: LaneTask, seed: int, num_workers: int) -> Iterator[Item]:
     if num_workers:
         items = _from_workers(task, seed, num_workers, pinned)
     else:
-        items = on_host(task.items(0, 1))
+        items = on_host(task.seeded_items(0, 1))
         items = map(pin, items) if pinned else items
     return (item for item in items if item is not None)
 

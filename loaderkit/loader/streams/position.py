@@ -9,6 +9,7 @@ from typing import Any
 from loaderkit.datasets.bad_samples import JUDGED_FROM, Reported
 from loaderkit.datasets.streams.dataset import StreamDataset
 from loaderkit.engine.description import Description
+from loaderkit.loader.checks import inexact
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.engines import describe_stream
 from loaderkit.loader.position import Position
@@ -32,6 +33,8 @@ from loaderkit.sampling.plan import BatchKey
 from loaderkit.sampling.skips import Skips
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.state import EPOCH
+
+_PRIVATE = "private_generators"
 
 
 class StreamPosition(Position):
@@ -62,6 +65,8 @@ class StreamPosition(Position):
         self._passes += 1
         self.turn += 1
         reader = self._bind()
+        if (remark := inexact(self._lanes.left())) is not None:
+            self.say(remark)
         if (remark := self._lanes.idle_workers(len(reader.places))) is not None:
             self.say(remark)
         has_batch = self._has_batch(reader)
@@ -126,11 +131,16 @@ class StreamPosition(Position):
         values[world.rank] = point.value
         if world.size > 1 and self.config.stop != "each":  # with "each" ranks never stand at the same batch
             values = self._rendezvous.gather(self._run_name(), point, world, nearby)
-        return pack_cursor(join_ranks(point, values, self._lanes.count(), self._lanes.place), self._lanes.identity())
+        return pack_cursor(join_ranks(point, values, self._lanes.count(), self._lanes.place), self._identity())
 
     def load(self, state: Mapping[str, Any]) -> None:
         lanes = self._lanes
-        identity = named_as_saved(lanes.identity, open_stream_state(state)["stream"])
+        saved = open_stream_state(state)["stream"]
+        identity = named_as_saved(self._identity, saved)
+        if _PRIVATE not in identity and _PRIVATE in saved:  # the data keeps no generators any more
+            identity |= {_PRIVATE: saved[_PRIVATE]}
+        elif identity.get(_PRIVATE) == "leave" and _PRIVATE not in saved:  # as every earlier loaderkit did
+            del identity[_PRIVATE]
         cursor = unpack_cursor(state, identity, lanes.count(), lanes.flaw, lanes.place)
         if self.config.steps and cursor.batches >= self.config.steps:  # the saved run had more steps an epoch
             cursor = dataclasses.replace(cursor, epoch=cursor.epoch + 1, batches=0, bad=())
@@ -153,6 +163,10 @@ class StreamPosition(Position):
             self.go_to(before.upcoming())
         else:
             self.seek(before.upcoming().epoch, 0)
+
+    def _identity(self) -> dict[str, Any]:
+        private = self._lanes.private()
+        return self._lanes.identity() | ({_PRIVATE: private.policy} if private.find() else {})
 
     def length(self) -> int:
         found = self._lanes.batches() if self.config.steps is None else self.config.steps

@@ -16,6 +16,7 @@ from loaderkit.loader.packed_rows import default_collate
 from loaderkit.loader.position import Crew
 from loaderkit.loader.streams.lanes import Item, LaneTask, check_no_index, run_task
 from loaderkit.seeding import workers_seed
+from loaderkit.seeding.private import Found, PrivateGenerators
 
 
 class ShardLanes:
@@ -55,7 +56,15 @@ class ShardLanes:
         stream, config = self._stream, self._config
         if config.collate_fn is None:
             config = replace(config, collate_fn=default_collate(stream))
-        task = ShardTask(stream=stream, config=config, lanes=lanes, places=places, cycle=cycle, turn=turn)
+        task = ShardTask(
+            stream=stream,
+            config=config,
+            lanes=lanes,
+            places=places,
+            cycle=cycle,
+            turn=turn,
+            private=self.private(),
+        )
         return run_task(task, workers_seed(stream.seed, self._crew.world.rank, cycle), self._crew.num_workers)
 
     def next_cycle(self, places: Sequence[Any], cycle: int) -> tuple[Any, ...]:
@@ -76,6 +85,14 @@ class ShardLanes:
             f"Loader: {workers} workers for {shards} shards in {lanes} lanes of this rank: some workers are idle. "
             "If the reader can skip, StreamDataset(share=...) lets several lanes read one shard."
         )
+
+    def private(self) -> PrivateGenerators:
+        config, data = self._config, {"stream": self._stream, "collate_fn": self._config.collate_fn}
+        return PrivateGenerators(data, config.private_generators or "seed", config.seeders)
+
+    def left(self) -> list[Found]:
+        private = self.private()
+        return [each for each in private.find() if private.policy == "leave" or each.seeded is None]
 
     def close(self) -> None:
         pass

@@ -1,0 +1,205 @@
+"""The random generators that data keeps for itself: they are found, and seeded with each sample."""
+
+import pickle
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from loaderkit.seeding.samples import SeededGenerator, using_private
+from loaderkit.seeding.seeded import AlbumentationsPair, NativeGenerator, seeded
+from loaderkit.system.object_graph import reachable
+
+T = TypeVar("T")
+PrivatePolicy = Literal["seed", "leave"]
+
+KINDS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, torch.Generator, random.Random)
+_END: Any = object()
+_LOOKS = 4  # for new generators after each of the first calls; then after 8, 16, 32, ...
+_SHUFFLERS = {"datasets.iterable_dataset"}  # their generators decide an order
+_LIBRARIES = {  # their own ways to draw from numbers that a Loader seeds
+    "albumentations": "call set_random_seed(seed) before each sample; albumentationsx also takes invocation_seed=",
+    "braindecode": "random_state=None",
+    "lhotse": "randgen=random for the transform",
+    "monai": "set_random_state(seed) before each sample",
+    "transformers": "seed=None",
+}
+
+
+class Found(NamedTuple):
+    """A random generator that data keeps for itself.
+
+    Attributes:
+        path: Where it is, such as "dataset.transform.rng".
+        generator: The generator; of albumentations the transform, whose generators are seeded together.
+        seeded: What seeds it; None if nothing can.
+        library: The package of the object that keeps it.
+    """
+
+    path: str
+    generator: Any
+    seeded: SeededGenerator | None
+    library: str
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.library})" if self.library in _LIBRARIES else self.path
+
+    @property
+    def instead(self) -> str:
+        """The library's own way to draw from numbers that a Loader seeds; empty if it is not known."""
+        return _LIBRARIES.get(self.library, "")
+
+
+def private_generators(**data: Any) -> list[Found]:
+    """Return the random generators that data keeps for itself, nearest first; the global ones do not count.
+
+    Args:
+        data: What is searched, by the names that paths begin with.
+    """
+    found: list[Found] = []
+    seen: set[int] = set()  # generators that two names lead to
+    pair = AlbumentationsPair()
+    for name, root in data.items():
+        for path, value, owner in reachable(root, name, KINDS):
+            if AlbumentationsPair.is_for(value):
+                found.append(Found(f"{path}.random_generator", value, pair, "albumentations"))
+            elif (
+                isinstance(value, KINDS)
+                and id(value) not in seen
+                and not (_is_global(value) or AlbumentationsPair.is_for(owner))
+            ):
+                module = type(owner).__module__
+                if module not in _SHUFFLERS:
+                    seen.add(id(value))
+                    found.append(Found(path, value, seeded(value, path), module.partition(".")[0]))
+    pair.owners = [each.generator for each in found if each.seeded is pair]
+    return found
+
+
+@dataclass
+class PrivateGenerators:
+    """Seeds the private generators of some data with its samples, in this process.
+
+    Libraries make or replace generators when they are first called. So what was read in the first calls is read again if it made a
+    generator, now seeded too.
+
+    Args:
+        data: What keeps them, by the names that paths begin with.
+        policy: "leave" seeds none of them.
+        seeders: Functions that seed generators nobody can find, such as those of C++ libraries. Each gets 32 bits.
+    """
+
+    data: Mapping[str, Any]
+    policy: PrivatePolicy = "seed"
+    seeders: Sequence[Callable[[int], Any]] = ()
+    _found: list[Found] | None = field(default=None, init=False)
+    _calls: int = field(default=0, init=False)
+    _replaced: set[str] = field(default_factory=set, init=False)  # paths whose generator is another one after each call
+
+    def find(self) -> list[Found]:
+        """Return the generators that are there now."""
+        if self._found is None:
+            self._found = private_generators(**self.data)
+        return self._found
+
+    def use(self, make: Callable[[], T]) -> T:
+        """Return what `make` returns; the samples' seeds seed the generators inside.
+
+        In early calls it may be called again.
+        """
+        made = self._seeding(make)
+        self._calls += 1
+        return self._look_again(make, made) if self._looks() else made
+
+    def _seeding(self, make: Callable[[], T]) -> T:
+        with using_private(self._seeded()):
+            return make()
+
+    def _seeded(self) -> Sequence[SeededGenerator]:
+        if not self.data:
+            return ()
+        found: list[SeededGenerator] = [NativeGenerator(function) for function in self.seeders]
+        if (cv2 := sys.modules.get("cv2")) is not None and hasattr(cv2, "setRNGSeed"):
+            found.append(NativeGenerator(cv2.setRNGSeed, bits=31))
+        if self.policy == "seed":
+            found += dict.fromkeys(each.seeded for each in self.find() if each.seeded is not None)
+        return found
+
+    def use_once(self, make: Callable[[], T]) -> T:
+        """Return what `make` returns, as `use` does, if it cannot be called again."""
+        made = self._seeding(make)
+        self._calls += 1
+        if self._looks():
+            before, self._found = self.find(), private_generators(**self.data)
+            if new := self._new(before):
+                self._replaced |= new
+                _warn(new, "was made when data was read. Make it with the function or object that keeps it.")
+        return made
+
+    def each(self, items: Iterator[T]) -> Iterator[T]:
+        """Yield the items of an iterator, which are made under seeds that seed these generators."""
+        while (item := self.use_once(lambda: next(items, _END))) is not _END:
+            yield item
+
+    def _looks(self) -> bool:
+        """Whether it is time to look for new generators."""
+        due = self._calls <= _LOOKS or not self._calls & (self._calls - 1)
+        return bool(self.data) and self.policy == "seed" and due
+
+    def _look_again(self, make: Callable[[], T], made: T) -> T:
+        """Look for generators that the last call made; if there are any, make it again."""
+        before = self.find()
+        self._found = private_generators(**self.data)
+        new = self._new(before)
+        if not new:
+            return made
+        if self._calls > _LOOKS:
+            _warn(new, f"appeared after {self._calls // 2:,} batches or more. Make it before the first sample is read.")
+        made = self._seeding(make)
+        before, self._found = self._found, private_generators(**self.data)
+        if replaced := self._new(before):
+            # Each call makes another one. That is exact if it comes from numbers that are.
+            ends = _states(self._found)
+            made = self._seeding(make)
+            self._found = private_generators(**self.data)
+            self._replaced |= replaced
+            if differ := {path for path, state in _states(self._found).items() if ends.get(path) != state} & replaced:
+                _warn(
+                    differ,
+                    "is made anew for each sample, from numbers of the system. Keep one, or seed it by lk.sample_rng().",
+                )
+        return made
+
+    def _new(self, before: Sequence[Found]) -> set[str]:
+        """Return the paths whose generators are others than before."""
+        known = {each.path: each.generator for each in before}
+        return {each.path for each in self.find() if known.get(each.path) is not each.generator} - self._replaced
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_found": None, "_calls": 0, "_replaced": set()}  # another process has other objects
+
+
+def _states(found: Sequence[Found]) -> dict[str, bytes]:
+    return {each.path: b"" if each.seeded is None else pickle.dumps(each.seeded.state()) for each in found}
+
+
+def _warn(paths: set[str], what: str) -> None:
+    warnings.warn(
+        f"Loader: the random generator {', '.join(sorted(paths))} {what} A resumed run draws other numbers.",
+        UserWarning,
+        stacklevel=2,
+    )
+
+
+def _is_global(value: Any) -> bool:
+    # numpy's and random's global functions are methods of their global generators.
+    known = (
+        torch.default_generator,
+        *(getattr(each, "__self__", None) for each in (np.random.random_sample, random.seed)),
+    )
+    return isinstance(value, random.SystemRandom) or any(value is generator for generator in known)

@@ -1,0 +1,193 @@
+"""How each kind of random generator takes its state from a sample's seed, in place."""
+
+import ctypes
+import functools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.utils.data as torch_data
+
+from loaderkit.seeding.keys import derive_seed
+from loaderkit.seeding.samples import SeededGenerator
+
+UInt32Array = npt.NDArray[np.uint32]
+
+_PCG64 = {np.random.PCG64: "PCG64", np.random.PCG64DXSM: "PCG64DXSM"}
+_MULTIPLIER = 0x2360ED051FC65DA44385DF649FCCF645  # of PCG64
+_128_BITS = 2**128 - 1
+
+
+def seeded(generator: Any, path: str) -> SeededGenerator | None:
+    """Return what seeds a generator with numbers that differ from path to path; None if nothing can."""
+    salt = derive_seed("private generator", path)
+    if isinstance(generator, torch.Generator):
+        # A worker cannot use a device that the trainer uses.
+        is_usable = generator.device.type == "cpu" or torch_data.get_worker_info() is None
+        return _Torch(generator, salt) if is_usable else None
+    if isinstance(generator, random.Random):
+        return _Python(generator, salt)
+    if isinstance(generator, np.random.RandomState):
+        is_usual = type(generator._bit_generator) is np.random.MT19937
+        return _MersenneTwister(generator, salt) if is_usual else None
+    bits = generator.bit_generator if isinstance(generator, np.random.Generator) else generator
+    if type(bits) in _PCG64:
+        return _Pcg64(bits, salt)
+    return _Bits(bits, salt) if type(bits).__module__.startswith("numpy.") else None
+
+
+class _Torch:
+    def __init__(self, generator: torch.Generator, salt: int) -> None:
+        self._generator, self._salt = generator, salt
+
+    def seed(self, word: int) -> None:
+        self._generator.manual_seed(word ^ self._salt)
+
+    def state(self) -> npt.NDArray[np.uint8]:
+        state: npt.NDArray[np.uint8] = self._generator.get_state().numpy()
+        return state
+
+    def restore(self, state: npt.NDArray[np.uint8]) -> None:
+        self._generator.set_state(torch.from_numpy(state))
+
+
+class _Python:
+    def __init__(self, generator: random.Random, salt: int) -> None:
+        self._generator, self._salt = generator, salt
+
+    def seed(self, word: int) -> None:
+        self._generator.seed(word ^ self._salt)
+
+    def state(self) -> Any:
+        return self._generator.getstate()
+
+    def restore(self, state: Any) -> None:
+        self._generator.setstate(state)
+
+
+class _Bits:
+    """A bit generator of numpy, alone or in a Generator."""
+
+    def __init__(self, bits: Any, salt: int) -> None:
+        self._bits, self._salt = bits, salt
+
+    def seed(self, word: int) -> None:
+        self._bits.state = type(self._bits)(word ^ self._salt).state
+
+    def state(self) -> Any:
+        return self._bits.state
+
+    def restore(self, state: Any) -> None:
+        self._bits.state = state
+
+
+class _Pcg64(_Bits):
+    """PCG64 in its own way of seeding (O'Neill 2014), from 64 bits: no SeedSequence, a seventh of its time."""
+
+    def seed(self, word: int) -> None:
+        word ^= self._salt
+        increment = word << 64 | word | 1
+        self._bits.state = {
+            "bit_generator": _PCG64[type(self._bits)],
+            "state": {"state": ((increment + word) * _MULTIPLIER + increment) & _128_BITS, "inc": increment},
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+
+
+class _MersenneTwister:
+    """A RandomState. Its state is read and written in its memory: its methods take 60 us for that, this takes 2."""
+
+    def __init__(self, generator: np.random.RandomState, salt: int) -> None:
+        self._generator, self._salt = generator, salt & 0xFFFFFFFF  # it takes 32 bits five times as fast as 64
+        address = generator._bit_generator.ctypes.state_address
+        self._restored: UInt32Array | None = None  # its words when it was restored, without a normal deviate
+        self._memory = np.ctypeslib.as_array((ctypes.c_uint32 * 625).from_address(address))  # 624 words and the place
+
+    def seed(self, word: int) -> None:
+        self._generator.seed((word ^ self._salt) & 0xFFFFFFFF)
+
+    def state(self) -> tuple[UInt32Array, Any]:
+        """Return its words, and the whole state if it keeps a normal deviate for its next draw."""
+        words = self._memory.copy()
+        if self._restored is not None and np.array_equal(words, self._restored):  # nothing was drawn since
+            return words, None
+        whole: Any = self._generator.get_state(legacy=False)
+        return words, whole if whole["has_gauss"] else None
+
+    def restore(self, state: tuple[UInt32Array, Any]) -> None:
+        words, whole = state
+        if whole is not None:
+            self._generator.set_state(whole)
+            self._restored = None
+            return
+        self._generator.seed(0)  # forgets a normal deviate
+        self._memory[:] = words
+        self._restored = words
+
+
+class AlbumentationsPair:
+    """The generators of all transforms of albumentations.
+
+    They get one pair to draw from, as their own `set_random_state` would give it to them. Seeding those of each transform would take
+    as long as a transform.
+    """
+
+    def __init__(self) -> None:
+        self.owners: Sequence[Any] = ()
+        self._own: list[tuple[Any, Any]] | None = None  # generators of the owners, while they draw from the pair
+        self._python, self._numpy = random.Random(0), np.random.Generator(np.random.PCG64(0))
+        self._seeds: list[SeededGenerator] = [
+            _Python(self._python, derive_seed("private generator", "albumentations", "py_random")),
+            _Pcg64(self._numpy.bit_generator, derive_seed("private generator", "albumentations", "random_generator")),
+        ]
+
+    @staticmethod
+    def is_for(value: Any) -> bool:
+        """Whether an object is such a transform."""
+        return _is_albumentations(type(value)) and {"py_random", "random_generator"} <= vars(value).keys()
+
+    def seed(self, word: int) -> None:
+        if self._own is None:
+            self._own = [(owner.py_random, owner.random_generator) for owner in self.owners]
+            for owner in self.owners:
+                owner.py_random, owner.random_generator = self._python, self._numpy
+        for each in self._seeds:
+            each.seed(word)
+
+    def state(self) -> list[Any] | None:
+        """Return the pair's state; None if the transforms draw from their own generators, which nothing has touched."""
+        return None if self._own is None else [each.state() for each in self._seeds]
+
+    def restore(self, state: list[Any] | None) -> None:
+        if state is not None:
+            for each, old in zip(self._seeds, state, strict=True):
+                each.restore(old)
+        elif self._own is not None:
+            for owner, own in zip(self.owners, self._own, strict=True):
+                owner.py_random, owner.random_generator = own
+            self._own = None
+
+
+@functools.lru_cache(maxsize=4_096)
+def _is_albumentations(kind: type) -> bool:
+    return any(each.__module__.startswith("albumentations.") for each in kind.__mro__)
+
+
+class NativeGenerator:
+    """Seeds generators of other languages by a function. Their state cannot be restored."""
+
+    def __init__(self, function: Callable[[int], Any], bits: int = 32) -> None:
+        self._function, self._mask = function, (1 << bits) - 1
+
+    def seed(self, word: int) -> None:
+        self._function(word & self._mask)
+
+    def state(self) -> None:
+        return None
+
+    def restore(self, state: None) -> None:
+        pass

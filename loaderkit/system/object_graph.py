@@ -1,0 +1,170 @@
+"""What an object holds, as far as its attributes, containers and functions show it."""
+
+import functools
+import sys
+import types
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch.utils.data as torch_data
+from torch import Tensor
+
+ENTRIES = 1_000  # entries of a container that are searched
+_FEW = 64  # a container of more entries holds data: it is searched last
+_OBJECTS = 20_000  # that are searched
+_LIBRARIES = sys.stdlib_module_names | {"loaderkit"}
+_LEAVES = (str, bytes, bytearray, int, float, complex, type(None), np.ndarray, Tensor, types.ModuleType)
+
+
+class Reached(NamedTuple):
+    """An object that data holds: where, and which object it was found in."""
+
+    path: str
+    value: Any
+    owner: Any
+
+
+def reachable(root: Any, name: str, wanted: tuple[type, ...] = ()) -> Iterator[Reached]:
+    """Yield each object that data holds, each once, nearest first.
+
+    They are found by attributes, those of classes too, in containers, closures and partials, and among the globals that functions
+    name. What a loader or sampler inside holds is its own. The order and the paths are the same in each process.
+
+    Args:
+        root: The data.
+        name: What the paths call it.
+        wanted: Types. What the classes and functions of installed packages name is left out, but for values of these.
+    """
+    near, far = deque([Reached(name, root, None)]), deque[Reached]()
+    seen: dict[int, Any] = {}  # holds the objects, so that no id is reused
+    while (near or far) and len(seen) < _OBJECTS:
+        path, value, _ = found = (near or far).popleft()
+        if isinstance(value, _LEAVES) or id(value) in seen or _keeps_its_own(value):
+            continue
+        seen[id(value)] = value
+        yield found
+        holds_data = isinstance(value, dict | list | tuple | deque | set | frozenset) and len(value) > _FEW
+        queue = far if holds_data else near
+        if not isinstance(value, type):
+            queue.extend(Reached(*part, value) for part in parts_of(path, value))
+        queue.extend(Reached(*part, value) for part in _of_code(path, value, wanted))
+
+
+def parts_of(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each part that an object holds, with its path."""
+    # Not any Mapping or Sequence: some read a file for each entry.
+    if isinstance(value, dict):
+        for number, (key, entry) in enumerate(islice(value.items(), ENTRIES)):
+            yield f"{path}[{_key(key, number)}]", entry
+    elif isinstance(value, (list, tuple, deque)):
+        for index, entry in enumerate(islice(value, ENTRIES)):
+            yield f"{path}[{index}]", entry
+    elif isinstance(value, (set, frozenset)):
+        for entry in islice(value, ENTRIES):
+            yield f"{path}{{...}}", entry
+    if isinstance(value, functools.partial):
+        yield f"{path}.func", value.func
+        yield f"{path}.args", value.args
+        yield f"{path}.keywords", value.keywords
+    elif isinstance(value, (types.MethodType, types.BuiltinMethodType)):
+        yield f"{path}.__self__", value.__self__
+    elif isinstance(value, types.FunctionType):
+        for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            try:
+                yield f"{path}.<{variable}>", cell.cell_contents
+            except ValueError:  # not assigned yet
+                continue
+        yield f"{path}.__defaults__", value.__defaults__
+        yield f"{path}.__kwdefaults__", value.__kwdefaults__
+    for attribute, entry in _attributes(value):
+        yield f"{path}.{attribute}", entry
+
+
+def _key(key: Any, number: int) -> str:
+    """Return what names an entry of a dict, the same in each process: an object's own text may hold its address."""
+    return repr(key) if isinstance(key, str | bytes | int | float | None) else f"{type(key).__name__} {number}"
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    found = getattr(value, "__dict__", None)
+    if isinstance(found, dict):
+        # By name: the order in which an object sets them may depend on what it read first.
+        yield from sorted(((str(name), entry) for name, entry in list(found.items())), key=itemgetter(0))
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if isinstance(kind.__dict__.get(name), types.MemberDescriptorType) and hasattr(value, name):
+                yield name, getattr(value, name)
+
+
+def _of_code(path: str, value: Any, wanted: tuple[type, ...]) -> Iterator[tuple[str, Any]]:
+    """Yield what the code of an object names: attributes of its class, and globals of a function.
+
+    Of a library's code only what is wanted: all that it names would be too much.
+    """
+    if isinstance(value, types.FunctionType):
+        is_own = not _is_library(value.__module__)
+        for name, entry in _globals(value):
+            if is_own or isinstance(entry, wanted):
+                yield f"{path}.<global {name}>", entry
+        return
+    if isinstance(value, types.MethodType):
+        yield f"{path}.__func__", value.__func__
+    for kind in (value if isinstance(value, type) else type(value)).__mro__:
+        is_own = not _is_library(kind.__module__)
+        for name, entry in _in_class(kind) if is_own else _wanted_in_class(kind, wanted):
+            yield f"{path}.<class {kind.__name__}>.{name}", entry
+
+
+def _in_class(kind: type) -> Iterator[tuple[str, Any]]:
+    for name, entry in sorted(vars(kind).items()):
+        if isinstance(entry, staticmethod | classmethod):
+            entry = entry.__func__
+        elif isinstance(entry, property):
+            entry = entry.fget
+        if isinstance(entry, types.FunctionType) or not name.startswith("__"):
+            yield name, entry
+
+
+@functools.lru_cache(maxsize=4_096)
+def _wanted_in_class(kind: type, wanted: tuple[type, ...]) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted((name, entry) for name, entry in vars(kind).items() if isinstance(entry, wanted)))
+
+
+def _globals(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the globals that a function names, and of a module those attributes that it names."""
+    names = _names(function.__code__)
+    for name in names:
+        if name not in function.__globals__:
+            continue
+        entry = function.__globals__[name]
+        if not isinstance(entry, types.ModuleType):
+            yield name, entry
+        elif not _is_library(entry.__name__):
+            yield from ((f"{name}.{each}", vars(entry)[each]) for each in names if each in vars(entry))
+
+
+@functools.lru_cache(maxsize=4_096)
+def _names(code: types.CodeType) -> tuple[str, ...]:
+    inner = (each for each in code.co_consts if isinstance(each, types.CodeType))  # of lambdas and comprehensions
+    return tuple(dict.fromkeys((*code.co_names, *(name for each in inner for name in _names(each)))))
+
+
+@functools.lru_cache(maxsize=4_096)
+def _is_library(module: str | None) -> bool:
+    """Return whether a module is installed or Python's own, and so not a user's."""
+    if module is None or module.partition(".")[0] in _LIBRARIES:
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is not None and any(part in ("site-packages", "dist-packages") for part in Path(file).parts)
+
+
+def _keeps_its_own(value: Any) -> bool:
+    return isinstance(value, torch_data.Sampler | torch_data.DataLoader) or type(value).__module__.startswith(
+        ("loaderkit.loader.", "loaderkit.sampling.")
+    )
