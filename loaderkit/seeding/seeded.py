@@ -3,7 +3,7 @@
 import ctypes
 import functools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -173,8 +173,8 @@ class AlbumentationsPair:
 
 
 @functools.lru_cache(maxsize=4_096)
-def _is_albumentations(kind: type) -> bool:
-    return any(each.__module__.startswith("albumentations.") for each in kind.__mro__)
+def _is_albumentations(kind: Hashable) -> bool:
+    return any(each.__module__.startswith("albumentations.") for each in getattr(kind, "__mro__", ()))
 
 
 class NativeGenerator:
