@@ -51,12 +51,21 @@ def reachable(root: Any, name: str, wanted: tuple[type, ...] = ()) -> Iterator[R
         holds_data = isinstance(value, dict | list | tuple | deque | set | frozenset) and len(value) > _FEW
         queue = far if holds_data else near
         if not isinstance(value, type):
-            queue.extend(Reached(*part, value) for part in parts_of(path, value))
+            queue.extend(Reached(*part, value) for part in _entries(path, value))
+            # By name: the order in which an object sets its attributes may depend on what it read first.
+            named = sorted(_attributes(value), key=itemgetter(0))
+            queue.extend(Reached(f"{path}.{name}", entry, value) for name, entry in named)
         queue.extend(Reached(*part, value) for part in _of_code(path, value, wanted))
 
 
 def parts_of(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield each part that an object holds, with its path."""
+    yield from _entries(path, value)
+    for attribute, entry in _attributes(value):
+        yield f"{path}.{attribute}", entry
+
+
+def _entries(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     # Not any Mapping or Sequence: some read a file for each entry.
     if isinstance(value, dict):
         for number, (key, entry) in enumerate(islice(value.items(), ENTRIES)):
@@ -81,8 +90,6 @@ def parts_of(path: str, value: Any) -> Iterator[tuple[str, Any]]:
                 continue
         yield f"{path}.__defaults__", value.__defaults__
         yield f"{path}.__kwdefaults__", value.__kwdefaults__
-    for attribute, entry in _attributes(value):
-        yield f"{path}.{attribute}", entry
 
 
 def _key(key: Any, number: int) -> str:
@@ -93,8 +100,7 @@ def _key(key: Any, number: int) -> str:
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     found = getattr(value, "__dict__", None)
     if isinstance(found, dict):
-        # By name: the order in which an object sets them may depend on what it read first.
-        yield from sorted(((str(name), entry) for name, entry in list(found.items())), key=itemgetter(0))
+        yield from ((str(name), entry) for name, entry in list(found.items()))
     for kind in type(value).__mro__:
         slots = kind.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:

@@ -135,6 +135,26 @@ class Carries(Attribute):
         return index, float(self.own.integers(1 << 60))
 
 
+WRAPPED: dict[str, Any] = {
+    "ArrayDataset": lambda step: lk.ArrayDataset(np.arange(COUNT), transform=step),
+    "Subset": lambda step: torch.utils.data.Subset(lk.ArrayDataset(np.arange(COUNT), transform=step), range(COUNT)),
+    "ConcatDataset": lambda step: lk.ConcatDataset([lk.ArrayDataset(np.arange(COUNT), transform=step)]),
+    "Pipeline": lambda step: lk.Pipeline(range(COUNT)).map(step),
+    "Pipeline of a wrapper": lambda step: lk.Pipeline(torch.utils.data.Subset(range(COUNT), range(COUNT))).map(step),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", WRAPPED)
+def test_a_transform_is_exact_wherever_it_is_applied(name: str, kind: str) -> None:
+    def run(**settings: Any) -> list[Any]:
+        return drawn(lk.Loader(WRAPPED[name](Steps(kind)), 4, collate_fn=list, seed=2, **settings))
+
+    whole = run()
+    assert len({value for _, value in whole}) == 2 * COUNT
+    assert run(num_workers=2) == whole
+
+
 def test_left_generators_carry_on_and_are_named_once() -> None:
     settings: dict[str, Any] = {"collate_fn": list, "private_generators": "leave"}
     loader = lk.Loader(Carries("numpy Generator"), 4, **settings)
