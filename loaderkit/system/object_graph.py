@@ -17,6 +17,7 @@ from torch import Tensor
 ENTRIES = 1_000  # entries of a container that are searched
 _FEW = 64  # a container of more entries holds data: it is searched last
 _OBJECTS = 20_000  # that are searched
+_OWN = ("loaderkit.loader.loader", "loaderkit.sampling.")  # a loader's and an order's own
 _LIBRARIES = sys.stdlib_module_names | {"loaderkit"}
 _LEAVES = (str, bytes, bytearray, int, float, complex, type(None), np.ndarray, Tensor, types.ModuleType)
 
@@ -171,6 +172,6 @@ def _is_library(module: str | None) -> bool:
 
 
 def _keeps_its_own(value: Any) -> bool:
-    return isinstance(value, torch_data.Sampler | torch_data.DataLoader) or type(value).__module__.startswith(
-        ("loaderkit.loader.", "loaderkit.sampling.")
+    return isinstance(value, torch_data.Sampler | torch_data.DataLoader) or any(
+        kind.__module__.startswith(_OWN) for kind in type(value).__mro__
     )
