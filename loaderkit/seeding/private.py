@@ -117,7 +117,9 @@ class PrivateGenerators:
         return self._look_again(make, made) if self._looks() else made
 
     def _seeding(self, make: Callable[[], T]) -> T:
-        with using_private(self._seeded()):
+        if not (found := self._seeded()):
+            return make()
+        with using_private(found):
             return make()
 
     def _seeded(self) -> Sequence[SeededGenerator]:
