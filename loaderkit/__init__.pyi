@@ -59,6 +59,7 @@ from .datasets.streams.readers import PageReader as PageReader
 from .datasets.streams.readers import TarReader as TarReader
 from .datasets.tar.dataset import DECODERS as DECODERS
 from .datasets.tar.dataset import TarDataset as TarDataset
+from .datasets.volumes.patches import PatchDataset as PatchDataset
 from .datasets.windows import WindowDataset as WindowDataset
 from .device.prefetch import prefetch as prefetch
 from .device.transforms import DecodePictures as DecodePictures

@@ -287,6 +287,9 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "ParquetDataset of Arrow files": partial(arrow, stream=False),
     "ParquetDataset of Arrow streams": partial(arrow, stream=True),
     "PreferenceDataset": preferences,
+    "PatchDataset": lambda folder: lk.PatchDataset(
+        np.arange(SAMPLES // 4 * 30).reshape(-1, 1, 6, 5), (3, 2), patches=4
+    ),
     "PieceDataset": lambda folder: lk.PieceDataset(documents(folder), 16),
     "RecordDataset": lambda folder: lk.RecordDataset(map(text_of, range(SAMPLES))),
     "SubsetDataset": lambda folder: SubsetDataset(tar(folder, "txt"), range(0, SAMPLES, 2)),
