@@ -108,5 +108,7 @@ def _area(number: int, region: Any, sizes: Any) -> int:
         raise ValueError(
             f"GeoChips: region {number} is {region!r}, wanted slices with a start and a later stop along x and y."
         )
-    lengths = [max(1, round((stop - start) / size)) for (start, stop), size in zip(spans, sizes.tolist(), strict=True)]
+    lengths: list[int] = [
+        max(1, round((stop - start) / size)) for (start, stop), size in zip(spans, sizes.tolist(), strict=True)
+    ]
     return lengths[0] * lengths[1]
