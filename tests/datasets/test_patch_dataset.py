@@ -350,3 +350,41 @@ def test_no_volumes_are_no_patches() -> None:
         with pytest.raises(IndexError):
             data[0]
         assert list(data) == []
+
+
+class Kept(Volumes):
+    """Volumes that are moved by a generator of their own, as those of MONAI are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = np.random.RandomState(3)
+
+    def __getitem__(self, number: int) -> Any:
+        return {"image": coded(number), "shift": torch.tensor(self.rng.rand()), "id": number}
+
+
+class Jitter:
+    """A transform of patches with a generator of its own."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(3)
+
+    def __call__(self, patch: Any) -> Any:
+        return {**patch, "noise": torch.tensor(self.rng.random())}
+
+
+def test_generators_that_volumes_and_transforms_keep_are_exact() -> None:
+    def run(epochs: int = 2, **settings: Any) -> tuple[Any, list[tuple[Any, ...]]]:
+        data = lk.PatchDataset(Kept(), SIZE, patches=PATCHES, transform=Jitter(), block=2, lanes=4)
+        loader = make_loader(data, **settings)
+        return loader, [row for _ in range(epochs) for row in rows(loader)]
+
+    _, found = run()
+    assert len({dict(row)["noise"] for row in found}) == 2 * COUNT * PATCHES
+    assert len({dict(row)["shift"] for row in found}) == 2 * COUNT
+    assert run(num_workers=2)[1] == found
+    loader, _ = run(0)
+    first = rows(itertools.islice(loader, 5))
+    again, _ = run(0, num_workers=1, batch_size=3)
+    again.load_state_dict(loader.state_dict())
+    assert first + rows(again) + rows(again) == found
