@@ -27,7 +27,7 @@ MAY_IMPORT = {package: set(LINE[:place]) for place, package in enumerate(LINE)} 
     "device": {"system", "seeding", "sampling", "datasets"},
     "writing": {"system", "seeding", "sampling", "datasets"},
     "monitor": {"system"},
-    "testing": {"system"},
+    "testing": {"seeding", "system"},
 }
 MAY_IMPORT["engine"] |= {"device"}
 MAY_IMPORT["loader"] |= {"device"}
