@@ -124,7 +124,7 @@ def test_the_callers_generator_is_left_as_it_was(kind: str) -> None:
         draw(each)
     data = Attribute(kind)
     data.own = generator
-    for number, _ in enumerate(lk.Loader(data, 2, collate_fn=list)):
+    for number, _ in enumerate(lk.Loader(data, 2)):  # a collate function would be seeded last
         if number % 2:
             assert draw(generator) == draw(untouched)
     assert draw(generator) == draw(untouched)
@@ -268,3 +268,17 @@ def test_a_loader_with_generators_pickles() -> None:
     again = make("Attribute", "RandomState")
     again.load_state_dict(loader.state_dict())
     assert drawn(copied, 1) == drawn(again, 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_generators_of_one_kind_draw_apart(kind: str) -> None:
+    class Two(Attribute):
+        def __init__(self, kind: str) -> None:
+            super().__init__(kind)
+            self.other = KINDS[kind]()
+
+        def __getitem__(self, index: int) -> tuple[float, float]:  # type: ignore[override]
+            return draw(self.own), draw(self.other)
+
+    found = drawn(lk.Loader(Two(kind), 4, collate_fn=list))
+    assert len({value for pair in found for value in pair}) == 4 * COUNT
