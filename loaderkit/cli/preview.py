@@ -37,7 +37,6 @@ def add_to(commands: Any) -> None:
     """Add the command to a parser's subcommands."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "preview",
-        help="show the first samples of a source",
         description="Show the first samples of a source: each field's type, shape, dtype and value. MODULE:FACTORY may "
         "also return a Loader or a DataModule; its first batches are shown.",
         examples=(
