@@ -101,6 +101,10 @@ class ShardOrder(Order):
         self._turns = _Turns(self._size, lanes, block)
         self._epochs: dict[int, Any] = {}
 
+    def _details(self) -> str:
+        shards = len(self.shard_sizes)
+        return f" in {shards:,} shard{'s' * (shards != 1)}, shuffled in {self.lanes} lane{'s' * (self.lanes != 1)} by {self.window:,} (seed {self.seed})"
+
     def size(self, epoch: int) -> int:
         return self._size
 
