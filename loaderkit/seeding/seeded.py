@@ -148,7 +148,10 @@ class AlbumentationsPair:
     @staticmethod
     def is_for(value: Any) -> bool:
         """Whether an object is such a transform."""
-        return _is_albumentations(type(value)) and {"py_random", "random_generator"} <= vars(value).keys()
+        return (
+            _is_albumentations(type(value))
+            and {"py_random", "random_generator"} <= getattr(value, "__dict__", {}).keys()
+        )
 
     def seed(self, word: int) -> None:
         if self._own is None:

@@ -240,6 +240,29 @@ def test_what_a_sampler_or_loader_keeps_is_its_own() -> None:
     assert lk.testing.find_private_generators(data) == ["dataset.own"]
 
 
+class OfAlbumentations:
+    """An object of a library, without a dict of attributes."""
+
+    __slots__ = ("rng",)
+    __module__ = "albumentations.compiled"
+
+    def __init__(self, kind: str) -> None:
+        self.rng = KINDS[kind]()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_librarys_objects_may_have_slots_alone(kind: str) -> None:
+    def run(**settings: Any) -> list[tuple[int, float]]:
+        data = Attribute(kind)
+        keeps = OfAlbumentations(kind)
+        data.own, data.keeps = keeps.rng, keeps  # type: ignore[attr-defined]
+        return drawn(lk.Loader(data, 4, collate_fn=list, **settings))
+
+    whole = run()
+    assert len({value for _, value in whole}) == 2 * COUNT
+    assert run(num_workers=2) == whole
+
+
 def test_a_loader_with_generators_pickles() -> None:
     loader = make("Attribute", "RandomState")
     next(iter(loader))
