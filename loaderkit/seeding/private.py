@@ -110,9 +110,12 @@ class PrivateGenerators:
     def use(self, make: Callable[[], T]) -> T:
         """Return what `make` returns; the samples' seeds seed the generators inside.
 
-        In early calls it may be called again.
+        In early calls it may be called again, and when it imports OpenCV.
         """
+        had_opencv = _opencv_seeder() is not None
         made = self._seeding(make)
+        if not had_opencv and self.data and _opencv_seeder() is not None:
+            made = self._seeding(make)  # what it drew there belongs to no sample
         self._calls += 1
         return self._look_again(make, made) if self._looks() else made
 
@@ -124,8 +127,8 @@ class PrivateGenerators:
         if not self.data:
             return ()
         found: list[SeededGenerator] = [NativeGenerator(function) for function in self.seeders]
-        if (cv2 := sys.modules.get("cv2")) is not None and hasattr(cv2, "setRNGSeed"):
-            found.append(NativeGenerator(cv2.setRNGSeed, bits=31))
+        if (seeder := _opencv_seeder()) is not None:
+            found.append(NativeGenerator(seeder, bits=31))
         if self.policy == "seed":
             found += dict.fromkeys(each.seeded for each in self.find() if each.seeded is not None)
         return found
@@ -182,6 +185,10 @@ class PrivateGenerators:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_found": None, "_calls": 0, "_replaced": set()}  # another process has other objects
+
+
+def _opencv_seeder() -> Callable[[int], Any] | None:
+    return getattr(sys.modules.get("cv2"), "setRNGSeed", None)
 
 
 def _states(found: Sequence[Found]) -> dict[str, bytes]:

@@ -1,9 +1,12 @@
 """Generators that data keeps for itself draw from (seed, epoch, position): never the same twice, and exact after a resume."""
 
+import importlib
 import itertools
 import pickle
 import random
+import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -222,6 +225,39 @@ def test_seeders_get_each_samples_own_number() -> None:
     assert len(set(whole)) == 2 * COUNT
     assert all(0 <= word < 2**32 for word in whole)
     assert run(num_workers=2) == whole
+
+
+OPENCV = """
+import random
+
+native = [random.SystemRandom()]
+
+def setRNGSeed(seed):
+    native[0] = random.Random(seed)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_opencv_that_is_imported_by_a_sample_is_exact(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lazy:
+        def __len__(self) -> int:
+            return COUNT
+
+        def __getitem__(self, index: int) -> tuple[int, float]:
+            return index, importlib.import_module("cv2").native[0].gauss(0, 1)
+
+    def run(workers: int) -> list[tuple[int, float]]:
+        sys.modules.pop("cv2", None)
+        return drawn(lk.Loader(Lazy(), 4, num_workers=workers, collate_fn=list))
+
+    (tmp_path / "cv2.py").write_text(OPENCV)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "cv2", None)  # which puts back what is there now
+    whole = run(workers)
+    assert len({value for _, value in whole}) == 2 * COUNT
+    assert run(workers) == whole == run(0)
 
 
 @pytest.mark.parametrize("seeders", [3, "seed", [3], lambda word: None])
