@@ -148,8 +148,8 @@ class AlbumentationsPair:
     @staticmethod
     def is_for(value: Any) -> bool:
         """Whether an object is such a transform."""
-        kind = type(value)
-        return _is_albumentations(kind) and {"py_random", "random_generator"} <= vars(value).keys()  # type: ignore[arg-type]  # it hashes
+        kind: Hashable = type(value)
+        return _is_albumentations(kind) and {"py_random", "random_generator"} <= getattr(value, "__dict__", {}).keys()
 
     def seed(self, word: int) -> None:
         if self._own is None:

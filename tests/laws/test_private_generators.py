@@ -1,9 +1,12 @@
 """Generators that data keeps for itself draw from (seed, epoch, position): never the same twice, and exact after a resume."""
 
+import importlib
 import itertools
 import pickle
 import random
+import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -245,6 +248,39 @@ def test_seeders_get_each_samples_own_number() -> None:
     assert run(num_workers=2) == whole
 
 
+OPENCV = """
+import random
+
+native = [random.SystemRandom()]
+
+def setRNGSeed(seed):
+    native[0] = random.Random(seed)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_opencv_that_is_imported_by_a_sample_is_exact(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lazy:
+        def __len__(self) -> int:
+            return COUNT
+
+        def __getitem__(self, index: int) -> tuple[int, float]:
+            return index, importlib.import_module("cv2").native[0].gauss(0, 1)
+
+    def run(workers: int) -> list[tuple[int, float]]:
+        sys.modules.pop("cv2", None)
+        return drawn(lk.Loader(Lazy(), 4, num_workers=workers, collate_fn=list))
+
+    (tmp_path / "cv2.py").write_text(OPENCV)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "cv2", None)  # which puts back what is there now
+    whole = run(workers)
+    assert len({value for _, value in whole}) == 2 * COUNT
+    assert run(workers) == whole == run(0)
+
+
 @pytest.mark.parametrize("seeders", [3, "seed", [3], lambda word: None])
 def test_seeders_are_a_list_of_functions(seeders: Any) -> None:
     with pytest.raises(ValueError, match=r"seeders is .*, wanted a list of functions"):
@@ -259,6 +295,29 @@ def test_what_a_sampler_or_loader_keeps_is_its_own() -> None:
     data.system = random.SystemRandom()  # type: ignore[attr-defined]
     data.numpy, data.python = np.random.mtrand._rand, random.seed.__self__  # type: ignore[attr-defined]
     assert lk.testing.find_private_generators(data) == ["dataset.own"]
+
+
+class OfAlbumentations:
+    """An object of a library, without a dict of attributes."""
+
+    __slots__ = ("rng",)
+    __module__ = "albumentations.compiled"
+
+    def __init__(self, kind: str) -> None:
+        self.rng = KINDS[kind]()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_librarys_objects_may_have_slots_alone(kind: str) -> None:
+    def run(**settings: Any) -> list[tuple[int, float]]:
+        data = Attribute(kind)
+        keeps = OfAlbumentations(kind)
+        data.own, data.keeps = keeps.rng, keeps  # type: ignore[attr-defined]
+        return drawn(lk.Loader(data, 4, collate_fn=list, **settings))
+
+    whole = run()
+    assert len({value for _, value in whole}) == 2 * COUNT
+    assert run(num_workers=2) == whole
 
 
 def test_a_loader_with_generators_pickles() -> None:
