@@ -1,4 +1,4 @@
-"""Add to the site what is made elsewhere: a notebook for each tutorial, and the benchmarks' pictures."""
+"""Add to the site what is made elsewhere: a notebook for each tutorial, the benchmarks' pictures, the version; say what is searched."""
 
 import re
 from pathlib import Path
@@ -8,6 +8,17 @@ import jupytext
 from mkdocs.structure.files import File, Files
 
 RESULTS = "benchmarks/results"
+# Pages that record what was: a search would find them before the page that says what is.
+NOT_SEARCHED = ("decisions/", "changelog.md", "benchmark-targets.md")
+GUIDES = ("howto/", "tutorials/", "concepts/", "moving/")  # before the reference and the project's pages
+
+
+def on_config(config: Any) -> Any:
+    """Show the version on each page."""
+    source = Path(config["docs_dir"]).parent.joinpath("loaderkit", "__init__.py").read_text()
+    if version := re.search(r'^__version__ = "(.*)"$', source, re.MULTILINE):
+        config["copyright"] = f"loaderkit {version[1]}"
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -17,8 +28,13 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Point pictures in the benchmarks' folder to their place in the site. As written, they show on GitHub too."""
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Say how much the page counts in a search, and point pictures of the benchmarks to their place. As written, GitHub shows them."""
+    place = page.file.src_uri
+    if place.startswith(NOT_SEARCHED):
+        page.meta["search"] = {"exclude": True}
+    elif place.startswith(GUIDES):
+        page.meta["search"] = {"boost": 2}
     return markdown.replace(f"](../{RESULTS}/", "](pictures/")
 
 

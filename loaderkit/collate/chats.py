@@ -12,8 +12,9 @@ from loaderkit.system.stack import CollateError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatCollate:
-    """Pad the samples of a ChatDataset or a PreferenceDataset, for the models of `transformers`.
+    """Pad the samples of a ChatDataset or a PreferenceDataset.
 
+    The batch is for the models of `transformers`.
     A batch is a dict: `input_ids`, `attention_mask` (1 at tokens) and `labels` (-100 at padding), all (B, T) int64. B pairs make 2B rows:
     first the chosen answers, then the rejected ones in the same order, as DPO takes them. Prompts have no labels.
 

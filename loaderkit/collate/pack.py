@@ -253,8 +253,9 @@ def unpack(batch: Mapping[str, Any], name: str = "tokens") -> list[Tensor]:
 
 
 def document_mask(document_ids: Tensor, *, causal: bool = True) -> Tensor:
-    """Return the attention mask (R, 1, T, T), bool, that keeps each step within its own sequence.
+    """Return the mask that keeps attention within each sequence.
 
+    It is (R, 1, T, T), bool.
     Pass it to `torch.nn.functional.scaled_dot_product_attention` as `attn_mask`.
 
     Args:

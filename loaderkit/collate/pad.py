@@ -88,7 +88,7 @@ class PadCollate(Generic[Batch]):
 
 @dataclass(frozen=True)
 class RaggedCollate(Generic[Batch]):
-    """Join sequences of different lengths without padding, and stack the other fields.
+    """Join sequences without padding, and stack the other fields.
 
     A joined field is a nested tensor (B, j, *F), or a `Ragged` with `values` (T_1 + ... + T_B, *F) and `offsets` (B + 1,)
     int64.

@@ -13,7 +13,7 @@ from loaderkit.system.stack import CollateError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patches:
-    """Cut the pictures of one field into patches, as a rule of `MultimodalCollate`.
+    """Cut a field's pictures into patches, as a rule of `MultimodalCollate`.
 
     A value is a picture (C, H, W), or a list of pictures, which may be empty. Each is resized to multiples of
     `size * merge`, and to at most `max_tokens`, with nearly the same proportions (`smart_resize` of Qwen2-VL). The field becomes a dict:

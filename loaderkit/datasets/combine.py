@@ -98,7 +98,9 @@ class ConcatDataset(DeclaresDraws, Generic[Sample]):
 
 
 class ZipDataset(DeclaresDraws):
-    """Several datasets of one length side by side: a sample is a tuple or dict with one sample of each.
+    """Several datasets of one length side by side.
+
+    A sample is a tuple or dict with one sample of each.
 
     Args:
         datasets: A list of datasets, or a dict of them by name.
@@ -237,7 +239,9 @@ class SubsetDataset(DeclaresDraws, Generic[Sample]):
 
 
 class MapDataset(DeclaresDraws, Generic[Sample]):
-    """A dataset with a transform. Random numbers that the transform draws depend on the sample alone.
+    """A dataset with a transform.
+
+    Random numbers that the transform draws depend on the sample alone.
 
     Args:
         dataset: The raw samples.

@@ -13,8 +13,9 @@ P = ParamSpec("P")
 
 
 class Handle(Generic[T]):
-    """A file, database or connection that each thread opens for itself at first use.
+    """A file, database or connection that each thread opens for itself.
 
+    It is opened at first use.
     Use it for what a dataset keeps open: `h5py.File`, `lmdb.open`, `zipfile.ZipFile`. Call the
     handle to get the open object. It is not pickled to workers, and a forked worker or
     another thread opens its own, as two readers would disturb each other's position.

@@ -11,8 +11,9 @@ from loaderkit.system.overrides import own_attribute
 
 
 class HFDataset(DeclaresDraws):
-    """The rows of a `datasets.Dataset`, read many at a time in the dataset's own format.
+    """The rows of a `datasets.Dataset`, read many at a time.
 
+    They have the dataset's own format.
     In the format of Python's values, the features' dtypes are kept: a number is one of numpy if Python has no such number
     (float32, int8), and a list of numbers stacks to an array of its dtype. `lk.Loader` reads a `datasets.Dataset` by itself the
     same way.

@@ -46,8 +46,9 @@ def index_shards(
     executor: Executor | None = None,
     storage: Storage | None = None,
 ) -> int:
-    """Write the index files of shards in parallel, as `loaderkit index` does, and return the number of samples.
+    """Write the index files of shards, and return the number of samples.
 
+    It runs in parallel, as `loaderkit index` does.
     Shards with a fresh index are skipped. If a shard fails, the others are still indexed.
 
     Args:

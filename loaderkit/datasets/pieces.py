@@ -17,8 +17,9 @@ from loaderkit.system.containers import with_parts
 
 
 class PieceDataset(DeclaresDraws):
-    """Documents cut into pieces of at most `length` tokens: each token is in exactly one piece.
+    """Documents cut into pieces of at most `length` tokens.
 
+    Each token is in exactly one piece.
     A document that fits is one piece. The pieces of a longer one follow each other, and all but the last are full.
     `PackPlan(too_long="split")` makes this dataset by itself. Make it yourself to give the pieces to another plan or order.
 

@@ -30,8 +30,9 @@ Part = TypeVar("Part", covariant=True, default=Any)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Split(Mapping[str, Part], Generic[Part]):
-    """The result of `split`: a mapping from a side's name, such as "train", to its part of the data.
+    """The result of `split`: the parts of the data by their names.
 
+    It maps a side's name, such as "train", to its part.
     A part is a `SubsetDataset`, or the indices (N,) int64 if keys were split. Which of them a type checker can't know; tell it by
     an annotation: `parts: lk.Split[lk.SubsetDataset[Row]] = lk.split(rows, ...)`.
 
@@ -141,8 +142,9 @@ def split(
     folds: int | None = None,
     keep: str | Path | None = None,
 ) -> Split[Any]:
-    """Split data by a hash of (seed, key): the same on every rank and in every process, also after data is added.
+    """Split data by a hash of (seed, key).
 
+    It is the same on every rank and in every process, also after data is added.
     Each sample falls on a side with the given probability, so a side's size varies by about its square root.
     `stratify_by` makes the sizes exact to one sample in each stratum, by cutting the order of the hashes. Data that is added
     may then move a few samples to another side; `keep` prevents that.

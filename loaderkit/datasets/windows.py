@@ -20,7 +20,7 @@ from loaderkit.system.checks import check_integer
 
 
 class WindowDataset(DeclaresDraws):
-    """Windows of one length over documents that are shuffled, then joined end to end.
+    """Windows of one length over shuffled documents, joined end to end.
 
     This is how Megatron's `GPTDataset` makes samples. A window may begin and end inside documents. With `shuffle=True` a
     Loader takes the documents in another order each epoch, and shuffles the windows. Any other order gives epoch 0's windows.

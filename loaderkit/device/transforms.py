@@ -17,8 +17,9 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 
 @dataclass(frozen=True, slots=True)
 class Normalize:
-    """A device transform that scales images from uint8 to [0, 1] and normalises them: (x / 255 - mean) / std.
+    """A device transform that scales uint8 images and normalises them.
 
+    It computes (x / 255 - mean) / std.
     Images are the batch's uint8 tensors (*, C, H, W) with as many channels as there are means. Other leaves stay as they
     are. As uint8, a quarter of float32's bytes is copied to the device.
 
@@ -82,7 +83,9 @@ class Normalize:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PadRagged:
-    """A device transform that pads sequences which arrive as `Ragged`: no padding is copied to the device.
+    """A device transform that pads sequences which arrive as `Ragged`.
+
+    So no padding is copied to the device.
 
     Args:
         value: Written after each sequence's end.
@@ -201,8 +204,9 @@ class WidenTokens:
 
 @dataclass(frozen=True, slots=True)
 class DecodePictures:
-    """A device transform that decodes a batch's encoded pictures on the device: less has to be copied there.
+    """A device transform that decodes a batch's encoded pictures there.
 
+    So less has to be copied to the device.
     On CUDA, nvJPEG decodes JPEG, and the CPU everything else. Pixels are upright RGB. Those of nvJPEG may differ from the CPU's by
     rounding. It was not measured. On other devices the CPU decodes. A picture that cannot be decoded is an error: `BadSamples` sees what
     the dataset reads, not what a device transform makes.

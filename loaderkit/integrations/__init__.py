@@ -1,4 +1,7 @@
-"""The Loader under other trainers: one module for each framework, imported when it is first used."""
+"""The Loader under other trainers: one module for each framework.
+
+A module is imported when it is first used.
+"""
 
 import lazy_loader
 

@@ -14,8 +14,9 @@ from loaderkit.seeding.keys import derive_seed
 
 
 class SeedSteps(pl.Callback):
-    """Makes the training step's random numbers, such as dropout, a function of (seed, rank, epoch, batch).
+    """Makes a training step's random numbers, such as dropout's, exact.
 
+    They become a function of (seed, rank, epoch, batch).
     Lightning's checkpoints hold no generator states, so a resumed run draws other numbers than the
     uninterrupted one. With this callback both draw the same, also while a batch is transferred.
 

@@ -30,8 +30,9 @@ Transform = Callable[[Any, Any], Any]
 
 
 class DetectionDataModule(DataModule):
-    """Trains detectors: a batch is (pictures, targets), made by `DetectionCollate`.
+    """Trains detectors on batches (pictures, targets).
 
+    `DetectionCollate` makes the batches.
     Labels start at 1, because 0 is the background in torchvision's detectors. Pictures stay uint8
     until they are on the device, where `on_after_batch_transfer` scales them to [0, 1].
 

@@ -32,7 +32,7 @@ _PICTURES = tuple(extension.removeprefix(".") for extension in EXTENSIONS)
 
 
 class ImageDataModule(DataModule):
-    """Trains on pictures with labels: a batch is (pictures (B, 3, H, W), labels (B,) int64).
+    """Trains on pictures (B, 3, H, W) with labels (B,) int64.
 
     Pictures are read as uint8 RGB. They stay uint8 until they are on the device, which saves three
     quarters of the bytes. There `on_after_batch_transfer` calls `to_input`, which scales them to

@@ -17,7 +17,9 @@ Stop = Literal["shortest", "repeat", "each"]
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderConfig:
-    """The settings of a Loader as a value, for a DataModule, a config file or the command line.
+    """The settings of a Loader as a value.
+
+    For a DataModule, a config file or the command line.
 
     Args:
         batch_size: Samples in a batch of one rank. None yields each sample as it is.

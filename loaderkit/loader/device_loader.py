@@ -16,7 +16,7 @@ from loaderkit.seeding.keys import derive_seed
 
 
 class DeviceLoader(Loader):
-    """Yields a loader's batches on a device, copied there while the model computes.
+    """Yields batches on a device, copied there while the model computes.
 
     On CUDA it copies and transforms the next batches on a side stream. A batch is then ready when it is asked for, and the
     host does not wait. On other devices it copies a batch when it is asked for. The tensors belong to the stream that is current

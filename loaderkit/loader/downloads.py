@@ -23,7 +23,9 @@ _ONE, _MANY = ("storage", "read", "dataset"), ("datasets", "streams")  # attribu
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Downloads:
-    """What one rank, its workers included, has downloaded from remote shards, and how far its cache is ahead.
+    """What one rank has downloaded, and how far its cache is ahead.
+
+    It counts remote shards, and what the rank's workers download.
 
     Args:
         size_bytes: Bytes downloaded so far.

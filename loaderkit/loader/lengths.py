@@ -43,8 +43,9 @@ def measure_lengths(
     multiprocessing_context: Literal["fork", "spawn"] = "fork",
     bad_length: int | None = None,
 ) -> Int64Array:
-    """Return the length of each sample (N,), for `LengthBuckets`, `TokenBudget` and `PackPlan`.
+    """Return the length of each sample (N,), for plans by length.
 
+    Those are `LengthBuckets`, `TokenBudget` and `PackPlan`.
     If the dataset has `lengths()` and no transform, as DocumentDataset, it reads nothing. Otherwise it reads each sample once,
     under the sample's own seed as in a Loader. `MultimodalDataset`, `ChatDataset` and `PreferenceDataset` count their tokens without decoding
     pictures; a pair takes twice its longer side.

@@ -32,8 +32,9 @@ Batch = TypeVar("Batch", covariant=True, default=Any)
 
 
 class Loader(Generic[Batch]):
-    """Yields batches of a dataset or a stream, over ranks and workers, and resumes anywhere.
+    """Yields batches over ranks and workers, and resumes anywhere.
 
+    Its data is a dataset or a stream.
     It takes the arguments of `torch.utils.data.DataLoader`, and more. Each `iter()` is one epoch: the epoch that
     `load_state_dict`, `seek` or `set_epoch` chose, from there on; otherwise the next one. The order of samples and their
     random numbers depend on the seed and the epoch alone, not on the workers or on `torch.manual_seed` (see `lk.torch_seed`).

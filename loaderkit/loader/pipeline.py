@@ -42,8 +42,9 @@ _LARGEST = 1 << 16  # samples of a shard of a stream
 
 
 class Pipeline(DeclaresDraws):
-    """A dataset with verbs: each returns a new pipeline, and reads nothing until you read that.
+    """A dataset with verbs, each of which returns a new pipeline.
 
+    Nothing is read until you read the pipeline.
     It takes any dataset with a length and an index: loaderkit's, a list, one of Hugging Face. A pipeline is such a dataset
     itself, with random access and a fingerprint, so a Loader keeps all its guarantees. It pickles as well as its data and
     functions do. `print(pipeline)` draws it.

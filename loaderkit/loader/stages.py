@@ -31,7 +31,9 @@ Weights = Mapping[str, float | tuple[float, float]]
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a training with its own sources, weights, batch size and collate function. See `Stages`.
+    """A part of a training with its own sources and weights. See `Stages`.
+
+    Its batch size and its collate function may be its own, too.
 
     Args:
         weights: The weight of each source by name, above 0; they need not sum to 1. A pair is the weight at the stage's

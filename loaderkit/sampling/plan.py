@@ -39,8 +39,9 @@ class BatchKey:
 
 
 class Plan(ABC):
-    """How an epoch's samples become batches for each rank: a pure function of a cursor.
+    """How an epoch's samples become batches for each rank.
 
+    It is a pure function of a cursor.
     A step is one batch for each rank. `lk.LengthBuckets`, `lk.TokenBudget` and `lk.PackPlan` are plans; a Loader without
     `plan=` makes batches of a fixed size. Subclass it for a plan of your own.
 

@@ -25,8 +25,9 @@ _INCREMENT = 0x5851F42D4C957F2D14057B7EF767814F  # of the windows' generator: an
 
 
 class ShardOrder(Order):
-    """A new shuffle each epoch that keeps reads local: a function of (seed, epoch) and its own parameters.
+    """A new shuffle each epoch that keeps reads local.
 
+    It is a function of (seed, epoch) and its own parameters.
     The seed shuffles the shards into a line and cuts it into `lanes` pieces whose sizes differ by at most one. A lane is
     one such piece, and keeps its shards in all epochs. Each epoch shuffles the shards within each lane, cuts the lane
     into windows of `window` samples, and shuffles each window (a true permutation). Blocks of positions come from the

@@ -50,8 +50,9 @@ def seed_worker(worker_id: int, *, rank: int | None = None) -> None:
 
 
 def torch_seed() -> int:
-    """Return the seed of `torch.manual_seed` or `seed_everything`, the same on every rank, to give as `seed=`.
+    """Return the seed of `torch.manual_seed`, to give as `seed=`.
 
+    Also that of `seed_everything`. It is the same on every rank.
     If nothing has seeded torch, it is torch's random first seed. With torch.distributed, rank 0 sends its seed to the others, so all
     ranks must call this. A resumed run needs the same seed again.
 

@@ -80,7 +80,7 @@ def tensor_bytes(tensor: Tensor) -> int:
 
 
 def to_device(batch: Any, device: torch.device | str, *, non_blocking: bool | None = None) -> Any:
-    """Copy a batch's tensors to a device, and custom types by their own `to(device)`.
+    """Copy a batch's tensors, and types with a `to(device)`, to a device.
 
     Args:
         batch: Tensors in mappings, sequences and objects with fields (dataclasses, attrs classes, pydantic models,

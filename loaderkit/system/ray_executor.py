@@ -9,8 +9,9 @@ R = TypeVar("R")
 
 
 class RayExecutor(Executor):
-    """Runs calls as tasks on a Ray cluster, for `executor=`. Tasks of workers and nodes that die run again.
+    """Runs calls as tasks on a Ray cluster, for `executor=`.
 
+    Tasks of workers and nodes that die run again.
     It uses the cluster that `ray.init` connected to. Without that call Ray connects to `RAY_ADDRESS`, or starts a cluster
     on this host. It needs the package `ray` (`pip install "loaderkit[ray]"`).
 

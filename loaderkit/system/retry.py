@@ -77,7 +77,7 @@ def http_status(error: Any) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)  # no slots: jsonargparse reads vars() of a default
 class Retry:
-    """How often to try an operation that fails with a transient error, and how long to wait.
+    """How often to try again after a transient error, and how long to wait.
 
     The wait before attempt n + 1 is random, between half and all of `wait_s * 2 ** (n - 1)`, and at most `longest_s`.
 

@@ -15,7 +15,7 @@ _LARGEST = 2**53  # what every JSON reader keeps exactly
 
 
 class StateError(ValueError):
-    """A state that cannot be loaded: damaged, of another version, or of other data.
+    """A state cannot be loaded: damaged, of another version or other data.
 
     The message names the field with the value found and the value wanted, and says how to continue.
 

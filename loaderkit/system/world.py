@@ -28,7 +28,9 @@ _SHARING = {
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Rank `rank` of `size` processes, each of which reads its own part of every step.
+    """Rank `rank` of `size` processes that share the data.
+
+    Each reads its own part of every step.
 
     Args:
         rank: This process's number, from 0.

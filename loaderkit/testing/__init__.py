@@ -1,5 +1,6 @@
-"""The guarantees as functions for any loader; each raises a LawError that names the sample, the batch and the reason.
+"""The guarantees as functions for any loader.
 
+Each raises a LawError that names the sample, the batch and the reason.
 Each function takes `make_loader`, which returns a new loader: a `lk.Loader`, a `DataLoader`, a `StatefulDataLoader` or
 any other iterable, with or without `state_dict()` and `load_state_dict()`. It is called with the settings that the
 function varies, as keywords (`world=`, `num_workers=`, ...), and with nothing else.

@@ -24,7 +24,9 @@ _READ = 64  # samples
 
 
 def verify_shards(path: str | os.PathLike[str], *, jobs: int = 1, executor: Executor | None = None) -> int:
-    """Read every shard that `write_shards` wrote, compare it with the manifest, and return the number of samples.
+    """Compare shards with their manifest; return the number of samples.
+
+    It reads every shard that `write_shards` wrote.
 
     Args:
         path: The folder, or its manifest.

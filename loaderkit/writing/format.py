@@ -14,7 +14,9 @@ Sample = tuple[int, Any]  # its index in the source, and the sample
 
 
 class WriteError(ValueError):
-    """Shards cannot be written, or differ from their manifest. Names the sample or the file.
+    """Shards cannot be written, or differ from their manifest.
+
+    It names the sample or the file.
 
     Examples:
         >>> try:

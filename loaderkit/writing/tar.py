@@ -24,8 +24,9 @@ _END = bytes(1024)
 
 @dataclass(frozen=True, kw_only=True)
 class TarFormat:
-    """Write tar archives in the WebDataset layout: a file for each field, named KEY.FIELD.
+    """Write tar archives in the WebDataset layout.
 
+    A sample has a file for each field, named KEY.FIELD.
     The type of a field decides its file: text `.txt`, whole numbers `.cls` (without a dtype), arrays and tensors `.npy`, other JSON values
     `.json`, bytes without a change. A field gets that extension ("label" becomes "label.cls") unless its name ends in it.
     Pixels are encoded if their field is named "png" or "jpg": uint8 (3, H, W), (H, W, 3) or (H, W). Pillow images are

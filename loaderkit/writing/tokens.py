@@ -19,8 +19,9 @@ def encode_bytes(text: str) -> Sequence[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenFormat:
-    """Write tokens one after another, little-endian, and the ends of documents (uint64) to SHARD.index, as datatrove does.
+    """Write tokens one after another, and the ends of documents.
 
+    Tokens are little-endian. The ends (uint64) go to SHARD.index, as datatrove does.
     `lk.TokenDataset("DEST/*.bin", length=..., dtype=...)` reads windows of tokens. `lk.DocumentDataset("DEST/*.bin",
     dtype=...)` reads documents. A sample is a document: text, tokens (a list, array or tensor (T,)), or a dict with one
     of these.

@@ -55,8 +55,9 @@ def write_shards(
     on_shard: Callable[[int, int], None] | None = None,
     lock_timeout_s: float = LOCK_TIMEOUT_S,
 ) -> Path:
-    """Write a dataset to shards in a local folder, or finish what an earlier call began.
+    """Write a dataset to shards, or finish what an earlier call began.
 
+    The folder is local.
     The bytes depend on the dataset and the settings, not on `jobs` or `executor`. Each sample draws its own random numbers, as in a
     Loader. A shard appears once it is complete, and the manifest once all shards are. `loaderkit verify` checks them.
 

@@ -66,3 +66,10 @@ def run_examples(name: str, value: Any) -> None:
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     runner.run(test, out=output.append)
     assert not runner.failures, "".join(output)
+
+
+@pytest.mark.parametrize("name", [name for name in lk.__all__ if name != "DECODERS"])
+def test_help_begins_with_a_line_that_fits_a_screen(name: str) -> None:
+    """`help` puts 4 columns before it."""
+    first = (inspect.getdoc(PUBLIC[name]) or "").splitlines()[0]
+    assert 10 < len(first) <= 76

@@ -120,7 +120,7 @@ class RowDataset(EncodedDataset[dict[str, Any]]):
 
 
 class ChatDataset(RowDataset):
-    """Conversations, rendered by a chat template and tokenized when they are read, in the workers.
+    """Conversations, rendered by a chat template and tokenized in the workers.
 
     A sample is a dict: `input_ids` (T,) int64, and `labels` (T,) int64, which are the ids to train on and -100 elsewhere. Models of
     `transformers` shift labels themselves. The first label is always -100, as nothing comes before it.

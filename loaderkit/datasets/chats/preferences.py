@@ -21,8 +21,9 @@ PREFERENCE_COLUMNS = ("prompt", "chosen", "rejected", "tools", "chat_template_kw
 
 
 class PreferenceDataset(RowDataset):
-    """Pairs of a chosen and a rejected answer, tokenized when they are read, in the workers: for DPO and reward models.
+    """Pairs of a chosen and a rejected answer, for DPO and reward models.
 
+    They are tokenized in the workers, when they are read.
     A sample is a dict with `chosen` and `rejected`. Each is a dict as a ChatDataset's sample: `input_ids` (T,) int64 of the prompt and
     the answer, and `labels` (T,) int64 with -100 at the prompt. `ChatCollate` puts both into one batch. `measure_lengths(dataset)` counts a
     pair as twice its longer side.

@@ -20,7 +20,7 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", 
 
 
 class ImageFolder(DeclaresDraws):
-    """Pictures at `root/class/.../file`, in the order of torchvision's ImageFolder.
+    """Pictures at `root/class/.../file`, in torchvision's order.
 
     A sample is `(picture, label)`: a uint8 tensor (3, H, W), and the number of the class. `decode_picture` says how grey,
     palette, CMYK and rotated pictures decode. The dataset skips hidden files and folders, files with other extensions, and

@@ -25,7 +25,7 @@ _ROUNDING = 1e-6  # of a frame
 
 
 class VideoDataset(ClipDataset):
-    """Video files, or a dataset with a field of encoded video, as clips of a number of frames.
+    """Clips of a number of frames, from video files or encoded fields.
 
     A sample is a dict: `"frames"` uint8 (frames, 3, H, W) upright RGB, `"times"` (frames,) float64 with the second at which
     each frame begins, and the other fields of the source, such as `"label"`. A shorter video repeats its last frame, and

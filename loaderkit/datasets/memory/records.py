@@ -15,7 +15,7 @@ from loaderkit.system.tables import by_position, frame_way_out, is_frame
 
 
 class RecordDataset(DeclaresDraws):
-    """A dataset over dicts, tuples, strings or other small objects, pickled into shared memory.
+    """Dicts, tuples, strings or other small objects in shared memory.
 
     A list of a million dicts grows each worker's memory as the worker reads it,
     because reading an object changes its reference count. This dataset keeps the

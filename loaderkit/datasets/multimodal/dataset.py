@@ -20,8 +20,9 @@ DOCUMENT_COLUMNS = ("content", "texts", "images")
 
 
 class MultimodalDataset(RowDataset):
-    """Interleaved documents: texts and pictures in their order, as one row of tokens each, made in the workers.
+    """Interleaved documents of texts and pictures as rows of tokens.
 
+    Each is one row, in the order of its parts, made in the workers.
     A sample is a dict: `input_ids` (T,) int64 with a placeholder for each token of a picture, `labels` (T,) int64 that are the ids and -100
     at pictures, and `images`, a list of tensors (3, H, W) uint8. `MultimodalCollate` with the same `Patches` makes batches, and so does
     `PackCollate(..., fields={"labels": -100, "images": patches})` for a `PackPlan`.

@@ -21,8 +21,9 @@ Kind = Literal["image", "audio", "video", "parts"]
 
 
 class MediaDataset(NamedRows[dict[str, Any]]):
-    r"""Rows of any dataset, with the pictures, audio and video that their fields name.
+    r"""Rows with the pictures, audio and video that their fields name.
 
+    The rows are those of any dataset.
     A field holds a file or a list of files, each as a path, a URL, a data URL, the file's bytes, or a dict of Hugging Face's layout,
     {"bytes": ..., "path": ...}. None stays None. Other fields stay as they are. By its kind a field becomes
 

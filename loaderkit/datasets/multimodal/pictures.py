@@ -28,8 +28,9 @@ class CountsTokens(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """How `MultimodalDataset`, `ChatDataset` and `PreferenceDataset` read pictures, and which tokens stand for them.
+    """How datasets read pictures, and which tokens stand for them.
 
+    For `MultimodalDataset`, `ChatDataset` and `PreferenceDataset`.
     The row has one placeholder for each token that the model makes of a picture. Labels are -100 there. A row is never cut inside of a
     picture, nor between a picture and its `before` or `after`.
 

@@ -22,8 +22,9 @@ _PARSERS = (int, float, complex, bool, str)  # these draw no random numbers
 
 
 class CsvDataset(ShardedDataset):
-    r"""A dataset over the records of CSV files (RFC 4180), in UTF-8, as dicts of strings.
+    r"""The records of CSV files (RFC 4180) as dicts of strings.
 
+    Files are in UTF-8.
     Blank lines are skipped. A record whose number of fields differs from the header's
     raises a `ShardError` when it is read.
 

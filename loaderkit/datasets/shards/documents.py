@@ -22,7 +22,7 @@ _CHUNKS = "index.json"  # litdata's index of a folder
 
 
 class DocumentDataset(ShardedDataset):
-    """A dataset over documents in memory-mapped tokens, as several tools write them.
+    """Documents in memory-mapped tokens, as several tools write them.
 
     A sample is an array (T,) of the tokens' dtype. The default batch is a `Ragged`; if you use a transform, give the
     Loader a collate that takes different lengths. The files of each shard say which layout it has:

@@ -11,7 +11,7 @@ from loaderkit.system.arrays import Int64Array
 
 
 class JsonlDataset(ShardedDataset):
-    r"""A dataset over files with one JSON value on each line, in UTF-8 (jsonlines.org).
+    r"""Files with one JSON value on each line, in UTF-8 (jsonlines.org).
 
     Blank lines are skipped, and the last line needs no line feed. A line that is not
     JSON raises a `ShardError` when it is read.

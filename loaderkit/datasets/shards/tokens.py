@@ -29,8 +29,9 @@ class _Tokens:
 
 
 class TokenDataset(MappedDataset):
-    """A dataset over windows of memory-mapped tokens: `.npy` files (T,), files of bare numbers (nanoGPT), or llm.c's.
+    """Windows of memory-mapped tokens.
 
+    Of `.npy` files (T,), files of bare numbers (nanoGPT), or llm.c's.
     Window i of a shard begins at token i * stride and does not reach into the next
     shard. Tokens keep their dtype, so that fewer bytes go to the device: widen
     them there (`batch.long()`). For inputs and targets shifted by one, use windows of

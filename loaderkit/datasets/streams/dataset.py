@@ -30,8 +30,9 @@ Read = Callable[[str, int], Iterable[Any]]
 
 
 class StreamDataset(torch_data.IterableDataset[Any]):
-    """Samples of named shards whose lengths are unknown, such as logs, services, or compressed files.
+    """Samples of named shards whose lengths are unknown.
 
+    Such as logs, services, or compressed files.
     Each epoch deals the shards to lanes. A lane is a part of the stream that one worker reads in sequence; ranks and workers
     share the lanes. Samples come in the shards' order, or shuffled within windows. A run that resumes within a window
     reads that window again. So a shard must give the same samples whenever it is read in an epoch.
@@ -423,8 +424,9 @@ def _check_read(read: Callable[..., Any]) -> None:
 
 
 def from_start(read: Callable[[str], Iterable[Any]]) -> Read:
-    """Return a reader for `StreamDataset` from a function that can only read whole shards.
+    """Return a reader made of a function that only reads whole shards.
 
+    It is for `StreamDataset`.
     To start at a later sample, the reader reads and drops the samples before it.
 
     Args:

@@ -25,8 +25,9 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True)
 class LineReader:
-    r"""Reads the lines of files, plain or compressed with gzip, bzip2 or xz; a line is JSON by default.
+    r"""Reads the lines of files, plain or compressed; a line is JSON by default.
 
+    Compressed by gzip, bzip2 or xz.
     Blank lines are no samples. To start at a later line, it decompresses the lines before it without parsing them.
 
     Args:
@@ -57,8 +58,9 @@ class LineReader:
 
 @dataclass(frozen=True)
 class TarReader:
-    """Reads samples of tar archives, plain or compressed, in the layout of `TarDataset`.
+    """Reads samples of tar archives, plain or compressed.
 
+    They have the layout of `TarDataset`.
     The files of one key follow each other and form one sample: a dict with `__key__` and one entry for each extension. To start
     at a later sample, it decompresses the files before it without decoding them.
 
@@ -183,7 +185,9 @@ def _samples(shard: str, storage: Storage | None) -> Iterator[tuple[str, dict[st
 
 @dataclass(frozen=True)
 class PageReader:
-    """Reads a service that gives samples in pages of one size. It starts at any page without reading those before.
+    """Reads a service that gives samples in pages of one size.
+
+    It starts at any page without reading those before.
 
     Args:
         fetch: Called with a shard's name and a page's number, from 0; returns the page's samples. A page that is not full is
@@ -221,8 +225,9 @@ class PageReader:
 
 @dataclass(frozen=True)
 class LogReader:
-    r"""Reads the lines of files that grow. It waits for the rest of a line that has no line end yet.
+    r"""Reads the lines of files that grow.
 
+    It waits for the rest of a line that has no line end yet.
     A resume continues after the last line that was used, with the lines that have been added. Such streams cannot be shuffled.
 
     Args:

@@ -136,7 +136,7 @@ def unpack_cursor(
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge the stream states that the ranks of a run saved separately into one complete state.
+    """Merge the stream states that ranks saved separately into one.
 
     You need this only if the ranks could not reach each other when they called `state_dict()`: each state then misses the
     other ranks.

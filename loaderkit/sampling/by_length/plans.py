@@ -19,8 +19,9 @@ from loaderkit.system.state import Rule, integers
 
 
 class LengthBuckets(WindowPlan):
-    """Batches of a fixed size. All samples of a step, over all ranks, have like lengths.
+    """Batches of a fixed size and of like lengths.
 
+    All samples of a step, over all ranks, have like lengths.
     The plan sorts each window by length and cuts it into steps, which come in shuffled order. If a window is not a
     multiple of a step, its batches are a little smaller than `batch_size`, evenly.
 
@@ -94,8 +95,9 @@ class LengthBuckets(WindowPlan):
 
 
 class TokenBudget(WindowPlan):
-    """Batches with as many samples as a budget of tokens allows, of like lengths on all ranks of a step.
+    """Batches with as many samples as a budget of tokens allows.
 
+    Lengths are alike on all ranks of a step.
     The plan sorts each window by length and fills batches from the longest sample down. It halves the largest batches
     until their number is a multiple of the ranks. The steps come in shuffled order. `len()` plans the whole epoch.
 
