@@ -317,15 +317,16 @@ def run(job: dict[str, Any]) -> None:
         torch.manual_seed(job["global_seed"])
     trainer = make_trainer(job)
     data = make_data(job)
+    ckpt = lk.newest_checkpoint(job["dir"]) if job.get("requeued") else job.get("ckpt")
     if job.get("direct"):
         settings = {"batch_size": BATCH, "seed": 5, **job.get("loader", {})}
         if job.get("shards"):
             loader = lk.Loader(make_stream(job["shards"], shuffle=True), **settings)
         else:
             loader = lk.Loader(Samples(job.get("size", SIZE)), shuffle=True, **settings)
-        trainer.fit(model, loader, lk.Loader(Samples(10), BATCH), ckpt_path=job.get("ckpt"))
+        trainer.fit(model, loader, lk.Loader(Samples(10), BATCH), ckpt_path=ckpt)
     else:
-        trainer.fit(model, datamodule=data, ckpt_path=job.get("ckpt"))
+        trainer.fit(model, datamodule=data, ckpt_path=ckpt)
 
 
 def run_each(job: dict[str, Any]) -> None:
