@@ -77,4 +77,3 @@ def _is_complete(files: Any, path: str, parts: list[str]) -> bool:
     with files.open(path, "rb") as file:
         start = file.read(2)
         return not b"PK".startswith(start) or zipfile.is_zipfile(file)
-
