@@ -73,6 +73,7 @@ from .lightning.base import DataModule as DataModule
 from .lightning.callbacks import DataWaitCallback as DataWaitCallback
 from .lightning.callbacks import SeedSteps as SeedSteps
 from .lightning.chats import ChatDataModule as ChatDataModule
+from .lightning.checkpoints import newest_checkpoint as newest_checkpoint
 from .lightning.detection import DetectionDataModule as DetectionDataModule
 from .lightning.images import ImageDataModule as ImageDataModule
 from .lightning.shards import ShardDataModule as ShardDataModule

@@ -36,7 +36,8 @@ class SeedSteps(pl.Callback):
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         done, over = batches_done(trainer)
-        self._seed(trainer, "fetch", 0 if over else done)
+        epochs: Any = trainer.fit_loop.epoch_progress.current
+        self._seed(trainer, "fetch", 0 if over and epochs.started == epochs.processed else done)
 
     @override
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

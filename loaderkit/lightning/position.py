@@ -1,31 +1,42 @@
 """A training's position in its data: saved after the last batch trained on, and restored with the Trainer's loops."""
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from typing_extensions import override
 
 from loaderkit.lightning.callbacks import batches_done
 from loaderkit.lightning.framework import DataLoaderIterDataFetcher, pl
 from loaderkit.lightning.loaders import TrainLoader
 from loaderkit.lightning.progress import (
+    Pending,
     begun,
     between_epochs,
+    end_batch_first,
+    end_no_batch,
     epoch_batches,
     forget_ready_epoch,
     learnt,
+    metrics_of,
+    missing_metrics_allowed,
+    pending,
+    pending_in,
     reopen_epoch,
     set_batches,
     set_epoch_batches,
     set_epoch_over,
+    update_plateau_schedulers,
 )
 from loaderkit.system.state import COUNT, FLAG, STATE, StateError, damaged, lists_of, open_state, seal
 
 _FORM = {"train": lists_of(STATE), "batches": COUNT, "epoch_over": FLAG, "ended": lists_of(FLAG)}
 _WAY_OUT = "start a new training"
 
+_KEY = "loaderkit"  # in a checkpoint: what the Trainer had left to do, and its metrics
 _KEYS = {"train", "batches", "epoch_over"}  # of a position's state
 
 
@@ -60,6 +71,8 @@ class TrainPosition:
         self._restored: dict[str, Any] | None = None
         self._first = 0  # the mark, in batches of the Trainer's epoch
         self._waiting = True  # whether no batch has begun since the mark
+        self._recounted = False  # whether the loaded state counts batches of another size
+        self._closing = False  # whether the Trainer only ends an epoch whose batches are all trained on
 
     def is_of(self, trainer: pl.Trainer) -> bool:
         """Return whether this is the Trainer's position."""
@@ -73,7 +86,12 @@ class TrainPosition:
     @property
     def is_before_a_first_batch(self) -> bool:
         """Whether a state was restored at an epoch's start."""
-        return self._restored is not None and self._first == 0
+        return self._restored is not None and self._first == 0 and not self._closing
+
+    @property
+    def is_epoch_over(self) -> bool:
+        """Whether the epoch's batches are all trained on."""
+        return self._learnt()[1]
 
     def next_fit(self, trainer: pl.Trainer | None) -> "TrainPosition":
         """Return the position of the next fit; with the same Trainer it continues after the last epoch."""
@@ -129,7 +147,7 @@ class TrainPosition:
         batches, over = self._learnt()
         states = tuple(loader.state_after(batches - self._first, over=over) for loader in self._loaders)
         # At an epoch's start the last epoch is over; otherwise it would look like one stopped before its first batch.
-        over = over or (self._waiting and self._first == 0 and between_epochs(self._trainer))
+        over = over or self._closing or (self._waiting and self._first == 0 and between_epochs(self._trainer))
         ended = [not over and loader.has_ended(state) for loader, state in zip(self._loaders, states, strict=True)]
         return seal({"train": states, "batches": 0 if over else batches, "epoch_over": over, "ended": ended})
 
@@ -148,6 +166,7 @@ class TrainPosition:
 
     def begin_epoch(self) -> None:
         """Record that the Trainer begins an epoch."""
+        self._closing = False
         if not self._waiting or self._first:
             self._end_epoch()
             self._stand(0)
@@ -166,23 +185,39 @@ class TrainPosition:
         for loader in self._loaders:
             loader.begin_batch(batches - self._first)
 
-    def correct_loops(self, fit_loop: dict[str, Any]) -> None:
-        """Make the batch counts in a checkpoint's loops agree with the loaders, before Lightning loads them."""
+    def correct_loops(self, fit_loop: dict[str, Any], left: Pending) -> Pending:
+        """Make the batch counts in a checkpoint's loops agree with the loaders, before Lightning loads them.
+
+        `left` is what the saving Trainer had left to do. Returns what the resuming Trainer has to do of it.
+        """
         if self._restored is None:
-            return
+            return "nothing"
         forget_ready_epoch(fit_loop)
         current, total = (fit_loop["epoch_loop.batch_progress"][part] for part in ("current", "total"))
         over, batches = self._restored["epoch_over"], self._restored["batches"]
         saved_whole = current["processed"] == batches or (over and batches == 0)  # no open accumulation
         uncounted = saved_whole and current["ready"] == current["processed"]
+        if not uncounted or self._recounted:
+            left = "nothing"
+        if left in ("validation", "validated"):
+            self._closing = over
+            done = current["processed"] if over else self._first
+            set_batches(fit_loop, done, uncounted=False, is_last=over)
+            return left
         if over:
             set_epoch_over(fit_loop, uncounted=uncounted)
-            return
+            return left
         reopened = reopen_epoch(fit_loop)  # Lightning counts every step when an epoch ends
         # A step that on_train_batch_start skips, or that finds its dataloader_iter exhausted, is counted only in part.
         unequal = not total["ready"] == total["started"] == total["processed"]
         if reopened or unequal or current["processed"] != self._first or current["ready"] != self._first:
             set_batches(fit_loop, self._first, uncounted=uncounted and not reopened)
+        return "nothing"
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the Trainer only ends an epoch whose batches are all trained on."""
+        return self._closing
 
     def close(self) -> None:
         """Stop the loaders' workers."""
@@ -232,6 +267,7 @@ class TrainPosition:
             loader.load_state_dict(saved[row])
             loader.restored = True
         first = self._translate(state)
+        self._recounted = first != state["batches"] or self._restored is not state
         self._stand(first, state["ended"])
 
     def _translate(self, state: Mapping[str, Any]) -> int:
@@ -271,21 +307,31 @@ class TrainProgress(pl.Callback):
     def __init__(self, position: TrainPosition) -> None:
         self._position = position
         self._warned = False
+        self._left: Pending = "nothing"  # of the batch or epoch at whose end the checkpoint was saved
+        self._metrics: dict[str, torch.Tensor] = {}  # of the checkpoint
+        self._allowing = contextlib.ExitStack()  # holds while an epoch is only ended
 
     @classmethod
     def attach(cls, trainer: pl.Trainer, position: TrainPosition) -> None:
         """Add the callback to a Trainer; it replaces the one of an earlier run."""
         callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by a connector
         callbacks[:] = [callback for callback in callbacks if not isinstance(callback, cls)] + [cls(position)]
+        end_no_batch(trainer)
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        device = trainer.strategy.root_device
+        trainer.callback_metrics.update({name: value.to(device) for name, value in self._metrics.items()})
+        if self._left == "schedulers":
+            update_plateau_schedulers(trainer)
+        self._left, self._metrics = "nothing", {}
         if self._position.is_before_a_first_batch:
             # Lightning would treat it as the middle of the epoch.
             trainer.fit_loop.epoch_loop.restarting = False
 
     @override
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._allowing.close()
         self._position.begin_epoch()
 
     @override
@@ -298,6 +344,28 @@ class TrainProgress(pl.Callback):
         self._position.begin_batch()
 
     @override
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # Lightning skips the schedulers that wait for a metric in the epoch that a resume continues. Its setter of `restarting`
+        # would restart the loop's children if there are max_steps.
+        trainer.fit_loop._restarting = False
+        if self._position.is_closing:
+            self._allowing.enter_context(missing_metrics_allowed(trainer))
+
+    @override
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._allowing.close()
+
+    @override
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if trainer.state.fn == "fit":
+            left = pending(trainer)
+            is_last_batch = left in ("validation", "validated") and self._position.is_epoch_over
+            metrics = metrics_of(trainer, is_last_batch=is_last_batch)
+            checkpoint[_KEY] = {"pending": left, "metrics": metrics}
+
+    @override
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
@@ -306,7 +374,13 @@ class TrainProgress(pl.Callback):
         if trainer.state.fn == "fit":
             if self._position.awaits_loaders:
                 data.train_dataloader()  # the loaders know how many batches are done
-            self._position.correct_loops(checkpoint["loops"]["fit_loop"])
+            fit_loop, ours = checkpoint["loops"]["fit_loop"], checkpoint.get(_KEY, {})
+            batches = fit_loop["epoch_loop.batch_progress"]["current"]["processed"]
+            self._left = self._position.correct_loops(fit_loop, ours.get("pending") or pending_in(fit_loop))
+            self._metrics = ours.get("metrics", {})
+            if self._left in ("validation", "validated"):
+                last = batches if self._position.is_closing else None
+                end_batch_first(trainer, validated=self._left == "validated", epoch_batches=last)
 
     def _check_steps(self, trainer: pl.Trainer, fetched: int) -> None:
         """Refuse or warn about steps that took `fetched` batches from a dataloader_iter and can't resume exactly."""

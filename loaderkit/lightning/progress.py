@@ -1,9 +1,16 @@
 """Read from a Trainer's loops how many batches it trained on, and correct these counts in a checkpoint."""
 
-from typing import Any
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, TypeAlias
+
+import torch
 
 from loaderkit.lightning.callbacks import batches_done
 from loaderkit.lightning.framework import pl
+
+# What is left to do: the end of a batch with validation, the same after validation, or at an epoch's end only its schedulers.
+Pending: TypeAlias = Literal["nothing", "validation", "validated", "schedulers"]
 
 
 def learnt(trainer: pl.Trainer) -> tuple[int, bool]:
@@ -18,6 +25,94 @@ def learnt(trainer: pl.Trainer) -> tuple[int, bool]:
     if not over and trainer.lightning_module.automatic_optimization:
         done -= done % trainer.accumulate_grad_batches
     return done, over
+
+
+def pending(trainer: pl.Trainer) -> Pending:
+    """Return what the Trainer still does for the batch or epoch that it has trained on."""
+    batches, epochs = trainer.fit_loop.epoch_loop.batch_progress.total, trainer.fit_loop.epoch_progress.current
+    if epochs.started == epochs.processed == epochs.completed + 1:
+        return "schedulers"
+    if trainer.sanity_checking or not batches.ready == batches.processed > 0:
+        return "nothing"
+    if trainer.validating:
+        validation = trainer.fit_loop.epoch_loop.val_loop.batch_progress
+        is_done = validation.is_last_batch and validation.current.completed == validation.current.ready
+        return "validated" if is_done else "validation"
+    return "validation" if batches.completed == batches.processed - 1 else "nothing"
+
+
+def pending_in(fit_loop: Mapping[str, Any]) -> Pending:
+    """Return the same for a checkpoint's loops, as far as they show it."""
+    batches, epochs = fit_loop["epoch_loop.batch_progress"]["total"], fit_loop["epoch_progress"]["current"]
+    if epochs["started"] == epochs["processed"] == epochs["completed"] + 1:
+        return "schedulers"
+    at_batch_end = batches["ready"] == batches["processed"] == batches["completed"] + 1
+    return "validation" if at_batch_end else "nothing"
+
+
+def metrics_of(trainer: pl.Trainer, *, is_last_batch: bool) -> dict[str, torch.Tensor]:
+    """Return the metrics that hooks and schedulers see; after an epoch's last batch, with the means of its training.
+
+    Several ranks would have to meet for the means, but a signal's checkpoint is saved by one. There they are left out.
+    """
+    found = dict(trainer.callback_metrics)
+    if is_last_batch:
+        results: Any = trainer.fit_loop.epoch_loop._results
+        if trainer.world_size == 1:
+            found |= results.metrics(on_step=False)["callback"]
+        else:
+            own = {item.meta.name for _, item in results.valid_items() if item.meta.on_epoch}
+            found = {name: value for name, value in found.items() if name.removesuffix("_epoch") not in own}
+    return {name: value.detach().cpu().clone() for name, value in found.items()}
+
+
+def end_batch_first(trainer: pl.Trainer, *, validated: bool, epoch_batches: int | None) -> None:
+    """Let the epoch that a resumed Trainer continues begin with the end of its last batch: validation, then schedulers.
+
+    Lightning leaves both out. `epoch_batches` is the number of the epoch's batches if that one was the last.
+    """
+    loop: Any = trainer.fit_loop.epoch_loop
+    start = loop.on_run_start
+
+    def on_run_start(data_fetcher: Any) -> None:
+        end_no_batch(trainer)
+        start(data_fetcher)
+        loop.restarting = False
+        if epoch_batches is not None and trainer.fit_loop.max_batches != float("inf"):
+            set_max_batches(trainer, epoch_batches)  # of this epoch; that of the next is known already
+        loop._skip_next_val = validated
+        with missing_metrics_allowed(trainer):
+            loop.on_advance_end(data_fetcher)
+
+    loop.on_run_start = on_run_start
+
+
+def end_no_batch(trainer: pl.Trainer) -> None:
+    """Undo `end_batch_first`."""
+    trainer.fit_loop.epoch_loop.__dict__.pop("on_run_start", None)
+
+
+def update_plateau_schedulers(trainer: pl.Trainer) -> None:
+    """Update the schedulers that wait for a metric and an epoch's end, as at the end of the last epoch."""
+    loop, epochs = trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_progress.current
+    epochs.completed -= 1
+    with missing_metrics_allowed(trainer):
+        loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
+    epochs.completed += 1
+
+
+@contextlib.contextmanager
+def missing_metrics_allowed(trainer: pl.Trainer) -> Iterator[None]:
+    """Let schedulers whose metric is not in the checkpoint miss one update, with Lightning's warning, rather than fail."""
+    waiting = [config for config in trainer.lr_scheduler_configs if config.reduce_on_plateau and config.strict]
+    missing = [config for config in waiting if config.monitor not in trainer.callback_metrics]
+    for config in missing:
+        config.strict = False
+    try:
+        yield
+    finally:
+        for config in missing:
+            config.strict = True
 
 
 def begun(trainer: pl.Trainer) -> int:
@@ -48,10 +143,16 @@ def set_epoch_batches(trainer: pl.Trainer, batches: int) -> None:
     found = epoch_batches(trainer, batches)
     if found == fit_loop.max_batches:
         return
-    fit_loop.max_batches, fit_loop._combined_loader.limits = found, [found]
+    fit_loop._combined_loader.limits = [found]
+    set_max_batches(trainer, found)
+
+
+def set_max_batches(trainer: pl.Trainer, batches: int) -> None:
+    """Tell a Trainer how many batches it uses in an epoch."""
+    trainer.fit_loop.max_batches = batches
     interval: Any = trainer.val_check_interval
     if isinstance(interval, float):
-        trainer.val_check_batch = max(1, int(found * interval))
+        trainer.val_check_batch = max(1, int(batches * interval))
 
 
 def forget_ready_epoch(fit_loop: dict[str, Any]) -> None:
@@ -92,7 +193,9 @@ def reopen_epoch(fit_loop: dict[str, Any]) -> bool:
     return True
 
 
-def set_batches(fit_loop: dict[str, Any], batches: int, *, total: int | None = None, uncounted: bool) -> None:
+def set_batches(
+    fit_loop: dict[str, Any], batches: int, *, total: int | None = None, uncounted: bool, is_last: bool = False
+) -> None:
     """Set the number of finished batches in a checkpoint's loops, with no batch in progress.
 
     `batches` counts the epoch's. `total` counts those of all epochs, and by default changes by as much.
@@ -104,5 +207,5 @@ def set_batches(fit_loop: dict[str, Any], batches: int, *, total: int | None = N
     for name in ("ready", "started", "processed", "completed"):
         progress["current"][name] = batches
         progress["total"][name] = total
-    progress["is_last_batch"] = False
+    progress["is_last_batch"] = is_last
     fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"] += uncounted

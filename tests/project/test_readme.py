@@ -31,21 +31,33 @@ def test_its_sentences_are_short() -> None:
 
 
 @pytest.mark.slow
-def test_the_quickstart_trains_and_goes_on_when_it_is_run_again(tmp_path: Path) -> None:
-    assert "fit(" in LIGHTNING
-    assert len([line for line in LIGHTNING.splitlines() if line]) <= 15
-    check = "\nimport torch\nprint('step', torch.load('runs/digits/last.ckpt', weights_only=True)['global_step'])\n"
-    first = LIGHTNING.replace("max_epochs=9", "max_epochs=2")
-    assert "step 100\n" in run(tmp_path, first + check)
-    again = run(tmp_path, LIGHTNING.replace("max_epochs=9", "max_epochs=3") + check)
+@pytest.mark.parametrize("kill_at", [25, 57, 97])
+def test_the_lightning_quickstart_ends_with_the_same_weights_after_a_kill(kill_at: int, tmp_path: Path) -> None:
+    """As the README says it: run it, kill it, run it again."""
+    own = "import torch; torch.seed()\n"  # as in a fresh interpreter; the tests' processes are forks of one
+    code = own + LIGHTNING.replace("max_epochs=9", "max_epochs=2")
+    assert "max_epochs=2" in code
+    assert len([line for line in LIGHTNING.splitlines() if line]) <= 16
+    kill = "    def on_train_batch_start(self, batch, batch_idx):\n"
+    kill += f"        if self.global_step == {kill_at}: __import__('os')._exit(9)\n"
+    killed_code = code.replace("    def configure_optimizers", kill + "    def configure_optimizers")
+    assert killed_code != code
+    check = "\nlast = torch.load('runs/digits/last.ckpt', weights_only=True)\n"
+    check += "print('end', last['global_step'], *map(float, [w.double().sum() for w in last['state_dict'].values()]))\n"
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    killed.mkdir()
+    run(killed, killed_code, code=9)
+    again = run(killed, code + check)
     assert "Restored all states from the checkpoint" in again
-    assert "step 160\n" in again
+    (end,) = re.findall(r"^end 100 .*", run(whole, code + check), re.MULTILINE)
+    assert end in again
 
 
 @pytest.mark.slow
 def test_the_plain_loop_ends_with_the_same_weights_after_a_kill(tmp_path: Path) -> None:
-    code = PLAIN.replace("epoch < 9", "epoch < 2")
-    assert code != PLAIN
+    code = "import torch; torch.seed()\n" + PLAIN.replace("epoch < 9", "epoch < 2")
+    assert "epoch < 2" in code
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir()
     killed.mkdir()
@@ -54,6 +66,40 @@ def test_the_plain_loop_ends_with_the_same_weights_after_a_kill(tmp_path: Path) 
     resumed, never_killed = (run(folder, code + PRINT_WEIGHTS).splitlines() for folder in (killed, whole))
     assert resumed[0] != never_killed[0]  # it says where it starts
     assert resumed[-1] == never_killed[-1]
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FIT = re.compile(r"^```(?:python|py)\n(?:(?!^```).)*?\.fit\([^\n]*ckpt_path=.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def test_each_run_that_resumes_seeds_the_weights_it_begins_with() -> None:
+    """Else a run that is killed before its first checkpoint, and any copy of the run, ends with other weights."""
+    found = [(page, block) for page in PAGES for block in FIT.findall(page.read_text())]
+    assert len(found) > 8
+    assert [page for page, block in found if "seed_everything(" not in block] == []
+
+
+# Pages that promise weights for a real trainer, and the tests that kill it.
+ELSEWHERE = {
+    "accelerate.md": "test_accelerate.py",
+    "chats.md": "test_examples.py",
+    "other-trainers.md": "test_examples.py",
+    "README.md": "test_readme.py",
+    "tokenize-on-the-way.md": "test_examples.py",
+    "torchtitan.md": "test_torchtitan.py",
+}
+
+
+def test_where_a_page_promises_the_same_weights_its_code_or_a_test_compares_them() -> None:
+    pages = [page for page in PAGES if "decisions" not in page.parts and page.name not in ("changelog.md", "limits.md")]
+    promising = [page for page in pages if re.search(r"(?i)\bsame (final )?weights\b", page.read_text())]
+    assert len(promising) > 5
+    for page in promising:
+        compares = any(
+            "torch.equal(" in block for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+        )
+        elsewhere = ELSEWHERE.get(page.name)
+        assert compares or (elsewhere and any((ROOT / "tests").rglob(elsewhere))), page
 
 
 def run(folder: Path, text: str, code: int = 0) -> str:

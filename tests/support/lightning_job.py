@@ -149,6 +149,7 @@ class Model(pl.LightningModule):
     """A small network with dropout that writes each step's ids and loss to a file."""
 
     stopped = False
+    noted = 0  # ends of batches and epochs
 
     def __init__(self, job: dict[str, Any]) -> None:
         super().__init__()
@@ -193,13 +194,50 @@ class Model(pl.LightningModule):
             {"weights": self.state_dict(), "counts": counts}, Path(self.job["dir"], f"final-{self.job['name']}.pt")
         )
 
+    def note(self, what: str, value: float = 0.0) -> None:
+        """Write what happened at the end of a batch or an epoch, and count it."""
+        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+        line = {
+            "what": what,
+            "epoch": self.current_epoch,
+            "step": self.trainer.global_step,
+            "value": value,
+            "rate": rate,
+        }
+        with Path(self.job["dir"], f"ends-{self.job['name']}-{self.global_rank}.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        self.noted += 1
+
+    def on_validation_epoch_end(self) -> None:
+        if not self.trainer.sanity_checking:
+            self.note("validated", float(self.trainer.callback_metrics["val"]))
+
+    def on_train_epoch_end(self) -> None:
+        self.note("epoch", float(self.trainer.callback_metrics.get("loss", 0)))
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        super().lr_scheduler_step(scheduler, metric)
+        self.note("scheduler", 0.0 if metric is None else float(metric))
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["noted"] = self.noted
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.noted = checkpoint.get("noted", 0)
+
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val", self.net(batch["x"]).mean(), batch_size=len(batch["id"]))
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self) -> Any:
         if self.job.get("reads_steps"):
             assert self.trainer.estimated_stepping_batches > 0
-        return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+        if "plateau" not in self.job:
+            return optimizer
+        schedulers = torch.optim.lr_scheduler
+        plateau = schedulers.ReduceLROnPlateau(optimizer, factor=0.7, patience=0, threshold=10, threshold_mode="abs")
+        config = {"scheduler": plateau, **self.job["plateau"]}
+        return {"optimizer": optimizer, "lr_scheduler": config}
 
 
 class IteratorModel(Model):
@@ -289,6 +327,9 @@ def make_data(job: dict[str, Any]) -> lk.DataModule:
     if job.get("stages"):
         settings["plan"] = make_stages(*job["stages"])
         train = settings["plan"].dataset
+    if job.get("budget"):  # epochs have different numbers of batches
+        lengths = [1 + index % 7 for index in range(len(train))]
+        settings["plan"] = lk.TokenBudget(lengths, job["budget"], window=8, seed=5)
     if job.get("sizes"):
         more = {name: Samples(size, offset=1000 * row) for row, (name, size) in enumerate(job["sizes"].items())}
         stream = {"stream": train} if job.get("shards") or "data" in job else {}
@@ -317,15 +358,16 @@ def run(job: dict[str, Any]) -> None:
         torch.manual_seed(job["global_seed"])
     trainer = make_trainer(job)
     data = make_data(job)
+    ckpt = lk.newest_checkpoint(job["dir"]) if job.get("requeued") else job.get("ckpt")
     if job.get("direct"):
         settings = {"batch_size": BATCH, "seed": 5, **job.get("loader", {})}
         if job.get("shards"):
             loader = lk.Loader(make_stream(job["shards"], shuffle=True), **settings)
         else:
             loader = lk.Loader(Samples(job.get("size", SIZE)), shuffle=True, **settings)
-        trainer.fit(model, loader, lk.Loader(Samples(10), BATCH), ckpt_path=job.get("ckpt"))
+        trainer.fit(model, loader, lk.Loader(Samples(10), BATCH), ckpt_path=ckpt)
     else:
-        trainer.fit(model, datamodule=data, ckpt_path=job.get("ckpt"))
+        trainer.fit(model, datamodule=data, ckpt_path=ckpt)
 
 
 def run_each(job: dict[str, Any]) -> None:
@@ -381,6 +423,12 @@ def log_of(job: dict[str, Any]) -> str:
 def steps_of(job: dict[str, Any], rank: int = 0) -> list[dict[str, Any]]:
     """Return the epoch, batch, ids and loss of each step of a job."""
     path = Path(job["dir"], f"steps-{job['name']}-{rank}.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def ends_of(job: dict[str, Any], rank: int = 0) -> list[dict[str, Any]]:
+    """Return the validations, updates of schedulers and ends of epochs of a job."""
+    path = Path(job["dir"], f"ends-{job['name']}-{rank}.jsonl")
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 

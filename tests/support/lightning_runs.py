@@ -32,8 +32,8 @@ def run_here(job: dict[str, Any]) -> None:
 
 
 def checkpoints_of(whole: dict[str, Any]) -> list[Path]:
-    """Return the checkpoints that a job named "whole" saved."""
-    return sorted(Path(whole["dir"], "saved-whole").iterdir())
+    """Return the checkpoints that a job saved."""
+    return sorted(Path(whole["dir"], f"saved-{whole['name']}").iterdir())
 
 
 def resume_everywhere(whole: dict[str, Any], checkpoints: list[Path], name: str = "resumed") -> list[int]:
