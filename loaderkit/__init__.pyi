@@ -3,6 +3,7 @@
 from . import integrations as integrations
 from . import testing as testing
 from .collate.chats import ChatCollate as ChatCollate
+from .collate.cuts import CutCollate as CutCollate
 from .collate.detection import DetectionCollate as DetectionCollate
 from .collate.pack import PackCollate as PackCollate
 from .collate.pack import document_mask as document_mask
@@ -31,6 +32,7 @@ from .datasets.handles import Handle as Handle
 from .datasets.hf import HFDataset as HFDataset
 from .datasets.images.folder import ImageFolder as ImageFolder
 from .datasets.indexing import index_shards as index_shards
+from .datasets.lhotse import CutDataset as CutDataset
 from .datasets.media.audio_dataset import AudioDataset as AudioDataset
 from .datasets.media.video_dataset import VideoDataset as VideoDataset
 from .datasets.memory.array import ArrayDataset as ArrayDataset
@@ -59,6 +61,8 @@ from .datasets.streams.readers import PageReader as PageReader
 from .datasets.streams.readers import TarReader as TarReader
 from .datasets.tar.dataset import DECODERS as DECODERS
 from .datasets.tar.dataset import TarDataset as TarDataset
+from .datasets.torchgeo import GeoChips as GeoChips
+from .datasets.volumes.patches import PatchDataset as PatchDataset
 from .datasets.windows import WindowDataset as WindowDataset
 from .device.prefetch import prefetch as prefetch
 from .device.transforms import DecodePictures as DecodePictures

@@ -1,18 +1,28 @@
 """The `loaderkit` command: each subcommand's module has `add_to` and a function from arguments to an exit code.
 
-Any error that the function raises is reported here, with exit code 1.
+Only the module of the command that is run is imported, so that the help of all appears at once. Any error that the function raises is reported here, with exit code 1.
 """
 
+import importlib
 import sys
 from collections.abc import Sequence
 
 import loaderkit
-from loaderkit.cli import doctor, index, inspect, lengths, locate, preview, shard, verify
 from loaderkit.cli.arguments import Parser
-from loaderkit.cli.bench import command as bench
 from loaderkit.cli.report import complain_of
 
-COMMANDS = (bench, doctor, index, inspect, lengths, locate, preview, shard, verify)
+COMMANDS = {
+    "bench": "measure engines and worker counts, and recommend one",
+    "doctor": "find what on this machine or in a dataset will cause trouble",
+    "index": "write the index files of shards",
+    "inspect": "say where a saved run stands in its data",
+    "lengths": "report how long samples are, and how much padding each plan needs",
+    "locate": "say which samples were in a training step",
+    "preview": "show the first samples of a source",
+    "shard": "write a dataset to shards",
+    "verify": "check shards that `shard` wrote",
+}
+_MODULES = {"bench": "bench.command"}  # of the others it is the command's name
 _EXAMPLES = (
     ("loaderkit doctor mine:make_loader", "what on this machine, or in your data, will cause trouble?"),
     ("loaderkit preview 'shards/*.tar' --plot sheet.png", "what is in these shards?"),
@@ -32,11 +42,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"loaderkit {loaderkit.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        command.add_to(commands)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    wanted = next((argument for argument in arguments if not argument.startswith("-")), None)
+    for name, text in COMMANDS.items():
+        if name == wanted:
+            importlib.import_module(f"loaderkit.cli.{_MODULES.get(name, name)}").add_to(commands)
+        else:
+            commands.add_parser(name, help=text, description="", examples=())
     for subparser in commands.choices.values():
         subparser.set_defaults(parser=subparser)
-    arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments:
         parser.print_help()
         return 0

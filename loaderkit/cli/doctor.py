@@ -83,7 +83,6 @@ def add_to(commands: Any) -> None:
     """Add the command to a parser's subcommands."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "doctor",
-        help="find what on this machine or in a dataset will cause trouble",
         description="Check CPUs, memory, shared memory, the limit of open files and the start method of processes. With a "
         "SOURCE, also check whether its dataset pickles, keeps random generators or very many objects, and how much "
         "memory its batches need. The exit code is 1 if something is wrong.",

@@ -19,7 +19,6 @@ def add_to(commands: Any) -> None:
     """Add the command to a parser's subcommands."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "index",
-        help="write the index files of shards",
         description="Write the index files of shards, next to them or in a folder. Shards with a fresh index are "
         "skipped. The exit code is 1 if a shard failed, or with --check if an index is not fresh.",
         examples=(

@@ -26,7 +26,6 @@ def add_to(commands: Any) -> None:
     """Add the command to a parser's subcommands."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "inspect",
-        help="say where a saved run stands in its data",
         description="Find the states of Loaders and DataModules in a checkpoint of Lightning or torch.save, or in a JSON "
         "file, and say in words where each stands. The exit code is 1 if a state is damaged, or there is none.",
         examples=(

@@ -26,7 +26,6 @@ def add_to(commands: Any) -> None:
     """Add the command to a parser's subcommands."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "lengths",
-        help="report how long samples are, and how much padding each plan needs",
         description="Measure the lengths of samples. Report how much of an epoch is padding with random batches, with "
         "length buckets, under a token budget, and with packing.",
         examples=(

@@ -23,7 +23,6 @@ def add_to(commands: Any) -> None:
     """Add the command to a parser's subcommands."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "locate",
-        help="say which samples were in a training step",
         description="Say which samples were in a training step, and in which file and place each is. No sample is read, unless "
         "--show asks for it. A checkpoint knows the steps of its epoch; they count from 0, each is a batch of every rank. A "
         "log of lk.StepLog knows all steps of a run, by the numbers of its loss plot.",

@@ -17,6 +17,7 @@ from loaderkit.cli.contact_sheet import draw, pictures_of
 from loaderkit.cli.report import check_plot, say, table
 from loaderkit.cli.source import add_source, training_source
 from loaderkit.loader.loader import Loader
+from loaderkit.system.described import described
 
 _SHOWN = 60  # characters of a value
 _FEW = 4  # entries of a list that are shown one by one
@@ -36,7 +37,6 @@ def add_to(commands: Any) -> None:
     """Add the command to a parser's subcommands."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "preview",
-        help="show the first samples of a source",
         description="Show the first samples of a source: each field's type, shape, dtype and value. MODULE:FACTORY may "
         "also return a Loader or a DataModule; its first batches are shown.",
         examples=(
@@ -102,12 +102,9 @@ def _items(source: Any) -> Generator[Any]:
 
 def _overview(source: Any, unit: str) -> str:
     try:
-        size = f"{len(source):,} {'batches' if unit == 'batch' else 'samples'}"
+        return described(source) if unit == "sample" else f"{type(source).__name__}: {len(source):,} batches"
     except TypeError:
-        size = "a stream, of unknown length"
-    sizes = getattr(source, "shard_sizes", None)
-    shards = "" if sizes is None else f" in {len(sizes):,} shard{'s' * (len(sizes) != 1)}"
-    return f"{type(source).__name__}: {size}{shards}"
+        return f"{type(source).__name__}: a stream, of unknown length"
 
 
 def fields_of(sample: Any, name: str = "") -> list[Field]:

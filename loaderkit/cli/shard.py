@@ -19,7 +19,6 @@ def add_to(commands: Any) -> None:
     """Add the command to a parser's subcommands."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "shard",
-        help="write a dataset to shards",
         description="Write a dataset to shards. If it was stopped, run it again: it keeps the finished shards and writes "
         "the rest. The exit code is 1 if something failed.",
         examples=(

@@ -17,7 +17,6 @@ def add_to(commands: Any) -> None:
     """Add the command to a parser's subcommands."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "verify",
-        help="check shards that `shard` wrote",
         description="Read every shard and compare it with the manifest: missing and extra files, sizes, checksums and "
         "sample counts. Each sample is decoded. The exit code is 1 if something is wrong.",
         examples=(

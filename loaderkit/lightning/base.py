@@ -63,7 +63,8 @@ class DataModule(pl.LightningDataModule):
         predict: The same as val.
         loader: The loaders' settings. `shuffle=None` shuffles for training only.
         eval_loader: Settings of the loaders for val, test and predict. Default: `loader` without
-            shuffling and dropping, and whole passes of streams.
+            shuffling and dropping, without its `order`, `plan` or `batch_sampler`, and whole passes
+            of streams.
 
     Examples:
         >>> data = lk.DataModule(
@@ -146,8 +147,10 @@ class DataModule(pl.LightningDataModule):
             return self._eval_config
         return dataclasses.replace(
             self.loader_config,
+            batch_size=_own_batch_size(self.loader_config),
             shuffle=False,
             order=None,
+            batch_sampler=None,
             plan=None,
             drop_last=False,
             tail="keep",
@@ -237,7 +240,8 @@ class DataModule(pl.LightningDataModule):
 
     def _make_train(self, dataset: Any) -> TrainLoader:
         config = self.loader_config
-        shuffle = config.order is None and config.plan is None if config.shuffle is None else config.shuffle
+        chosen = (config.order, config.plan, config.batch_sampler)
+        shuffle = all(one is None for one in chosen) if config.shuffle is None else config.shuffle
         if is_stream(dataset):
             shuffle = bool(config.shuffle)  # a stream shuffles by its own settings
         if self.trainer is not None and self.trainer.overfit_batches:  # type: ignore[attr-defined]
@@ -246,7 +250,10 @@ class DataModule(pl.LightningDataModule):
                     "DataModule: overfit_batches needs the same batches in each epoch, and the training data is a stream, which "
                     "continues. Give a dataset with an index, such as an lk.ArrayDataset of some of its samples."
                 )
-            config = dataclasses.replace(config, order=None, plan=None, shuffle=None)
+            size = _own_batch_size(config)
+            config = dataclasses.replace(
+                config, batch_size=size, order=None, plan=None, batch_sampler=None, shuffle=None
+            )
             shuffle = False  # the same batches each epoch
         together = self._made.get("train", self._given["train"])
         if isinstance(together, dict) and not is_stream(dataset) and any(map(is_stream, together.values())):
@@ -270,6 +277,8 @@ class DataModule(pl.LightningDataModule):
         changes: dict[str, Any] = {"shuffle": shuffle}
         if config.plan is not None:  # the other settings are for evaluation
             changes |= {"batch_size": config.batch_size and 1, "drop_last": False, "tail": "keep"}
+        if config.batch_sampler is not None:
+            changes["batch_size"] = 1
         if self.trainer is not None:
             if config.world is None:
                 changes["world"] = World.from_trainer(self.trainer)
@@ -280,6 +289,12 @@ class DataModule(pl.LightningDataModule):
         if self.trainer is not None and loader.why_not_ahead is None:
             loader.prefetcher = Prefetcher(self.trainer.strategy.root_device)
         return loader
+
+
+def _own_batch_size(config: LoaderConfig) -> int | None:
+    """Return the batch size of loaders without the batch sampler: if none is given, the batch sampler's own."""
+    own = getattr(config.batch_sampler, "batch_size", None)
+    return own if config.batch_size == 1 and isinstance(own, int) and own > 0 else config.batch_size
 
 
 def _join(found: str | list[str] | dict[Any, str]) -> str:

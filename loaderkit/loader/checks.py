@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from loaderkit.loader.config import LoaderConfig
+from loaderkit.loader.pulls import check_by_index
 from loaderkit.loader.stages import Stages
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.order import Order
@@ -88,7 +89,7 @@ def check_indexed(dataset: Any, *, has_order: bool = False) -> None:
     """Refuse data whose samples have no numbers, or are not what a user expects. With an order of its own it needs no length.
 
     Raises:
-        TypeError: If the dataset is a path, a table, a tuple of columns, or has no length or index.
+        TypeError: If the dataset is a path, a table, a tuple of columns, has no length or index, or ignores the index.
     """
     name = type(dataset).__name__
     if isinstance(dataset, Stages):
@@ -120,6 +121,7 @@ def check_indexed(dataset: Any, *, has_order: bool = False) -> None:
             f"loader: {name} has no __len__ or no __getitem__, wanted a dataset with both (not a loader of one). For data "
             "without an index use loaderkit.StreamDataset or a torch.utils.data.IterableDataset."
         )
+    check_by_index(dataset)
 
 
 def inexact(left: Sequence[Found]) -> str | None:

@@ -27,7 +27,8 @@ class LoaderConfig:
             `seed_everything` do not change them; for a seed that follows these, give `lk.torch_seed()`.
         order: An order or a sampler, in place of `shuffle`.
         batch_sampler: A sampler that yields lists of indices, one for each batch, in place of `batch_size`, `shuffle` and
-            `order`. Rank r of R gets the batches r, r + R, and so on; see `tail` if R does not divide them.
+            `order`. Rank r of R gets the batches r, r + R, and so on; see `tail` if R does not divide them. In a DataModule it is for
+            training alone: evaluation has batches of `batch_size`, by default the sampler's own if it has one.
         plan: A plan that makes the batches, such as `LengthBuckets`, in place of order and batch size.
         collate_fn: Makes a batch from a list of samples. By default it stacks them, and packs the rows of a `pack`. It is not
             seeded if its attribute `draws_nothing` is true.
@@ -157,8 +158,8 @@ class LoaderConfig:
                 raise ValueError(
                     f"loader: batch_sampler is {self.batch_sampler!r}, wanted an iterable of lists of indices."
                 )
-            for name, default in (("batch_size", 1), ("shuffle", None), ("order", None), ("plan", None)):
-                if (value := getattr(self, name)) not in (default, False):
+            for name in ("shuffle", "order", "plan"):
+                if value := getattr(self, name):
                     raise ValueError(f"loader: batch_sampler= makes the batches alone. Leave out {name}={value!r}.")
         object.__setattr__(self, "world", as_world(self.world))  # a mesh does not pickle
         for name in ("collate_fn", "worker_init_fn"):

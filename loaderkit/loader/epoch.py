@@ -1,5 +1,6 @@
 """One pass of a position: takes its batches, and counts each before it yields it."""
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,6 +38,7 @@ class Epoch:
             self._fail(error)
             raise
         self._turn = position.turn
+        self._say_where()
 
     def check_turn(self, turn: int) -> None:
         """Raise a RuntimeError if something else has moved the position since a turn."""
@@ -75,9 +77,19 @@ class Epoch:
             raise StopIteration
         return batch
 
+    def _say_where(self) -> None:
+        """Log where the first pass after a loaded state starts: a Trainer may load it twice, and then choose another epoch."""
+        position = self.position
+        if position.resumed and not position.crew.world.rank:
+            where = position.cursor_at(position.point())
+            samples = f" and {where.samples:,} samples of all ranks" if where.samples else ""
+            _logger.info("resumed in epoch %d, after %d batches%s", where.epoch, where.batches, samples)
+        position.resumed = False
+
     def _fail(self, error: BaseException) -> None:
         self.position.fail(error)
         self._batches = iter(())  # else its workers would wait for the garbage collector
 
 
 _END = object()
+_logger = logging.getLogger("loaderkit")

@@ -359,6 +359,10 @@ class IndexedPosition(Position):
             check_plan(config, self._size)
             order = _order_of(config.plan)
         elif config.batch_sampler is not None:
+            if config.batch_size != 1:
+                raise ValueError(
+                    f"loader: batch_sampler= makes the batches alone. Leave out batch_size={config.batch_size!r}."
+                )
             most = max(MOST_BATCHES, 4 * self._size)
             order = BatchSamplerOrder(config.batch_sampler, seed=config.seed, most=most)
         elif config.order is not None:

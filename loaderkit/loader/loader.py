@@ -336,12 +336,14 @@ class Loader(Generic[Batch]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position; the next `iter()` continues from it.
 
-        The number of ranks, the batch size and the number of workers may differ from those of the saved run.
+        The number of ranks, the batch size and the number of workers may differ from those of the saved run. The next pass says
+        where it starts in the log "loaderkit", at level INFO on rank 0.
 
         Raises:
             StateError: If the state has other data, another order or another seed, misses a rank, or is damaged.
         """
         self._position.load(state)
+        self._position.resumed = True
         self._trainer_epochs.note_loaded(state)
 
     def describe(self) -> Description:

@@ -69,6 +69,7 @@ class Position(ABC):
         bad: The count of bad samples.
         meter: What the data has downloaded.
         prepared: Whether an integration does for a trainer what the Loader does not.
+        resumed: Whether a state was loaded and no pass has started since.
     """
 
     def __init__(self, dataset: Any, config: LoaderConfig) -> None:
@@ -76,6 +77,7 @@ class Position(ABC):
         self.turn = 0
         self.begun = False
         self.prepared = False
+        self.resumed = False
         self.bad = BadSampleCount(config.bad_samples)
         self.meter = DownloadMeter(dataset)
         self._said: set[str] = set()

@@ -213,6 +213,12 @@ class Stages(Plan):
         self._parts: list[BatchPlan] | None = None
         self._check_reads()
 
+    def __repr__(self) -> str:
+        sources = ", ".join(f"{name}: {size:,}" for name, size in zip(self._sources, self._lines.sizes, strict=True))
+        return (
+            f"Stages: {self.ends[-1]:,} samples in {len(self.stages)} stage{'s' * (len(self.stages) != 1)} of {sources}"
+        )
+
     @property
     def dataset(self) -> ConcatDataset:
         """All sources as one dataset, for the Loader.

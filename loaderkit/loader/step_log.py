@@ -67,6 +67,9 @@ class StepLog:
         self._settings: Any = None
         self._read: tuple[int, list[Section]] | None = None  # the file's size, and what it held then
 
+    def __repr__(self) -> str:
+        return f"StepLog({self.path!r})"
+
     def record(self, loader: Loader, step: int, *, point: Any = None) -> None:
         """Write what a step was trained on: the loader's batches since the last record.
 

@@ -11,6 +11,8 @@ from loaderkit.sampling.sources import Sources, shuffled_source, split_window, s
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import check_integer, plain_integer
 
+_SHOWN = 4  # sources in a repr
+
 
 class Mixture(Order):
     """Several sources mixed by weights, for a dataset that is their concatenation.
@@ -74,6 +76,11 @@ class Mixture(Order):
             )
         self._window = window
         self._epochs: dict[int, Any] = {}
+
+    def _details(self) -> str:
+        parts = [f"{w:.3g} of {n:,}" for w, n in zip(self._weights[:_SHOWN], self._sizes, strict=False)]
+        more = f" and {len(self._sizes) - _SHOWN:,} more" if len(self._sizes) > _SHOWN else ""
+        return f" of {len(self._sizes):,} source{'s' * (len(self._sizes) != 1)} ({', '.join(parts)}{more})"
 
     def size(self, epoch: int) -> int:
         return self._size

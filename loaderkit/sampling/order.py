@@ -79,6 +79,17 @@ class Order(ABC):
         """Return a warning about this order on these ranks, or None."""
         return None
 
+    def __repr__(self) -> str:
+        try:
+            size = self.size(0)
+        except Exception:  # a debugger also asks for what is half made
+            return object.__repr__(self)
+        return f"{type(self).__name__}: {size:,} sample{'s' * (size != 1)} an epoch{self._details()}"
+
+    def _details(self) -> str:
+        """Return what `repr` adds to the size."""
+        return ""
+
     def __getstate__(self) -> dict[str, Any]:
         # An epoch's cached arrays are cheaper to make again than to send.
         return {name: {} if name == "_epochs" else value for name, value in self.__dict__.items()}
@@ -219,6 +230,9 @@ class Subset(Order):
         self._shuffle = shuffle
         self._seed = seed
         self._epochs: dict[int, Any] = {}
+
+    def _details(self) -> str:
+        return f", shuffled (seed {self._seed})" if self._shuffle else ""
 
     def size(self, epoch: int) -> int:
         return len(self._chosen)

@@ -147,6 +147,9 @@ class SamplerOrder(Order):
         self._epochs: dict[int, Any] = {}
         self._digested: tuple[Keys | None, str] = None, ""  # keys, and their digest
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} of a {type(self._sampler).__name__}"  # its size would draw from the sampler
+
     def size(self, epoch: int) -> int:
         return ENDLESS if self.is_endless(epoch) else len(self._drawn(epoch))
 

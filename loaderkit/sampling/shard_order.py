@@ -101,6 +101,10 @@ class ShardOrder(Order):
         self._turns = _Turns(self._size, lanes, block)
         self._epochs: dict[int, Any] = {}
 
+    def _details(self) -> str:
+        shards = len(self.shard_sizes)
+        return f" in {shards:,} shard{'s' * (shards != 1)}, shuffled in {self.lanes} lane{'s' * (self.lanes != 1)} by {self.window:,} (seed {self.seed})"
+
     def size(self, epoch: int) -> int:
         return self._size
 
@@ -389,7 +393,7 @@ def spread_out(count: int) -> Int64Array:
 def shuffled_order(dataset: Any, size: int, *, seed: int, batch_size: int | None) -> Order:
     """Return the order of a Loader with shuffle=True: the dataset's own, a ShardOrder if it has `shard_sizes`, else Shuffled.
 
-    A dataset has an order of its own if it has `epoch_order(seed)`.
+    A dataset has an order of its own if it has `epoch_order(seed)`. The batch size is the block of a ShardOrder.
 
     Raises:
         ValueError: If the dataset's shards don't add up to its size.
@@ -397,7 +401,7 @@ def shuffled_order(dataset: Any, size: int, *, seed: int, batch_size: int | None
     epoch_order = own_attribute(dataset, "epoch_order")
     if callable(epoch_order):
         found: Order = epoch_order(seed)
-        return found
+        return found.with_block(batch_size or 1) if isinstance(found, ShardOrder) else found
     sizes = own_attribute(dataset, "shard_sizes")
     if sizes is None:
         return Shuffled(size, seed=seed)

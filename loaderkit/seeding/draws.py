@@ -9,6 +9,7 @@ from torch.utils.data import TensorDataset
 
 from loaderkit.seeding.samples import SampleSeeds
 from loaderkit.system.arrays import UInt64Array
+from loaderkit.system.described import Described
 from loaderkit.system.overrides import own_attribute
 
 _PLAIN = (list, tuple, range, np.ndarray, Tensor, TensorDataset)  # these exact types draw nothing; subclasses may
@@ -23,8 +24,8 @@ class Draws(IntEnum):
     ANYTHING = 2  # also from the global generators of torch, numpy and `random`
 
 
-class DeclaresDraws:
-    """A base class that gives an adapter `draws_nothing` and `draws_only_sample_rng`, from its `_draws`."""
+class DeclaresDraws(Described):
+    """A base class of adapters: `draws_nothing` and `draws_only_sample_rng` come from `_draws`, and `repr` names the size."""
 
     @property
     def draws_nothing(self) -> bool:

@@ -98,7 +98,10 @@ class PrivateGenerators:
     policy: PrivatePolicy = "seed"
     seeders: Sequence[Callable[[int], Any]] = ()
     _found: list[Found] | None = field(default=None, init=False)
+    _seeders: Sequence[SeededGenerator] | None = field(default=None, init=False)  # of what was found
+    _opencv: bool = field(default=False, init=False)  # whether it was imported then
     _calls: int = field(default=0, init=False)
+    _look_at: int = field(default=1, init=False)  # the call after which to look for new generators
     _replaced: set[str] = field(default_factory=set, init=False)  # paths whose generator is another one after each call
 
     def find(self) -> list[Found]:
@@ -110,38 +113,17 @@ class PrivateGenerators:
     def use(self, make: Callable[[], T]) -> T:
         """Return what `make` returns; the samples' seeds seed the generators inside.
 
-        In early calls it may be called again, and when it imports OpenCV.
+        In early calls it may be called again.
         """
-        had_opencv = _opencv_seeder() is not None
         made = self._seeding(make)
-        if not had_opencv and self.data and _opencv_seeder() is not None:
-            made = self._seeding(make)  # what it drew there belongs to no sample
-        self._calls += 1
-        return self._look_again(make, made) if self._looks() else made
-
-    def _seeding(self, make: Callable[[], T]) -> T:
-        with using_private(self._seeded()):
-            return make()
-
-    def _seeded(self) -> Sequence[SeededGenerator]:
-        if not self.data:
-            return ()
-        found: list[SeededGenerator] = [NativeGenerator(function) for function in self.seeders]
-        if (seeder := _opencv_seeder()) is not None:
-            found.append(NativeGenerator(seeder, bits=31))
-        if self.policy == "seed":
-            found += dict.fromkeys(each.seeded for each in self.find() if each.seeded is not None)
-        return found
+        return self._look_again(make, made) if self._is_time_to_look() else made
 
     def use_once(self, make: Callable[[], T]) -> T:
         """Return what `make` returns, as `use` does, if it cannot be called again."""
         made = self._seeding(make)
-        self._calls += 1
-        if self._looks():
-            before, self._found = self.find(), private_generators(**self.data)
-            if new := self._new(before):
-                self._replaced |= new
-                _warn(new, "was made when data was read. Make it with the function or object that keeps it.")
+        if self._is_time_to_look() and (new := self._look()):
+            self._replaced |= new
+            _warn(new, "was made when data was read. Make it with the function or object that keeps it.")
         return made
 
     def each(self, items: Iterator[T]) -> Iterator[T]:
@@ -149,46 +131,67 @@ class PrivateGenerators:
         while (item := self.use_once(lambda: next(items, _END))) is not _END:
             yield item
 
-    def _looks(self) -> bool:
-        """Whether it is time to look for new generators."""
-        due = self._calls <= _LOOKS or not self._calls & (self._calls - 1)
-        return bool(self.data) and self.policy == "seed" and due
+    def _seeding(self, make: Callable[[], T]) -> T:
+        if self._seeders is None:
+            self._seeders = self._all_seeders()
+        if not self._seeders:
+            return make()
+        with using_private(self._seeders):
+            return make()
+
+    def _all_seeders(self) -> list[SeededGenerator]:
+        if not self.data:
+            return []
+        native: list[SeededGenerator] = [NativeGenerator(function) for function in self.seeders]
+        self._opencv = "cv2" in sys.modules
+        if self._opencv and hasattr(sys.modules["cv2"], "setRNGSeed"):
+            native.append(NativeGenerator(sys.modules["cv2"].setRNGSeed, bits=31))
+        if self.policy == "leave":
+            return native
+        return [*dict.fromkeys(each.seeded for each in self.find() if each.seeded is not None), *native]
+
+    def _is_time_to_look(self) -> bool:
+        """Count a call, and say whether to look for new generators after it."""
+        self._calls += 1
+        if self._calls < self._look_at:
+            return False
+        self._look_at = self._calls + 1 if self._calls < _LOOKS else 2 * self._calls
+        return bool(self.data)
+
+    def _look(self) -> set[str]:
+        """Look for generators; return the paths of those that are others than before."""
+        new = {"OpenCV"} if "cv2" in sys.modules and not self._opencv else set()  # it was imported meanwhile
+        if self.policy == "seed":
+            before = {each.path: each.generator for each in self.find()}
+            self._found = private_generators(**self.data)
+            new |= {each.path for each in self._found if before.get(each.path) is not each.generator}
+        self._seeders = None
+        return new - self._replaced
 
     def _look_again(self, make: Callable[[], T], made: T) -> T:
         """Look for generators that the last call made; if there are any, make it again."""
-        before = self.find()
-        self._found = private_generators(**self.data)
-        new = self._new(before)
+        new = self._look()
         if not new:
             return made
         if self._calls > _LOOKS:
             _warn(new, f"appeared after {self._calls // 2:,} batches or more. Make it before the first sample is read.")
         made = self._seeding(make)
-        before, self._found = self._found, private_generators(**self.data)
-        if replaced := self._new(before):
+        if replaced := self._look():
             # Each call makes another one. That is exact if it comes from numbers that are.
-            ends = _states(self._found)
+            ends = _states(self.find())
             made = self._seeding(make)
-            self._found = private_generators(**self.data)
+            self._look()
             self._replaced |= replaced
-            if differ := {path for path, state in _states(self._found).items() if ends.get(path) != state} & replaced:
+            if differ := {path for path, state in _states(self.find()).items() if ends.get(path) != state} & replaced:
                 _warn(
                     differ,
                     "is made anew for each sample, from numbers of the system. Keep one, or seed it by lk.sample_rng().",
                 )
         return made
 
-    def _new(self, before: Sequence[Found]) -> set[str]:
-        """Return the paths whose generators are others than before."""
-        known = {each.path: each.generator for each in before}
-        return {each.path for each in self.find() if known.get(each.path) is not each.generator} - self._replaced
-
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_found": None, "_calls": 0, "_replaced": set()}  # another process has other objects
-
-
-def _opencv_seeder() -> Callable[[int], Any] | None:
-    return getattr(sys.modules.get("cv2"), "setRNGSeed", None)
+        # Another process has other objects.
+        return self.__dict__ | {"_found": None, "_seeders": None, "_calls": 0, "_look_at": 1, "_replaced": set()}
 
 
 def _states(found: Sequence[Found]) -> dict[str, bytes]:

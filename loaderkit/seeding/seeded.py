@@ -148,10 +148,8 @@ class AlbumentationsPair:
     @staticmethod
     def is_for(value: Any) -> bool:
         """Whether an object is such a transform."""
-        return (
-            _is_albumentations(type(value))
-            and {"py_random", "random_generator"} <= getattr(value, "__dict__", {}).keys()
-        )
+        kind = type(value)
+        return _is_albumentations(kind) and {"py_random", "random_generator"} <= getattr(value, "__dict__", {}).keys()  # type: ignore[arg-type]  # it hashes
 
     def seed(self, word: int) -> None:
         if self._own is None:

@@ -17,6 +17,7 @@ from torch import Tensor
 ENTRIES = 1_000  # entries of a container that are searched
 _FEW = 64  # a container of more entries holds data: it is searched last
 _OBJECTS = 20_000  # that are searched
+_OWN = ("loaderkit.loader.loader", "loaderkit.sampling.")  # a loader's and an order's own
 _LIBRARIES = sys.stdlib_module_names | {"loaderkit"}
 _LEAVES = (str, bytes, bytearray, int, float, complex, type(None), np.ndarray, Tensor, types.ModuleType)
 
@@ -51,12 +52,21 @@ def reachable(root: Any, name: str, wanted: tuple[type, ...] = ()) -> Iterator[R
         holds_data = isinstance(value, dict | list | tuple | deque | set | frozenset) and len(value) > _FEW
         queue = far if holds_data else near
         if not isinstance(value, type):
-            queue.extend(Reached(*part, value) for part in parts_of(path, value))
+            queue.extend(Reached(*part, value) for part in _entries(path, value))
+            # By name: the order in which an object sets its attributes may depend on what it read first.
+            named = sorted(_attributes(value), key=itemgetter(0))
+            queue.extend(Reached(f"{path}.{name}", entry, value) for name, entry in named)
         queue.extend(Reached(*part, value) for part in _of_code(path, value, wanted))
 
 
 def parts_of(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield each part that an object holds, with its path."""
+    yield from _entries(path, value)
+    for attribute, entry in _attributes(value):
+        yield f"{path}.{attribute}", entry
+
+
+def _entries(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     # Not any Mapping or Sequence: some read a file for each entry.
     if isinstance(value, dict):
         for number, (key, entry) in enumerate(islice(value.items(), ENTRIES)):
@@ -81,8 +91,6 @@ def parts_of(path: str, value: Any) -> Iterator[tuple[str, Any]]:
                 continue
         yield f"{path}.__defaults__", value.__defaults__
         yield f"{path}.__kwdefaults__", value.__kwdefaults__
-    for attribute, entry in _attributes(value):
-        yield f"{path}.{attribute}", entry
 
 
 def _key(key: Any, number: int) -> str:
@@ -93,8 +101,7 @@ def _key(key: Any, number: int) -> str:
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     found = getattr(value, "__dict__", None)
     if isinstance(found, dict):
-        # By name: the order in which an object sets them may depend on what it read first.
-        yield from sorted(((str(name), entry) for name, entry in list(found.items())), key=itemgetter(0))
+        yield from ((str(name), entry) for name, entry in list(found.items()))
     for kind in type(value).__mro__:
         slots = kind.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
@@ -165,6 +172,6 @@ def _is_library(module: str | None) -> bool:
 
 
 def _keeps_its_own(value: Any) -> bool:
-    return isinstance(value, torch_data.Sampler | torch_data.DataLoader) or type(value).__module__.startswith(
-        ("loaderkit.loader.", "loaderkit.sampling.")
+    return isinstance(value, torch_data.Sampler | torch_data.DataLoader) or any(
+        kind.__module__.startswith(_OWN) for kind in type(value).__mro__
     )

@@ -7,6 +7,7 @@ import fractions
 import operator
 import os
 import sys
+import textwrap
 import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,7 @@ from loaderkit.system.containers import (
     shows_items,
     with_parts,
 )
+from loaderkit.system.own_collates import own_collate
 from loaderkit.system.stack_rows import stack_rows
 
 # Tuples, since Python would build a union of types again for each field of each batch.
@@ -59,15 +61,16 @@ class CollateError(ValueError):
 def stack(samples: Sequence[Any]) -> Any:
     """Stack B samples of one structure.
 
-    Tensors, arrays and numbers become tensors (B, *) on the host. Subclasses of Tensor stay what they are. Strings, bytes and
-    None become lists. Mappings, sequences and objects with fields (dataclasses, attrs classes, pydantic models, SimpleNamespace)
+    Tensors, arrays and numbers become tensors (B, *) on the host. Subclasses of Tensor stay what they are, with their
+    attributes, which must be equal in all samples. MONAI's MetaTensor and the graphs of torch_geometric become a batch by
+    their own library's function. Strings, bytes and None become lists. Mappings, sequences and objects with fields (dataclasses, attrs classes, pydantic models, SimpleNamespace)
     keep their type, and no constructor runs: a batch of tuples is a tuple, where torch's `default_collate` makes a list, and
     strings inside it are a list, where torch makes a tuple. A type that cannot hold a batch becomes a dict, a tuple or a list.
-    Attributes stay that are equal in all samples. A class may bring a static method `collate(samples)`, or stack itself with
+    Of their attributes, those stay that are equal in all samples. A class may bring a static method `collate(samples)`, or stack itself with
     `torch.stack`, as TensorDict does. Other leaves go to torch's `default_collate`.
 
     Raises:
-        CollateError: If structures, shapes or dtypes differ, or values are masked. Names the field.
+        CollateError: If structures, shapes or dtypes differ, or attributes of tensors, or values are masked. Names the field.
         TypeError: If a leaf has a type that cannot be stacked. Names the field and the way out.
     """
     return stack_field(samples, "")
@@ -111,7 +114,9 @@ def stack_field(values: Sequence[Any], field: str) -> Any:
     if first is None or isinstance(first, (str, bytes)):
         return list(values)
     if hasattr(kind, "__torch_function__"):
-        return _stack_by_itself(values, field)
+        return _stack_by("torch.stack", torch.stack, values, field)
+    if (own := own_collate(kind)) is not None:  # type: ignore[arg-type]  # mypy takes a type for unhashable
+        return _stack_by(*own, values, field)
     if isinstance(first, Mapping):
         return _stack_mapping(values, field)
     if field_names(first) is not None:
@@ -155,13 +160,13 @@ def _advice(kind: type) -> str:
     return known[0] if known else ""
 
 
-def _stack_by_itself(values: Sequence[Any], field: str) -> Any:
-    """Stack values for which torch's functions call their own: TensorDict."""
+def _stack_by(name: str, collate: Callable[[Any], Any], values: Sequence[Any], field: str) -> Any:
+    """Stack values by a function that knows their class: that of their library, or torch's, which asks a TensorDict itself."""
     try:
-        return torch.stack(list(values))
+        return collate(list(values))
     except Exception as error:
         raise CollateError(
-            f"collate: {named(field)} has type {type(values[0]).__name__}, which torch.stack cannot stack: {error}. Make them "
+            f"collate: {named(field)} has type {type(values[0]).__name__}, which {name} cannot stack: {error}. Make them "
             "of one structure and shape in the dataset, or pass collate_fn"
         ) from error
 
@@ -196,7 +201,11 @@ def batch_like(values: Sequence[Any], parts: Any, field: str) -> Any:
         for name in attributes_of(batch).keys() & left:
             leave_out(batch, name)
         said = [f"The batch is without {left}." if left else "", f"It keeps the first sample's {own}." if own else ""]
-        _warn(first, field, names, " ".join(filter(None, said)))
+        warnings.warn(
+            f"collate: {named(field)} has type {type(first).__name__}, and samples of a batch differ in its attributes {names}. "
+            f"{' '.join(filter(None, said))} Make them fields of the samples, or pass a collate_fn that knows them.",
+            stacklevel=2,
+        )
     return batch
 
 
@@ -219,30 +228,24 @@ def _differing(batch: Any, values: Sequence[Any]) -> list[str]:
     ]
 
 
-def _warn(value: Any, field: str, names: list[str], what: str) -> None:
-    warnings.warn(
-        f"collate: {named(field)} has type {type(value).__name__}, and samples of a batch differ in its attributes {names}. "
-        f"{what} Make them fields of the samples, or pass a collate_fn that knows them.",
-        stacklevel=2,
-    )
-
-
 def is_same(left: Any, right: Any) -> bool:
-    """Return whether two values are equal, with equal types. Tensors and arrays may be among them."""
+    """Return whether two values are equal, with equal types; NaN equals NaN. Tensors and arrays may be among them."""
     if left is right:
         return True
     if type(left) is not type(right):
         return False
-    if isinstance(left, Tensor):
-        return left.dtype == right.dtype and left.device == right.device and torch.equal(left, right)
-    if isinstance(left, np.ndarray):
-        return left.dtype == right.dtype and np.array_equal(left, right)
     if isinstance(left, dict):
         return left.keys() == right.keys() and all(is_same(value, right[name]) for name, value in left.items())
     if isinstance(left, list | tuple):
         return len(left) == len(right) and all(map(is_same, left, right))
     try:
-        return bool(left == right)
+        if isinstance(left, Tensor):
+            kinds = left.dtype == right.dtype and left.device == right.device and left.shape == right.shape
+            return kinds and bool(((left == right) | ((left != left) & (right != right))).all())
+        if isinstance(left, np.ndarray):
+            return left.dtype == right.dtype and np.array_equal(left, right, equal_nan=left.dtype.kind in "fc")
+        is_nan = isinstance(left, float | complex | np.inexact) and left != left
+        return bool(right != right if is_nan else left == right)
     except Exception:  # a class that cannot say
         return False
 
@@ -273,6 +276,9 @@ def _stack_tensors(values: Sequence[Tensor], field: str) -> Tensor:
         return _stack_unusual(values, field)
     if len(set(map(_DTYPE, values))) > 1:
         raise difference("dtypes", list(map(_DTYPE, values)), field, "collate", ". Cast them to one in the dataset")
+    own = None if type(first) is Tensor else own_collate(type(first))
+    if own is not None and len({value.shape for value in values}) == 1:
+        return _stack_by(*own, values, field)  # type: ignore[no-any-return]  # a Tensor, as torch's own functions give
     try:
         if type(first) is Tensor:
             return stack_rows(values)
@@ -289,21 +295,33 @@ def _stack_tensors(values: Sequence[Tensor], field: str) -> Tensor:
 
 
 def like_samples(batch: Tensor, values: Sequence[Any], field: str) -> Tensor:
-    """Give a batch the attributes that are equal in all samples. They are of a subclass of Tensor, as the batch is."""
-    states = [vars(value) for value in values]
-    names = dict.fromkeys(name for state in states for name in state)
-    equal = {n: states[0].get(n) for n in names if all(n in s and is_same(s[n], states[0].get(n)) for s in states)}
-    vars(batch).update(equal)
-    if len(equal) < len(names):
-        differ, kept = [name for name in names if name not in equal], True
-        try:
-            batch[:0].as_subclass(type(batch)).clone()
-            batch.clone()
-        except Exception:
-            kept = False  # the class needs them; torch.stack of tv_tensors gives a plain tensor, too
-        _warn(values[0], field, differ, f"The batch is {'without them' if kept else 'a plain Tensor'}.")
-        return batch if kept else batch.as_subclass(Tensor)
+    """Give a batch the attributes of its samples. They are of a subclass of Tensor, as the batch is.
+
+    Raises:
+        CollateError: If the samples differ in one. A batch with the first sample's would be wrong about the others.
+    """
+    wanted = vars(values[0])
+    for row, value in enumerate(values):
+        found = vars(value)
+        for name in {**wanted, **found}:
+            if not (name in wanted and name in found and is_same(found[name], wanted[name])):
+                raise _other_attribute(values, row, name, field)
+    vars(batch).update(wanted)
     return batch
+
+
+def _other_attribute(values: Sequence[Any], row: int, name: str, field: str) -> CollateError:
+    kind, (first, other) = type(values[0]).__name__, (vars(values[0]), vars(values[row]))
+    shown = " and ".join(
+        textwrap.shorten(repr(state[name]), 100) if name in state else "none" for state in (first, other)
+    )
+    boxes = "loaderkit.DetectionCollate, or " if hasattr(values[0], "canvas_size") else ""
+    return CollateError(
+        f"collate: {named(field)} has type {kind}, and its samples differ in the attribute {name!r}: {shown}, wanted one in a "
+        f"batch. In the dataset make them equal, or return plain tensors, value.as_subclass(torch.Tensor), and the attribute "
+        f"as a field of its own. Or pass {boxes}a collate_fn that knows {kind}",
+        [0, row],
+    )
 
 
 def difference(what: str, found: Sequence[Any], field: str, collate: str, way_out: str = "") -> CollateError:

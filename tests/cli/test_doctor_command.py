@@ -115,13 +115,21 @@ def test_generators_and_many_objects_are_found() -> None:
     records = [{"id": number} for number in range(100_000)]
     found = about(Data(rng=np.random.default_rng(0), records=records, numbers=list(range(100_000))))
     assert [text.split("\n")[0] for text in found] == [
-        "wrong  the dataset keeps random generators: dataset.rng",
-        "note   dataset.records: 100,000 Python objects; each worker copies them as it reads them",
         "note   dataset.numbers: 100,000 Python objects; each worker copies them as it reads them",
+        "note   dataset.records: 100,000 Python objects; each worker copies them as it reads them",
     ]
+    assert "array" in found[0]
     assert "loaderkit.share" in found[1]
-    assert "array" in found[2]
     assert about(Data(records=lk.share(records))) == []
+
+
+def test_generators_that_a_loader_leaves_are_named() -> None:
+    data = Data(rng=np.random.default_rng(0))
+    assert about(lk.Loader(data, 4)) == []
+    with pytest.warns(UserWarning, match="dataset.rng: random generators"):
+        (found,) = about(lk.Loader(data, 4, private_generators="leave"))
+    assert found.startswith("wrong  the data keeps random generators that a Loader leaves: dataset.rng\n")
+    assert "private_generators='seed'" in found
 
 
 def test_batches_that_do_not_fit_are_said() -> None:
@@ -157,8 +165,8 @@ def test_memory_is_the_hosts_or_the_containers(tmp_path: Path) -> None:
     assert available_memory() is not None
 
 
-def bad() -> Data:
-    return Data(rng=np.random.default_rng(0))
+def bad() -> lk.Loader:
+    return lk.Loader(Data(rng=np.random.default_rng(0)), private_generators="leave")
 
 
 def broken() -> Data:

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from command_line import loaderkit
@@ -50,3 +51,35 @@ def test_colours_are_for_terminals_without_no_color(variable: str, coloured: boo
     assert b"start by" in done.stdout, done.stderr
     assert (b"\x1b[32mok" in done.stdout) == coloured
     assert (b"\x1b" in done.stdout) == coloured
+
+
+HELP = """
+import sys
+from loaderkit.cli.command import main
+try:
+    main(sys.argv[1:])
+except SystemExit:
+    pass
+sys.stdout.flush()
+sys.stderr.write(" ".join(sorted({"torch", "numpy", "lightning", "fsspec"} & set(sys.modules))))
+"""
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"]])
+def test_the_help_imports_nothing_large(arguments: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", HELP, *arguments], capture_output=True, text=True)
+    assert "loaderkit" in done.stdout
+    assert done.stderr == ""
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "loaderkit"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stdout.startswith("usage: loaderkit ")
+
+
+def test_the_documented_completion_has_each_command() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text()
+    line = re.search(r'^complete -o default -W "([^"]*)" loaderkit$', page, re.MULTILINE)
+    assert line is not None
+    assert tuple(line[1].split()) == COMMANDS

@@ -1,5 +1,6 @@
 """Every container keeps its type and attributes in a batch, on a device and in page-locked memory; samples never change."""
 
+import copy
 import dataclasses
 import enum
 import types
@@ -11,6 +12,7 @@ import pytest
 import torch
 from containers_made import KINDS, LEAVES, Data, Mine, TaggedDict, TaggedList, alike, make_sample, picture
 from torch import Tensor
+from torchvision import tv_tensors
 
 import loaderkit as lk
 from loaderkit.collate import stack
@@ -109,37 +111,64 @@ def test_an_attribute_that_samples_do_not_share_is_left_out_and_said(make: Calla
     assert [sample.tag for sample in samples] == ["case0", "case1", "case2"]
 
 
-class Needy(Tensor):
-    """Cannot be without its attribute, like torchvision's BoundingBoxes."""
+NAN = float("nan")
+MISSING: Any = ...
+SAME = [1, "m", ["m"], {"a": (1.5, None)}, torch.ones(2), np.array([1.0, NAN]), NAN, torch.tensor([NAN]), None]
+OTHER = [
+    (1, 2),
+    (1, 1.0),
+    ("case0", "case1"),
+    ({"name": "case0"}, {"name": "case1"}),
+    (torch.eye(2), torch.eye(2) * 2),
+    (torch.ones(2), torch.ones(2).int()),
+    (np.ones(2), np.zeros(2)),
+    (np.ones(2), np.ones(3)),
+    (NAN, 1.0),
+    (object(), object()),
+]
 
-    @classmethod
-    def __torch_function__(cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = super().__torch_function__(function, kinds, args, kwargs or {})
-        if function is Tensor.clone:
-            result.size = args[0].size_of
-        return result
+
+def tagged(attributes: dict[str, Any], value: float = 0) -> Any:
+    made: Any = torch.full((2,), value).as_subclass(Mine)
+    vars(made).update(attributes)
+    return made
 
 
 @pytest.mark.parametrize("pads", [False, True])
-def test_a_tensor_has_the_attributes_that_all_samples_share(pads: bool) -> None:
+@pytest.mark.parametrize("value", SAME, ids=repr)
+def test_a_tensor_keeps_attributes_that_are_equal_in_all_samples(value: Any, pads: bool) -> None:
     collate: Any = lk.PadCollate({"x": lk.Pad()}) if pads else stack
+    batch = collate([{"x": tagged({"tag": copy.deepcopy(value)}, row)} for row in range(3)])["x"]
+    assert type(batch) is Mine
+    assert batch.tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert repr(batch.tag) == repr(value)
 
-    def make(kind: type[Tensor], number: int) -> dict[str, Any]:
-        made: Any = torch.full((2,), float(number)).as_subclass(kind)
-        made.size_of, made.tag = number, ["m"]
-        return {"x": made}
 
-    same = collate([make(Mine, 1), make(Mine, 1)])["x"]
-    assert (type(same), same.size_of, same.tag) == (Mine, 1, ["m"])
-    with pytest.warns(
-        UserWarning, match=r"field 'x' has type Mine.*differ in its attributes \['size_of'\].*without them"
+@pytest.mark.parametrize("pads", [False, True])
+@pytest.mark.parametrize("row", [1, 2])
+@pytest.mark.parametrize(("first", "other"), [*OTHER, (None, MISSING), (MISSING, None)], ids=repr)
+def test_a_tensor_never_has_the_attribute_of_another_sample(first: Any, other: Any, row: int, pads: bool) -> None:
+    """Samples that differ in one are refused: field, attribute, both values and the way out are named."""
+    collate: Any = lk.PadCollate({"x": lk.Pad()}) if pads else stack
+    values = [other if number == row else first for number in range(3)]
+    samples = [{"x": tagged({"same": 1} | ({} if tag is MISSING else {"tag": tag}))} for tag in values]
+    with pytest.raises(
+        lk.CollateError,
+        match=r"(?s)field 'x' has type Mine, .*attribute 'tag': .* wanted one.*as_subclass\(torch\.Tensor\)",
+    ) as caught:
+        collate(samples)
+    assert caught.value.rows == (0, row)
+
+
+@pytest.mark.parametrize("difference", [{"format": "XYWH"}, {"canvas_size": (8, 10)}])
+def test_boxes_of_two_formats_or_canvases_are_never_one(difference: dict[str, Any]) -> None:
+    settings = {"format": "XYXY", "canvas_size": (8, 9)}
+    boxes = [tv_tensors.BoundingBoxes(torch.ones(2, 4), **kind) for kind in (settings, settings, settings | difference)]
+    assert stack(boxes[:2]).canvas_size == (8, 9)
+    with pytest.raises(
+        lk.CollateError, match=rf"attribute '{next(iter(difference))}'.*Or pass loaderkit.DetectionCollate"
     ):
-        mixed = collate([make(Mine, 1), make(Mine, 2)])["x"]
-    assert (type(mixed), mixed.tag, hasattr(mixed, "size_of")) == (Mine, ["m"], False)
-    with pytest.warns(UserWarning, match="is a plain Tensor"):
-        plain = collate([make(Needy, 1), make(Needy, 2)])["x"]
-    assert type(plain) is Tensor
-    assert plain.tolist() == [[1, 1], [2, 2]]
+        stack(boxes)
 
 
 class Batched:

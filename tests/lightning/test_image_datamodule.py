@@ -2,7 +2,7 @@
 
 import tarfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import datamodule_runs as runs
 import numpy as np
@@ -116,6 +116,25 @@ def test_pictures_are_normalised_after_the_transfer(tmp_path: Path) -> None:
     assert plain.to_input(batch[0]).max() <= 1
     ready = torch.rand(1, 3, 2, 2)
     assert plain.to_input(ready) is ready
+
+
+class Digits(NamedTuple):
+    """A batch of another collate."""
+
+    pictures: torch.Tensor
+    labels: torch.Tensor
+    names: list[str]
+
+
+def test_a_batch_keeps_its_type_when_its_pictures_are_normalised(tmp_path: Path) -> None:
+    data = lk.ImageDataModule(write_folder(tmp_path))
+    given = torch.full((2, 3, 4, 4), 255, dtype=torch.uint8), torch.tensor([0, 1]), ["a", "b"]
+    for batch in (Digits(*given), tuple(given), list(given)):
+        found = data.on_after_batch_transfer(batch, 0)
+        assert type(found) is type(batch)
+        assert torch.equal(found[0], torch.ones(2, 3, 4, 4))
+        assert found[1:] == batch[1:]
+    assert torch.equal(data.on_after_batch_transfer(given[0], 0), torch.ones(2, 3, 4, 4))
 
 
 @pytest.mark.parametrize("size", [(8, 8), (5, 9)])

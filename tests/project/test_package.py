@@ -27,7 +27,7 @@ MAY_IMPORT = {package: set(LINE[:place]) for place, package in enumerate(LINE)} 
     "device": {"system", "seeding", "sampling", "datasets"},
     "writing": {"system", "seeding", "sampling", "datasets"},
     "monitor": {"system"},
-    "testing": {"system"},
+    "testing": {"seeding", "system"},
 }
 MAY_IMPORT["engine"] |= {"device"}
 MAY_IMPORT["loader"] |= {"device"}
@@ -56,15 +56,20 @@ def imports(tree: ast.AST) -> set[str]:
 
 
 def test_the_root_holds_the_public_names_and_the_packages() -> None:
-    assert {path.name for path in ROOT.iterdir() if path.is_file()} == {"__init__.py", "__init__.pyi", "py.typed"}
-    assert {package_of(file) for file in FILES} == {*MAY_IMPORT, "__init__"}
+    assert {path.name for path in ROOT.iterdir() if path.is_file()} == {
+        "__init__.py",
+        "__init__.pyi",
+        "__main__.py",
+        "py.typed",
+    }
+    assert {package_of(file) for file in FILES} == {*MAY_IMPORT, "__init__", "__main__"}
     assert len(FILES) > 100
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_imports_run_in_one_direction(file: Path) -> None:
     package = package_of(file)
-    if package == "__init__":
+    if package in ("__init__", "__main__"):
         return
     for module in imports(ast.parse(file.read_text())):
         top, *inner = module.split(".")
@@ -125,8 +130,22 @@ def test_each_public_name_is_there() -> None:
     assert sorted(lk.__all__) == list(lk.__all__)
     for name in lk.__all__:
         assert getattr(lk, name) is not None
-    with pytest.raises(AttributeError, match="No loaderkit attribute Loeder"):
-        lk.Loeder  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("Loeder", "Loader"),
+        ("DataLoader", "Loader"),
+        ("StatefulDataLoader", "Loader"),
+        ("TensorDataset", "ArrayDataset"),
+    ],
+)
+def test_a_name_that_is_not_there_has_the_one_that_is_meant(name: str, ours: str) -> None:
+    with pytest.raises(AttributeError, match=f"'loaderkit' has no attribute '{name}'. Did you mean '{ours}'?"):
+        getattr(lk, name)
+    assert ours in lk.__all__
+    assert not hasattr(lk, "__wrapped__")
 
 
 ARRAY = lk.ArrayDataset({"x": torch.arange(6), "y": np.arange(6)})

@@ -51,7 +51,9 @@ def test_the_plain_loop_ends_with_the_same_weights_after_a_kill(tmp_path: Path) 
     killed.mkdir()
     run(killed, code + KILL, code=9)
     assert (killed / "run.pt").exists()
-    assert run(killed, code + PRINT_WEIGHTS) == run(whole, code + PRINT_WEIGHTS)
+    resumed, never_killed = (run(folder, code + PRINT_WEIGHTS).splitlines() for folder in (killed, whole))
+    assert resumed[0] != never_killed[0]  # it says where it starts
+    assert resumed[-1] == never_killed[-1]
 
 
 def run(folder: Path, text: str, code: int = 0) -> str:

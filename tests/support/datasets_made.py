@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -268,7 +269,15 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "ChatDataset": chats,
     "ConcatDataset": lambda folder: ConcatDataset([jsonl(folder), lk.RecordDataset(range(5))]),
     "CsvDataset": csv,
+    "CutDataset": lambda folder: lk.CutDataset(
+        SimpleNamespace(id=f"cut {number}", duration=0.1 * (number % 7 + 1)) for number in range(SAMPLES)
+    ),
     "DocumentDataset": documents,
+    "GeoChips": lambda folder: lk.GeoChips(
+        torch.arange(SAMPLES + 9).reshape(-1, 1),
+        [(slice(top, top + 2), slice(0, 1)) for top in range(SAMPLES)],
+        resolution=1.0,
+    ),
     "HFDataset": hf,
     "HFDataset numpy": partial(hf, form="numpy"),
     "Handle": Archives,
@@ -287,6 +296,9 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "ParquetDataset of Arrow files": partial(arrow, stream=False),
     "ParquetDataset of Arrow streams": partial(arrow, stream=True),
     "PreferenceDataset": preferences,
+    "PatchDataset": lambda folder: lk.PatchDataset(
+        np.arange(SAMPLES // 4 * 30).reshape(-1, 1, 6, 5), (3, 2), patches=4
+    ),
     "PieceDataset": lambda folder: lk.PieceDataset(documents(folder), 16),
     "RecordDataset": lambda folder: lk.RecordDataset(map(text_of, range(SAMPLES))),
     "SubsetDataset": lambda folder: SubsetDataset(tar(folder, "txt"), range(0, SAMPLES, 2)),

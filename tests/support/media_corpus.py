@@ -127,7 +127,7 @@ def whole_sound(name: str) -> Any:
 
 @dataclass(frozen=True)
 class Film:
-    """How a video is written. `torchcodec`: "exact", or "refused" if some frames are for PyAV alone."""
+    """How a video is written. `torchcodec`: "exact", or "refused" if some frames are for PyAV alone. `frames`: at most 256."""
 
     container: str
     codec: str
@@ -135,6 +135,7 @@ class Film:
     options: dict[str, str] = field(default_factory=dict)
     rate: Fraction = Fraction(25)
     starts: tuple[int, ...] | None = None  # in 60ths of a second
+    frames: int = FRAMES
     torchcodec: str = "exact"
     rounds: bool = False  # times, so that a frame of a 60th of a second may not be the one at a 60th
 
@@ -161,6 +162,8 @@ FILMS = {
     "MPEG-4 in MPEG-TS": Film("mpegts", "mpeg4", options=_GOP, torchcodec="refused"),
     "MPEG-2 in MPEG": Film("mpeg", "mpeg2video", options=_GOP | {"bf": "2"}, torchcodec="refused"),
     "MPEG-1 in MPEG": Film("mpeg", "mpeg1video", options=_GOP, torchcodec="refused"),
+    # Packs of 2,048 bytes hold many of these frames, and say the time of one.
+    "MPEG-2, long in MPEG": Film("mpeg", "mpeg2video", options=_GOP | {"bf": "2"}, frames=250, torchcodec="refused"),
     "MJPEG in MOV": Film("mov", "mjpeg", "yuvj420p"),
     "MJPEG in AVI": Film("avi", "mjpeg", "yuvj420p"),
     "ProRes in MOV": Film("mov", "prores_ks", "yuv422p10le"),
@@ -195,7 +198,7 @@ def film(name: str) -> bytes:
         stream.width, stream.height, stream.pix_fmt, stream.codec_context.thread_count = 64, 48, made.pixels, 1
         if made.starts is not None:
             stream.codec_context.time_base = Fraction(1, 60)
-        for number in range(FRAMES):
+        for number in range(made.frames):
             frame = av.VideoFrame.from_ndarray(picture(number)).reformat(format=made.pixels)
             if made.starts is not None:
                 frame.pts, frame.time_base = made.starts[number], Fraction(1, 60)

@@ -23,7 +23,6 @@ def add_to(commands: Any) -> None:
     """Add the command to a parser's subcommands."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "bench",
-        help="measure engines and worker counts, and recommend one",
         description="Measure how many batches a second each engine delivers, and what each part of a batch costs. "
         "MODULE:FACTORY returns a Loader, a DataModule or a dataset. Run nothing else meanwhile. The training itself is not "
         "measured, and needs a CPU as well. Remote shards are measured from a warm cache, as in the second epoch, unless you ask "

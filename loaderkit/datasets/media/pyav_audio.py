@@ -73,8 +73,9 @@ class PyavAudio:
         self._container, self._stream, self.format = container, stream, container.format.name
         self._header = header = read_audio_header(container, stream)
         self.sample_rate, self.samples, self.most = header.sample_rate, header.samples.count, header.most
-        self._is_rough, self._tick = is_rough(stream, header.sample_rate), float(header.sample_rate * stream.time_base)
-        self._begin = float(header.begin_s * header.sample_rate)
+        self._is_rough, tick = is_rough(stream, header.sample_rate), stream.time_base
+        self._tick = header.sample_rate * tick.numerator / tick.denominator  # a product of fractions takes longer
+        self._begin = header.sample_rate * header.begin_s.numerator / header.begin_s.denominator
         # Times of ADPCM in WAV are of its mean number of bytes in a second, so they drift after a seek.
         self._can_seek = not stream.codec_context.name.startswith("adpcm_")
 
@@ -111,7 +112,7 @@ class PyavAudio:
             seek_to = start - round(run_up_s * self.sample_rate)
             if seek_to > 0 and self._can_seek:
                 try:
-                    at, frames = self._run_from(seek_to, start + count)
+                    at, frames = self._run_from(seek_to, start, start + count)
                     if at is not None and at <= start:
                         return self._cut(at, frames, start, count)
                 except pyav().FFmpegError:  # an earlier seek may reach it, or the file is damaged
@@ -135,10 +136,13 @@ class PyavAudio:
                 break
         return parts
 
-    def _run_from(self, seek_to: int, until: int) -> tuple[int | None, Iterator[Any]]:
-        """Seek to a sample or before it, and return the frames from there on, and the sample with which they begin, if that is known."""
+    def _run_from(self, seek_to: int, start: int, until: int) -> tuple[int | None, Iterator[Any]]:
+        """Seek to a sample or before it, and return the frames from there on, and the sample with which they begin, if that is known.
+
+        If that is after `start`, the frames may be none.
+        """
         stamp = (self._header.begin_s + Fraction(seek_to, self.sample_rate)) / self._stream.time_base
-        clock, run = self._clock, []
+        clock = self._clock
         frames = self._frames(packets_from(self._container, self._stream, int(stamp)), sought=True)
         if clock is None:
             first = next(frames, None)
@@ -147,12 +151,21 @@ class PyavAudio:
                 return None, frames
             return self._header.samples.before.get(first.pts, round(at)), chain([first], frames)
         until += ceil(2 * self._tick)
+        found: list[Any] = []
+        run: list[tuple[float | None, int]] = []
+        timed = 0
         for frame in frames:
-            run.append((frame, self._time(frame)))
-            if run[-1][1] is not None and run[-1][1] + frame.samples >= until and len(run) >= _FEW_FRAMES:
+            time, samples = self._time(frame), frame.samples
+            found.append(frame)
+            run.append((time, samples))
+            if time is None:
+                continue
+            timed += 1
+            if timed == _FEW_FRAMES and (at := clock.begin_of(run)) is not None and at > start:
+                return at, iter(())  # it saves decoding what is of no use
+            if time + samples >= until and len(run) >= _FEW_FRAMES and timed > 1:  # one alone does not tell
                 break
-        at = clock.begin_of([(time, frame.samples) for frame, time in run])
-        return at, chain((frame for frame, _ in run), frames)
+        return clock.begin_of(run), chain(found, frames)
 
     @cached_property
     def _clock(self) -> Clock | None:

@@ -83,7 +83,8 @@ def samples_of(container: Any, stream: Any, rate: int) -> Samples:
 
 def is_rough(stream: Any, rate: int) -> bool:
     """Return whether a stream's clock is too rough to tell samples: Matroska and WebM round times to a millisecond."""
-    return bool(rate * stream.time_base > 1 and stream.time_base.numerator == 1)  # a tick of AVI is a packet
+    tick = stream.time_base
+    return bool(rate > tick.denominator and tick.numerator == 1)  # a tick of AVI is a packet
 
 
 def _said(container: Any, stream: Any) -> Fraction | None:

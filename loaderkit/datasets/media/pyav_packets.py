@@ -40,12 +40,10 @@ def _in_pages(packets: Iterator[Any]) -> Iterator[Any]:
 
     A page says when it ends. After a seek FFmpeg gives times to the packets of the first page that may be those of another page.
     """
-    page = None
+    first: list[Any] = []
     for packet in packets:
-        page = packet.pos if page is None else page
-        if packet.pos != page:
-            yield packet
-            break
+        if first and packet.pos != first[0].pos:
+            return chain(first, [packet], packets)
         packet.pts = packet.dts = None
-        yield packet
-    yield from packets
+        first.append(packet)
+    return iter(first)

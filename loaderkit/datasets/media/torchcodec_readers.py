@@ -33,9 +33,8 @@ _ROUNDING = 1e-6  # of seconds, and of frame rates
 _ENDS_EARLY = "no more frames left to decode"  # after a seek near the end, FFmpeg 5 decodes no frame of some formats
 _TICK_S = 2e-3  # by which rounded times differ at most
 _BEFORE_S = 1.0  # from the time 0 on, torchcodec leaves out a first packet that does not say how long it is
-# Beginnings of files whose header says how long they are. That of Opus in Ogg counts what the decoder drops.
-_SAY_LENGTH = (b"RIFF", b"fLaC", b"OggS", b"FORM")
-_HEAD = 36
+_SAY_LENGTH = (b"RIFF", b"fLaC", b"OggS", b"FORM")  # beginnings of files whose header says how long they are
+_HEAD, _PRE_SKIP = 40, slice(38, 40)  # bytes of a file; in Ogg the header of Opus begins at 28
 
 
 @cache
@@ -149,7 +148,7 @@ class TorchcodecAudio:
         if self._decoder is not None:
             found = self._decoder.metadata
             rate, begin_s = found.sample_rate or 0, Fraction(found.begin_stream_seconds_from_header or 0)
-            samples = Samples(round(found.duration_seconds_from_header * rate))
+            samples = Samples(round(found.duration_seconds_from_header * rate) - file.pre_skip)
             header = AudioHeader(0, rate, found.num_channels or 0, begin_s, samples)
         else:
             with self._by_pyav() as audio:
@@ -270,8 +269,10 @@ class _File:
         self.error: BaseException | None = None
         head = file.read(_HEAD)
         self.is_mp4 = head[4:8] == b"ftyp"
-        self.is_ogg, is_opus = head.startswith(b"OggS"), b"OpusHead" in head
-        self.says_length = self.is_mp4 or (head.startswith(_SAY_LENGTH) and not is_opus)
+        self.is_ogg, is_opus = head.startswith(b"OggS"), head[28:36] == b"OpusHead"
+        self.says_length = self.is_mp4 or head.startswith(_SAY_LENGTH)
+        # The length of Opus in Ogg counts samples that the decoder drops.
+        self.pre_skip = int.from_bytes(head[_PRE_SKIP], "little") if is_opus else 0
         file.seek(0)
 
     def read(self, size: int) -> bytes:

@@ -21,6 +21,7 @@ from loaderkit.system.state import Rule, StateError
 from loaderkit.system.world import World
 
 _LARGEST_WINDOW, _LEAST_WINDOW = 1 << 15, 1 << 10  # by default
+_SHOWN = ("ranks", "batch size", "row_length", "max_tokens", "max_samples")  # numbers of the geometry in a repr
 _KEPT = 4  # segments: a loader reads one, and asks for the one where it began
 
 
@@ -74,6 +75,17 @@ class WindowPlan(Plan):
         self._digest = digest(self.lengths)
         self._segments: dict[Any, Segment | None] = {}
         self._step_counts: dict[Any, tuple[Int64Array, Int64Array]] = {}
+
+    def __repr__(self) -> str:
+        try:
+            size, numbers = len(self.lengths), zip(self.rules, self.geometry, strict=True)
+            named = [f"{name} {number:,}" for name, number in numbers if name in _SHOWN and number]
+        except Exception:  # a debugger also asks for what is half made
+            return object.__repr__(self)
+        order = "shuffled" if self._shuffle_steps else "in order"
+        return (
+            f"{type(self).__name__}: {size:,} sample{'s' * (size != 1)}, {order} by {self.window:,}; {', '.join(named)}"
+        )
 
     @property
     @abstractmethod

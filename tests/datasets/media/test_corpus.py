@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from media_corpus import FILMS, FRAMES, SECONDS, SOUNDS, film, number_of, sound, whole_film, whole_sound
+from media_corpus import FILMS, SECONDS, SOUNDS, film, number_of, sound, whole_film, whole_sound
 
 import loaderkit as lk
 
@@ -81,9 +81,9 @@ def test_a_frame_is_the_one_that_is_shown_at_its_time(name: str, decoder: Any) -
     """In clips of a few frames, and in one of all."""
     whole, made = whole_film(name), FILMS[name]
     begins = [time for time, _ in whole]
-    assert len(whole) == FRAMES
+    assert len(whole) == made.frames
     fps = 60.0 if made.starts is not None else None
-    count = FRAMES if made.starts is None else made.starts[-1] + 1
+    count = made.frames if made.starts is None else made.starts[-1] + 1
     for frames in (5, count):
         clips = shown(name, decoder, frames=frames, fps=fps, clips="all")
         assert len(clips) >= -(-count // frames)
@@ -99,13 +99,13 @@ def test_a_frame_is_the_one_that_is_shown_at_its_time(name: str, decoder: Any) -
                 # Matroska rounds times to a millisecond, so a frame that begins just now may be shown or not.
                 now = (at + 0.5 if fps is None else at) / (fps or float(made.rate))
                 assert time < now + 2e-3
-                assert wanted == FRAMES - 1 or begins[wanted + 1] > now - 2e-3
+                assert wanted == made.frames - 1 or begins[wanted + 1] > now - 2e-3
                 if decoder == "pyav":
                     assert np.array_equal(clip["frames"][row].numpy(), whole[wanted][1])
                 assert number_of(clip["frames"][row]) == number_of(torch.from_numpy(whole[wanted][1])) == wanted
                 seen.add(wanted)
         assert (
-            len(seen) == FRAMES
-            or (made.rounds and len(seen) > FRAMES - 5)
+            len(seen) == made.frames
+            or (made.rounds and len(seen) > made.frames - 5)
             or (decoder == "torchcodec" and None in clips)
         )

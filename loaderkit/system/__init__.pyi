@@ -1,0 +1,33 @@
+# What other packages and the tests import from this package. Public names are in the root's `__init__.pyi`.
+
+from .arrays import Int64Array as Int64Array
+from .arrays import UInt64Array as UInt64Array
+from .batch_memory import BufferPool as BufferPool
+from .batch_memory import empty_array as empty_array
+from .batch_memory import lends as lends
+from .batch_memory import new_empty as new_empty
+from .cpus import MOST_WORKERS as MOST_WORKERS
+from .cpus import Cpus as Cpus
+from .cpus import ranks_on_host as ranks_on_host
+from .nested import pin as pin
+from .nested import should_pin as should_pin
+from .nested import to_device as to_device
+from .open_before_fork import find_open_files as find_open_files
+from .per_thread import Opened as Opened
+from .per_thread import PerThread as PerThread
+from .process_pool import LostTaskError as LostTaskError
+from .process_pool import map_in_processes as map_in_processes
+from .process_pool import map_on_executor as map_on_executor
+from .process_pool import map_tasks as map_tasks
+from .retry import Retry as Retry
+from .retry import TransientError as TransientError
+from .retry import is_transient as is_transient
+from .state import STATE_VERSION as STATE_VERSION
+from .state import StateError as StateError
+from .state import seal as seal
+from .tables import by_position as by_position
+from .tables import columns_of as columns_of
+from .tables import frame_way_out as frame_way_out
+from .tables import is_frame as is_frame
+from .threads import threads_of_a_read as threads_of_a_read
+from .world import World as World
