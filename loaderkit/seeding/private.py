@@ -99,7 +99,7 @@ class PrivateGenerators:
     seeders: Sequence[Callable[[int], Any]] = ()
     _found: list[Found] | None = field(default=None, init=False)
     _seeders: Sequence[SeededGenerator] | None = field(default=None, init=False)  # of what was found
-    _opencv: bool = field(default=False, init=False)  # whether it was imported then
+    _opencv: Callable[[int], Any] | None = field(default=None, init=False)  # its seeder, if it was imported then
     _calls: int = field(default=0, init=False)
     _look_at: int = field(default=1, init=False)  # the call after which to look for new generators
     _replaced: set[str] = field(default_factory=set, init=False)  # paths whose generator is another one after each call
@@ -143,9 +143,9 @@ class PrivateGenerators:
         if not self.data:
             return []
         native: list[SeededGenerator] = [NativeGenerator(function) for function in self.seeders]
-        self._opencv = "cv2" in sys.modules
-        if self._opencv and hasattr(sys.modules["cv2"], "setRNGSeed"):
-            native.append(NativeGenerator(sys.modules["cv2"].setRNGSeed, bits=31))
+        self._opencv = _opencv_seeder()
+        if self._opencv is not None:
+            native.append(NativeGenerator(self._opencv, bits=31))
         if self.policy == "leave":
             return native
         return [*dict.fromkeys(each.seeded for each in self.find() if each.seeded is not None), *native]
@@ -160,7 +160,9 @@ class PrivateGenerators:
 
     def _look(self) -> set[str]:
         """Look for generators; return the paths of those that are others than before."""
-        new = {"OpenCV"} if "cv2" in sys.modules and not self._opencv else set()  # it was imported meanwhile
+        new = (
+            {"OpenCV"} if self._opencv is None and _opencv_seeder() is not None else set()
+        )  # it was imported meanwhile
         if self.policy == "seed":
             before = {each.path: each.generator for each in self.find()}
             self._found = private_generators(**self.data)
@@ -191,7 +193,14 @@ class PrivateGenerators:
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process has other objects.
-        return self.__dict__ | {"_found": None, "_seeders": None, "_calls": 0, "_look_at": 1, "_replaced": set()}
+        return self.__dict__ | {
+            "_found": None,
+            "_seeders": None,
+            "_opencv": None,
+            "_calls": 0,
+            "_look_at": 1,
+            "_replaced": set(),
+        }
 
 
 def _states(found: Sequence[Found]) -> dict[str, bytes]:

@@ -1,9 +1,8 @@
 """How each kind of random generator takes its state from a sample's seed, in place."""
 
 import ctypes
-import functools
 import random
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -148,8 +147,8 @@ class AlbumentationsPair:
     @staticmethod
     def is_for(value: Any) -> bool:
         """Whether an object is such a transform."""
-        kind = type(value)
-        return _is_albumentations(kind) and {"py_random", "random_generator"} <= getattr(value, "__dict__", {}).keys()  # type: ignore[arg-type]  # it hashes
+        names = getattr(value, "__dict__", {}).keys()
+        return {"py_random", "random_generator"} <= names and _is_albumentations(value)
 
     def seed(self, word: int) -> None:
         if self._own is None:
@@ -173,9 +172,8 @@ class AlbumentationsPair:
             self._own = None
 
 
-@functools.lru_cache(maxsize=4_096)
-def _is_albumentations(kind: Hashable) -> bool:
-    return any(each.__module__.startswith("albumentations.") for each in getattr(kind, "__mro__", ()))
+def _is_albumentations(value: Any) -> bool:
+    return any(kind.__module__.startswith("albumentations.") for kind in type(value).__mro__)
 
 
 class NativeGenerator:
