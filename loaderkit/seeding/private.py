@@ -203,6 +203,10 @@ class PrivateGenerators:
         }
 
 
+def _opencv_seeder() -> Callable[[int], Any] | None:
+    return getattr(sys.modules.get("cv2"), "setRNGSeed", None)
+
+
 def _states(found: Sequence[Found]) -> dict[str, bytes]:
     return {each.path: b"" if each.seeded is None else pickle.dumps(each.seeded.state()) for each in found}
 
