@@ -17,8 +17,11 @@ from torch import Tensor
 ENTRIES = 1_000  # entries of a container that are searched
 _FEW = 64  # a container of more entries holds data: it is searched last
 _OBJECTS = 20_000  # that are searched
+_OF_DATA = 2_000  # of them in containers that hold data: all objects of annotations in memory would take half a second
 _OWN = ("loaderkit.loader.loader", "loaderkit.sampling.")  # a loader's and an order's own
 _LIBRARIES = sys.stdlib_module_names | {"loaderkit"}
+_BUILTIN = frozenset({dict, list, tuple, set, frozenset})
+_PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
 _LEAVES = (str, bytes, bytearray, int, float, complex, type(None), np.ndarray, Tensor, types.ModuleType)
 
 
@@ -43,8 +46,18 @@ def reachable(root: Any, name: str, wanted: tuple[type, ...] = ()) -> Iterator[R
     """
     near, far = deque([Reached(name, root, None)]), deque[Reached]()
     seen: dict[int, Any] = {}  # holds the objects, so that no id is reused
-    while (near or far) and len(seen) < _OBJECTS:
+    most = _OBJECTS
+    while (near or far) and len(seen) < most:
+        if not near and most == _OBJECTS:
+            most = min(_OBJECTS, len(seen) + _OF_DATA)
         path, value, _ = found = (near or far).popleft()
+        if type(value) in _BUILTIN:  # data has many of them, and they have nothing but entries
+            if id(value) not in seen:
+                seen[id(value)] = value
+                yield found
+                queue = far if len(value) > _FEW else near
+                queue.extend(Reached(*part, value) for part in _contents(path, value, _PLAIN))
+            continue
         if isinstance(value, _LEAVES) or id(value) in seen or _keeps_its_own(value):
             continue
         seen[id(value)] = value
@@ -67,16 +80,7 @@ def parts_of(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _entries(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    # Not any Mapping or Sequence: some read a file for each entry.
-    if isinstance(value, dict):
-        for number, (key, entry) in enumerate(islice(value.items(), ENTRIES)):
-            yield f"{path}[{_key(key, number)}]", entry
-    elif isinstance(value, (list, tuple, deque)):
-        for index, entry in enumerate(islice(value, ENTRIES)):
-            yield f"{path}[{index}]", entry
-    elif isinstance(value, (set, frozenset)):
-        for entry in islice(value, ENTRIES):
-            yield f"{path}{{...}}", entry
+    yield from _contents(path, value)
     if isinstance(value, functools.partial):
         yield f"{path}.func", value.func
         yield f"{path}.args", value.args
@@ -91,6 +95,23 @@ def _entries(path: str, value: Any) -> Iterator[tuple[str, Any]]:
                 continue
         yield f"{path}.__defaults__", value.__defaults__
         yield f"{path}.__kwdefaults__", value.__kwdefaults__
+
+
+def _contents(path: str, value: Any, without: frozenset[type] = frozenset()) -> Iterator[tuple[str, Any]]:
+    """Yield the entries of a container, but for those of some exact types."""
+    # Not any Mapping or Sequence: some read a file for each entry.
+    if isinstance(value, dict):
+        for number, (key, entry) in enumerate(islice(value.items(), ENTRIES)):
+            if type(entry) not in without:
+                yield f"{path}[{_key(key, number)}]", entry
+    elif isinstance(value, (list, tuple, deque)):
+        for index, entry in enumerate(islice(value, ENTRIES)):
+            if type(entry) not in without:
+                yield f"{path}[{index}]", entry
+    elif isinstance(value, (set, frozenset)):
+        for entry in islice(value, ENTRIES):
+            if type(entry) not in without:
+                yield f"{path}{{...}}", entry
 
 
 def _key(key: Any, number: int) -> str:

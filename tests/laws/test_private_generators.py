@@ -297,6 +297,24 @@ def test_what_a_sampler_or_loader_keeps_is_its_own() -> None:
     assert lk.testing.find_private_generators(data) == ["dataset.own"]
 
 
+def test_annotations_in_memory_are_searched_for_a_short_time() -> None:
+    """A search runs in each worker, some times; the transforms come first, and a tenth of the annotations is enough."""
+    touched: set[int] = set()
+
+    class Annotation:
+        def __getattribute__(self, name: str) -> Any:
+            touched.add(id(self))
+            return super().__getattribute__(name)
+
+    class Scenes(Attribute):
+        def __init__(self) -> None:
+            super().__init__("random.Random")
+            self.annotations = [{"boxes": [Annotation() for _ in range(20)]} for _ in range(1_000)]
+
+    assert lk.testing.find_private_generators(Scenes()) == ["dataset.own"]
+    assert 100 < len(touched) <= 2_000
+
+
 class OfAlbumentations:
     """An object of a library, without a dict of attributes."""
 
