@@ -6,23 +6,27 @@ BIN := .venv/bin
 demo: .venv/demo
 	$(BIN)/python examples/demo.py
 
-# Three processes run tests on few cores: torch's threads in each would wait for one another, a third of all CPU time.
+# Torch's threads in each process that runs tests would wait for one another, a third of all CPU time.
 # Without compiled files, each new interpreter would compile the package, and each process all tests.
 test test-slow test-nightly test-changed: export OMP_NUM_THREADS = 1
 test test-slow test-nightly test-changed: export PYTHONDONTWRITEBYTECODE =
 
-PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal --durations=20
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=20
+
+# Tests of large libraries have processes of their own: those that have not imported them fork workers for half the CPU time.
+PARTS = failed=0; for part in light frameworks; do $(PYTEST) --part=$$part $(1) || failed=1; done; exit $$failed
 
 test: check
-	$(PYTEST) -m "not slow"
+	$(call PARTS,-m "not slow")
 
 test-slow: .venv/test
-	$(PYTEST) -m slow
+	$(call PARTS,-m slow)
 
 # All products of settings, all examples, long fuzzing. SEED repeats a night.
 test-nightly: SEED ?= $(shell date +%s)
 test-nightly: check
-	$(PYTEST) --full --flips=1000 --fuzz-seconds=600 --fuzz-seed=$(SEED) --kills=10 --kill-chains=5
+	$(call PARTS,--full --flips=1000 --fuzz-seconds=600 --fuzz-seed=$(SEED) --kills=10 --kill-chains=5)
 
 test-changed: .venv/test
 	@tests=$$($(BIN)/python tests/support/changed.py $(BASE)) && \

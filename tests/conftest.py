@@ -12,7 +12,9 @@ import traceback
 from collections import defaultdict
 from collections.abc import Generator, Hashable
 from functools import partial
+from pathlib import Path
 
+import frameworks
 import huge_pages
 import pytest
 import tier
@@ -22,9 +24,12 @@ from hypothesis import HealthCheck, settings
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="all products of settings, and all examples of each law")
     parser.addoption("--pairs-seed", type=int, default=0, help="chooses the products of settings, without --full")
+    parser.addoption(
+        "--part", choices=("light", "frameworks"), help="test files without or with imports of large libraries"
+    )
     parser.addoption("--flips", type=int, default=100, help="damaged copies of each file with random bits flipped")
     parser.addoption(
-        "--fuzz-seconds", type=float, default=30, help="how long kills and resumes of random runs are fuzzed"
+        "--fuzz-seconds", type=float, default=9, help="how long kills and resumes of random runs are fuzzed"
     )
     parser.addoption("--kills", type=int, default=1, help="how often a run of each trainer is killed and resumed")
     parser.addoption(
@@ -56,6 +61,14 @@ def _close_in_child(pipe: int) -> None:
     os.close(null)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the test files of the other part."""
+    part = config.getoption("part")
+    if part is None or not collection_path.match("test_*.py"):
+        return None
+    return True if frameworks.uses(collection_path) != (part == "frameworks") else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what needs a GPU if there is none. Leave out products of settings. Call slow what starts processes that import torch anew, 2 s of CPU time each.
@@ -79,14 +92,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _leave_out_products(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test with three or more parameters, keep cases that have each pair of values which some case has."""
+    """Of a test with three or more parameters, keep cases that have each pair of values which some case has.
+
+    Of one whose cases are dear ("each_value"), keep cases that have each value.
+    """
     cases: dict[tuple[str, bool], list[pytest.Function]] = defaultdict(list)
     for item in items:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec") and not list(item.iter_markers("skip")):
             cases[item.nodeid.partition("[")[0], item.get_closest_marker("slow") is not None].append(item)
     left_out: set[pytest.Item] = set()
     for found in cases.values():
-        chosen = tier.pairwise([_settings(item) for item in found], config.getoption("pairs_seed"))
+        together = 1 if found[0].get_closest_marker("each_value") else 2
+        chosen = tier.pairwise([_settings(item) for item in found], config.getoption("pairs_seed"), together)
         left_out |= set(found) - {found[number] for number in chosen}
     if left_out:
         items[:] = [item for item in items if item not in left_out]

@@ -97,6 +97,7 @@ def test_shards_that_are_read_in_their_order_are_fetched_ahead(data: Any, store:
     assert got(store, "shard-000003.tar") == 0
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_each_shard_comes_about_once(shuffle: bool, workers: int, data: Any, store: SlowStore) -> None:

@@ -120,6 +120,7 @@ def test_good_samples_come_once_with_their_own_draws(name: str, bad: str, batch_
         assert replaced == len(BAD[bad]) or policy is SKIP
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("policy", [SKIP, REPLACE], ids=["skip", "replace"])
 @pytest.mark.parametrize("bad", ["one", "most"])
 @pytest.mark.parametrize("name", DATASETS)
@@ -456,6 +457,7 @@ def test_each_rank_judges_what_it_has_read_and_what_all_know(
     assert len(ends) > 1
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("policy", [SKIP, REPLACE], ids=["skip", "replace"])
 @pytest.mark.parametrize("size", [4, 5, 6, 8])
 def test_a_rate_of_one_is_no_limit(size: int, policy: lk.BadSamples) -> None:

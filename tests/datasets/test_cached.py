@@ -96,6 +96,7 @@ def ended(*processes: multiprocessing.process.BaseProcess) -> list[int | None]:
     return [process.exitcode for process in processes]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", [Counted, CountedMany])
 @pytest.mark.parametrize(
     ("settings", "transform"),

@@ -454,6 +454,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("packer", PACKERS)
 @pytest.mark.parametrize("name", ["a.jsonl", "a.tar"])
 def test_a_damaged_stream_gives_its_samples_or_a_documented_error(

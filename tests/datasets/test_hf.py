@@ -231,6 +231,7 @@ def streamed(how: str) -> Any:
     }[how]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("how", ["shuffled", "shuffled and mapped", "with another", "as it is"])
 def test_a_stream_resumes_exactly_although_its_state_lacks_the_shuffle_buffer(how: str, workers: int) -> None:

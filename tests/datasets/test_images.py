@@ -44,6 +44,7 @@ def decode(request: pytest.FixtureRequest, without_torchvision: Decode) -> Decod
     return decode_picture if request.param == "torchvision" else without_torchvision
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "LA", "RGBA", "1"])
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF"])
 def test_any_mode_becomes_rgb(decode: Decode, mode: str, kind: str) -> None:

@@ -215,6 +215,7 @@ def _epoch(scheme: str, options: dict[str, Any], context: str, folder: Path) -> 
     return whole, resumed, threads
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("fast", "context"), [(True, "fork"), (False, "fork"), pytest.param(True, "spawn", marks=pytest.mark.slow)]
 )

@@ -255,6 +255,7 @@ def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
 
 
+@pytest.mark.each_value
 @pytest.mark.usefixtures("one_try")
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("fault", ["drop", "truncate", "503 SlowDown", "500 InternalError"])

@@ -83,6 +83,7 @@ def test_tokens_keep_their_dtype(dtype: str, tmp_path: Path) -> None:
     assert batch.long().tolist() == [window.tolist() for window in wanted]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("remainder", ["drop", "keep"])
 def test_the_laws(sizes: list[int], remainder: Any, tmp_path: Path) -> None:

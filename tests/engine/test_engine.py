@@ -45,6 +45,7 @@ def epochs(loader: lk.Loader, count: int = 2) -> list[list[Any]]:
     return [list(loader) for _ in range(count)]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("batch_size", [1, 3, None])
@@ -111,6 +112,7 @@ def test_the_way_of_starting_workers_does_not_change_a_batch(context: str) -> No
     assert equal([first + rest[:1], rest[1:]], alone)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("stop", range(1, 10))
 @pytest.mark.parametrize(("before", "after"), [(2, 0), (1, 3)])
 def test_a_resume_with_other_workers_continues_bit_for_bit(before: int, after: int, stop: int) -> None:
@@ -162,6 +164,7 @@ def left_in_the_middle(loader: lk.Loader) -> Iterator[Any]:
         break
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_epoch_left_in_the_middle_leaves_no_batches_behind(persistent: bool) -> None:
     alone = epochs(make_loader(12, 3), 3)
@@ -179,6 +182,7 @@ def count_up(shard: str, start: int) -> Iterator[int]:
     return iter(range(start, 60))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", ["starts again", "persists", "stream"])
 @nothing_left()
 def test_a_forked_process_does_not_disturb_its_parent(kind: str) -> None:

@@ -200,6 +200,7 @@ class Readers:
         return int(info.id)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_workers_get_a_shard_orders_batches_in_turn(workers: int, persistent: bool) -> None:

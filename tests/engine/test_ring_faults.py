@@ -74,7 +74,7 @@ def is_whole(loader: lk.Loader, size: int = 40) -> bool:
 @pytest.fixture(scope="module", autouse=True)
 def _warm() -> None:
     """Open what a process opens only once, such as the fork server and its tracker."""
-    scripts.warm()
+    scripts.warm(scripts.CORE)
     assert is_whole(make_loader())
     assert is_whole(make_loader(multiprocessing_context="forkserver"))
 
@@ -145,6 +145,7 @@ RAISED: dict[str, tuple[Callable[[], Any], type[BaseException], str]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("what", RAISED)
 def test_what_a_dataset_raises_comes_with_its_sample_and_traceback(what: str, persistent: bool) -> None:
@@ -230,6 +231,7 @@ DIED: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@pytest.mark.each_value
 @either_way
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("how", DIED)
@@ -476,6 +478,7 @@ def test_a_full_dev_shm_does_not_matter(tmp_path: Path) -> None:
 # ---- what the trainer does
 
 
+@pytest.mark.each_value
 @either_way
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("how", ["deleted", "in a cycle", "closed", "kept"])
@@ -512,6 +515,7 @@ print(*[process.pid for process in psutil.Process().children()])
 """
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("held", [False, True])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_iterator_that_is_left_at_the_end_of_the_process_says_nothing(

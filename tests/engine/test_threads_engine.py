@@ -163,6 +163,7 @@ def test_threads_do_not_change_a_batch(kind: str, collate: str, batch_size: int 
         )
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 2, "engine": "ring"}, {"num_workers": 1, "engine": "torch"}])
 @pytest.mark.parametrize("batch_size", [3, None])
 @pytest.mark.parametrize("kind", KINDS)

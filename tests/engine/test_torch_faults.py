@@ -207,6 +207,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("then", ["read on", "close", "exit"])
 @pytest.mark.parametrize("when", ["reading", "sending"])
 @pytest.mark.parametrize("engine", ["torch", "ring", "stream"])

@@ -126,6 +126,7 @@ def numbers_of(dataset: Any, **settings: Any) -> list[Any]:
     return [(batch["n"].tolist(), batch["drawn"].tolist()) for batch in loader]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("own", [Alone, Many])
 @pytest.mark.parametrize("kind", ["ArrayDataset", "TarDataset", "SubsetDataset"])
 def test_an_override_is_seeded(kind: str, own: type, tmp_path: Path) -> None:

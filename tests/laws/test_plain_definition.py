@@ -337,6 +337,7 @@ class Noisy(Own):
         return float(self.rng.random())
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("engine", ["ring", "torch"])
 @pytest.mark.parametrize("what", ["info", "torch", "numpy"])
 def test_numbers_that_a_worker_init_fn_seeds_differ_between_epochs_and_ranks(engine: str, what: str) -> None:

@@ -85,6 +85,7 @@ FORMATS: dict[str, Callable[[Path, Any], Any]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_batch_has_the_dtype_and_shape_of_its_column(form: str, shape: tuple[int, ...], tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ def stop_and_resume(tmp_path: Path, whole: dict[str, Any], stop: dict[str, Any],
     return check_same_end(whole, resumed)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_killed_run_goes_on_from_its_last_checkpoint(
@@ -49,6 +50,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(
     assert left == 39 - epoch * 13 - (batch - batch % accumulate)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("where", ["in_step", "after_step"])
 @pytest.mark.parametrize("place", PLACES)
@@ -74,6 +76,7 @@ def test_sigterm_ends_the_step_and_saves(place: str, accumulate: int, tmp_path: 
     assert left == 39 - epoch * 13 - (batch + 1 - (batch + 1) % accumulate)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("accumulate", "workers"), [(1, 0), (3, 0), (1, 2)])
 @pytest.mark.parametrize("place", PLACES)
 def test_slurm_signal_in_the_middle_of_a_step(

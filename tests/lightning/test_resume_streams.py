@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning_job as jobs
 import pytest
+import tier
 import torch
 from lightning_runs import (
     SHARDS,
@@ -87,24 +88,21 @@ def test_a_stream_resumes_from_its_checkpoints(kind: str, case: str, tmp_path: P
     assert len(set(left)) > 3
 
 
+STOPS = [  # by what, where, of how many accumulated batches and with how many workers
+    ("SIGKILL", "in_step", 3, 2),
+    ("exception", "in_step", 1, 2),
+    ("exception", "after_step", 3, 0),
+    ("SIGTERM", "in_step", 3, 0),
+    ("SIGUSR1", "in_step", 1, 2),
+    ("SIGUSR1", "in_step", 3, 0),
+]
 CODES = {"SIGKILL": -9, "exception": 1, "SIGTERM": 0, "SIGUSR1": -9}
 
 
 @pytest.mark.parametrize(
     ("kind", "by", "where", "accumulate", "workers"),
     [
-        *(
-            (kind, *how)
-            for kind in ("steps", "no length")
-            for how in (
-                ("SIGKILL", "in_step", 3, 2),
-                ("exception", "in_step", 1, 2),
-                ("exception", "after_step", 3, 0),
-                ("SIGTERM", "in_step", 3, 0),
-                ("SIGUSR1", "in_step", 1, 2),
-                ("SIGUSR1", "in_step", 3, 0),
-            )
-        ),
+        *((kind, *how) for kind in ("steps", "no length") for how in (STOPS if kind == "steps" else tier.some(STOPS))),
         ("sharded", "SIGUSR1", "in_step", 3, 2),
         ("iterable", "exception", "in_step", 3, 1),
         ("stateful", "SIGUSR1", "in_step", 1, 1),

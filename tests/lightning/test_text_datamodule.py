@@ -69,6 +69,7 @@ def pairs(batches: list[Any]) -> Counter[tuple[int, int]]:
     return found
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("how", ["random", "buckets", "budget", "packed", "windows"])
 @pytest.mark.parametrize("max_length", [64, 2, 1000])
 def test_a_language_model_learns_each_token_once(how: Any, max_length: int) -> None:

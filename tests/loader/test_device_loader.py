@@ -88,6 +88,7 @@ def test_batches_states_and_lengths_are_those_of_the_loader(kind: str, depth: in
     assert (ahead._prefetcher._side is not None) == ("cpu" in cuda.BACKENDS)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_resume_continues_the_uninterrupted_run(kind: str, depth: int) -> None:
     """At every stop point of two epochs, draws of the transform included, by other depths."""

@@ -110,6 +110,7 @@ def ids(batches: list[Any]) -> list[int]:
     return [value for batch in batches for value in batch[0].tolist()]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("workers", [0, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_epoch_has_each_sample_once_and_epochs_differ(kind: Any, workers: int) -> None:
@@ -120,6 +121,7 @@ def test_an_epoch_has_each_sample_once_and_epochs_differ(kind: Any, workers: int
     assert loader.cursor.epoch == 3
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("steps", [None, 5])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stop_anywhere_resumes_exactly(kind: Any, steps: int | None) -> None:
@@ -130,6 +132,7 @@ def test_a_stop_anywhere_resumes_exactly(kind: Any, steps: int | None) -> None:
     )
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_chain_of_resumes_with_workers_is_exact(kind: Any, workers: int) -> None:
@@ -290,6 +293,7 @@ class Sized(Plain):
         return self.told
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 @pytest.mark.parametrize(("batch_size", "tail"), [(4, "keep"), (4, "drop"), (None, "keep"), (60, "keep")])
 def test_the_length_of_a_dataset_gives_that_of_its_loader(workers: int, batch_size: Any, tail: Any) -> None:

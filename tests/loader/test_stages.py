@@ -219,6 +219,7 @@ def test_the_order_of_version_1() -> None:
 GOLDEN = [[1003, 1005], [25, 1008], [1010], [1001, 12, 1002], [27, 1004, 5]]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("before", [1, 2, 3])
 def test_on_other_ranks_each_sample_still_comes_once(before: int, ranks: int) -> None:

@@ -30,6 +30,13 @@ def test_products_of_two_are_whole(columns: int) -> None:
     assert tier.pairwise(rows, 3) == [0, 1, 2, 3]
 
 
+def test_each_value_is_in_a_chosen_case_of_a_dear_test() -> None:
+    rows = list(itertools.product(range(4), range(3)))
+    chosen = [rows[number] for number in tier.pairwise(rows, 1, together=1)]
+    assert [set(column) for column in zip(*chosen, strict=True)] == [{0, 1, 2, 3}, {0, 1, 2}]
+    assert len(chosen) == 4
+
+
 def test_another_seed_chooses_others() -> None:
     rows = list(itertools.product(range(4), repeat=3))
     assert len({tuple(tier.pairwise(rows, seed)) for seed in range(4)}) > 1
@@ -40,3 +47,13 @@ def test_a_law_runs_a_quarter_of_its_examples(monkeypatch: pytest.MonkeyPatch) -
     assert [tier.examples(count) for count in (12, 60, 100, 400)] == [12, 20, 25, 100]
     monkeypatch.setattr(tier, "full", True)
     assert tier.examples(400) == 400
+
+
+@pytest.mark.parametrize("count", range(1, 12))
+def test_some_stops_have_the_first_and_the_last(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(tier, "full", False)
+    found = tier.some(range(count))
+    assert {0, count - 1} <= set(found)
+    assert len(found) <= count // 3 + 2
+    monkeypatch.setattr(tier, "full", True)
+    assert tier.some(range(count)) == list(range(count))

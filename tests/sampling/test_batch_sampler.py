@@ -36,6 +36,7 @@ def batches_of(loader: lk.Loader[Any], count: int | None = None) -> list[list[in
     return found
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", ["pairs", "torch"])
 @pytest.mark.parametrize("engine", [{}, {"num_workers": 2}, {"num_workers": 2, "engine": "torch"}])
 def test_ranks_take_turns_and_every_epoch_is_drawn_again(kind: str, engine: dict[str, Any]) -> None:

@@ -150,6 +150,7 @@ def state_of(data: Any, samples: int = 1) -> dict[str, Any]:
     return loader.state_dict()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resume_takes_the_same_data_and_refuses_other_data_of_its_length(kind: str, wrapper: str) -> None:

@@ -116,6 +116,7 @@ def texts(loader: Any) -> list[list[str]]:
     return [list(batch[0]) for batch in loader]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda each: each.get("engine", "inline"))
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_every_engine_reads_the_samples_of_the_keys(sampler: str, engine: dict[str, Any]) -> None:

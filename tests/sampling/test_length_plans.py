@@ -18,6 +18,7 @@ from loaderkit import Cursor, LengthBuckets, PackPlan, TokenBudget, World
 from loaderkit.sampling import BatchKey, WindowPlan, pack
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_epoch_has_each_sample_once_within_the_budget(name: str, kind: str) -> None:
@@ -102,6 +103,7 @@ def test_tails_give_full_steps(name: str, tail: str) -> None:
             assert len(found) == plan.batches(0)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_length_advance_and_keys_agree_at_every_stop(name: str, world: int) -> None:
@@ -324,6 +326,7 @@ def test_batches_of_one_step_cost_about_the_same_on_all_ranks(ranks: int) -> Non
     assert np.mean(longest.max(axis=1) / longest.mean(axis=1)) - 1 > 0.1
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", ["buckets", "budget"])
 def test_a_loader_resumes_at_every_batch_with_any_workers(name: str, workers: int) -> None:

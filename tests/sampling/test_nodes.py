@@ -43,6 +43,7 @@ def most_read(order: lk.ShardOrder, nodes: int, epochs: int = 1) -> float:
     return max(len(shards_of_node(order, node, nodes, epochs)) for node in range(nodes)) / (SHARDS / nodes)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("nodes", [1, 2, 4, 8, 16, 32, 64])
 @pytest.mark.parametrize("epochs", [1, 4])
 def test_nodes_that_divide_the_lanes_read_their_part(nodes: int, epochs: int) -> None:

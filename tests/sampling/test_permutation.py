@@ -76,6 +76,7 @@ def test_large_sizes_are_permuted_one_to_one(size: int) -> None:
     assert np.array_equal(np.sort(Shuffled(size, seed=5).indices(1, 0, size)), np.arange(size))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("seed", [0, 1, 12345])
 @pytest.mark.parametrize(("make", "size"), CASES)
 def test_statistics_are_those_of_a_random_permutation(make, size: int, seed: int) -> None:

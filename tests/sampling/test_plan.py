@@ -61,6 +61,7 @@ def violations(size: int, samples: int, batch_size: int, world: int, tail: Tail)
             yield f"advance() goes to {after}, wanted {wanted_cursor}"
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("tail", TAILS)
 def test_the_rest_of_an_epoch_comes_exactly_once_from_any_position(tail: Tail, world: int) -> None:

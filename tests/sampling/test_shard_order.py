@@ -287,6 +287,7 @@ class Logged(Bytes):
         return super().read(handle, rows, index)
 
 
+@pytest.mark.each_value
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
 @pytest.mark.parametrize("engine", ["auto", "ring", "torch"])
 @pytest.mark.parametrize(("ranks", "workers"), [(1, 4), (2, 2)])

@@ -26,7 +26,7 @@ def count_exact(
     steps: int,
     kills: int,
     code: int = -signal.SIGKILL,
-    preload: tuple[str, ...] = scripts.PRELOAD,
+    preload: tuple[str, ...] | None = None,
 ) -> int:
     """Return how many of the killed runs end with the weights of the uninterrupted one.
 

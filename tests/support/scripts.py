@@ -21,8 +21,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import frameworks
+
 TIMEOUT_S = 600  # each takes a minute or less on two free cores, up to four at load 10
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+CORE = ("warmed_core",)  # for scripts that import no large library
 PRELOAD = ("lightning.pytorch.cli", "sklearn.datasets", "torchvision.transforms.v2", "matplotlib.pyplot", "warmed")
 
 
@@ -32,7 +35,7 @@ def run(
     code: int = 0,
     fresh: bool = False,
     alone: bool = False,
-    preload: tuple[str, ...] = PRELOAD,
+    preload: tuple[str, ...] | None = None,
 ) -> str:
     """Run a Python script in a folder and return what it printed; nothing that it started is left behind.
 
@@ -42,7 +45,8 @@ def run(
         code: The exit code that it must have.
         fresh: Whether it needs an interpreter of its own.
         alone: Whether the script itself must end all processes that it started.
-        preload: What the server has imported. There is one server for each `preload`.
+        preload: What the server has imported: `CORE`, or `PRELOAD` if the script imports large libraries, unless it is
+            given. There is one server for each `preload`.
     """
     with _fresh(folder, *command) if fresh else start(folder, *command, preload=preload) as process:
         found = process.wait()
@@ -103,11 +107,11 @@ class Started:
 
 
 @contextlib.contextmanager
-def start(folder: Path, *command: str | Path, preload: tuple[str, ...] = PRELOAD) -> Iterator[Started]:
+def start(folder: Path, *command: str | Path, preload: tuple[str, ...] | None = None) -> Iterator[Started]:
     """Start a Python script in a folder, in a group of processes of its own, which is killed on leaving."""
     output = folder / "output.txt"
     output.unlink(missing_ok=True)
-    server = _server(preload)
+    server = _server(preload or (PRELOAD if frameworks.uses(folder / command[0]) else CORE))
     _tell(server, {"folder": str(folder), "command": list(map(str, command)), "output": str(output)})
     started = Started(_answer(server), output, lambda: _answer(server))
     try:
@@ -135,7 +139,7 @@ def _fresh(folder: Path, *command: str | Path) -> Iterator[Started]:
         started.end()
 
 
-def warm(preload: tuple[str, ...] = PRELOAD) -> None:
+def warm(preload: tuple[str, ...]) -> None:
     """Start the server, so that it is not counted among what a test leaves behind."""
     _server(preload)
 

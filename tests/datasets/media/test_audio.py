@@ -261,6 +261,7 @@ def read(content: bytes, decoder: Any) -> list[float]:
     return [*wave.shape, float(wave.double().sum())]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", FORMATS)
 def test_damaged_audio_is_decoded_or_an_error(decoder: Any, kind: str, request: pytest.FixtureRequest) -> None:
     content = audio(kind, 1.5, rate=rate_of(kind))

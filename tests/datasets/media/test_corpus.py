@@ -51,6 +51,7 @@ def check_sound(name: str, decoder: Any, lengths_s: list[float]) -> None:
     assert found > 0.9 * sum(SECONDS / clip_s for clip_s in lengths_s)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", SOUNDS)
 def test_a_clip_of_sound_is_that_part_of_the_whole(name: str, decoder: Any) -> None:
     check_sound(name, decoder, [0.31])
@@ -76,6 +77,7 @@ def shown(name: str, decoder: Any, **settings: Any) -> list[Any]:
     return found
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", FILMS)
 def test_a_frame_is_the_one_that_is_shown_at_its_time(name: str, decoder: Any) -> None:
     """In clips of a few frames, and in one of all."""

@@ -26,6 +26,7 @@ def by_both(make: Any) -> Any:
     return [make(name) for name in ("pyav", "torchcodec")]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", LOSSLESS | LOSSY)
 @pytest.mark.parametrize("clips", ["whole", "random", "middle", "all"])
 def test_sound_is_the_same_by_both(kind: str, clips: str, tmp_path: Path) -> None:

@@ -242,6 +242,7 @@ def read(content: bytes, decoder: Any) -> Any:
     return [*sample["times"].tolist(), int(sample["frames"].sum())]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", [*VIDEO, "mp4 with its index first"])
 def test_damaged_video_is_decoded_or_an_error(decoder: Any, kind: str, request: pytest.FixtureRequest) -> None:
     content = video(kind[:4].strip(), frames=30, front=" " in kind)

@@ -114,6 +114,7 @@ def borders(record: dict[str, Any], folder: Path, around: bool) -> list[int]:
     return found
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("too_long", ["truncate_right", "truncate_left"])
 @pytest.mark.parametrize("around", [False, True])
 def test_a_cut_is_never_inside_a_picture(folder: Path, around: bool, too_long: Any) -> None:

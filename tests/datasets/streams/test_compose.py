@@ -127,6 +127,7 @@ def test_each_sample_comes_once_over_ranks(make: Any, wanted: Counter[int], lane
             assert ids(batches) == wanted
 
 
+@pytest.mark.each_value
 @each_composed
 @pytest.mark.parametrize(("shuffle", "window"), [(False, 4), (True, 1), (True, 4), (True, 30)])
 def test_a_stop_anywhere_resumes_exactly(make: Any, wanted: Counter[int], shuffle: bool, window: int) -> None:
@@ -148,6 +149,7 @@ def test_a_stop_anywhere_resumes_exactly(make: Any, wanted: Counter[int], shuffl
     assert first.cursor.epoch == 0
 
 
+@pytest.mark.each_value
 @quiet
 @each_composed
 @pytest.mark.parametrize("workers", [2, 3])

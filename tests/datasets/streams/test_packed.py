@@ -127,6 +127,7 @@ def rows_in(batches: list[Any]) -> Counter[tuple[Any, ...]]:
     )
 
 
+@pytest.mark.each_value
 @each
 @pytest.mark.parametrize(("lanes", "waiting"), [(1, 20), (2, 1), (5, 6)])
 def test_each_token_comes_once_over_ranks(make: Any, wanted: Counter[int], lanes: int, waiting: int) -> None:
@@ -155,6 +156,7 @@ def test_each_row_has_a_seed_of_its_own() -> None:
     assert len(set(drawn)) == len(drawn) > 70
 
 
+@pytest.mark.each_value
 @each
 @pytest.mark.parametrize(("shuffle", "waiting"), [(False, 1), (True, 6)])
 def test_a_stop_anywhere_resumes_exactly(make: Any, wanted: Counter[int], shuffle: bool, waiting: int) -> None:
@@ -195,6 +197,7 @@ def test_workers_dont_matter(make: Any, wanted: Counter[int]) -> None:
     assert then.state_dict() == mine.state_dict()
 
 
+@pytest.mark.each_value
 @each
 @pytest.mark.parametrize(("ranks", "stop"), [((1, 2), 4), ((3, 2), 1), ((3, 2), 4), ((2, 3), 3)])
 def test_other_ranks_go_on_with_each_token_once(

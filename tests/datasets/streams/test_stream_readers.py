@@ -63,6 +63,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[list[str], A
     return [str(path) for path in paths], read
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_real_source_comes_once_and_resumes_exactly(source: tuple[list[str], Any], shuffle: bool) -> None:
     def make(num_workers: int = 0) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import tier
 import torch
 from bad_stream_data import ALL, BAD, FAST, NAMES, SKIP, Read, found_by
 from drawing import BreakAt, add_draws, drawing_collate, equal, rows, take
@@ -65,6 +66,7 @@ def make(stream: Any, batch_size: int | None = 4, policy: lk.BadSamples = SKIP, 
     return lk.Loader(stream, batch_size, bad_samples=policy, **settings)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("batch_size", [1, 4])
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("name", STREAMS)
@@ -110,7 +112,7 @@ def test_a_resume_continues_the_uninterrupted_run(name: str, bad: str, settings:
             if len(whole) == count:
                 break
     end = states[-1]
-    for stop in range(count):
+    for stop in tier.some(range(count)):
         resumed = make(stream, 3, **settings)
         resumed.load_state_dict(states[stop])
         rest, last = take(resumed, count - stop)
@@ -123,6 +125,7 @@ def test_a_resume_continues_the_uninterrupted_run(name: str, bad: str, settings:
     assert any(any(state["cursor"]["bad"]) for state in states)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("settings", [{}, {"steps": 5}, {"drop_last": True}], ids=str)
 @pytest.mark.parametrize("name", ["both", "interleave"])
 def test_workers_do_not_change_a_batch(name: str, settings: dict[str, Any]) -> None:

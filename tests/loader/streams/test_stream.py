@@ -51,6 +51,7 @@ def test_ranks_share_each_epoch(sizes: list[int], ranks: int) -> None:
         assert sum((ids(list(loader)) for loader in got), Counter()) == expected(sizes)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("window", "batch_size", "shuffle"), [(3, 4, True), (3, 1, True), (100, 4, True), (1, 7, False)]
 )
@@ -65,6 +66,7 @@ def test_a_stop_anywhere_resumes_exactly(sizes: list[int], shuffle: bool, window
     assert_resumable(make, consumers=["loop"], epochs=epochs, ids=lambda batch: batch[0].tolist())
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("steps", [1, 3, 13])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
 def test_epochs_of_steps_resume_exactly(sizes: list[int], steps: int) -> None:
@@ -90,6 +92,7 @@ def test_epochs_of_steps_go_on_through_the_data(sizes: list[int]) -> None:
     assert loader.cursor.epoch == 60
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("settings", [{}, {"steps": 7}, {"shuffle": False, "drop_last": True}], ids=str)
 @pytest.mark.filterwarnings("ignore:.*are idle", "ignore:This DataLoader will create")
