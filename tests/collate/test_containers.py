@@ -146,7 +146,7 @@ def test_a_tensor_keeps_attributes_that_are_equal_in_all_samples(value: Any, pad
 
 @pytest.mark.parametrize("pads", [False, True])
 @pytest.mark.parametrize("row", [1, 2])
-@pytest.mark.parametrize(("first", "other"), [*OTHER, (None, MISSING), (MISSING, None)], ids=repr)
+@pytest.mark.parametrize(("first", "other"), [*OTHER, (None, MISSING), (MISSING, None)])
 def test_a_tensor_never_has_the_attribute_of_another_sample(first: Any, other: Any, row: int, pads: bool) -> None:
     """Samples that differ in one are refused: field, attribute, both values and the way out are named."""
     collate: Any = lk.PadCollate({"x": lk.Pad()}) if pads else stack
