@@ -173,7 +173,7 @@ class IndexedPosition(Position):
         plan = self._with_block(saved.identity.block)
         with nameless() as unknown:
             named = named_as_saved(lambda: asdict(self._identity(cursor, plan)), asdict(saved.identity))
-        check_resume(cursor, saved.identity, Identity(**named), self._samples(cursor))
+        check_resume(cursor, saved.identity, Identity(**named), self._samples(cursor), plan.explain)
         if unknown and cursor != Cursor():
             self.say(nothing_tells(unknown))
         plan.check_cursor(cursor)
