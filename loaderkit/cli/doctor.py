@@ -19,7 +19,8 @@ import torch
 from loaderkit.cli.arguments import count, number
 from loaderkit.cli.bench.subject import INLINE, Subject, add_subject, subject_from
 from loaderkit.cli.report import say
-from loaderkit.cli.store import measure_store
+from loaderkit.cli.store import StoreSpeed, measure_store
+from loaderkit.datasets.remote.ranges import BLOCK
 from loaderkit.datasets.remote.storage import REQUESTS
 from loaderkit.datasets.shards.sharded import shards_within
 from loaderkit.engine.description import batches_ahead
@@ -226,12 +227,7 @@ def _check_store(subject: Subject) -> Iterator[Finding]:
     if data is None or speed is None:
         return
     total = data.remote_bytes
-    what = f"{len(data.remote_sizes):,} remote shards, {in_units(total)}: {speed.latency_s * 1e3:.0f} ms to the first byte, "
-    what += (
-        f"{speed.connection / 1e6:.0f} MB/s on a connection, {speed.together / 1e6:.0f} MB/s on {REQUESTS} together; "
-    )
-    what += f"an epoch takes at least {total / speed.together:.0f} s from an empty cache"
-    yield Finding("ok", f"{what}; {speed.advice()}")
+    yield describe_store(speed, len(data.remote_sizes), total)
     if (cost := data.cache_cost()) is None:
         return
     order = subject.config.order
@@ -246,6 +242,22 @@ def _check_store(subject: Subject) -> Iterator[Finding]:
         within = "" if data.storage.cache_bytes >= wanted else ", and shards in use again and again"
         remedy = f"Each epoch downloads the rest again{within}. To keep all of it: lk.Storage(cache_bytes={total})."
         yield Finding("note", f"cache: {cost}", remedy)
+
+
+def describe_store(speed: StoreSpeed, shards: int, total: int) -> Finding:
+    """Say what was measured of a store with `shards` remote shards of `total` bytes."""
+    what = f"{shards:,} remote shards, {in_units(total)}: {speed.latency_s * 1e3:.0f} ms to the first byte, "
+    if speed.connection is None and speed.block < BLOCK:
+        return Finding(
+            "note",
+            f"{what}and hardly longer to the last one of {in_units(speed.block)}: the run waits for answers, not for bytes",
+            "Write larger shards, of 64 MiB or more: each request then brings more bytes.",
+        )
+    if speed.connection is not None:
+        what += f"{speed.connection / 1e6:.0f} MB/s on a connection, "
+    what += f"{speed.together / 1e6:.0f} MB/s on {REQUESTS} together; "
+    what += f"an epoch takes at least {total / speed.together:.0f} s from an empty cache"
+    return Finding("ok", f"{what}; {speed.advice()}")
 
 
 def _check_memory(subject: Subject, size: int, tensors: int, host: Host, *, workers: int, ranks: int) -> Finding:

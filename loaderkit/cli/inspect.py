@@ -13,12 +13,13 @@ import torch
 
 from loaderkit.cli.report import complain, say
 from loaderkit.loader.streams.state import open_stream_state
-from loaderkit.sampling.cursor import unpack_state
+from loaderkit.sampling.cursor import Saved, unpack_state
 from loaderkit.system.regular_file import open_regular
 from loaderkit.system.state import StateError
 from loaderkit.system.terminal import coloured
 
 _LOOPS = "loops."  # of a checkpoint of Lightning
+_IN_FOLDERS = ("meta.pt", "trainer_state.json")  # of a checkpoint that FSDP has split, and of the Hugging Face Trainer
 _DEPTH = 6  # of dicts and lists that are searched for states
 
 
@@ -33,7 +34,9 @@ def add_to(commands: Any) -> None:
             ("loaderkit inspect state.json", "a state that your own loop wrote with json.dump"),
         ),
     )
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a file, or a folder that FSDP wrote")
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="a file, or a folder that FSDP or the Hugging Face Trainer wrote"
+    )
     parser.add_argument(
         "--trust", action="store_true", help="load Python objects too: this runs code that the file contains"
     )
@@ -72,9 +75,10 @@ def states_in(content: Any) -> list[tuple[str, Any, Callable[[Any], list[str]]]]
 def load_file(path: Path, *, trust: bool) -> Any:
     """Return a file's content; a ValueError says what is wrong with the file."""
     if path.is_dir():
-        path = path / "meta.pt"  # of a checkpoint that FSDP has split
-        if not path.exists():
-            raise ValueError(f"{path.parent}: a folder without a meta.pt. Name a checkpoint's file.")
+        known = [path / name for name in _IN_FOLDERS if (path / name).exists()]
+        if not known:
+            raise ValueError(f"{path}: a folder without {' or '.join(_IN_FOLDERS)}. Name a checkpoint's file.")
+        path = known[0]
     if not path.exists():
         raise FileNotFoundError(f"{path}: there is no such file.")
     with open_regular(path) as file:
@@ -140,13 +144,22 @@ def _loader(state: Mapping[str, Any]) -> list[str]:
         f"data: {identity.dataset}",
         f"order: {identity.order}",
         f"seed: {identity.seed}",
-        f"a step of all ranks took {_number(saved.step, 'sample')}",
+        _step(saved),
     ]
     lines += [
         f"left out of epoch {epoch}: samples {start:,} to {stop - 1:,} of its order"
         for epoch, start, stop in saved.skips.stretches
     ]
     return lines + _bad(saved.bad, f" of {saved.judged:,}")
+
+
+def _step(saved: Saved) -> str:
+    # The plan's name begins the order; that of a plan without a fixed number of samples has another unit.
+    if saved.identity.order.startswith("tokenbudget-"):
+        return f"a step of all ranks took up to {_number(saved.step, 'token')}, padding included"
+    if saved.identity.order.startswith("packplan-"):
+        return f"a step of all ranks took {_number(saved.step, 'row')} of packed samples"
+    return f"a step of all ranks took {_number(saved.step, 'sample')}"
 
 
 def _stream(state: Mapping[str, Any]) -> list[str]:

@@ -61,6 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(source: Any, arguments: argparse.Namespace) -> None:
+    spread = _spread(source, arguments.pictures) if arguments.plot is not None else None
     unit = "batch" if isinstance(source, Loader | torch.utils.data.DataLoader) else "sample"
     pictures: list[tuple[str, Any]] = []
     shown = 0
@@ -72,13 +73,18 @@ def _show(source: Any, arguments: argparse.Namespace) -> None:
                 head = [f"{unit} {number}", "type", "dtype", "shape", "value"]
                 say("\n" + "\n".join(table([head, *map(list, fields_of(item))], left=range(5))))
                 shown += 1
-            if arguments.plot is not None:
+            if arguments.plot is not None and spread is None:
                 named = getattr(getattr(source, "dataset", source), "classes", ())
                 pictures += pictures_of(item, number, named, batched=unit == "batch")
             if number + 1 >= arguments.samples and (
-                arguments.plot is None or len(pictures) >= arguments.pictures or number + 1 >= arguments.pictures
+                arguments.plot is None
+                or spread is not None
+                or len(pictures) >= arguments.pictures
+                or number + 1 >= arguments.pictures
             ):
                 break
+    for number in spread or ():  # the first ones of a folder would be of one class
+        pictures += pictures_of(source[number], number, getattr(source, "classes", ()))
     if not shown:
         raise ValueError(f"the source ({type(source).__name__}) has no {unit}{'es' if unit == 'batch' else 's'}.")
     if arguments.plot is not None:
@@ -90,9 +96,21 @@ def _show(source: Any, arguments: argparse.Namespace) -> None:
         say(f"\n{arguments.plot}")
 
 
+def _spread(source: Any, pictures: int) -> list[int] | None:
+    """Return the numbers of samples over the whole of a dataset, evenly; None if the source has no index."""
+    if not _has_index(source):
+        return None
+    size = len(source)
+    return np.unique(np.linspace(0, max(0, size - 1), min(pictures, size)).round().astype(int)).tolist()
+
+
+def _has_index(source: Any) -> bool:
+    return callable(getattr(source, "__getitem__", None)) and callable(getattr(source, "__len__", None))
+
+
 def _items(source: Any) -> Generator[Any]:
     """Yield the source's samples, or its batches, from the first."""
-    if callable(getattr(source, "__getitem__", None)) and callable(getattr(source, "__len__", None)):
+    if _has_index(source):
         yield from (source[index] for index in range(len(source)))
         return
     if not callable(getattr(source, "__iter__", None)):

@@ -11,6 +11,7 @@ from loaderkit.datasets.remote.storage import REQUESTS
 from loaderkit.datasets.shards.sharded import ShardedDataset
 
 _REQUESTS = 5  # whose median is the latency
+_CLEAR = 1.5  # times the latency
 _SAMPLE_BYTES = 64 << 20  # downloaded to measure all connections together
 
 
@@ -20,19 +21,21 @@ class StoreSpeed:
 
     Args:
         latency_s: Seconds until the answer to a request of one byte.
-        connection: Bytes a second of one connection.
+        connection: Bytes a second of one connection; None if a block takes hardly longer than a byte.
         together: Bytes a second of a download by parallel ranges.
         block: Bytes of each of its requests.
     """
 
     latency_s: float
-    connection: float
+    connection: float | None
     together: float
     block: int
 
     @property
     def connections(self) -> int:
         """How many connections reach the rate of a download, if each waits for the latency before a block."""
+        if self.connection is None:
+            return REQUESTS
         alone = self.block / (self.latency_s + self.block / self.connection)
         return max(1, math.ceil(self.together / alone))
 
@@ -56,7 +59,9 @@ def measure_store(data: ShardedDataset) -> StoreSpeed | None:
     alone = _seconds(lambda: storage.read(url, 0, block, size))
     some = min(size, _SAMPLE_BYTES)
     together = _seconds(lambda: sum(map(len, storage.read_many(url, [(0, some)], size))))
-    return StoreSpeed(latency, block / max(1e-6, alone - latency), some / max(1e-6, together), block)
+    # The time of a block beyond the first byte's is noise if it is short next to that.
+    connection = block / (alone - latency) if alone > _CLEAR * latency else None
+    return StoreSpeed(latency, connection, some / max(1e-6, together), block)
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -9,7 +9,7 @@ from loaderkit.cli.arguments import add_jobs, executor_of
 from loaderkit.cli.report import complain, say
 from loaderkit.system.progress import with_progress
 from loaderkit.system.terminal import coloured
-from loaderkit.writing.check import Claim, check_each, claims_of
+from loaderkit.writing.check import Claim, check_each, check_local, claims_of
 from loaderkit.writing.format import WriteError
 
 
@@ -38,6 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     wrong: dict[str, int] = dict.fromkeys(arguments.paths, 0)
     for path in wrong:
         try:
+            check_local(path)
             folder = Path(path) if arguments.executor is None else Path(path).absolute()  # its workers are elsewhere
             mine, extra = claims_of(folder)
         except (WriteError, OSError) as error:

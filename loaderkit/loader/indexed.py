@@ -187,7 +187,7 @@ class IndexedPosition(Position):
         plan = self._with_block(saved.identity.block)
         with nameless() as unknown:
             named = named_as_saved(lambda: asdict(self._identity(cursor, plan)), asdict(saved.identity))
-        check_resume(cursor, saved.identity, Identity(**named), self._samples(cursor))
+        check_resume(cursor, saved.identity, Identity(**named), self._samples(cursor), plan.explain)
         check_private(saved.private, self._kept, self._policy, cursor)
         if unknown and cursor != Cursor():
             self.say(nothing_tells(unknown))

@@ -300,6 +300,15 @@ class Stages(Plan):
         # How far stages were read, not how long they are: what comes later may change.
         return f"sources({shortened('; '.join(parts))})", f"stages-1({shortened(self.order.history(position))})"
 
+    def explain(self, before: str, now: str) -> str:
+        old, new = map(_sources_in, (before, now))
+        if old is None or new is None:  # the text of many sources is a hash
+            found = ", ".join(f"{name!r}: {_size(name, source):,} samples" for name, source in self._sources.items())
+            return f"A source that the run has read is another one now, or has another order. The sources are {found}. "
+        changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+        said = [f"source {name!r}: {old.get(name, 'none')} then, {new.get(name, 'none')} now" for name in changed]
+        return f"What differs is {'; '.join(said)}. "
+
     @property
     def step(self) -> int:
         return max(part.step for part in self._stage_plans())
@@ -471,6 +480,13 @@ def _size(name: str, source: Any) -> int:
             "Streams are mixed by lk.interleave."
         )
     return len(source)
+
+
+def _sources_in(text: str) -> dict[str, str] | None:
+    """Return what an identity says of each source; None if it has only a hash."""
+    inner = text.removeprefix("sources(").removesuffix(")")
+    parts = [part.split(": ", 1) for part in inner.split("; ")]
+    return {part[0]: part[1] for part in parts} if all(len(part) == 2 for part in parts) else None
 
 
 def _start(cursor: Cursor) -> int:

@@ -73,7 +73,7 @@ def _more_workers(workers: int, summary: WaitSummary, cpus: int) -> str:
         return f"{now}, and the steps do almost nothing but wait: no number of workers keeps up. Make a batch cheaper."
     if needed <= cpus:
         return f"{now}; {needed} would keep up (num_workers={needed})."
-    return (
-        f"{now}; {needed} would be needed to keep up, and this process may use {cpus} CPU{'s' * (cpus > 1)}: use that many "
-        "workers, and make a batch cheaper."
-    )
+    have = f"{now}; {needed} would be needed to keep up, and this process may use {cpus} CPU{'s' * (cpus > 1)}"
+    if workers >= cpus:
+        return f"{have}: more workers would not help. Make a batch cheaper, or get more CPUs."
+    return f"{have}: use num_workers={cpus}, and make a batch cheaper."

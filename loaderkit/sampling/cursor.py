@@ -1,6 +1,6 @@
 """The state of a loader over indexed data: its position, and the data and order that this belongs to."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -140,7 +140,13 @@ def bad_cursor(field: str, found: Any, wanted: str) -> StateError:
     return damaged(f"cursor.{field}", found, wanted, _WAY_OUT)
 
 
-def check_resume(cursor: Cursor, saved: Identity, found: Identity, size: int) -> None:
+def check_resume(
+    cursor: Cursor,
+    saved: Identity,
+    found: Identity,
+    size: int,
+    explain: Callable[[str, str], str] | None = None,
+) -> None:
     """Raise an error unless a saved position belongs to this loader.
 
     Args:
@@ -148,6 +154,7 @@ def check_resume(cursor: Cursor, saved: Identity, found: Identity, size: int) ->
         saved: The data and order that it belongs to.
         found: The data and order of this loader, in the cursor's epoch.
         size: Samples of the cursor's epoch.
+        explain: Returns what the error adds about two datasets that differ.
 
     Raises:
         StateError: If the dataset, seed or order differs, or the position is after the epoch's end.
@@ -155,8 +162,9 @@ def check_resume(cursor: Cursor, saved: Identity, found: Identity, size: int) ->
     for what in ("dataset", "seed", "order", "block"):
         before, now = getattr(saved, what), getattr(found, what)
         if before != now:
+            more = explain(before, now) if explain is not None and what == "dataset" else ""
             raise StateError(
-                f"cannot resume: the state is for {what} {before!r}, this loader has {now!r}. "
+                f"cannot resume: the state is for {what} {before!r}, this loader has {now!r}. {more}"
                 f"Give the loader that {what} again, or continue with this one from a place you choose: "
                 f"loader.seek(epoch={cursor.epoch}, samples={cursor.samples})."
             )

@@ -67,6 +67,10 @@ class Plan(ABC):
         """Return texts that name the dataset and the order that a cursor belongs to, for its state."""
         return fingerprint(dataset, size), self.key(cursor.epoch)
 
+    def explain(self, before: str, now: str) -> str:
+        """Return what an error adds about two datasets that differ, by the texts of `identity`."""
+        return ""
+
     @property
     @abstractmethod
     def step(self) -> int:

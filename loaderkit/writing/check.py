@@ -11,6 +11,7 @@ import numpy as np
 
 from loaderkit.datasets.arrow.parquet import ParquetDataset
 from loaderkit.datasets.errors import ShardError
+from loaderkit.datasets.remote.urls import is_remote
 from loaderkit.datasets.shards.documents import DocumentDataset
 from loaderkit.datasets.shards.index import content_checksum, load_index
 from loaderkit.datasets.shards.sharded import ShardedDataset
@@ -42,6 +43,7 @@ def verify_shards(path: str | os.PathLike[str], *, jobs: int = 1, executor: Exec
         >>> lk.verify_shards("shards")
         5
     """
+    check_local(path)
     claims, extra = claims_of(Path(path).absolute())
     wrong = [f"{path}: {name} is not in the manifest." for name in extra]
     samples = 0
@@ -62,6 +64,18 @@ class Claim:
     folder: Path
     plan: Plan
     record: Record
+
+
+def check_local(path: str | os.PathLike[str]) -> None:
+    """Refuse a URL.
+
+    Raises:
+        WriteError: If the path is one.
+    """
+    if is_remote(os.fspath(path)):
+        raise WriteError(
+            f"{os.fspath(path)}: is a URL, wanted a folder of this machine. Copy the shards with their manifest, or mount the bucket."
+        )
 
 
 def claims_of(path: Path) -> tuple[list[Claim], list[str]]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import torch.utils.data as torch_data
 
 import loaderkit as lk
 from loaderkit.cli import Host, available_memory, check_data, check_host, in_units, main, measure, subject_of
+from loaderkit.cli.doctor import describe_store
+from loaderkit.cli.store import StoreSpeed, measure_store
 from loaderkit.system import Cpus
 
 ROOMY = Host(
@@ -182,3 +185,44 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "dataset.rng" in capsys.readouterr().out
     assert main(["doctor", f"{__name__}:broken"]) == 1
     assert "RuntimeError: no data today" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("speed", "level", "words", "not_words"),
+    [
+        (StoreSpeed(0.03, None, 2e6, 60_000), "note", "hardly longer to the last one of 58.6 KiB", "MB/s"),
+        (StoreSpeed(0.03, None, 2e9, 8 << 20), "ok", "2000 MB/s on 16 together", "on a connection"),
+        (StoreSpeed(0.03, 5e7, 4e8, 8 << 20), "ok", "50 MB/s on a connection, 400 MB/s on 16 together", "hardly"),
+    ],
+)
+def test_a_store_is_described_by_what_was_measured(speed: StoreSpeed, level: str, words: str, not_words: str) -> None:
+    found = describe_store(speed, 10, 10**9)
+    assert found.level == level
+    assert words in found.what
+    assert not_words not in found.what
+
+
+@pytest.mark.parametrize("size", [10, 60_000, 1 << 20])
+def test_small_shards_have_no_speed_of_a_connection(size: int) -> None:
+    """Their time is that of an answer, and its noise is not divided by."""
+
+    class Store:
+        """Answers after 20 ms, with some noise, and sends 1 GB/s."""
+
+        turn = 0
+
+        def read(self, url: str, start: int, stop: int, size: int) -> bytes:
+            self.turn += 1
+            time.sleep(0.02 + 0.0005 * (self.turn % 2) + (stop - start) / 1e9)
+            return bytes(stop - start)
+
+        def read_many(self, url: str, ranges: list[tuple[int, int]], size: int) -> list[bytes]:
+            return [self.read(url, start, stop, size) for start, stop in ranges]
+
+    class Shards:
+        remote_sizes = dict.fromkeys(("a", "b"), size)
+        storage = Store()
+
+    found = measure_store(Shards())
+    assert found is not None
+    assert found.connection is None

@@ -116,7 +116,7 @@ def test_an_edited_state_does_not_hide_a_whole_one(tmp_path: Path, capsys: pytes
         ("objects.pt", "give --trust: loading them runs code that the file contains"),
         ("none.pt", "no state of a Loader or a DataModule in it; it has the keys 'model'"),
         ("nowhere", "there is no such file"),
-        ("folder", "a folder without a meta.pt"),
+        ("folder", "a folder without meta.pt or trainer_state.json"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(
@@ -153,3 +153,30 @@ def test_with_trust_python_objects_are_loaded(tmp_path: Path, capsys: pytest.Cap
     assert inspect(path) == 1
     assert inspect(path, "--trust") == 0
     assert "24 samples of the epoch are done" in capsys.readouterr().out
+
+
+PLANS = {
+    "up to 1,500 tokens, padding included": lk.TokenBudget([100] * 40, 1500),
+    "2 rows of packed samples": lk.PackPlan([100] * 40, 150, batch_size=2),
+    "5 samples": lk.LengthBuckets([100] * 40, 5),
+}
+
+
+@pytest.mark.parametrize("words", PLANS)
+def test_a_step_is_told_in_the_plans_own_unit(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loader = lk.Loader(range(40), plan=PLANS[words], collate_fn=len)
+    next(iter(loader))
+    (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    assert inspect(tmp_path / "state.json") == 0
+    assert f"a step of all ranks took {words}\n" in capsys.readouterr().out
+
+
+def test_a_folder_of_the_hugging_face_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its checkpoint is a folder, and the loader's state is in trainer_state.json."""
+    state = {"global_step": 3, "stateful_callbacks": {"loaderkit": {"samples": 8, "loader": saved()}}}
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+    assert inspect(tmp_path) == 0
+    assert "epoch 0, after 3 batches of each rank" in capsys.readouterr().out
+    (tmp_path / "trainer_state.json").unlink()
+    assert inspect(tmp_path) == 1
+    assert "a folder without meta.pt or trainer_state.json" in capsys.readouterr().err

@@ -139,3 +139,17 @@ def test_what_fails_is_said(
     assert found.startswith("loaderkit preview: ")
     assert message in found
     assert not list(tmp_path.iterdir())
+
+
+def test_a_contact_sheet_shows_samples_of_the_whole_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first ones of a folder are all of one class."""
+    image = pytest.importorskip("PIL.Image")
+    colours = {"a": (255, 0, 0), "b": (0, 255, 0), "c": (0, 0, 255), "d": (255, 255, 0)}
+    for name, colour in colours.items():
+        (tmp_path / "photos.d" / name).mkdir(parents=True)
+        for number in range(9):
+            image.new("RGB", (20, 20), colour).save(tmp_path / "photos.d" / name / f"{number}.png")
+    assert run(str(tmp_path / "photos.d"), "--plot", tmp_path / "sheet.png", "--pictures", 8) == 0
+    assert capsys.readouterr().out.count("sample ") == 3  # these are the first ones
+    sheet = set(map(tuple, np.asarray(image.open(tmp_path / "sheet.png").convert("RGB")).reshape(-1, 3).tolist()))
+    assert set(colours.values()) <= sheet

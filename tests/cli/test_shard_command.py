@@ -270,3 +270,13 @@ def test_the_command_shows_progress_ends_at_an_interrupt_and_goes_on(tmp_path: P
     assert {name: ours[name] for name in ours if name != MANIFEST} == {
         name: others[name] for name in others if name != MANIFEST
     }
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/train/", "https://host/train/manifest.jsonl"])
+def test_verify_refuses_a_url_by_its_own_name(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("verify", url) == 1
+    text = capsys.readouterr().err
+    assert f"{url}: is a URL, wanted a folder of this machine" in text
+    assert "did not finish" not in text
+    with pytest.raises(lk.WriteError, match="is a URL"):
+        lk.verify_shards(url)

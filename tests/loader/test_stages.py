@@ -541,3 +541,27 @@ def test_what_cannot_be_is_refused(make_it: Any, error: type[Exception], message
 
 def one(sources: dict[str, Any], weights: Any = "a", **settings: Any) -> Stages:
     return Stages([Stage(weights, 2, samples=8)], sources, **settings)
+
+
+@pytest.mark.parametrize("sources", [2, 3, 9])
+def test_another_source_is_named(sources: int) -> None:
+    """By its name and its sizes; with many sources a state has only a hash, and the error lists what there is."""
+    names = [f"source-{number}" for number in range(sources)]
+    stages = [Stage(dict.fromkeys(names, 1), 2, samples=40)]
+
+    def make_with(changed: str | None) -> Loader:
+        data = {name: list(range(60 if name == changed else 50)) for name in names}
+        plan = Stages(stages, data, window=20)
+        return Loader(plan.dataset, plan=plan)
+
+    first = make_with(None)
+    next(iter(first))
+    state = first.state_dict()
+    with pytest.raises(StateError, match="cannot resume") as caught:
+        make_with("source-1").load_state_dict(state)
+    said = str(caught.value)
+    if "; source-1" in state["identity"]["dataset"]:
+        assert "What differs is source 'source-1': 50 samples " in said
+        assert "source-0':" not in said
+    else:
+        assert "'source-0': 50 samples, 'source-1': 60 samples" in said

@@ -149,8 +149,10 @@ class Described:
         (
             lk.Loader([1], num_workers=2, engine="torch"),
             9,
-            "20 would be needed to keep up, and this process may use 4 CPUs",
+            "20 would be needed to keep up, and this process may use 4 CPUs: use num_workers=4, and make",
         ),
+        (lk.Loader([1], num_workers=4, engine="torch"), 9, "may use 4 CPUs: more workers would not help."),
+        (lk.Loader([1], num_workers=6, engine="torch"), 9, "may use 4 CPUs: more workers would not help."),
         (lk.Loader([1], num_workers=2, engine="torch"), 9, "engine='ring'"),
         (torch.utils.data.DataLoader([1], num_workers=1), 9, "prefetch_factor"),
         (lk.Loader([1]), 10, "no number of workers keeps up"),
