@@ -257,9 +257,12 @@ def run_examples(environments: Path, only: list[str]) -> None:
             )
         if done.returncode:
             raise SystemExit(f"{path} ended with {done.returncode}:\n{done.stdout}\n{done.stderr[-3000:]}")
-        print(path.name, done.stdout, sep="\n")
+        said = done.stdout[
+            done.stdout.index("whole:") :
+        ].rstrip()  # without what a library says when it is first imported
+        print(path.name, said, sep="\n")
         pins = " ".join(PACKAGES[library][:1]) or f"{library}=={importlib.metadata.version(library)}"
-        lines += [f"## {path.name}", "", f"`{pins}`", "", "```text", done.stdout.rstrip(), "```", ""]
+        lines += [f"## {path.name}", "", f"`{pins}`", "", "```text", said, "```", ""]
     if not only:
         (EXAMPLES / "output.md").write_text("\n".join([*lines, f"{machine()}.", ""]))
 
