@@ -20,7 +20,7 @@ _OBJECTS = 20_000  # that are searched
 _OF_DATA = 2_000  # of them in containers that hold data: all objects of annotations in memory would take half a second
 _OWN = ("loaderkit.loader.loader", "loaderkit.sampling.")  # a loader's and an order's own
 _LIBRARIES = sys.stdlib_module_names | {"loaderkit"}
-_BUILTIN = frozenset({dict, list, tuple, set, frozenset})
+_BUILTIN: frozenset[type] = frozenset({dict, list, tuple, set, frozenset})
 _PLAIN: frozenset[type] = frozenset({str, bytes, int, float, bool, type(None)})
 _LEAVES = (str, bytes, bytearray, int, float, complex, type(None), np.ndarray, Tensor, types.ModuleType)
 

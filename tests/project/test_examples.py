@@ -1,5 +1,6 @@
 """The examples run as they stand, and show what they promise."""
 
+import importlib.util
 import re
 import shutil
 import signal
@@ -245,6 +246,27 @@ def test_fine_tuning_that_was_killed_goes_on_to_the_weights_of_an_uninterrupted_
         assert abs(float(packed) - float(alone)) < 1e-4
     losses = [float(found) for found in re.findall(r"step \d+: (?:loss )?([\d.]+)", whole)]
     assert losses[-1] < 0.8 * losses[0]
+
+
+FIELDS = sorted(path for path in (EXAMPLES / "fields").glob("*.py") if "__main__" in path.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", FIELDS, ids=lambda path: path.stem)
+def test_augmentations_of_a_fields_library_are_the_same_after_a_kill(script: Path, tmp_path: Path) -> None:
+    for module in re.findall(r"^(?:from|import) (\w+)", script.read_text(), re.MULTILINE):
+        if module != "killed" and importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed: python benchmarks/fields.py --examples installs it apart")
+    text = run(tmp_path, script, fresh=True)
+    assert re.search(r"killed after batch \d+, with 2 workers: exit code -9", text)
+    assert "the same as the whole run, bit for bit: True" in text
+
+
+def test_each_fields_script_has_its_output() -> None:
+    text = (EXAMPLES / "fields" / "output.md").read_text()
+    assert len(FIELDS) > 10
+    assert set(re.findall(r"^## (\S+)\.py", text, re.MULTILINE)) == {script.stem for script in FIELDS}
+    assert text.count("bit for bit: True") == text.count("## ") > 10
 
 
 @pytest.mark.parametrize("script", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: path.name)
