@@ -10,7 +10,8 @@ from typing import Any, BinaryIO
 
 from loaderkit.datasets.arrow.columns import Column
 from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.remote.urls import is_remote
+from loaderkit.datasets.remote.urls import is_remote, stat
+from loaderkit.datasets.signatures import HEAD, what_head
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.arrow_values import to_samples
 
@@ -133,11 +134,14 @@ def _open(shard: str, file: BinaryIO) -> tuple[Any, Any]:
     except ImportError as error:
         raise ImportError(f"{shard!r} needs pyarrow: pip install 'loaderkit[arrow]'.") from error
 
-    start = file.read(8)
+    start = file.read(HEAD)
     parquet = start.startswith(_PARQUET)
     if not parquet and not start.startswith((_ARROW, _STREAM)):
         file.close()
-        raise ShardError(f"{shard}: starts with {start!r}, wanted a Parquet file, an Arrow file or an Arrow stream.")
+        what = what_head(start, stat(shard).size_bytes) if not is_remote(shard) else ""
+        raise ShardError(
+            f"{shard}: starts with {start[:8]!r}, wanted a Parquet file, an Arrow file or an Arrow stream.{what}"
+        )
     source = _source(shard, file, mapped=not parquet)
     try:
         # No threads of pyarrow: workers already run in parallel.
