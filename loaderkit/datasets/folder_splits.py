@@ -113,7 +113,9 @@ def _energon(read: Read, mark: str) -> dict[str, Any]:
 def _energon_split(folder: str, split: str, names: Sequence[str], content: Mapping[str, Any]) -> FolderSplit:
     try:
         excluded = {name for pattern in content["exclude"] for name in expand_braces(str(pattern))}
-        wanted = [name for pattern in content["split_parts"][split] for name in expand_braces(str(pattern))]
+        wanted = dict.fromkeys(
+            name for pattern in content["split_parts"][split] for name in expand_braces(str(pattern))
+        )
     except ValueError as error:
         raise ShardError(f"{folder}: {ENERGON}: {error}.") from error
     shards = [name for name in wanted if name not in excluded]

@@ -43,6 +43,7 @@ class ParquetDataset(ShardedDataset):
         storage: How to reach remote files, and where to keep copies.
         cached_groups: Number of decoded row groups that each reading thread keeps, for all files together. A ShardOrder
             reads from lanes x (1 + window / rows in a group) of them.
+        split: Of a folder that `DatasetDict.save_to_disk` wrote, the split to read.
 
     Raises:
         FileNotFoundError: If there are no shards.
@@ -72,12 +73,15 @@ class ParquetDataset(ShardedDataset):
         max_open: int = 256,
         storage: Storage | None = None,
         cached_groups: int = 64,
+        split: str | None = None,
     ) -> None:
         if cached_groups < 1 or isinstance(columns, str):
             raise ValueError(
                 f"ParquetDataset: cached_groups is {cached_groups}, columns {columns!r}; wanted at least 1, and a list."
             )
-        super().__init__(urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage)
+        super().__init__(
+            urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage, split=split
+        )
         self._groups = PerThread(Groups, cached_groups)
         first = GroupedTable(self.shards[0], self.open_head(self.shards[0]), None, Groups(1))
         self.columns = first.columns if columns is None else list(columns)

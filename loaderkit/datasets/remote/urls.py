@@ -33,7 +33,12 @@ def expand(
 
 
 def find_shards(
-    urls: Urls, suffixes: Sequence[str], storage: Storage | None = None, *, split: str | None = None
+    urls: Urls,
+    suffixes: Sequence[str],
+    storage: Storage | None = None,
+    *,
+    split: str | None = None,
+    left_out: dict[str, frozenset[str]] | None = None,
 ) -> dict[str, Stat | None]:
     """Return the shards at some URLs, sorted within each URL, without hidden files and index files.
 
@@ -44,6 +49,7 @@ def find_shards(
         suffixes: Endings of the files of a folder, with the dot.
         storage: How to reach remote files.
         split: Of folders that have splits (DatasetDict, Energon), the one to take.
+        left_out: Gets the keys of samples that the split leaves out, by shard.
 
     Raises:
         FileNotFoundError: If a URL matches nothing.
@@ -65,7 +71,11 @@ def find_shards(
             listed = dict.fromkeys(_expand_local(url, suffixes, marks))
         found = {path: version for path, version in listed.items() if not path.endswith(INDEX_SUFFIX)}
         if split is not None:
-            found = _of_split(url, split, marks, found, storage)
+            names = {relative_to(url, shard): shard for shard in found}
+            chosen = choose_split(url, split, marks, list(names), read_in(url, storage))
+            found = {names[name]: found[names[name]] for name in chosen.shards}
+            if left_out is not None:
+                left_out |= {names[name]: keys for name, keys in chosen.excluded.items()}
         elif found:
             _refuse_misread(url, marks, found, suffixes, storage)
         if not found:
@@ -152,15 +162,6 @@ def read_in(folder: str, storage: Storage | None = None) -> Callable[[str], byte
     if is_remote(folder):
         return lambda name: (storage or Storage()).read_some(f"{folder.rstrip('/')}/{name}", 0, _SMALL)
     return local_reader(folder)
-
-
-def _of_split(
-    url: str, split: str, marks: list[str], found: Mapping[str, Stat | None], storage: Storage | None
-) -> dict[str, Stat | None]:
-    """Return the files of one split of a folder."""
-    names = {relative_to(url, shard): shard for shard in found}
-    chosen = choose_split(url, split, marks, list(names), read_in(url, storage))
-    return {names[name]: found[names[name]] for name in chosen.shards}
 
 
 def _refuse_misread(
