@@ -3,7 +3,7 @@
 import io
 import mmap
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, BinaryIO
@@ -55,7 +55,13 @@ class _Group:
 class GroupedTable:
     """An open file and its row groups (record batches in Arrow files)."""
 
-    def __init__(self, shard: str, file: BinaryIO, columns: list[str] | None, groups: Groups) -> None:
+    def __init__(
+        self,
+        shard: str,
+        file: BinaryIO,
+        groups: Groups,
+        constants: Mapping[str, Any] | None = None,
+    ) -> None:
         self.shard = shard
         self._groups = groups
         self._source: Any = None
@@ -63,14 +69,24 @@ class GroupedTable:
         try:
             with _errors_named(shard, "not a whole Parquet or Arrow file"):
                 self._source, self._file = _open(shard, file)
-                found = list(self._schema().names)
-            self.columns = found if columns is None else columns
-            missing = [name for name in self.columns if name not in found]
-            if missing or len(set(found)) < len(found):
-                raise ShardError(f"{shard}: has the columns {found}, wanted {self.columns}, each once.")
+                self.schema = self._file.schema_arrow if hasattr(self._file, "schema_arrow") else self._file.schema
+                found = list(self.schema.names)
+            # Of the columns that the file lacks; its own ones count.
+            self.constants = {name: one for name, one in (constants or {}).items() if name not in found}
+            for name, value in self.constants.items():
+                self.schema = self.schema.append(_field(name, value))
+            self.columns = [*found, *self.constants]
+            if len(set(found)) < len(found):
+                raise ShardError(f"{shard}: has the columns {found}, wanted each once.")
         except BaseException:
             self.close()
             raise
+
+    def __enter__(self) -> "GroupedTable":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         self._groups.drop(self)
@@ -78,14 +94,17 @@ class GroupedTable:
         if self._source is not None:
             self._source.close()
 
+    def choose(self, columns: list[str]) -> None:
+        """Read these columns alone; raise a ShardError if the file lacks one."""
+        if not set(columns) <= set(self.columns):
+            raise ShardError(f"{self.shard}: has the columns {self.columns}, wanted {columns}.")
+        self.columns = columns
+
     def group_sizes(self) -> list[int]:
         if hasattr(self._file, "metadata") and hasattr(self._file, "num_row_groups"):
             return [self._file.metadata.row_group(group).num_rows for group in range(self._file.num_row_groups)]
         with _errors_named(self.shard, "not a whole Arrow file"):
             return [self._file.get_batch(batch).num_rows for batch in range(self._file.num_record_batches)]
-
-    def type_of(self, column: str) -> Any:
-        return self._schema().field(column).type
 
     def read(self, group: int, rows: Int64Array) -> list[dict[str, Any]]:
         table = self._groups.get(self, group).table
@@ -103,15 +122,21 @@ class GroupedTable:
 
         with _errors_named(self.shard, f"row group {group} can't be read"):
             if hasattr(self._file, "read_row_group"):
-                table = self._file.read_row_group(group, columns=self.columns, use_threads=False)
+                own = [name for name in self.columns if name not in self.constants]
+                table = self._file.read_row_group(group, columns=own, use_threads=False)
             else:
                 table = pa.Table.from_batches([self._file.get_batch(group)])
+            for name, value in self.constants.items():
+                table = table.append_column(_field(name, value), pa.repeat(value, table.num_rows))
             table = table.select(self.columns).combine_chunks()
             table.validate(full=True)  # Arrow does not compare a file's own numbers by itself
             return _Group(table)
 
-    def _schema(self) -> Any:
-        return self._file.schema_arrow if hasattr(self._file, "schema_arrow") else self._file.schema
+
+def _field(name: str, value: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.field(name, value.type)
 
 
 class _Batches:
