@@ -94,7 +94,7 @@ def _options(inside: str) -> Sequence[str] | None:
 
 def _energon(read: Read, mark: str) -> dict[str, Any]:
     try:
-        import yaml  # type: ignore[import-untyped]
+        import yaml
     except ImportError as error:
         raise ImportError("Energon's split.yaml needs PyYAML: pip install pyyaml.") from error
     try:

@@ -139,7 +139,9 @@ SAME = [
     (pa.float32(), FLOAT),
     (TEXT, pa.large_string()),
     (TEXT, pa.dictionary(pa.int8(), TEXT)),
+    (TEXT, pa.string_view()),
     (pa.binary(), pa.large_binary()),
+    (pa.binary(), pa.binary_view()),
     (pa.list_(INT), pa.large_list(INT)),
     (pa.decimal128(5, 2), pa.decimal128(9, 2)),
     (pa.timestamp("ms"), pa.timestamp("us")),
@@ -184,6 +186,17 @@ def test_types_of_the_same_values_are_one_column(kinds: tuple[pa.DataType, pa.Da
     for number, order in enumerate((kinds, kinds[::-1])):
         files_of(tmp_path / str(number), *order)
         assert [row["y"] for row in lk.ParquetDataset(tmp_path / str(number))] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("first", [TEXT, pa.string_view(), pa.large_string()], ids=str)
+@pytest.mark.parametrize("second", [TEXT, pa.string_view(), pa.large_string()], ids=str)
+def test_texts_of_any_layout_are_in_one_batch(first: pa.DataType, second: pa.DataType, tmp_path: Path) -> None:
+    for number, kind in enumerate((first, second)):
+        texts = [f"a text of some length {number}", "b", "c"]
+        write(tmp_path / f"{number}", "arrow", x=pa.array(texts, kind))
+    rows = [row["x"] for row in lk.ParquetDataset(tmp_path)]
+    assert rows[::3] == ["a text of some length 0", "a text of some length 1"]
+    assert lk.ParquetDataset(tmp_path).read_batch(np.arange(6)[::-1])["x"] == rows[::-1]
 
 
 @pytest.mark.parametrize("kinds", OTHER, ids=str)

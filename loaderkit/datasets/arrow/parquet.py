@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any, ClassVar
 
 import numpy as np
@@ -102,7 +103,7 @@ class ParquetDataset(ShardedDataset):
 
     def _index_all(self) -> list[ShardIndex]:
         """Index the files, after the first one has said which columns the others must have."""
-        with self._table(self.shards[0], Groups(1), head=True) as first:
+        with closing(self._table(self.shards[0], Groups(1), head=True)) as first:
             if self._given is not None:
                 first.choose(self._given)
             self.columns, self._schema = first.columns, first.schema
@@ -118,7 +119,7 @@ class ParquetDataset(ShardedDataset):
         check_schema(table.shard, table.schema, self.shards[0], self._schema, self._given)
 
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
-        with self._table(shard, Groups(1), head=True) as table:
+        with closing(self._table(shard, Groups(1), head=True)) as table:
             sizes = table.group_sizes()
             if sum(sizes):
                 self._check(table)

@@ -69,7 +69,12 @@ class GroupedTable:
         try:
             with _errors_named(shard, "not a whole Parquet or Arrow file"):
                 self._source, self._file = _open(shard, file)
-                self.schema = self._file.schema_arrow if hasattr(self._file, "schema_arrow") else self._file.schema
+                schema = self._file.schema_arrow if hasattr(self._file, "schema_arrow") else self._file.schema
+                self._views = _plain_types(schema)
+                for name, kind in self._views.items():
+                    place = schema.get_field_index(name)
+                    schema = schema.set(place, schema.field(place).with_type(kind))
+                self.schema = schema
                 found = list(self.schema.names)
             # Of the columns that the file lacks; its own ones count.
             self.constants = {name: one for name, one in (constants or {}).items() if name not in found}
@@ -81,12 +86,6 @@ class GroupedTable:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> "GroupedTable":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self._groups.drop(self)
@@ -126,11 +125,35 @@ class GroupedTable:
                 table = self._file.read_row_group(group, columns=own, use_threads=False)
             else:
                 table = pa.Table.from_batches([self._file.get_batch(group)])
+            for name, kind in self._views.items():
+                if name in table.column_names:
+                    table = table.set_column(table.column_names.index(name), name, _cast(table[name], kind))
             for name, value in self.constants.items():
                 table = table.append_column(_field(name, value), pa.repeat(value, table.num_rows))
             table = table.select(self.columns).combine_chunks()
             table.validate(full=True)  # Arrow does not compare a file's own numbers by itself
             return _Group(table)
+
+
+def _plain_types(schema: Any) -> dict[str, Any]:
+    """Return the types to read columns of views as, by name: pyarrow can't gather views."""
+    import pyarrow as pa
+    from pyarrow.types import is_binary_view, is_string_view
+
+    texts, content = (
+        dict.fromkeys((name for name, kind in zip(schema.names, schema.types, strict=True) if is_view(kind)), plain)
+        for is_view, plain in ((is_string_view, pa.string()), (is_binary_view, pa.binary()))
+    )
+    return texts | content
+
+
+def _cast(column: Any, kind: Any) -> Any:
+    import pyarrow as pa
+
+    try:
+        return column.cast(kind)
+    except pa.ArrowNotImplementedError:  # older versions
+        return pa.chunked_array([pa.array(column.to_pylist(), kind)])
 
 
 def _field(name: str, value: Any) -> Any:

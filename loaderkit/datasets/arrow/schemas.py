@@ -53,7 +53,7 @@ def _fit(kind: Any, first: Any) -> bool:
     form = _form(kind)
     if not _is_same(form, _form(first)):
         return False
-    # The first file's type decides whether batches are gathered from columns, which views of texts can't be.
+    # The first file's type decides whether batches are gathered from columns, which not all types can be.
     return form is None or layout_of(first) is None or layout_of(kind) is not None
 
 

@@ -76,7 +76,7 @@ def find_shards(
             found = {names[name]: found[names[name]] for name in chosen.shards}
             if left_out is not None:
                 left_out |= {names[name]: keys for name, keys in chosen.excluded.items()}
-        elif found:
+        elif list(found) != [url]:  # a single file is what was asked for
             _refuse_misread(url, marks, found, suffixes, storage)
         if not found:
             if not remote and (what := describe(url)) is not None:
@@ -170,7 +170,7 @@ def _refuse_misread(
     if marks:
         names = [relative_to(url, shard) for shard in found]
         refuse_misread(url, marks, names, suffixes, read_in(url, storage))
-    if ".parquet" in suffixes and not is_remote(url) and not Path(url).is_file():  # one file is what was asked for
+    if ".parquet" in suffixes and not is_remote(url):
         refuse_table({shard.rpartition("/")[0] for shard in found if shard.endswith(".parquet")})
 
 
