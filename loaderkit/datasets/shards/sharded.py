@@ -75,9 +75,9 @@ class ShardedDataset(DeclaresDraws, ABC):
         if max_open < 1:
             raise ValueError(f"{type(self).__name__}: max_open is {max_open}, wanted at least 1.")
         self.storage = storage or Storage()
-        self.left_out: dict[str, frozenset[str]] = {}  # keys of samples that a split leaves out, by shard
+        self.excluded_keys: dict[str, frozenset[str]] = {}  # keys of samples that a split leaves out, by shard
         suffixes = self.suffixes + self.shared_suffixes
-        found = find_shards(urls, suffixes, self.storage, split=split, left_out=self.left_out)
+        found = find_shards(urls, suffixes, self.storage, split=split, left_out=self.excluded_keys)
         self.shards = list(found)
         self._remote = {shard: version for shard, version in found.items() if version is not None}
         unknown = [shard for shard in self.shards if is_remote(shard) and shard not in self._remote]

@@ -109,7 +109,7 @@ class TarDataset(ShardedDataset):
     def _index_all(self) -> list[ShardIndex]:
         indexes = super()._index_all()
         for part, shard in enumerate(self.shards):
-            if keys := self.left_out.get(shard):
+            if keys := self.excluded_keys.get(shard):
                 index = indexes[part].loaded()
                 table = TarTable.unpack(index.spans(shard)).without(shard, keys)
                 indexes[part] = dataclasses.replace(index, count=len(table.ends), offsets=table.pack())
@@ -117,7 +117,7 @@ class TarDataset(ShardedDataset):
 
     def fingerprint(self) -> str:
         """Return the shards' names and sizes, and which samples a split leaves out."""
-        left_out = sorted((shard_name(shard), sorted(keys)) for shard, keys in self.left_out.items())
+        left_out = sorted((shard_name(shard), sorted(keys)) for shard, keys in self.excluded_keys.items())
         return super().fingerprint() + (f" without {digest(json.dumps(left_out).encode())}" if left_out else "")
 
     @staticmethod
