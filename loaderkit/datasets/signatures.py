@@ -13,22 +13,9 @@ from loaderkit.system.regular_file import open_regular
 
 Read = Callable[[str], bytes]  # a file's content, by its path relative to the folder
 HEAD = 32  # first bytes of a file that tell its format
+_TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".jsonl", ".ndjson", ".jsonlines", ".csv", ".tsv")
 # Suffixes of the formats that loaderkit reads: a folder with such files is not named after others next to them.
-OURS = (
-    ".parquet",
-    ".pq",
-    ".arrow",
-    ".feather",
-    ".ipc",
-    ".tar",
-    ".jsonl",
-    ".ndjson",
-    ".jsonlines",
-    ".csv",
-    ".tsv",
-    ".npy",
-)
-OURS += (".bin", ".tokens", ".ds")
+OURS = (*_TABLES, ".tar", ".npy", ".bin", ".tokens", ".ds")
 _FILES = 1000  # of a folder that are looked at to find out what it is
 _HEADS = 20  # of them that are opened
 

@@ -109,7 +109,7 @@ def test_a_checkpoint_does_not_resume_on_another_version(tmp_path: Path) -> None
     next(batches)
     state = loader.state_dict()
     write_deltalake(tmp_path, rows(60, "z", y=[0.5] * 4), mode="append", partition_by=["p", "d"])
-    with pytest.raises(lk.StateError, match="is for dataset '18 samples .*this loader has '26 samples"):
+    with pytest.raises(lk.StateError, match=r"is for dataset '18 samples .*this loader has '26 samples"):
         lk.Loader(lk.DeltaDataset(tmp_path, columns=["x"]), 2, shuffle=True).load_state_dict(state)
     again = lk.Loader(lk.DeltaDataset(tmp_path, version=6, columns=["x"]), 2, shuffle=True)
     again.load_state_dict(state)

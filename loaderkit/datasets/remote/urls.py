@@ -71,11 +71,11 @@ def find_shards(
             listed = dict.fromkeys(_expand_local(url, suffixes, marks))
         found = {path: version for path, version in listed.items() if not path.endswith(INDEX_SUFFIX)}
         if split is not None:
-            names = {relative_to(url, shard): shard for shard in found}
-            chosen = choose_split(url, split, marks, list(names), read_in(url, storage))
-            found = {names[name]: found[names[name]] for name in chosen.shards}
+            inner = {relative_to(url, shard): shard for shard in found}
+            chosen = choose_split(url, split, marks, list(inner), read_in(url, storage))
+            found = {inner[name]: found[inner[name]] for name in chosen.shards}
             if left_out is not None:
-                left_out |= {names[name]: keys for name, keys in chosen.excluded.items()}
+                left_out |= {inner[name]: keys for name, keys in chosen.excluded.items()}
         elif list(found) != [url]:  # a single file is what was asked for
             _refuse_misread(url, marks, found, suffixes, storage)
         if not found:
@@ -192,7 +192,7 @@ def _expand_local(url: str, suffixes: Sequence[str], marks: list[str]) -> list[s
 def _walk(root: str, suffixes: tuple[str, ...], marks: list[str]) -> list[str]:
     """Return the files in a folder with one of the suffixes that are not hidden; add marks of other formats to `marks`."""
     start = "" if root == "." else root.rstrip("/") + "/"
-    found = []
+    found: list[str] = []
     for folder, _, names in os.walk(root):
         inner = folder[len(root) :].lstrip("/")
         inner = inner + "/" if inner else ""
