@@ -16,6 +16,7 @@ from .collate.padding import unpad as unpad
 from .collate.patches import Patches as Patches
 from .collate.rules import Jagged as Jagged
 from .collate.rules import Pad as Pad
+from .datasets.arrow.delta import DeltaDataset as DeltaDataset
 from .datasets.arrow.parquet import ParquetDataset as ParquetDataset
 from .datasets.bad_samples import BadSample as BadSample
 from .datasets.bad_samples import BadSamples as BadSamples

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from loaderkit.cli.arguments import add_settings, named, see_own_modules, size
+from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.formats import format_named, formats_of, known_suffixes
 from loaderkit.datasets.images.decode import decode_picture
 from loaderkit.datasets.images.folder import ImageFolder
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import expand, is_remote
+from loaderkit.datasets.shards.tokens import TokenDataset
+from loaderkit.datasets.signatures import describe, is_of
 from loaderkit.datasets.tar.dataset import TarDataset
 from loaderkit.system.regular_file import read_regular
 from loaderkit.system.suggest import suggest_argument
@@ -91,14 +94,16 @@ def _open(source: str, format_name: str | None, options: dict[str, Any], decoded
         return factory(**options)
     if format_name is None and (Path(source) / "").is_dir():
         try:
-            expand(source, known_suffixes())
-        except FileNotFoundError:
+            expand(source, known_suffixes(), split=options.get("split"))
+        except (FileNotFoundError, ShardError):  # pictures next to other files, else it names what there is
             return (ImageFolder if decoded else PictureFiles)(source, **options)
     if format_name:
         see_own_modules()
         kind = format_named(format_name)
     else:
-        kinds = formats_of(expand(source, known_suffixes(), storage)[0])
+        kinds = formats_of(expand(source, known_suffixes(), storage, split=options.get("split"))[0])
+        if list(kinds.values()) == [TokenDataset] and Path(source).is_dir() and is_of(source, "litdata"):
+            raise ValueError(f"{describe(source)} For chunks of tokens: --source-format document.")
         if len(kinds) > 1:
             raise ValueError(f"{source}: may be {' or '.join(sorted(kinds))}. Say which: --source-format.")
         [kind] = kinds.values()

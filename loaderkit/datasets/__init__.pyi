@@ -44,6 +44,7 @@ from .shards.lines import scan_lines as scan_lines
 from .shards.npyheader import decode_npy as decode_npy
 from .shards.npyheader import read_npy_header as read_npy_header
 from .shards.sharded import ShardedDataset as ShardedDataset
+from .signatures import describe as describe
 from .streams.dataset import StreamDataset as StreamDataset
 from .tar.dataset import DECODERS as DECODERS
 from .texts import TokenSpans as TokenSpans

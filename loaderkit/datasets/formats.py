@@ -5,6 +5,7 @@ import importlib
 from collections.abc import Mapping
 
 from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.datasets.signatures import describe
 
 _CLASSES = {
     "csv": ("loaderkit.datasets.shards.csv", "CsvDataset"),
@@ -39,6 +40,8 @@ def formats_of(shard: str) -> dict[str, type[ShardedDataset]]:
     longest = max(fits.values())
     if not longest:
         suffixes = ", ".join(known_suffixes())
+        if (what := describe(shard)) is not None:
+            raise ValueError(what)
         raise ValueError(f"{shard}: no format has this suffix, wanted one of {suffixes}. Name the format: --format.")
     return {name: formats[name] for name, length in fits.items() if length == longest}
 

@@ -84,10 +84,11 @@ class ShardDataModule(DataModule):
 
     @override
     def prepare_data(self) -> None:
-        storage = self._options.get("storage")
-        found = [find_shards(one.source, self._format, storage) for one in self._stage_data]
+        places = (self._options.get("storage"), self._options.get("split"))
+        found = [find_shards(one.source, self._format, *places) for one in self._stage_data]
         to_index = {shard: kind for kind, shards in found if kind.keeps_index for shard in shards}
-        index_shards(to_index, index_dir=self._index_dir, **self._options)
+        options = {name: value for name, value in self._options.items() if name != "split"}
+        index_shards(to_index, index_dir=self._index_dir, **options)
 
     def _open(self, data: StageData) -> ShardedDataset:
         transform = self._transforms[data.stage != "train"]
@@ -98,27 +99,29 @@ class ShardDataModule(DataModule):
 
 def open_shards(urls: Urls, *, format: str | None = None, **settings: Any) -> ShardedDataset:  # noqa: A002
     """Open shards as one dataset."""
-    kind, shards = find_shards(urls, format, settings.get("storage"))
+    kind, shards = find_shards(urls, format, settings.get("storage"), settings.get("split"))
+    source = shards if settings.get("split") is None else urls  # which samples a split has is in its folder
     if not kind.keeps_index:
         settings.pop("index_dir", None)
     try:
-        inspect.signature(kind).bind(shards, **settings)
+        inspect.signature(kind).bind(source, **settings)
     except TypeError as error:
         hint = suggest_argument(kind, settings)
         raise TypeError(f"{kind.__name__}: {error}.{hint} Pass its arguments as options={{name: value}}.") from None
-    return kind(shards, **settings)
+    return kind(source, **settings)
 
 
 def find_shards(
     urls: Urls,
     format: str | None,  # noqa: A002
     storage: Storage | None = None,
+    split: str | None = None,
 ) -> tuple[type[ShardedDataset], list[str]]:
     """Return the dataset class that reads the shards, and the shards' paths."""
     if format is not None:
         kind = format_named(format)
-        return kind, expand(urls, kind.suffixes, storage)
-    shards = expand(urls, known_suffixes(), storage)
+        return kind, expand(urls, kind.suffixes, storage, split=split)
+    shards = expand(urls, known_suffixes(), storage, split=split)
     found = {name: kind for shard in shards for name, kind in formats_of(shard).items()}
     if len(found) > 1:
         raise ValueError(f"{shards[0]}: {len(shards)} shards may be {' or '.join(sorted(found))}. Say which: format=.")

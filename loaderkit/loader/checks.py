@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from loaderkit.datasets import describe
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.pulls import check_by_index
 from loaderkit.loader.stages import Stages
@@ -95,10 +96,11 @@ def check_indexed(dataset: Any, *, has_order: bool = False) -> None:
     if isinstance(dataset, Stages):
         raise TypeError("loader: the dataset is a Stages, wanted its dataset: Loader(stages.dataset, plan=stages).")
     if isinstance(dataset, str | bytes | os.PathLike):
-        raise TypeError(
-            f"loader: the dataset is {dataset!r}, wanted the data itself. For files use loaderkit.ImageFolder, "
-            "TarDataset, ParquetDataset, JsonlDataset, CsvDataset and others, such as loaderkit.CsvDataset(path)."
+        instead = describe(os.fsdecode(dataset)) or (
+            "For files use loaderkit.ImageFolder, TarDataset, ParquetDataset, JsonlDataset, CsvDataset and others, such as "
+            "loaderkit.CsvDataset(path)."
         )
+        raise TypeError(f"loader: the dataset is {dataset!r}, wanted the data itself. {instead}")
     if is_frame(dataset):
         raise TypeError(f"loader: the dataset is a {name}, wanted samples by number. {frame_way_out(dataset)}")
     if isinstance(dataset, Mapping) and not _has_numbers(dataset):

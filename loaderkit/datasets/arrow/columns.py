@@ -108,12 +108,16 @@ def _joint_layout(name: str, layout: Layout, parts: Sequence[Part]) -> Layout:
     """Return the form of a batch from shards of different types: the wider number, as the default collate has it."""
     found = [column.layout for column, _, _ in parts]
     numbers = [one.dtype for one in found if one is not None and one.dtype is not None and one[::2] == ("numbers", ())]
-    if len(numbers) == len(found):
-        wider = np.result_type(*numbers)
-        if all(_family(dtype) == _family(wider) for dtype in numbers):
-            return Layout("numbers", wider)
+    if len(numbers) == len(found) and (wider := wider_number(*numbers)) is not None:
+        return Layout("numbers", wider)
     other = next(one for one in found if one != layout)
     raise ValueError(f"column {name!r} gives {other} here and {layout} in the first shard.")
+
+
+def wider_number(*dtypes: np.dtype[Any]) -> np.dtype[Any] | None:
+    """Return the dtype of a batch with numbers of several dtypes; None if they are of several kinds, such as int and float."""
+    wider = np.result_type(*dtypes)
+    return wider if all(_family(dtype) == _family(wider) for dtype in dtypes) else None
 
 
 def _family(dtype: np.dtype[Any]) -> str:

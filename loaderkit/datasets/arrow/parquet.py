@@ -1,18 +1,22 @@
 """Tables on disk: Parquet, Arrow IPC and Feather, read one row group at a time."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any, ClassVar
 
 import numpy as np
 
 from loaderkit.datasets.arrow.columns import Column, layout_of, make_batch
+from loaderkit.datasets.arrow.hive import hive_constants
 from loaderkit.datasets.arrow.rowgroups import GroupedTable, Groups
+from loaderkit.datasets.arrow.schemas import check_schema
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.sharded import ShardedDataset, group_places
+from loaderkit.sampling.order import digest
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.per_thread import PerThread
 
@@ -26,6 +30,10 @@ class ParquetDataset(ShardedDataset):
 
     A null is None, and a list with a null inside stays a list. A default batch with a null among numbers or arrays is an error that
     names the column, as a tensor cannot hold it.
+
+    All files must have the same columns, with types whose values fit together: integers of any width, floats of any width. The first
+    opening compares them, and so does the first use of a file. Folders named `key=value` directly above a file add a column `key`
+    with the text `value`, unless the file has that column.
 
     Each thread keeps the last `cached_groups` decoded row groups. Shuffle with `lk.ShardOrder`, and write row groups that
     fit into memory many times. Default batches are gathered column by column if the types allow it: numbers, text, bytes, arrays
@@ -43,10 +51,12 @@ class ParquetDataset(ShardedDataset):
         storage: How to reach remote files, and where to keep copies.
         cached_groups: Number of decoded row groups that each reading thread keeps, for all files together. A ShardOrder
             reads from lanes x (1 + window / rows in a group) of them.
+        split: Of a folder that `DatasetDict.save_to_disk` wrote, the split to read.
 
     Raises:
         FileNotFoundError: If there are no shards.
-        ShardError: If a file is truncated or damaged, or lacks a column.
+        ShardError: If a file is truncated or damaged, or its columns differ from those of the first file. Also if the folder is a
+            Delta or Iceberg table, or has several splits.
 
     Examples:
         >>> import pyarrow as pa, pyarrow.parquet as pq
@@ -72,25 +82,47 @@ class ParquetDataset(ShardedDataset):
         max_open: int = 256,
         storage: Storage | None = None,
         cached_groups: int = 64,
+        split: str | None = None,
     ) -> None:
         if cached_groups < 1 or isinstance(columns, str):
             raise ValueError(
                 f"ParquetDataset: cached_groups is {cached_groups}, columns {columns!r}; wanted at least 1, and a list."
             )
-        super().__init__(urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage)
+        self._given = None if columns is None else list(columns)
+        super().__init__(
+            urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage, split=split
+        )
         self._groups = PerThread(Groups, cached_groups)
-        first = GroupedTable(self.shards[0], self.open_head(self.shards[0]), None, Groups(1))
-        self.columns = first.columns if columns is None else list(columns)
-        self._layouts = {name: layout_of(first.type_of(name)) for name in self.columns if name in first.columns}
-        first.close()
         kinds = {layout.kind if layout else "" for layout in self._layouts.values()}
         if "" in kinds or ("lists" in kinds and not ragged):
             self.read_batch = None  # type: ignore[assignment, method-assign]  # a batch reader then collates rows
 
+    def constants(self, shard: str) -> Mapping[str, Any]:
+        """Return the columns that all rows of a file have in common and the file may lack, as Arrow's scalars."""
+        return hive_constants(shard)
+
+    def _index_all(self) -> list[ShardIndex]:
+        """Index the files, after the first one has said which columns the others must have."""
+        with closing(self._table(self.shards[0], Groups(1), head=True)) as first:
+            if self._given is not None:
+                first.choose(self._given)
+            self.columns, self._schema = first.columns, first.schema
+            self._added = [name for name in self.columns if name in first.constants]
+        self._layouts = {name: layout_of(self._schema.field(name).type) for name in self.columns}
+        return super()._index_all()
+
+    def _table(self, shard: str, groups: Groups, *, head: bool = False) -> GroupedTable:
+        file = self.open_head(shard) if head else self.open_file(shard)
+        return GroupedTable(shard, file, groups, self.constants(shard))
+
+    def _check(self, table: GroupedTable) -> None:
+        check_schema(table.shard, table.schema, self.shards[0], self._schema, self._given)
+
     def scan(self, shard: str) -> tuple[int, Int64Array | None]:
-        table = GroupedTable(shard, self.open_head(shard), None, Groups(1))
-        sizes = table.group_sizes()
-        table.close()
+        with closing(self._table(shard, Groups(1), head=True)) as table:
+            sizes = table.group_sizes()
+            if sum(sizes):
+                self._check(table)
         return sum(sizes), np.cumsum(sizes, dtype=np.int64)
 
     @staticmethod
@@ -101,10 +133,15 @@ class ParquetDataset(ShardedDataset):
         return bool((np.diff(ends, prepend=0) >= 0).all()) and index.count == (ends[-1] if len(ends) else 0)
 
     def open(self, shard: str, index: ShardIndex) -> GroupedTable:
-        table = GroupedTable(shard, self.open_file(shard), self.columns, self._groups.own)
-        if index.offsets is None or np.cumsum(table.group_sizes()).tolist() != index.offsets.tolist():
+        table = self._table(shard, self._groups.own)
+        try:
+            if index.offsets is None or np.cumsum(table.group_sizes()).tolist() != index.offsets.tolist():
+                raise ShardError(f"{shard}: its row groups changed while it was in use. Create the dataset again.")
+            self._check(table)  # its index may have been made without this dataset
+            table.choose(self.columns)
+        except BaseException:
             table.close()
-            raise ShardError(f"{shard}: its row groups changed while it was in use. Create the dataset again.")
+            raise
         return table
 
     def read(self, handle: GroupedTable, rows: Int64Array, index: ShardIndex) -> list[Any]:
@@ -135,8 +172,12 @@ class ParquetDataset(ShardedDataset):
         }
 
     def fingerprint(self) -> str:
-        """Return the shards, their sizes and the columns."""
-        return f"{self.columns} {super().fingerprint()}"
+        """Return the shards, their sizes and the columns, with the values of those that the files lack."""
+        found = f"{self.columns} {super().fingerprint()}"
+        if not self._added:
+            return found
+        values = [[str(self.constants(shard).get(name)) for name in self._added] for shard in self.shards]
+        return f"{found} {self._added} {digest(repr(values).encode())}"
 
 
 def _by_group(rows: Int64Array, index: ShardIndex) -> Iterator[tuple[int, Int64Array, Int64Array]]:

@@ -3,14 +3,15 @@
 import io
 import mmap
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, BinaryIO
 
 from loaderkit.datasets.arrow.columns import Column
 from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.remote.urls import is_remote
+from loaderkit.datasets.remote.urls import is_remote, stat
+from loaderkit.datasets.signatures import HEAD, what_head
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.arrow_values import to_samples
 
@@ -54,7 +55,13 @@ class _Group:
 class GroupedTable:
     """An open file and its row groups (record batches in Arrow files)."""
 
-    def __init__(self, shard: str, file: BinaryIO, columns: list[str] | None, groups: Groups) -> None:
+    def __init__(
+        self,
+        shard: str,
+        file: BinaryIO,
+        groups: Groups,
+        constants: Mapping[str, Any] | None = None,
+    ) -> None:
         self.shard = shard
         self._groups = groups
         self._source: Any = None
@@ -62,11 +69,20 @@ class GroupedTable:
         try:
             with _errors_named(shard, "not a whole Parquet or Arrow file"):
                 self._source, self._file = _open(shard, file)
-                found = list(self._schema().names)
-            self.columns = found if columns is None else columns
-            missing = [name for name in self.columns if name not in found]
-            if missing or len(set(found)) < len(found):
-                raise ShardError(f"{shard}: has the columns {found}, wanted {self.columns}, each once.")
+                schema = self._file.schema_arrow if hasattr(self._file, "schema_arrow") else self._file.schema
+                self._views = _plain_types(schema)
+                for name, kind in self._views.items():
+                    place = schema.get_field_index(name)
+                    schema = schema.set(place, schema.field(place).with_type(kind))
+                self.schema = schema
+                found = list(self.schema.names)
+            # Of the columns that the file lacks; its own ones count.
+            self.constants = {name: one for name, one in (constants or {}).items() if name not in found}
+            for name, value in self.constants.items():
+                self.schema = self.schema.append(_field(name, value))
+            self.columns = [*found, *self.constants]
+            if len(set(found)) < len(found):
+                raise ShardError(f"{shard}: has the columns {found}, wanted each once.")
         except BaseException:
             self.close()
             raise
@@ -77,14 +93,17 @@ class GroupedTable:
         if self._source is not None:
             self._source.close()
 
+    def choose(self, columns: list[str]) -> None:
+        """Read these columns alone; raise a ShardError if the file lacks one."""
+        if not set(columns) <= set(self.columns):
+            raise ShardError(f"{self.shard}: has the columns {self.columns}, wanted {columns}.")
+        self.columns = columns
+
     def group_sizes(self) -> list[int]:
         if hasattr(self._file, "metadata") and hasattr(self._file, "num_row_groups"):
             return [self._file.metadata.row_group(group).num_rows for group in range(self._file.num_row_groups)]
         with _errors_named(self.shard, "not a whole Arrow file"):
             return [self._file.get_batch(batch).num_rows for batch in range(self._file.num_record_batches)]
-
-    def type_of(self, column: str) -> Any:
-        return self._schema().field(column).type
 
     def read(self, group: int, rows: Int64Array) -> list[dict[str, Any]]:
         table = self._groups.get(self, group).table
@@ -102,15 +121,45 @@ class GroupedTable:
 
         with _errors_named(self.shard, f"row group {group} can't be read"):
             if hasattr(self._file, "read_row_group"):
-                table = self._file.read_row_group(group, columns=self.columns, use_threads=False)
+                own = [name for name in self.columns if name not in self.constants]
+                table = self._file.read_row_group(group, columns=own, use_threads=False)
             else:
                 table = pa.Table.from_batches([self._file.get_batch(group)])
+            for name, kind in self._views.items():
+                if name in table.column_names:
+                    table = table.set_column(table.column_names.index(name), name, _cast(table[name], kind))
+            for name, value in self.constants.items():
+                table = table.append_column(_field(name, value), pa.repeat(value, table.num_rows))
             table = table.select(self.columns).combine_chunks()
             table.validate(full=True)  # Arrow does not compare a file's own numbers by itself
             return _Group(table)
 
-    def _schema(self) -> Any:
-        return self._file.schema_arrow if hasattr(self._file, "schema_arrow") else self._file.schema
+
+def _plain_types(schema: Any) -> dict[str, Any]:
+    """Return the types to read columns of views as, by name: pyarrow can't gather views."""
+    import pyarrow as pa
+    from pyarrow.types import is_binary_view, is_string_view
+
+    texts, content = (
+        dict.fromkeys((name for name, kind in zip(schema.names, schema.types, strict=True) if is_view(kind)), plain)
+        for is_view, plain in ((is_string_view, pa.string()), (is_binary_view, pa.binary()))
+    )
+    return texts | content
+
+
+def _cast(column: Any, kind: Any) -> Any:
+    import pyarrow as pa
+
+    try:
+        return column.cast(kind)
+    except pa.ArrowNotImplementedError:  # older versions
+        return pa.chunked_array([pa.array(column.to_pylist(), kind)])
+
+
+def _field(name: str, value: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.field(name, value.type)
 
 
 class _Batches:
@@ -133,11 +182,14 @@ def _open(shard: str, file: BinaryIO) -> tuple[Any, Any]:
     except ImportError as error:
         raise ImportError(f"{shard!r} needs pyarrow: pip install 'loaderkit[arrow]'.") from error
 
-    start = file.read(8)
+    start = file.read(HEAD)
     parquet = start.startswith(_PARQUET)
     if not parquet and not start.startswith((_ARROW, _STREAM)):
         file.close()
-        raise ShardError(f"{shard}: starts with {start!r}, wanted a Parquet file, an Arrow file or an Arrow stream.")
+        what = what_head(start, stat(shard).size_bytes) if not is_remote(shard) else ""
+        raise ShardError(
+            f"{shard}: starts with {start[:8]!r}, wanted a Parquet file, an Arrow file or an Arrow stream.{what}"
+        )
     source = _source(shard, file, mapped=not parquet)
     try:
         # No threads of pyarrow: workers already run in parallel.

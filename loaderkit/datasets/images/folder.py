@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from loaderkit.datasets.base import check_index
+from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
 from loaderkit.datasets.images.decode import decode_picture
 from loaderkit.datasets.places import Place
+from loaderkit.datasets.signatures import describe
 from loaderkit.sampling.order import digest
 from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.system.arrays import Int64Array
@@ -41,6 +43,7 @@ class ImageFolder(DeclaresDraws):
 
     Raises:
         FileNotFoundError: If the folder does not exist or has no classes.
+        ShardError: If there are no pictures, and the folder is of a format that loaderkit does not read.
         ValueError: If a class has no pictures, or links between folders form a circle. On reading: if a picture cannot be
             decoded, or is too large.
 
@@ -75,10 +78,13 @@ class ImageFolder(DeclaresDraws):
             )
         self.classes = sorted(name for name, is_folder in _entries(self.root) if is_folder)
         if not self.classes:
+            self._refuse_foreign()
             raise FileNotFoundError(f"ImageFolder: no folders in {self.root}, wanted one for each class.")
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
         files = [[os.fsencode(path) for path in _pictures(self.root, name, tuple(extensions))] for name in self.classes]
         empty = [name for name, found in zip(self.classes, files, strict=True) if not found]
+        if len(empty) == len(files):
+            self._refuse_foreign()
         if empty and not allow_empty:
             raise ValueError(
                 f"ImageFolder: no pictures in {len(empty)} of {len(files)} classes of {self.root}, the first is {empty[0]!r}; "
@@ -89,6 +95,11 @@ class ImageFolder(DeclaresDraws):
         paths = [path for found in files for path in found]
         self._paths = b"".join(paths)
         self._ends = np.cumsum([len(path) for path in paths], dtype=np.int64)
+
+    def _refuse_foreign(self) -> None:
+        """Raise a ShardError if the folder, which has no pictures, is of a format that loaderkit does not read."""
+        if (what := describe(self.root)) is not None:
+            raise ShardError(f"ImageFolder: no pictures. {what}")
 
     def __len__(self) -> int:
         return len(self.targets)

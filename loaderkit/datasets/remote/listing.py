@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
+from loaderkit.datasets.signatures import find_marks
+
 T = TypeVar("T")
 
 # Names that file systems give to the time of the last change, and to the entity tag.
@@ -76,8 +78,12 @@ def matching(found: Mapping[str, T], pattern: str) -> dict[str, T]:
     return {name: info for name, info in found.items() if matches(name.rpartition("/")[2])}
 
 
-def shown(found: Mapping[str, Any], root: str, suffixes: tuple[str, ...]) -> dict[str, Any]:
-    """Return the files of a folder that have one of the suffixes and are not hidden."""
+def shown(
+    found: Mapping[str, Any], root: str, suffixes: tuple[str, ...], marks: list[str] | None = None
+) -> dict[str, Any]:
+    """Return the files of a folder that have one of the suffixes and are not hidden; add marks of other formats to `marks`."""
+    if marks is not None:
+        marks += find_marks(name.removeprefix(root) for name in found)
     names = [name for name in found if name.endswith(suffixes) and not is_hidden(name.removeprefix(root))]
     return {name: found[name] for name in names}
 

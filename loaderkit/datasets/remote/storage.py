@@ -268,20 +268,22 @@ class Storage:
         """
         self._ask(url, lambda: self._run(url, "pipe_file", content))
 
-    def find(self, url: str, suffixes: Sequence[str]) -> dict[str, Stat | None]:
+    def find(self, url: str, suffixes: Sequence[str], marks: list[str] | None = None) -> dict[str, Stat | None]:
         """Return the files at a URL: one file, the matches of a glob, or the files of a folder with one of the suffixes.
 
-        A file has its version where the listing gave it: that saves a request for each.
+        A file has its version where the listing gave it: that saves a request for each. `marks` gets the paths in a folder that
+        may be marks of other formats, see `find_marks`.
         """
+        marks = [] if marks is None else marks
         web = url.startswith(("http://", "https://"))
         rest = url.partition("://")[2]
         is_glob = any(sign in (rest.partition("/")[2] if web else rest) for sign in ("*[" if web else "*?["))
-        if found := self._find_objects(url, tuple(suffixes)):
+        if found := self._find_objects(url, tuple(suffixes), marks):
             return found
         ways = (self._find_page, self._glob_page) if web else (self._find, self._glob)
-        return self._ask(url, lambda: ways[is_glob](*self._filesystem(url), url, tuple(suffixes)))
+        return self._ask(url, lambda: ways[is_glob](*self._filesystem(url), url, tuple(suffixes), marks))
 
-    def _find_objects(self, url: str, suffixes: tuple[str, ...]) -> dict[str, Stat | None]:
+    def _find_objects(self, url: str, suffixes: tuple[str, ...], marks: list[str]) -> dict[str, Stat | None]:
         """Return the objects in a folder, or those that match a glob, if obstore can list them; else nothing."""
         folder, _, name = url.rpartition("/")
         is_glob = any(sign in name for sign in "*?[")
@@ -293,10 +295,12 @@ class Storage:
             return {}
         root = folder.partition("://")[2] + "/"
         found = {info["name"]: info for info in listed if info["name"].startswith(root)}
-        found = matching(found, name) if is_glob else shown(found, root, suffixes)
+        found = matching(found, name) if is_glob else shown(found, root, suffixes, marks)
         return {f"s3://{name}": stat_of(info) for name, info in found.items()}
 
-    def _glob(self, files: Any, path: str, url: str, suffixes: tuple[str, ...]) -> dict[str, Stat | None]:
+    def _glob(
+        self, files: Any, path: str, url: str, suffixes: tuple[str, ...], marks: list[str]
+    ) -> dict[str, Stat | None]:
         folder, _, name = path.rpartition("/")
         if any(sign in folder for sign in "*?[") or "**" in name:
             return with_stats(files, files.glob(path, detail=True))
@@ -309,17 +313,23 @@ class Storage:
         found = {str(info["name"]): info for info in inside if info.get("type") != "directory"}
         return with_stats(files, matching(found, name))
 
-    def _find(self, files: Any, path: str, url: str, suffixes: tuple[str, ...]) -> dict[str, Stat | None]:
+    def _find(
+        self, files: Any, path: str, url: str, suffixes: tuple[str, ...], marks: list[str]
+    ) -> dict[str, Stat | None]:
         found = files.find(path.rstrip("/"), detail=True)
         if list(found) == [path]:
             known = isinstance(found, Mapping)  # adlfs lists a single file without its version
             return {url: stat_of(found[path]) if known else None}
-        return with_stats(files, shown(found, path.rstrip("/") + "/", suffixes))
+        return with_stats(files, shown(found, path.rstrip("/") + "/", suffixes, marks))
 
-    def _glob_page(self, files: Any, path: str, url: str, suffixes: tuple[str, ...]) -> dict[str, Stat | None]:
+    def _glob_page(
+        self, files: Any, path: str, url: str, suffixes: tuple[str, ...], marks: list[str]
+    ) -> dict[str, Stat | None]:
         return with_stats(files, files.glob(path, detail=True))
 
-    def _find_page(self, files: Any, path: str, url: str, suffixes: tuple[str, ...]) -> dict[str, Stat | None]:
+    def _find_page(
+        self, files: Any, path: str, url: str, suffixes: tuple[str, ...], marks: list[str]
+    ) -> dict[str, Stat | None]:
         try:
             info = self._run(url, "info")
         except FileNotFoundError as error:
@@ -330,7 +340,7 @@ class Storage:
         if info["type"] == "file" and not str(info.get("url", "")).endswith("/"):
             return {url: stat_of(info)}
         root = path.rstrip("/") + "/"
-        return with_stats(files, shown(files.find(root, detail=True), root, suffixes))
+        return with_stats(files, shown(files.find(root, detail=True), root, suffixes, marks))
 
     def _download(self, url: str, size_bytes: int, file: BinaryIO) -> str:
         """Copy a file, and return its checksum."""

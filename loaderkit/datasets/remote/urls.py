@@ -5,27 +5,41 @@ import glob
 import os
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
 
+from loaderkit.datasets.errors import ShardError
+from loaderkit.datasets.folder_splits import choose_split
+from loaderkit.datasets.misread import refuse_misread, refuse_table
 from loaderkit.datasets.remote.listing import Stat, is_hidden
 from loaderkit.datasets.remote.storage import Storage
+from loaderkit.datasets.signatures import describe, find_marks, local_reader
 from loaderkit.system.regular_file import open_regular
 
 # Lists first: a command line takes the first type that fits, and everything fits a string.
 Urls = Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
 
 INDEX_SUFFIX = ".lkindex"  # of index files, which lie next to shards
+_SMALL = 1 << 24  # bytes of a file that describes a folder, at most
 
 
-def expand(urls: Urls, suffixes: Sequence[str], storage: Storage | None = None) -> list[str]:
+def expand(
+    urls: Urls, suffixes: Sequence[str], storage: Storage | None = None, *, split: str | None = None
+) -> list[str]:
     """Return the shards at some URLs. As `find_shards`, without their versions."""
-    return list(find_shards(urls, suffixes, storage))
+    return list(find_shards(urls, suffixes, storage, split=split))
 
 
-def find_shards(urls: Urls, suffixes: Sequence[str], storage: Storage | None = None) -> dict[str, Stat | None]:
+def find_shards(
+    urls: Urls,
+    suffixes: Sequence[str],
+    storage: Storage | None = None,
+    *,
+    split: str | None = None,
+    left_out: dict[str, frozenset[str]] | None = None,
+) -> dict[str, Stat | None]:
     """Return the shards at some URLs, sorted within each URL, without hidden files and index files.
 
     Remote shards have their versions where a listing gives them.
@@ -34,9 +48,12 @@ def find_shards(urls: Urls, suffixes: Sequence[str], storage: Storage | None = N
         urls: A file, a folder (its files with one of the suffixes), a glob, a URL of any of these, or a list of them.
         suffixes: Endings of the files of a folder, with the dot.
         storage: How to reach remote files.
+        split: Of folders that have splits (DatasetDict, Energon), the one to take.
+        left_out: Gets the keys of samples that the split leaves out, by shard.
 
     Raises:
         FileNotFoundError: If a URL matches nothing.
+        ShardError: If a folder is of a format that must not be read file by file, or of one that loaderkit does not read.
         ValueError: If there are no URLs, or a shard is listed twice.
     """
     given = [urls] if isinstance(urls, str | os.PathLike) else list(urls)
@@ -46,16 +63,31 @@ def find_shards(urls: Urls, suffixes: Sequence[str], storage: Storage | None = N
     for item in given:
         url = os.fspath(item)
         url = url.removeprefix("file://") if url.startswith("file:///") else url
-        remote = is_remote(url)
-        listed = (storage or Storage()).find(url, suffixes) if remote else dict.fromkeys(_expand_local(url, suffixes))
+        remote, marks = is_remote(url), list[str]()
+        listed: Mapping[str, Stat | None]
+        if remote:
+            listed = (storage or Storage()).find(url, suffixes, marks)
+        else:
+            listed = dict.fromkeys(_expand_local(url, suffixes, marks))
         found = {path: version for path, version in listed.items() if not path.endswith(INDEX_SUFFIX)}
+        if split is not None:
+            inner = {relative_to(url, shard): shard for shard in found}
+            chosen = choose_split(url, split, marks, list(inner), read_in(url, storage))
+            found = {inner[name]: found[inner[name]] for name in chosen.shards}
+            if left_out is not None:
+                left_out |= {inner[name]: keys for name, keys in chosen.excluded.items()}
+        elif list(found) != [url]:  # a single file is what was asked for
+            _refuse_misread(url, marks, found, suffixes, storage)
         if not found:
+            if not remote and (what := describe(url)) is not None:
+                raise ShardError(f"{what} Wanted files that end in {', '.join(suffixes)}.")
             gone = "" if remote or glob.has_magic(url) or Path(url).exists() else " (no such file or folder)"
             braces = " Braces are not expanded: give a glob, or a list." if "{" in url else ""
             raise FileNotFoundError(
                 f"no shards at {url!r}{gone}, wanted files that end in {', '.join(suffixes)}.{braces}"
             )
         shards += sorted(found.items(), key=lambda item: item[0])
+    _refuse_foreign((shard for shard, _ in shards if not is_remote(shard)), tuple(suffixes))
     names = Counter(shard if is_remote(shard) else str(Path(shard).resolve()) for shard, _ in shards)
     twice = [name for name, count in names.items() if count > 1]
     if twice:
@@ -116,10 +148,56 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
-def _expand_local(url: str, suffixes: Sequence[str]) -> list[str]:
+def relative_to(folder: str, shard: str) -> str:
+    """Return the path of a shard in a folder, of either a path or a URL."""
+    if is_remote(folder):
+        folder, shard = (name.partition("://")[2].strip("/") for name in (folder, shard))
+    else:
+        folder = str(Path(folder))
+    return shard if folder == "." else shard.removeprefix(folder).lstrip("/")
+
+
+def read_in(folder: str, storage: Storage | None = None) -> Callable[[str], bytes]:
+    """Return a function that reads small files of a folder by their relative paths."""
+    if is_remote(folder):
+        return lambda name: (storage or Storage()).read_some(f"{folder.rstrip('/')}/{name}", 0, _SMALL)
+    return local_reader(folder)
+
+
+def _refuse_misread(
+    url: str, marks: list[str], found: Mapping[str, Stat | None], suffixes: Sequence[str], storage: Storage | None
+) -> None:
+    if marks:
+        names = [relative_to(url, shard) for shard in found]
+        refuse_misread(url, marks, names, suffixes, read_in(url, storage))
+    if ".parquet" in suffixes and not is_remote(url):
+        refuse_table({shard.rpartition("/")[0] for shard in found if shard.endswith(".parquet")})
+
+
+def _refuse_foreign(shards: Iterable[str], suffixes: tuple[str, ...]) -> None:
+    """Raise a ShardError if the first local file without one of the suffixes is of a format that loaderkit does not read."""
+    odd = next((shard for shard in shards if not shard.endswith(suffixes)), None)
+    if odd is not None and (what := describe(odd)) is not None:
+        raise ShardError(f"{what} Wanted files that end in {', '.join(suffixes)}.")
+
+
+def _expand_local(url: str, suffixes: Sequence[str], marks: list[str]) -> list[str]:
     if Path(url).is_dir():
-        files = (path for path in Path(url).rglob("*") if path.name.endswith(tuple(suffixes)) and path.is_file())
-        return [str(path) for path in files if not is_hidden(path.relative_to(url).as_posix())]
+        return _walk(str(Path(url)), tuple(suffixes), marks)
     if Path(url).is_file():
         return [url]
     return [path for path in glob.glob(url, recursive=True) if Path(path).is_file()]  # noqa: PTH207 - of any root
+
+
+def _walk(root: str, suffixes: tuple[str, ...], marks: list[str]) -> list[str]:
+    """Return the files in a folder with one of the suffixes that are not hidden; add marks of other formats to `marks`."""
+    start = "" if root == "." else root.rstrip("/") + "/"
+    found: list[str] = []
+    for folder, _, names in os.walk(root):
+        inner = folder[len(root) :].lstrip("/")
+        inner = inner + "/" if inner else ""
+        marks += find_marks(inner + name for name in names)
+        if not is_hidden(inner):
+            chosen = (start + inner + name for name in names if name.endswith(suffixes) and not name.startswith("."))
+            found += filter(os.path.isfile, chosen)
+    return found

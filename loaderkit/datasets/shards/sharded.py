@@ -48,10 +48,11 @@ class ShardedDataset(DeclaresDraws, ABC):
         max_open: Shards that a process keeps open; its threads share them. They are fewer if `ulimit -n` allows
             less than twice as many files. `lk.ShardOrder.shards_in_use` says how many all workers together use at a time.
         storage: How to reach remote shards, and where to cache them.
+        split: Of a folder with splits by name, the one to read.
 
     Raises:
         FileNotFoundError: If there are no shards.
-        ShardError: If a shard or its index is damaged.
+        ShardError: If a shard or its index is damaged, or a folder is of a format that must not be read file by file.
     """
 
     kind: str  # of the index, with a version: "tar-1"
@@ -69,11 +70,14 @@ class ShardedDataset(DeclaresDraws, ABC):
         index_dir: str | os.PathLike[str] | None = None,
         max_open: int = 256,
         storage: Storage | None = None,
+        split: str | None = None,
     ) -> None:
         if max_open < 1:
             raise ValueError(f"{type(self).__name__}: max_open is {max_open}, wanted at least 1.")
         self.storage = storage or Storage()
-        found = find_shards(urls, self.suffixes + self.shared_suffixes, self.storage)
+        self.excluded_keys: dict[str, frozenset[str]] = {}  # keys of samples that a split leaves out, by shard
+        suffixes = self.suffixes + self.shared_suffixes
+        found = find_shards(urls, suffixes, self.storage, split=split, left_out=self.excluded_keys)
         self.shards = list(found)
         self._remote = {shard: version for shard, version in found.items() if version is not None}
         unknown = [shard for shard in self.shards if is_remote(shard) and shard not in self._remote]

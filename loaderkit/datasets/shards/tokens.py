@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Literal
 
 import numpy as np
@@ -12,9 +13,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.memory.array import take
 from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import Urls, shard_name
+from loaderkit.datasets.remote.urls import Urls, is_remote, shard_name
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.mapped import Array, MappedDataset, count_numbers, map_npy, npy_layout, open_to_map
+from loaderkit.datasets.signatures import FORMATS, is_of
 from loaderkit.system.arrays import Int64Array, native
 
 _HEADED = {(20240520, 1): "<u2", (20240801, 7): "<u4"}  # magic and version, of 256 numbers (int32) before the tokens
@@ -175,11 +177,23 @@ class TokenDataset(MappedDataset):
                 )
             self._starts[shard] = _HEADER
             return found
+        if shard == self.shards[0]:
+            _refuse_litdata(shard)
         if self.dtype is None:
             raise ValueError(
                 f"TokenDataset: {shard_name(shard)} does not declare a dtype, wanted one such as dtype='uint16'."
             )
         return count_numbers(shard, file, self.dtype, f"{self.dtype} tokens")
+
+
+def _refuse_litdata(shard: str) -> None:
+    """Raise a ShardError if a local file of bare numbers is a chunk of litdata: its head would be read as tokens."""
+    if not is_remote(shard) and is_of(Path(shard).parent, "litdata"):
+        one = FORMATS["litdata"]
+        raise ShardError(
+            f"{Path(shard).parent}: is {one.name}, as index.json shows: the head of {shard_name(shard)} would be read as tokens. "
+            f"{one.way_out}"
+        )
 
 
 def _declared(file: BinaryIO) -> tuple[np.dtype[Any], int] | None:

@@ -1,6 +1,7 @@
 """Tar shards in the WebDataset layout: consecutive files with the same key are one sample."""
 
 import contextlib
+import dataclasses
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +13,13 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
 from loaderkit.datasets.images.decode import decode_picture, decode_pictures
 from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import Urls
+from loaderkit.datasets.remote.urls import Urls, shard_name
 from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.npyheader import decode_npy
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.datasets.tar.index import TarTable, index_tar
 from loaderkit.datasets.tar.open_shard import Block, OpenTar, find_file, to_samples
+from loaderkit.sampling.order import digest
 from loaderkit.seeding.draws import Draws, draws
 from loaderkit.system.arrays import Int64Array
 
@@ -50,6 +52,8 @@ class TarDataset(ShardedDataset):
             `~/.cache/loaderkit/index` for remote shards.
         max_open: Shards that a process keeps open, with all its threads.
         storage: How to reach remote files, and where to keep copies.
+        split: Of a folder that Megatron Energon prepared, the split to read: its files in `.nv-meta/split.yaml`, without the files
+            and samples that are excluded there.
 
     Raises:
         FileNotFoundError: If there are no shards.
@@ -82,9 +86,12 @@ class TarDataset(ShardedDataset):
         index_dir: str | os.PathLike[str] | None = None,
         max_open: int = 256,
         storage: Storage | None = None,
+        split: str | None = None,
     ) -> None:
         check_max_pixels("TarDataset", max_pixels)
-        super().__init__(urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage)
+        super().__init__(
+            urls, transform=transform, index_dir=index_dir, max_open=max_open, storage=storage, split=split
+        )
         self._decode, self._max_pixels = dict(decode or {}), max_pixels
         known = set(map(id, DECODERS.values()))
         custom = [decode for decode in self._decode.values() if id(decode) not in known]
@@ -98,6 +105,20 @@ class TarDataset(ShardedDataset):
         with self.open_file(shard) as file:
             table = index_tar(file, self.stat(shard).size_bytes, shard)
         return len(table.ends), table.pack()
+
+    def _index_all(self) -> list[ShardIndex]:
+        indexes = super()._index_all()
+        for part, shard in enumerate(self.shards):
+            if keys := self.excluded_keys.get(shard):
+                index = indexes[part].loaded()
+                table = TarTable.unpack(index.spans(shard)).without(shard, keys)
+                indexes[part] = dataclasses.replace(index, count=len(table.ends), offsets=table.pack())
+        return indexes
+
+    def fingerprint(self) -> str:
+        """Return the shards' names and sizes, and which samples a split leaves out."""
+        left_out = sorted((shard_name(shard), sorted(keys)) for shard, keys in self.excluded_keys.items())
+        return super().fingerprint() + (f" without {digest(json.dumps(left_out).encode())}" if left_out else "")
 
     @staticmethod
     def has_offsets(index: ShardIndex) -> bool:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -62,6 +62,19 @@ class TarTable:
             counts.append(last - first)
             found += members[3 * first : 3 * last].tolist()
         return keys, counts, (found[::3], found[1::3], found[2::3])
+
+    def without(self, shard: str, left_out: Collection[str]) -> "TarTable":
+        """Return the table without the samples of some keys; raise a ShardError if one of them is not there."""
+        keys, counts, _ = self.samples(list(range(len(self.ends))))
+        if gone := sorted(set(left_out) - set(keys)):
+            raise ShardError(f"{shard}: has no sample {gone[0]!r}, which its split leaves out. Write the split again.")
+        kept = [key not in left_out for key in keys]
+        members = self.members[np.repeat(kept, counts)]
+        mine = [key.encode("utf-8", "surrogateescape") for key, keep in zip(keys, kept, strict=True) if keep]
+        ends = np.empty((len(mine), 2), dtype=np.int64)
+        ends[:, 0] = np.cumsum(np.array(counts, dtype=np.int64)[kept])
+        ends[:, 1] = np.cumsum([len(key) for key in mine])
+        return TarTable(members, ends, b"".join(mine), self.extensions)
 
     def pack(self) -> Int64Array:
         """Return the table as 64-bit words (W,), the form in index files."""

@@ -1,0 +1,132 @@
+"""The splits of folders that other tools prepared: which files belong to one, and which samples it leaves out."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from loaderkit.datasets.errors import ShardError
+from loaderkit.datasets.signatures import Found, Read, formats_at
+
+ENERGON = ".nv-meta/split.yaml"
+_MOST = 1_000_000  # names in one pattern
+
+
+class FolderSplit(NamedTuple):
+    """One split of a folder.
+
+    Args:
+        shards: Its files, relative to the folder.
+        excluded: Keys of samples that do not belong to it, by file.
+    """
+
+    shards: list[str]
+    excluded: Mapping[str, frozenset[str]]
+
+
+def split_names(found: Found, read: Read) -> list[str]:
+    """Return the names of the splits that a folder of a format has; none if its format has no splits."""
+    if found.key == "dataset_dict" and isinstance(found.content, dict):
+        return [str(name) for name in found.content["splits"]]
+    if found.key == "energon":
+        return list(_energon(read, found.mark)["split_parts"])
+    return []
+
+
+def choose_split(folder: str, split: str, marks: Iterable[str], names: Sequence[str], read: Read) -> FolderSplit:
+    """Return one split of a folder.
+
+    Args:
+        folder: The folder, for errors.
+        split: Name of the split.
+        marks: What `find_marks` found in the folder.
+        names: The files of the format that are in the folder, relative to it.
+        read: Returns the content of a file by its relative path.
+
+    Raises:
+        ShardError: If the folder has no splits, not this one, or lacks a file of it.
+    """
+    for found in formats_at((mark for mark in marks if not mark.strip("/").count("/") or mark == ENERGON), read):
+        known = split_names(found, read)
+        if known and split not in known:
+            raise ShardError(f"{folder}: has no split {split!r}, wanted one of {known}, as {found.mark} says.")
+        if found.key == "dataset_dict":
+            return FolderSplit([name for name in names if name.startswith(f"{split}/")], {})
+        if found.key == "energon":
+            return _energon_split(folder, split, names, _energon(read, found.mark))
+    raise ShardError(
+        f"{folder}: has no splits that split={split!r} could choose from, wanted dataset_dict.json (Hugging Face) or {ENERGON} "
+        "(Energon) in it. Give the folder or the files of the split, without split=."
+    )
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """Return the names that a pattern such as `a_{000..002}.tar` or `{a,b}.tar` stands for.
+
+    Raises:
+        ValueError: If they are too many.
+    """
+    done, left = [], [pattern]
+    while left:
+        each = left.pop()
+        match = next((one for one in re.finditer(r"\{([^{}]*)\}", each) if _options(one[1]) is not None), None)
+        options = None if match is None else _options(match[1])
+        if match is None or options is None:
+            done.append(each)
+        elif len(options) + len(left) + len(done) > _MOST:
+            raise ValueError(f"{pattern!r} stands for more than {_MOST:,} names")
+        else:
+            left += [each[: match.start()] + option + each[match.end() :] for option in reversed(options)]
+    return done
+
+
+def _options(inside: str) -> Sequence[str] | None:
+    """Return what stands in the place of braces with this content; None if they are plain signs."""
+    if (match := re.fullmatch(r"(\d+)\.\.(\d+)", inside)) is not None:
+        first, last = int(match[1]), int(match[2])
+        if abs(last - first) >= _MOST:
+            raise ValueError(f"{{{inside}}} stands for more than {_MOST:,} names")
+        padded = any(len(text) > 1 and text.startswith("0") for text in match.groups())
+        width = max(map(len, match.groups())) if padded else 0
+        step = 1 if last >= first else -1
+        return [f"{number:0{width}}" for number in range(first, last + step, step)]
+    return inside.split(",") if "," in inside else None
+
+
+def _energon(read: Read, mark: str) -> dict[str, Any]:
+    try:
+        import yaml
+    except ImportError as error:
+        raise ImportError("Energon's split.yaml needs PyYAML: pip install pyyaml.") from error
+    try:
+        content = yaml.safe_load(read(mark))
+    except yaml.YAMLError as error:
+        raise ShardError(f"{mark}: not YAML: {error}") from error
+    parts = content.get("split_parts") if isinstance(content, dict) else None
+    if not isinstance(parts, dict) or not all(isinstance(part, list | None) for part in parts.values()):
+        raise ShardError(f"{mark}: has no lists under split_parts, wanted what `energon prepare` writes.")
+    return {
+        "split_parts": {str(name): part or [] for name, part in parts.items()},
+        "exclude": content.get("exclude") or [],
+    }
+
+
+def _energon_split(folder: str, split: str, names: Sequence[str], content: Mapping[str, Any]) -> FolderSplit:
+    try:
+        excluded = {name for pattern in content["exclude"] for name in expand_braces(str(pattern))}
+        wanted = dict.fromkeys(
+            name for pattern in content["split_parts"][split] for name in expand_braces(str(pattern))
+        )
+    except ValueError as error:
+        raise ShardError(f"{folder}: {ENERGON}: {error}.") from error
+    shards = [name for name in wanted if name not in excluded]
+    if gone := sorted(set(shards) - set(names)):
+        raise ShardError(
+            f"{folder}: {len(gone)} of {len(shards)} files of the split {split!r} are missing, the first is {gone[0]}. Restore "
+            f"them, or take them out of {ENERGON}."
+        )
+    keys: dict[str, set[str]] = {}
+    for name in excluded - set(names):
+        shard, slash, key = name.partition(".tar/")
+        if slash:
+            keys.setdefault(f"{shard}.tar", set()).add(key)
+    return FolderSplit(shards, {shard: frozenset(found) for shard, found in keys.items() if shard in set(shards)})

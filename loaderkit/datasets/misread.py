@@ -1,0 +1,67 @@
+"""Refuse folders whose files would be read without what their format says of them."""
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+
+from loaderkit.datasets.errors import ShardError
+from loaderkit.datasets.folder_splits import split_names
+from loaderkit.datasets.signatures import FORMATS, Found, Read, find_marks, formats_at, join, local_reader
+
+
+def refuse_misread(
+    folder: str, marks: Sequence[str], shards: Sequence[str], suffixes: Sequence[str], read: Read
+) -> None:
+    """Raise a ShardError if files of a folder can't be read without their format.
+
+    Args:
+        folder: The folder, for the error.
+        marks: What `find_marks` found in it.
+        shards: The files in it that would be read, relative to it.
+        suffixes: Suffixes of the files that the dataset reads.
+        read: Returns the content of a file by its relative path.
+    """
+    for found in formats_at(marks, read):
+        one = FORMATS[found.key]
+        concerned = [name for name in shards if name.startswith(found.root) and name.endswith(one.misread)]
+        if not concerned or not set(one.misread) & set(suffixes):
+            continue
+        parts = _parts(found, [name.removeprefix(found.root) for name in concerned], read)
+        if parts is not None:
+            raise ShardError(
+                f"{join(folder, found.root)}: is {one.name}, as {found.mark} shows: {one.why}.{parts} {one.way_out}"
+            )
+
+
+def refuse_table(folders: Iterable[str]) -> None:
+    """Raise a ShardError if a local folder of Parquet files is in a Delta or Iceberg table."""
+    seen: set[str] = set()
+    for folder in folders:
+        place = folder
+        while place not in seen:
+            seen.add(place)
+            inside = [f"{inner}/{name}" for inner in ("_delta_log", "metadata") for name in _list(place, inner)]
+            if marks := find_marks(inside):
+                refuse_misread(place or ".", marks, ["any.parquet"], [".parquet"], local_reader(place or "."))
+            upper, _, name = place.rpartition("/")
+            if "=" in name or name == "data":  # a partition, or where Iceberg has its files
+                place = upper
+
+
+def _parts(found: Found, shards: list[str], read: Read) -> str | None:
+    """Return what an error says of a folder's splits or fields; None if there are none that could be mixed."""
+    if found.key == "shar":
+        matches = (re.fullmatch(r"([^/]+)\.\d+\.tar", name) for name in shards)
+        fields = sorted({match[1] for match in matches if match})
+        return f" Its fields: {', '.join(fields)}." if len(fields) > 1 else None
+    splits = split_names(found, read)
+    if found.key == "dataset_dict" and len(splits) < 2:
+        return None
+    return f" Its splits: {', '.join(splits)}." if splits else ""
+
+
+def _list(folder: str, inner: str) -> list[str]:
+    try:
+        return os.listdir(f"{folder}/{inner}" if folder else inner)  # noqa: PTH208 - a Path takes longer than the call
+    except OSError:
+        return []
