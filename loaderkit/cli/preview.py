@@ -101,7 +101,8 @@ def _spread(source: Any, pictures: int) -> list[int] | None:
     if not _has_index(source):
         return None
     size = len(source)
-    return np.unique(np.linspace(0, max(0, size - 1), min(pictures, size)).round().astype(int)).tolist()
+    spread = np.linspace(0, max(0, size - 1), min(pictures, size)).round()
+    return [int(number) for number in np.unique(spread)]
 
 
 def _has_index(source: Any) -> bool:
