@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,7 @@ def braindecode(*, random_state: int | None) -> Data:
     return data
 
 
-def augmented_data_loader(data: Data) -> Iterator[Any]:
+def augmented_data_loader(data: Data) -> Iterable[Any]:
     from braindecode.augmentation import AugmentedDataLoader
 
     sample, augment = data.dataset.parts
@@ -342,7 +343,7 @@ CASES = {
 }
 
 
-def ours(case: Case, policy: str, workers: int = WORKERS) -> lk.Loader:
+def ours(case: Case, policy: str, workers: int) -> lk.Loader:
     data = case.make()
     return lk.Loader(
         data.dataset,
@@ -364,8 +365,13 @@ def read(loader: Iterable[Any]) -> list[int]:
     return [int(value) for _ in range(EPOCHS) for batch in loader for value in batch]
 
 
-def read_and_die(loader: lk.Loader, path: Path) -> None:
+def read_by(make: Callable[[int], Iterable[Any]], workers: int) -> list[int]:
+    return read(make(workers))
+
+
+def read_and_die(make: Callable[[int], lk.Loader], path: Path) -> None:
     """Save what was read and the state after some batches, and die."""
+    loader = make(WORKERS)
     values: list[int] = []
     for number, batch in enumerate(each for _ in range(EPOCHS) for each in loader):
         values += map(int, batch)
@@ -374,7 +380,9 @@ def read_and_die(loader: lk.Loader, path: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def resume(loader: lk.Loader, path: Path) -> list[int]:
+def resume(make: Callable[[int], lk.Loader], path: Path) -> list[int]:
+    """Read the rest with other workers."""
+    loader = make(1)
     values, state = pickle.loads(path.read_bytes())
     loader.load_state_dict(state)
     return [*values, *(int(value) for batch in loader for value in batch)]
@@ -447,15 +455,14 @@ def main() -> None:
     answer = given.folder / "answer"
     found: dict[str, Any] = {"version": getattr(module, "__version__", ""), "own_loader": case.own_name}
     for policy in ("seed", "leave"):
-        found[policy] = apart(lambda policy=policy: read(ours(case, policy)), answer)
-        found[f"{policy}_inline"] = apart(lambda policy=policy: read(ours(case, policy, 0)), answer)
+        make = partial(ours, case, policy)
+        found[policy] = apart(partial(read_by, make, WORKERS), answer)
+        found[f"{policy}_inline"] = apart(partial(read_by, make, 0), answer)
         path = given.folder / f"killed-{policy}"
         if path.exists():
-            found[f"{policy}_resumed"] = apart(
-                lambda policy=policy, path=path: resume(ours(case, policy, 1), path), answer
-            )
+            found[f"{policy}_resumed"] = apart(partial(resume, make, path), answer)
         else:
-            apart(lambda policy=policy, path=path: read_and_die(ours(case, policy), path), answer)
+            apart(partial(read_and_die, make, path), answer)
     found["own"] = apart(lambda: read(own(case)), answer)
     found["cost"] = apart(lambda: cost(case), answer)
     json.dump(found, sys.stdout)

@@ -161,7 +161,8 @@ def compare(name: str, variables: dict[str, str]) -> Row:
                 f"{policy}_without_workers": first[policy] == first[f"{policy}_inline"],
                 f"{policy}_resumed": second[f"{policy}_resumed"] == second[policy],
             }
-    return row | {"own_loader": first["own_loader"]} | first["cost"]
+    row |= {"own_loader": first["own_loader"]} | first["cost"]
+    return row
 
 
 def _json(command: list[str], variables: dict[str, str]) -> Any:
