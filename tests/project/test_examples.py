@@ -24,6 +24,10 @@ def test_the_demo_shows_an_exact_resume_and_what_dataloader_does(tmp_path: Path)
     assert rows["final weights bit-identical"] == ["yes", "no"]
     assert int(rows["samples trained twice in that epoch"][1]) > 0
     assert int(rows["samples never trained in that epoch"][1]) > 0
+    changed = rows["of 297 test digits, answers that the kill changed"]
+    assert changed[0] == "0"
+    assert int(changed[1]) > 0
+    assert "accuracy" not in text  # of one run it shows chance, not what the kill cost
     assert 0 < int(rows["place in the data, in the checkpoint"][0].removesuffix(" bytes")) < 1024
     assert text.count("SIGKILL after step") == 2
     assert "the uninterrupted one, bit for bit" in text
