@@ -1,7 +1,7 @@
 """Put every workload of the suite by every loader into one table and one picture.
 
 Reads the CSV files of the other scripts. In `summary.csv`, a cell is a loader's speed over that of lk.Loader with default settings; below 1,
-loaderkit is ahead. `summary.md` and `summary.png` show lk.Loader's speed over the others'; above 1, loaderkit is ahead. If a workload says
+loaderkit is ahead. `summary.md` and `summary.png` show lk.Loader's speed over the others'; above 1, loaderkit is ahead. `behind.md` lists where it is not. If a workload says
 so, its dataset draws nothing or only from `lk.sample_rng()`. For data on disk, an epoch after the first counts. If a loader can run threads
 or processes, the faster one counts. A cell is empty if it was not measured. The geometric means are loaderkit's speed over DataLoader's.
 """
@@ -28,6 +28,7 @@ SHOWN = {  # the picture's workloads, and their labels
     "JPEGs on disk, shuffled, 0 workers": "JPEGs in tar, shuffled, no workers",
     "100 us a sample, 0 workers": "100 us a sample, seeded, no workers",
 }
+CLEARLY = 1.05  # a smaller difference is level
 Found = dict[str, float]
 
 
@@ -141,7 +142,26 @@ def over(theirs: float | None) -> str:
         return ""
     ours = 1 / theirs
     text = f"{ours:,.0f}" if ours > 99.5 else f"{ours:.2g}" if ours > 9.95 else f"{ours:.2f}"
-    return f"**{text}**" if theirs > 1.05 else text
+    return f"*{text}*" if theirs > CLEARLY else text
+
+
+def behind(found: list[tuple[Workload, Found]]) -> str:
+    """Return where loaderkit is clearly behind another loader, as a list, the worst first, and how many cells there are."""
+    cells = [(workload, loader, speed) for workload, line in found for loader, speed in line.items()]
+    slower = sorted((cell for cell in cells if cell[2] > CLEARLY), key=lambda cell: -cell[2])
+    lines = [f"- {workload.name}: {1 / speed:.2f} of {loader}" for workload, loader, speed in slower]
+    return "\n".join(
+        [
+            "<!-- written by benchmarks/summary.py -->",
+            f"Of {len(cells)} comparisons, loaderkit is more than 5 % behind in {len(slower)}. These are all of them, as its speed "
+            "over that of the other loader (for memory: the other's over its own):",
+            "",
+            *lines,
+            "",
+            f"The other {len(cells) - len(slower)} are within 5 % or in favour of loaderkit.",
+            "",
+        ]
+    )
 
 
 def main() -> None:
@@ -158,6 +178,7 @@ def main() -> None:
             kind = "throughput" if workload.timed else "latency or memory"
             writer.writerow([workload.name, kind, *(short(cells.get(loader)) for loader in LOADERS)])
     (folder / "summary.md").write_text(markdown(found))
+    (folder / "behind.md").write_text(behind(found))
     draw(found, machines, folder / "summary.png")
     for workload, cells in found:
         shown = [f"{loader} {short(value)}" for loader, value in cells.items()]

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 from measured import NotMeasuredError, read
+from summary import CLEARLY
+from summary_workloads import workloads
 from table_rows import SECTIONS
 
 HERE = Path(__file__).parent
@@ -18,8 +20,7 @@ SHORT = {  # the README's lines: a workload of summary.csv, its name there, and 
     "rows in memory, 0 workers": ("Rows of an array in memory", "rows"),
     "JPEGs in memory, augmented, 2 workers": ("JPEGs decoded and augmented, 2 workers", "pictures"),
     "documents on disk, shuffled, 2 workers": ("Documents on disk, shuffled, 2 workers", "peers/peers_throughput"),
-    "100 us a sample, 0 workers": ("100 us a sample, seeded, no workers", "per_sample"),
-    "resume at 90 % of 10M": ("Resume at 90 % of 10 million samples", "resume"),
+    "resume at 90 % of 10M": ("Resume at 90 % of 10 million samples, which others replay", "resume"),
 }
 
 
@@ -38,24 +39,45 @@ def table(folder: Path) -> str:
             machines.setdefault(row["machine"], []).append(name)
     where = "; ".join(f"{', '.join(names)}: {machine}" for machine, names in machines.items())
     lines += ["", f"Medians ({where}). Ratios carry over to other machines, milliseconds do not."]
-    return "\n".join(lines)
+    return "\n".join(line.replace("**", "") for line in lines)  # bold is a win, and these rows are of all kinds
 
 
 def short_table(folder: Path) -> str:
-    """Make the README's table: our speed over DataLoader's and over the best other loader's."""
-    lines = ["| speed of loaderkit | over `DataLoader` | over the best other loader | command |", "|---|---|---|---|"]
-    cells = {row["workload"]: row for row in read("summary", folder)}
-    for workload, (label, script) in SHORT.items():
-        row = cells[workload]
-        speeds = {
-            name: float(value) for name, value in list(row.items())[2:] if re.fullmatch(r"[\d.e+-]+", value)
-        }  # over ours
+    """Make the README's table: our speed over DataLoader's and over the best other loader's; the worst rows are in it."""
+    lines = ["| speed of loaderkit | over `DataLoader` | over the best of the rest | command |", "|---|---|---|---|"]
+    cells = {row["workload"]: speeds_in(row) for row in read("summary", folder)}
+    kinds = {row["workload"]: row["kind"] for row in read("summary", folder)}
+    files = {workload.name: script_of(workload.file) for workload in workloads()}
+    timed = [name for name, kind in kinds.items() if kind == "throughput"]
+    worst = {
+        max((name for name in timed if "DataLoader" in cells[name]), key=lambda name: cells[name]["DataLoader"]): None,
+        max((name for name in timed), key=lambda name: max(cells[name].values())): None,
+        max((name for name in cells if name not in timed), key=lambda name: max(cells[name].values(), default=0)): None,
+    }
+    shown = SHORT | {name: (f"Worst: {name}", files[name]) for name in worst if name not in SHORT}
+    for workload, (label, script) in shown.items():
+        speeds = dict(cells[workload])
         over = 1 / speeds.pop("DataLoader")
         best = max(speeds, key=lambda name: speeds[name])
-        lines += [
-            f"| {label} | **{over:.3g} x** | {1 / speeds[best]:.3g} x ({best}) | `python benchmarks/{script}.py` |"
-        ]
+        command = f"`python benchmarks/{script}.py`"
+        lines += [f"| {label} | {bold(over)} | {bold(1 / speeds[best])} ({best}) | {command} |"]
     return "\n".join(lines)
+
+
+def speeds_in(row: dict[str, str]) -> dict[str, float]:
+    """Return the measured speeds of the others over ours in a row of the summary."""
+    return {name: float(value) for name, value in list(row.items())[2:] if re.fullmatch(r"[\d.e+-]+", value)}
+
+
+def script_of(file: str) -> str:
+    """Return the place of a script by its name, without suffix."""
+    found = next(path for path in sorted(HERE.rglob(f"{file}.py")))
+    return str(found.relative_to(HERE).with_suffix(""))
+
+
+def bold(over: float) -> str:
+    """Return a ratio, bold if it is a win."""
+    return f"**{over:.3g} x**" if over > CLEARLY else f"{over:.3g} x"
 
 
 def write(path: Path, text: str) -> None:

@@ -28,18 +28,25 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Say how much the page counts in a search, and point pictures of the benchmarks to their place. As written, GitHub shows them."""
-    place = page.file.src_uri
+def on_page_markdown(markdown: str, *, page: Any = None, **_: Any) -> str:
+    """Say how much a page counts in a search, and point its pictures and its notebook to their place in the site.
+
+    As written, the pictures show on GitHub too. The notebooks are only in the site.
+    """
+    place = "" if page is None else page.file.src_uri
     if place.startswith(NOT_SEARCHED):
         page.meta["search"] = {"exclude": True}
     elif place.startswith(GUIDES):
         page.meta["search"] = {"boost": 2}
+    name = place.removesuffix(".md").partition("tutorials/")[2]
+    if name and name != "index":
+        title, rest = markdown.split("\n", 1)
+        markdown = f'{title}\n\n<a href="../{name}.ipynb" download>This page as a notebook</a>\n{rest}'
     return markdown.replace(f"](../{RESULTS}/", "](pictures/")
 
 
-# What a notebook away from the site cannot show: the link to itself, pictures (its code draws them) and links to pages.
-ONLY_ON_THE_SITE = re.compile(r"^(<a href=.*</a>|!\[.*\]\(.*\))\n\n", re.MULTILINE)
+# What a notebook away from the site cannot show: pictures (its code draws them) and links to pages.
+ONLY_ON_THE_SITE = re.compile(r"^!\[.*\]\(.*\)\n\n", re.MULTILINE)
 LINK_TO_A_PAGE = re.compile(r"\[([^\]]+)\]\([^):]+\.md(#[^)]*)?\)")
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 

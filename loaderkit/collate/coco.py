@@ -68,7 +68,9 @@ def draw_segmentation(segmentation: Any, size: tuple[int, int]) -> Tensor:
     try:
         from PIL import Image, ImageDraw
     except ImportError as error:
-        raise ImportError("masks of polygons need Pillow. Install it: pip install 'loaderkit[images]'.") from error
+        raise ImportError(
+            "masks of polygons need Pillow. Install it: pip install '.[images]' in a checkout of loaderkit."
+        ) from error
     mask = Image.new("L", (size[1], size[0]))
     draw = ImageDraw.Draw(mask)
     for polygon in segmentation:

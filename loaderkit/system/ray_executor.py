@@ -13,7 +13,7 @@ class RayExecutor(Executor):
 
     Tasks of workers and nodes that die run again.
     It uses the cluster that `ray.init` connected to. Without that call Ray connects to `RAY_ADDRESS`, or starts a cluster
-    on this host. It needs the package `ray` (`pip install "loaderkit[ray]"`).
+    on this host. It needs the package `ray` (`pip install ".[ray]"` in a checkout of loaderkit).
 
     Cancelling a future drops its result. Ray still runs the call, unless this process ends before.
 
@@ -33,7 +33,9 @@ class RayExecutor(Executor):
         try:
             import ray
         except ImportError as error:
-            raise ImportError("RayExecutor needs the package ray: pip install 'loaderkit[ray]'.") from error
+            raise ImportError(
+                "RayExecutor needs the package ray: pip install '.[ray]' in a checkout of loaderkit."
+            ) from error
         self._ray = ray
         self._task: Any = ray.remote(_call).options(max_retries=max_retries, **options)
         self._sent: tuple[Any, Any] = (None, None)  # the last function, and where Ray keeps it

@@ -124,7 +124,9 @@ def _pyarrow() -> Any:
     try:
         import pyarrow as pa
     except ImportError as error:
-        raise ImportError("Parquet shards need pyarrow. Install it: pip install 'loaderkit[arrow]'.") from error
+        raise ImportError(
+            "Parquet shards need pyarrow. Install it: pip install '.[arrow]' in a checkout of loaderkit."
+        ) from error
     return pa
 
 

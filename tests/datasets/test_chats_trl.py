@@ -20,7 +20,7 @@ SIZE = 12
 @pytest.fixture(scope="module")
 def trl() -> Iterator[Any]:
     """The package, and less of what it logs."""
-    found = pytest.importorskip("trl", reason="trl is not installed: pip install 'loaderkit[test]'")
+    found = pytest.importorskip("trl", reason="trl is not installed: pip install '.[test]'")
     logging.disable(logging.WARNING)
     yield found
     logging.disable(logging.NOTSET)

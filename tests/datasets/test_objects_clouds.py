@@ -62,7 +62,7 @@ class Cloud:
 @pytest.fixture(scope="module", params=["google", "azure"])
 def cloud(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
     package = {"google": "gcsfs", "azure": "adlfs"}[request.param]
-    pytest.importorskip(package, reason=f"{package} is not installed: pip install 'loaderkit[test]'")
+    pytest.importorskip(package, reason=f"{package} is not installed: pip install '.[test]'")
     folder = tmp_path_factory.mktemp(request.param)
     samples = [{"cls": number} for number in range(SAMPLES)]
     shards = lk.write_shards(samples, folder / "tars", samples_per_shard=10).parent

@@ -15,9 +15,7 @@ import loaderkit as lk
 
 pytestmark = pytest.mark.slow
 
-accelerate = pytest.importorskip(
-    "accelerate", reason="accelerate is not installed: pip install 'loaderkit[accelerate]'"
-)
+accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed: pip install '.[accelerate]'")
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "accelerate_loop.py"
 JOB, SIZE, BATCH, STEPS = "accelerate_job.py", 43, 4, 4

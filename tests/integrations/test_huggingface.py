@@ -18,7 +18,7 @@ import loaderkit as lk
 
 pytestmark = pytest.mark.slow
 
-pytest.importorskip("transformers", reason="transformers is not installed: pip install 'loaderkit[huggingface]'")
+pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[huggingface]'")
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "huggingface_trainer.py"
 JOB, SIZE = "trainer_job.py", 43

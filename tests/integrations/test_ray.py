@@ -20,8 +20,8 @@ import loaderkit as lk
 
 pytestmark = pytest.mark.slow
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'loaderkit[ray]'")
-pytest.importorskip("tensorboardX", reason="Ray Train is not installed: pip install 'loaderkit[ray]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
+pytest.importorskip("tensorboardX", reason="Ray Train is not installed: pip install '.[ray]'")
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "ray_train_digits.py"

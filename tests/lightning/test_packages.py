@@ -23,7 +23,7 @@ PRELOAD = ("pytorch_lightning.cli", "sklearn.datasets", "torchmetrics", "torchvi
 
 @pytest.fixture(autouse=True)
 def _has_the_other_package() -> None:
-    pytest.importorskip("pytorch_lightning", reason="pytorch_lightning is not installed: pip install 'loaderkit[test]'")
+    pytest.importorskip("pytorch_lightning", reason="pytorch_lightning is not installed: pip install '.[test]'")
 
 
 def test_a_killed_run_under_pytorch_lightning_ends_with_the_same_weights(

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from types import ModuleType
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
 CONTENDERS = """
 import os, subprocess, sys, time
 from functools import partial
@@ -144,6 +146,44 @@ def test_every_target_and_every_row_is_told_from_the_results(tmp_path: Path) -> 
     for found, lacking in (targets, rows):
         assert all("not measured" in line for line in lacking)
         assert sum("not measured" in line for line in found) < len(found) / 2
+
+
+WRITTEN = """
+from pathlib import Path
+from summary import behind, markdown, summarise
+from table import RESULTS, short_table, table
+
+found, _ = summarise(RESULTS)
+root = RESULTS.parents[1]
+assert (RESULTS / "summary.md").read_text() == markdown(found)
+assert (RESULTS / "behind.md").read_text() == behind(found)
+assert table(RESULTS) in (root / "docs" / "benchmarks.md").read_text()
+assert short_table(RESULTS) in (root / "README.md").read_text()
+print("all as written")
+"""
+
+
+def test_what_the_pages_say_of_speed_is_made_from_the_committed_results() -> None:
+    done = python("-c", WRITTEN)
+    assert done.stdout == "all as written\n", done.stderr[-3000:]
+
+
+def test_bold_is_a_win_and_nothing_behind_is_left_out() -> None:
+    """In every table of speeds; italics and the list name each comparison that is lost by more than 5 %."""
+    readme, page = (ROOT / "README.md").read_text(), (ROOT / "docs" / "benchmarks.md").read_text()
+    results = (BENCHMARKS / "results" / "summary.md").read_text()
+    bold = [float(found) for found in re.findall(r"\*\*([\d.e+]+) x\*\*", readme)]
+    assert len(bold) > 5
+    assert min(bold) > 1
+    assert "**" not in results
+    assert not re.search(r"^\|.*\*\*", page, re.MULTILINE)
+    lost = [float(found) for found in re.findall(r"\| \*([\d.]+)\*(?= \|)", results)]
+    cells = [float(found) for found in re.findall(r"\| ([\d.]+)(?= \|)", results)]
+    listed = re.findall(r"^- .*: (\d\.\d\d) of ", (BENCHMARKS / "results" / "behind.md").read_text(), re.MULTILINE)
+    assert len(lost) == len(listed) > 5
+    assert min(cells) >= 0.95
+    assert f"{min(lost):.3g}" in {value.rstrip("0") for value in listed}
+    assert min(map(float, re.findall(r"\| \**([\d.]+) x", readme))) == min(lost)  # the worst of all is in the README
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -2,7 +2,9 @@
 
 import re
 import runpy
+import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import scripts
@@ -64,3 +66,48 @@ def test_a_notebook_has_the_code_of_its_page(page: Path) -> None:
     assert len(code) > 4
     assert prose.startswith("# ")
     assert not re.search(r"\.md|<a |!\[", prose)
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=name_of)
+def test_a_link_to_a_notebook_is_only_in_the_site(page: Path) -> None:
+    """In the repository it would be dead: the notebooks are made with the site."""
+    pytest.importorskip("jupytext")
+    assert ".ipynb" not in page.read_text()
+    hooks = runpy.run_path(str(DOCS / "hooks.py"))
+    shown = hooks["on_page_markdown"](
+        page.read_text(), page=SimpleNamespace(file=SimpleNamespace(src_uri=name_of(page)))
+    )
+    assert f'<a href="../{page.stem}.ipynb" download>' in shown
+    assert shown.splitlines()[0] == page.read_text().splitlines()[0]
+
+
+ROOT = DOCS.parent
+EXTRAS = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+
+
+def test_the_table_of_extras_has_each_of_them() -> None:
+    rows = re.findall(r"^\| ((?:`[\w-]+`(?:, )?)+) \|", (DOCS / "index.md").read_text(), re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`([\w-]+)`", row)} == EXTRAS
+
+
+def test_what_is_installed_by_a_command_of_ours_exists() -> None:
+    """No package index has a distribution of this name yet, so each command installs from a checkout."""
+    files = [ROOT / "README.md", *PAGES, *ROOT.glob("*/README.md"), *(ROOT / "loaderkit").rglob("*.py")]
+    files += [*(ROOT / "examples").glob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    commands = [(file, found) for file in files for found in re.findall(r"pip install ([^\n]*)", file.read_text())]
+    assert len(commands) > 30
+    for file, command in commands:
+        assert not re.match(r"""(-\S+ )*['"]?loaderkit""", command), file
+        for extras in re.findall(r"\.\[([a-z,-]+)\]", command):
+            assert set(extras.split(",")) <= EXTRAS, file
+    assert [page for page in [ROOT / "README.md", *PAGES] if "loaderkit[" in page.read_text()] == []
+
+
+def test_no_page_promises_macos() -> None:
+    """No test was ever run there."""
+    words = " ".join(
+        " ".join(page.read_text() for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]).split()
+    )
+    sentences = [sentence for sentence in re.split(r"(?<=[.!?:|])\s", words) if "macOS" in sentence]
+    assert len(sentences) >= 3
+    assert all(re.search(r"\b(not|no|never|nor|was)\b", sentence) for sentence in sentences), sentences

@@ -25,6 +25,10 @@ def test_the_demo_shows_an_exact_resume_and_what_dataloader_does(tmp_path: Path)
     assert rows["final weights bit-identical"] == ["yes", "no"]
     assert int(rows["samples trained twice in that epoch"][1]) > 0
     assert int(rows["samples never trained in that epoch"][1]) > 0
+    changed = rows["of 297 test digits, answers that the kill changed"]
+    assert changed[0] == "0"
+    assert int(changed[1]) > 0
+    assert "accuracy" not in text  # of one run it shows chance, not what the kill cost
     assert 0 < int(rows["place in the data, in the checkpoint"][0].removesuffix(" bytes")) < 1024
     assert text.count("SIGKILL after step") == 2
     assert "the uninterrupted one, bit for bit" in text
@@ -109,7 +113,7 @@ def test_a_node_that_is_killed_and_one_that_joins_leave_each_sample_to_be_traine
 @pytest.mark.slow
 def test_two_killed_ranks_on_s3_and_one_more_give_every_sample_exactly_once(tmp_path: Path) -> None:
     for package in ("moto", "s3fs", "flask", "flask_cors"):
-        pytest.importorskip(package, reason=f"{package} is not installed: pip install 'loaderkit[test]'")
+        pytest.importorskip(package, reason=f"{package} is not installed: pip install '.[test]'")
     text = run(tmp_path, EXAMPLES / "shards_on_s3.py")
     assert "two ranks: killed in the middle of the epoch" in text
     assert "320 samples by two ranks, 1477 by one" in text
@@ -283,7 +287,7 @@ def test_each_example_says_what_it_shows_and_how_to_run_it(script: Path) -> None
 def test_clips_of_media_after_a_kill_give_the_weights_of_an_uninterrupted_run(
     name: str, clips: int, tmp_path: Path
 ) -> None:
-    pytest.importorskip("av", reason="PyAV is not installed: pip install 'loaderkit[media]'")
+    pytest.importorskip("av", reason="PyAV is not installed: pip install '.[media]'")
     script = EXAMPLES / f"{name}.py"
     assert "killed after step 40" in run(tmp_path, script, "--kill-after", "40", code=-signal.SIGKILL)
     resumed = run(tmp_path, script, "--workers", "0")
@@ -313,7 +317,7 @@ def test_a_vision_language_model_that_was_killed_ends_with_the_weights_of_an_uni
 @pytest.mark.slow
 @pytest.mark.parametrize("windows", [False, True], ids=["packed", "windows"])
 def test_a_pretraining_that_was_killed_resumes_to_the_same_weights(windows: bool, tmp_path: Path) -> None:
-    pytest.importorskip("tokenizers", reason="tokenizers is not installed: pip install 'loaderkit[examples]'")
+    pytest.importorskip("tokenizers", reason="tokenizers is not installed: pip install '.[examples]'")
     command = (EXAMPLES / "pretrain.py", "--steps", "60", *["--windows"] * windows)
     killed = run(tmp_path, *command, "--kill-after", "50", code=-signal.SIGKILL)
     assert "killed after step 50" in killed
@@ -328,7 +332,7 @@ def test_a_pretraining_that_was_killed_resumes_to_the_same_weights(windows: bool
 
 @pytest.mark.slow
 def test_a_sharded_pretraining_that_was_killed_resumes_on_other_ranks(tmp_path: Path) -> None:
-    pytest.importorskip("tokenizers", reason="tokenizers is not installed: pip install 'loaderkit[examples]'")
+    pytest.importorskip("tokenizers", reason="tokenizers is not installed: pip install '.[examples]'")
     script = (EXAMPLES / "pretrain.py", "--steps", "40")
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     two = (*launcher, SUPPORT / "run_unfinalized.py", *script)

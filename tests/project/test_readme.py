@@ -144,5 +144,5 @@ def test_the_benchmarks_have_their_place(page: str) -> None:
 
 def test_the_readmes_benchmarks_are_the_measured_ones() -> None:
     commands = re.findall(r"\| `python (benchmarks/\S+\.py)` \|$", README, re.MULTILINE)
-    assert len(commands) == 5
+    assert len(commands) == 7
     assert all((ROOT / command).exists() for command in commands)

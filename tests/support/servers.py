@@ -90,7 +90,7 @@ def run_nginx(folder: Path) -> Iterator[Nginx]:
 def run_s3(folder: Path) -> Iterator[dict[str, Any]]:
     """Run moto's S3 server; yields the options of a file system."""
     for package in ("moto", "s3fs", "flask", "flask_cors"):
-        pytest.importorskip(package, reason=f"{package} is not installed: pip install 'loaderkit[test]'")
+        pytest.importorskip(package, reason=f"{package} is not installed: pip install '.[test]'")
     port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with running(command, port, folder / "moto.log"):

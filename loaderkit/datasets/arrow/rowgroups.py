@@ -180,7 +180,7 @@ def _open(shard: str, file: BinaryIO) -> tuple[Any, Any]:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise ImportError(f"{shard!r} needs pyarrow: pip install 'loaderkit[arrow]'.") from error
+        raise ImportError(f"{shard!r} needs pyarrow: pip install '.[arrow]' in a checkout of loaderkit.") from error
 
     start = file.read(HEAD)
     parquet = start.startswith(_PARQUET)

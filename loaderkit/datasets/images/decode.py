@@ -128,7 +128,9 @@ def picture_size(file: BinaryIO, *, max_pixels: int | None = MAX_PIXELS) -> tupl
     try:
         from PIL import Image
     except ImportError as error:
-        raise ImportError("reading a picture's size needs Pillow: pip install 'loaderkit[images]'.") from error
+        raise ImportError(
+            "reading a picture's size needs Pillow: pip install '.[images]' in a checkout of loaderkit."
+        ) from error
     try:
         with Image.open(file) as picture:
             width, height = picture.size
@@ -174,7 +176,7 @@ def _decode_with_pillow(data: bytes, max_pixels: int | None) -> Tensor:
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
-        raise ImportError("this picture needs Pillow: pip install 'loaderkit[images]'.") from error
+        raise ImportError("this picture needs Pillow: pip install '.[images]' in a checkout of loaderkit.") from error
     is_png = data.startswith(PNG)
     try:
         if is_png:
@@ -231,7 +233,9 @@ def encode_picture(value: Any, kind: str, quality: int) -> bytes:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ImportError("encoding a picture needs Pillow: pip install 'loaderkit[images]'.") from error
+        raise ImportError(
+            "encoding a picture needs Pillow: pip install '.[images]' in a checkout of loaderkit."
+        ) from error
     picture = value
     if not is_picture(value):
         pixels = np.asarray(value)

@@ -25,7 +25,9 @@ def pyav() -> Any:
     try:
         return import_module("av")
     except ImportError as error:
-        raise ImportError("decoding audio and video needs PyAV: pip install 'loaderkit[media]'.") from error
+        raise ImportError(
+            "decoding audio and video needs PyAV: pip install '.[media]' in a checkout of loaderkit."
+        ) from error
 
 
 @cache

@@ -27,7 +27,7 @@ from loaderkit.datasets.media.waveform import Waveform, filled
 from loaderkit.datasets.remote.storage import Storage
 
 _OLDEST = (0, 17)  # in this release files of Python are read with no other protocol, see `forbid_nested_protocols`
-_HOW = "pip install 'loaderkit[torchcodec]', and FFmpeg's libraries (apt-get install ffmpeg, or conda install ffmpeg)"
+_HOW = "pip install '.[torchcodec]' in a checkout of loaderkit, and FFmpeg's libraries (apt-get install ffmpeg, or conda install ffmpeg)"
 _LOSSLESS = ("pcm_", "flac", "alac", "wavpack", "tta")  # beginnings of codecs' names
 _ROUNDING = 1e-6  # of seconds, and of frame rates
 _ENDS_EARLY = "no more frames left to decode"  # after a seek near the end, FFmpeg 5 decodes no frame of some formats

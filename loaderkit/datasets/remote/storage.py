@@ -372,7 +372,9 @@ class Storage:
         try:
             import fsspec
         except ImportError as error:
-            raise ImportError(f"{url!r} is remote, which needs fsspec: pip install 'loaderkit[remote]'.") from error
+            raise ImportError(
+                f"{url!r} is remote, which needs fsspec: pip install '.[remote]' in a checkout of loaderkit."
+            ) from error
         options = {"use_listings_cache": False, **self.options}  # a cached listing hides changes
         if url.startswith(("s3://", "s3a://")):
             # `retry` repeats requests. botocore would too, with waits from Python's generator, which belongs to the samples.

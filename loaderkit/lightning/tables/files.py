@@ -47,7 +47,9 @@ def read_table(
     try:
         import pyarrow as pa
     except ImportError as error:
-        raise ImportError(f"{where}: reading files needs pyarrow. Run: pip install 'loaderkit[arrow]'.") from error
+        raise ImportError(
+            f"{where}: reading files needs pyarrow. Run: pip install '.[arrow]' in a checkout of loaderkit."
+        ) from error
     tables: list[Any] = []
     urls: Any = data
     for shard in expand(urls, _TEXT + _BINARY, storage):

@@ -317,7 +317,7 @@ def test_a_missing_decoder_is_an_error_that_says_how_to_get_it() -> None:
     assert "needs torchcodec" in errors[0]
     assert "found torchcodec 0.9.1, wanted 0.17 or later" in errors[1]
     assert "torchcodec 1.0.0 finds no libraries of FFmpeg" in errors[2]
-    assert all("pip install 'loaderkit[torchcodec]'" in error for error in errors)
+    assert all("pip install '.[torchcodec]'" in error for error in errors)
 
 
 def test_wrong_decoders_are_errors(tmp_path: Path) -> None:

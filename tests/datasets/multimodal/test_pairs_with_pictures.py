@@ -46,7 +46,7 @@ def pictures_in(record: dict[str, Any], folder: Path) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # theirs are not ours
 def test_a_batch_is_that_of_trls_collator(folder: Path) -> None:
-    trl = pytest.importorskip("trl.trainer.dpo_trainer", reason="trl is not installed: pip install 'loaderkit[test]'")
+    trl = pytest.importorskip("trl.trainer.dpo_trainer", reason="trl is not installed: pip install '.[test]'")
     theirs = trl.DataCollatorForVisionPreference(qwen2_vl_processor(12))
     rows = [row for row in pairs(3 * COUNT) if pictures_in(row, folder)]
     data, checked = make_data(folder, rows), 0
