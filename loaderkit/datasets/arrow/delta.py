@@ -91,7 +91,7 @@ def _read_log(
         import pyarrow as pa
         from deltalake import DeltaTable
     except ImportError as error:
-        raise ImportError(f"{table!r} needs deltalake: pip install 'loaderkit[delta]'.") from error
+        raise ImportError(f"{table!r} needs deltalake: pip install '.[delta]' in a checkout of loaderkit.") from error
 
     with _errors_named(table, version):
         log = DeltaTable(table, version=version, storage_options=options or None)
