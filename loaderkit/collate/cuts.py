@@ -7,7 +7,9 @@ from loaderkit.seeding.draws import draws_nothing
 
 
 class CutCollate:
-    """Makes a batch of cuts with a lhotse dataset, which takes a CutSet and returns a batch.
+    """Makes a batch of cuts with a lhotse dataset.
+
+    That takes a CutSet and returns a batch.
 
     Args:
         dataset: Such as a `K2SpeechRecognitionDataset`. None returns the CutSet itself.

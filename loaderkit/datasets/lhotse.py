@@ -16,7 +16,7 @@ from loaderkit.system.arrays import Int64Array
 
 
 class CutDataset(DeclaresDraws):
-    """The cuts of a lhotse CutSet, with an index, and with their durations as lengths.
+    """The cuts of a lhotse CutSet, with their durations as lengths.
 
     A plan by length takes the place of lhotse's bucketing samplers, with any number of ranks and workers and an exact resume.
     `CutCollate` gives a batch of cuts to a lhotse dataset.

@@ -17,7 +17,9 @@ _MOST = 1 << 24  # regions of a sampler without a length
 
 
 class GeoChips(DeclaresDraws):
-    """The chips that a list of regions cuts from a torchgeo dataset, with an index, and with their areas as lengths.
+    """The chips that a list of regions cuts from a torchgeo dataset.
+
+    They have an index, and their areas as lengths.
 
     Chips of one size shuffle, split and resume like any data. For chips of many sizes their areas are lengths, so plans by length
     work: `TokenBudget(chips.lengths(), max_tokens=1_000_000)` fills batches of a million pixels.

@@ -15,7 +15,7 @@ _SHARD = ".distcp"
 
 
 def newest_checkpoint(*folders: str | os.PathLike[str]) -> str | None:
-    """Return the newest complete checkpoint in a run's folders; None if there is none yet.
+    """Return the newest complete checkpoint in a run's folders, or None.
 
     Give it to `trainer.fit(..., ckpt_path=...)`. Lightning does not compare the kinds of checkpoints: `ckpt_path="last"`
     ignores the one that SLURM's signal saved (`hpc_ckpt_N.ckpt`), and `ckpt_path=None` prefers it to a newer `last.ckpt`.

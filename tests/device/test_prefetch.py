@@ -331,7 +331,7 @@ def test_a_loader_with_a_device_holds_what_it_copies(
         def __iter__(self) -> Iterator[Any]:
             return iter(source)
 
-    loader = lk.Loader(Stream(), None, collate_fn=CopiedLater, device="cpu", steps=30)
+    loader = lk.Loader(Stream(), None, collate_fn=CopiedLater, device="cpu", steps=30, private_generators="leave")
     found = []
     for number, batch in enumerate(loader):
         found.append((number, fake.read(batch["x"])))

@@ -26,7 +26,9 @@ from loaderkit.system.world import World
 
 
 class PatchDataset(DeclaresDraws):
-    """Patches of volumes, with a length and random access: random ones for training, or a grid for inference.
+    """Patches of volumes, with a length and random access.
+
+    Random ones are for training, a grid is for inference.
 
     It takes the place of `torchio.Queue`. A sample is a patch as the volume's own type: a torchio Subject, a dict such as MONAI's,
     a tuple, or one tensor or array. The last axes are cut; the axes before them, such as channels, stay whole. Affines of torchio and
