@@ -343,8 +343,7 @@ class Loader(Generic[Batch]):
         Raises:
             StateError: If the state has other data, another order or another seed, misses a rank, or is damaged.
         """
-        self._position.load(state)
-        self._position.resumed = True
+        self._position.resume(state)
         self._trainer_epochs.note_loaded(state)
 
     def describe(self) -> Description:

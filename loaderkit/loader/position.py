@@ -182,6 +182,11 @@ class Position(ABC):
         """Return the state after the last yielded batch."""
         return self.state_at(self.yielded() or self.point())
 
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go to the position that a state names; the next pass logs where that is."""
+        self.load(state)
+        self.resumed = True
+
     @abstractmethod
     def load(self, state: Mapping[str, Any]) -> None:
         """Go to the position that a state names."""

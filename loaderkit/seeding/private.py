@@ -160,9 +160,9 @@ class PrivateGenerators:
 
     def _look(self) -> set[str]:
         """Look for generators; return the paths of those that are others than before."""
-        new = (
-            {"OpenCV"} if self._opencv is None and _opencv_seeder() is not None else set()
-        )  # it was imported meanwhile
+        new = set()
+        if self._opencv is None and _opencv_seeder() is not None:
+            new.add("OpenCV")  # it was imported meanwhile
         if self.policy == "seed":
             before = {each.path: each.generator for each in self.find()}
             self._found = private_generators(**self.data)
@@ -187,7 +187,7 @@ class PrivateGenerators:
             if differ := {path for path, state in _states(self.find()).items() if ends.get(path) != state} & replaced:
                 _warn(
                     differ,
-                    "is made anew for each sample, from numbers of the system. Keep one, or seed it by lk.sample_rng().",
+                    "is another one for each sample, seeded by the operating system. Keep one, or seed it by lk.sample_rng().",
                 )
         return made
 

@@ -63,11 +63,12 @@ def stack(samples: Sequence[Any]) -> Any:
 
     Tensors, arrays and numbers become tensors (B, *) on the host. Subclasses of Tensor stay what they are, with their
     attributes, which must be equal in all samples. MONAI's MetaTensor and the graphs of torch_geometric become a batch by
-    their own library's function. Strings, bytes and None become lists. Mappings, sequences and objects with fields (dataclasses, attrs classes, pydantic models, SimpleNamespace)
-    keep their type, and no constructor runs: a batch of tuples is a tuple, where torch's `default_collate` makes a list, and
-    strings inside it are a list, where torch makes a tuple. A type that cannot hold a batch becomes a dict, a tuple or a list.
-    Of their attributes, those stay that are equal in all samples. A class may bring a static method `collate(samples)`, or stack itself with
-    `torch.stack`, as TensorDict does. Other leaves go to torch's `default_collate`.
+    their own library's function. Strings, bytes and None become lists. Mappings, sequences and objects with fields
+    (dataclasses, attrs classes, pydantic models, SimpleNamespace) keep their type, and no constructor runs: a batch of tuples
+    is a tuple, where torch's `default_collate` makes a list, and strings inside it are a list, where torch makes a tuple. A
+    type that cannot hold a batch becomes a dict, a tuple or a list. Of their attributes, those stay that are equal in all
+    samples. A class may bring a static method `collate(samples)`, or stack itself with `torch.stack`, as TensorDict does.
+    Other leaves go to torch's `default_collate`.
 
     Raises:
         CollateError: If structures, shapes or dtypes differ, or attributes of tensors, or values are masked. Names the field.

@@ -201,7 +201,7 @@ def test_a_generator_made_anew_from_the_systems_numbers_is_named() -> None:
             self.own = np.random.default_rng()
             return self.own
 
-    with pytest.warns(UserWarning, match=r"dataset\.own is made anew for each sample") as said:
+    with pytest.warns(UserWarning, match=r"dataset\.own is another one for each sample") as said:
         drawn(lk.Loader(Anew("numpy Generator"), 4, collate_fn=list), 3)
     assert len(said) == 1
 

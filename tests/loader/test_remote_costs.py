@@ -38,7 +38,8 @@ def test_the_doctor_measures_the_store(shards: str, tmp_path: Path) -> None:
         )
         store, cache = (next(one for one in found if word in one.what) for word in ("remote shards,", "cache: "))
         assert re.search(
-            r"40 remote shards, 39.1 KiB: \d+ ms to the first byte, (\d+ MB/s on a connection, |and hardly longer)",
+            r"40 remote shards, 39.1 KiB: \d+ ms to the first byte, (\d+ MB/s on a connection, \d+ MB/s on \d+ together; |"
+            r"and hardly longer to the last one of 1000 bytes: the run waits for answers, not for bytes)",  # by chance: no wait
             store.what,
         )
         assert cache.level == level

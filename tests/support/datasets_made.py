@@ -35,7 +35,7 @@ def public_datasets() -> set[str]:
         and isinstance(kind, type)
         and not issubclass(kind, tuple)
         and {"__len__", "__getitem__"} <= set(dir(kind))
-    } - {"Split", "DeltaDataset"}  # which needs a table that only its library writes: test_delta.py
+    } - {"Split"}
 
 
 def text_of(number: int) -> str:
@@ -90,6 +90,13 @@ def parquet(folder: Path, **settings: Any) -> Any:
     pq = pytest.importorskip("pyarrow.parquet")
     each_shard(lambda shard, numbers: pq.write_table(arrow_table(numbers), folder / f"{shard}.parquet", 5))
     return lk.ParquetDataset(folder, **{"max_open": 1, "cached_groups": 1, **settings})
+
+
+def delta(folder: Path) -> Any:
+    deltalake = pytest.importorskip("deltalake")
+    parquet(folder)
+    deltalake.convert_to_deltalake(str(folder))
+    return lk.DeltaDataset(folder, max_open=1, cached_groups=1)
 
 
 def arrow(folder: Path, *, stream: bool) -> Any:
@@ -290,6 +297,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "MediaDataset": pictures,
     "MultimodalDataset": with_pictures,
     "NpyDataset": npy,
+    "DeltaDataset": delta,
     "ParquetDataset": parquet,
     "ParquetDataset ragged": partial(parquet, ragged=True),
     "ParquetDataset by ranges": partial(remote, parquet, cache_bytes=None),

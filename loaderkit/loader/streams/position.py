@@ -1,6 +1,7 @@
 """The position in a stream: where each lane of this rank is, found by reading and never computed."""
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from loaderkit.sampling.fingerprint import named_as_saved
 from loaderkit.sampling.order import digest
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.sampling.skips import Skips
+from loaderkit.seeding.private import PrivateGenerators
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.state import EPOCH
 
@@ -65,7 +67,7 @@ class StreamPosition(Position):
         self._passes += 1
         self.turn += 1
         reader = self._bind()
-        if (remark := inexact(self._lanes.left())) is not None:
+        if self._passes == 1 and (remark := inexact(self._lanes.left())) is not None:
             self.say(remark)
         if (remark := self._lanes.idle_workers(len(reader.places))) is not None:
             self.say(remark)
@@ -165,8 +167,14 @@ class StreamPosition(Position):
             self.seek(before.upcoming().epoch, 0)
 
     def _identity(self) -> dict[str, Any]:
+        return self._lanes.identity() | ({_PRIVATE: self._kept.policy} if self._kept.find() else {})
+
+    @functools.cached_property
+    def _kept(self) -> PrivateGenerators:
+        """The random generators that the data keeps, as they were at first: reading may make others, on some ranks only."""
         private = self._lanes.private()
-        return self._lanes.identity() | ({_PRIVATE: private.policy} if private.find() else {})
+        private.find()
+        return private
 
     def length(self) -> int:
         found = self._lanes.batches() if self.config.steps is None else self.config.steps
