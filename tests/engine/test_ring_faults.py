@@ -231,6 +231,15 @@ DIED: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@pytest.fixture
+def _sigterm_ends_this_process() -> Iterator[None]:
+    """A worker outlives SIGTERM if its trainer handles it, as it does once a test has made it."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("_sigterm_ends_this_process")
 @pytest.mark.each_value
 @either_way
 @pytest.mark.parametrize("persistent", [False, True])
