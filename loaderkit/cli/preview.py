@@ -101,7 +101,7 @@ def _spread(source: Any, pictures: int) -> list[int] | None:
     if not _has_index(source):
         return None
     size = len(source)
-    return np.unique(np.linspace(0, max(0, size - 1), min(pictures, size)).round().astype(int)).tolist()
+    return list(map(int, np.unique(np.linspace(0, max(0, size - 1), min(pictures, size)).round())))
 
 
 def _has_index(source: Any) -> bool:

@@ -29,7 +29,8 @@ def learnt(trainer: pl.Trainer) -> tuple[int, bool]:
 
 def pending(trainer: pl.Trainer) -> Pending:
     """Return what the Trainer still does for the batch or epoch that it has trained on."""
-    batches, epochs = trainer.fit_loop.epoch_loop.batch_progress.total, trainer.fit_loop.epoch_progress.current
+    batches: Any = trainer.fit_loop.epoch_loop.batch_progress.total
+    epochs: Any = trainer.fit_loop.epoch_progress.current
     if epochs.started == epochs.processed == epochs.completed + 1:
         return "schedulers"
     if trainer.sanity_checking or not batches.ready == batches.processed > 0:
