@@ -4,10 +4,12 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import io
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import loaderkit as lk
@@ -111,3 +113,43 @@ def test_every_guide_has_a_table() -> None:
     pages = {page.stem for page in MOVING.glob("*.md")} - {"index", "comparison"}
     assert len(pages) == 6
     assert {str(table.id).split(":")[0] for table in TABLES} == pages
+
+
+# What the pages say of another library, with the version that they name.
+
+
+def test_webdatasets_torchrgb8_neither_turns_nor_scales_as_the_page_says() -> None:
+    webdataset = pytest.importorskip("webdataset")
+    image = pytest.importorskip("PIL.Image")
+    turned, exif = io.BytesIO(), image.Exif()
+    exif[0x0112] = 6  # a quarter to the right
+    image.new("RGB", (4, 2), "red").save(turned, "JPEG", exif=exif)
+    grey = io.BytesIO()
+    image.fromarray((np.arange(8, dtype=np.uint16) * 8192).reshape(2, 4)).save(grey, "PNG")
+    theirs = webdataset.autodecode.imagehandler("torchrgb8")
+    assert tuple(theirs("jpg", turned.getvalue()).shape) == (3, 2, 4)
+    assert tuple(lk.DECODERS["jpg"](turned.getvalue()).shape) == (3, 4, 2)
+    assert theirs("png", grey.getvalue())[0].flatten().tolist() == [0, *[255] * 7]
+    assert lk.DECODERS["png"](grey.getvalue())[0].flatten().tolist() == [32 * number for number in range(8)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_hugging_faces_torch_format_rounds_a_batch_with_a_null_as_the_page_says() -> None:
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_dict({"x": [16_777_217, None]})
+    formatted = data.with_format("torch")
+    assert formatted[0:1]["x"].tolist() == [16_777_217]
+    assert formatted[0:2]["x"][0] == 16_777_216
+    with pytest.raises(lk.CollateError, match="field 'x' has types"):
+        next(iter(lk.Loader(lk.HFDataset(data), batch_size=2)))
+
+
+FINDINGS = Path(__file__).parents[2] / "findings"
+
+
+def test_the_page_on_streaming_says_what_the_finding_found() -> None:
+    """The package needs an environment of its own, so a script of `findings/` compares the orders."""
+    script = (FINDINGS / "mosaicml-order-ignores-batch-size.sh").read_text()
+    (version,) = re.findall(r"mosaicml-streaming==(\S+)", script)
+    page = " ".join((MOVING / "mosaicml-streaming.md").read_text().split())
+    assert f"With mosaicml-streaming {version} the order did not depend on it" in page

@@ -528,3 +528,15 @@ def test_long_samples_are_left_out_or_stand_alone() -> None:
     batches = [lengths[key.indices].tolist() for step in steps(alone, Cursor()) for key in step]
     assert sorted(itertools.chain(*batches)) == sorted(lengths)
     assert all(len(batch) == 1 for batch in batches if max(batch) > 20)
+
+
+def test_packed_rows_have_as_many_tokens_and_not_the_same_attention() -> None:
+    """So nothing is promised of their times: attention within documents costs the sum of squares."""
+    lengths = np.array([64] * 4 + [4] * 64)
+    plan = lk.PackPlan(lengths, row_length=64, shuffle=False)
+    rows = [row for key in plan.keys(lk.Cursor()) for row in np.split(key.indices, key.rows[1:-1])]
+    tokens = {int(lengths[row].sum()) for row in rows}
+    costs = [int((lengths[row] ** 2).sum()) for row in rows]
+    assert tokens == {64}
+    assert max(costs) == 16 * min(costs)
+    assert "rows cost the same" not in (lk.PackPlan.__doc__ or "")

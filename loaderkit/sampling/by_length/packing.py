@@ -24,7 +24,9 @@ class PackPlan(WindowPlan):
 
     The plan packs each window by best fit decreasing. The collate gets a list of rows, each a list of samples: see
     `loaderkit.PackCollate`. With windows of 1,000 samples about 0.5 % of a row stays empty, with 10,000 about 0.15 %.
-    All rows cost the same, so all ranks take equally long. `len()` plans the whole epoch.
+    All rows have as many tokens, and a model that attends over the whole row takes equally long for each. With attention within
+    documents, a row of one long document costs more than one of many short ones, so ranks may wait for each other.
+    `len()` plans the whole epoch.
 
     Args:
         lengths: Length of each sample of the dataset, in tokens (N,).
