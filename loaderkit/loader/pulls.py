@@ -7,6 +7,8 @@ from typing import Any
 
 import torch.utils.data as torch_data
 
+from loaderkit.system.names import has_class
+
 _DEPTH = 8  # of datasets in datasets
 
 
@@ -17,7 +19,7 @@ def check_by_index(dataset: Any, depth: int = _DEPTH) -> None:
         TypeError: If it is torchio's Queue, or if it ignores the index and holds an iterator or a loader.
     """
     kind = type(dataset)
-    if any((base.__module__, base.__qualname__) == ("torchio.data.queue", "Queue") for base in kind.__mro__):
+    if has_class(dataset, "torchio.data.queue.Queue"):
         raise _refused(
             kind, "its own queue", "loaderkit.PatchDataset(subjects, sampler=sampler, patches=samples_per_volume)"
         )

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from loaderkit.sampling.order import digest, shortened
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.names import has_class
 from loaderkit.system.overrides import own_attribute
 
 _INDICES = 1024  # of a subset that are compared; all of a smaller one
@@ -145,9 +146,7 @@ def _of_foreign(dataset: Any) -> str | None:
         return _of_entries(dataset) if dataset.dtype.hasobject else _of_arrays("array", [dataset])
     if isinstance(dataset, list | tuple | range) and type(dataset).__getitem__ in _READS:
         return _of_entries(dataset)
-    if any(
-        f"{kind.__module__}.{kind.__qualname__}" == "datasets.arrow_dataset.Dataset" for kind in type(dataset).__mro__
-    ):
+    if has_class(dataset, "datasets.arrow_dataset.Dataset"):
         return _of_hugging_face(dataset)
     return None
 

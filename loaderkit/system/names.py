@@ -1,4 +1,4 @@
-"""Names of functions, for messages and drawings."""
+"""Names of functions and classes."""
 
 import functools
 from typing import Any
@@ -10,3 +10,8 @@ def function_name(function: Any) -> str:
         given = [*map(repr, function.args), *(f"{name}={value!r}" for name, value in function.keywords.items())]
         return f"partial({', '.join([function_name(function.func), *given])})"
     return str(getattr(function, "__name__", type(function).__name__))
+
+
+def has_class(value: Any, name: str) -> bool:
+    """Return whether a value is of a class such as "torchio.data.queue.Queue" or of a subclass, without importing its library."""
+    return any(f"{kind.__module__}.{kind.__qualname__}" == name for kind in type(value).__mro__)

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from loaderkit.system.containers import with_parts
+from loaderkit.system.names import has_class
 
 Shape = tuple[int, ...]
-_SUBJECT = ("torchio.data.subject", "Subject")
-_META_TENSOR = ("monai.data.meta_tensor", "MetaTensor")
+_SUBJECT = "torchio.data.subject.Subject"
+_META_TENSOR = "monai.data.meta_tensor.MetaTensor"
 
 
 def spatial_shape(volume: Any, axes: int, fields: Sequence[Any] | None, name: str) -> Shape:
@@ -28,7 +29,7 @@ def spatial_shape(volume: Any, axes: int, fields: Sequence[Any] | None, name: st
         TypeError: If there is nothing to cut.
         ValueError: If the fields have different shapes.
     """
-    if _is(volume, _SUBJECT):
+    if has_class(volume, _SUBJECT):
         found: Shape = tuple(map(int, volume.spatial_shape))
         return found
     parts = volume if isinstance(volume, Mapping) else dict(enumerate(volume)) if isinstance(volume, tuple) else None
@@ -75,7 +76,7 @@ def cut(volume: Any, start: Shape, size: Shape, fields: Sequence[Any] | None, na
         fields: See `spatial_shape`.
         name: Begins the message of an error.
     """
-    if _is(volume, _SUBJECT):
+    if has_class(volume, _SUBJECT):
         return _torchio().PatchSampler(size).crop(volume, start, size)
     if isinstance(volume, Mapping):
         chosen = cut_fields(volume, len(size), fields, name)
@@ -105,7 +106,7 @@ def with_location(patch: Any, start: Shape, size: Shape, number: int) -> Any:
 
 
 def _cut(value: Any, start: Shape, size: Shape) -> Any:
-    if _is(value, _META_TENSOR) and value.ndim == len(size) + 1:  # the patch's affine begins at its own corner
+    if has_class(value, _META_TENSOR) and value.ndim == len(size) + 1:  # the patch's affine begins at its own corner
         crop = importlib.import_module("monai.transforms").SpatialCrop
         return crop(roi_start=start, roi_end=[first + length for first, length in zip(start, size, strict=True)])(
             value
@@ -125,8 +126,3 @@ def _shape(value: Any, axes: int, name: str) -> Shape:
 
 def _torchio() -> Any:
     return importlib.import_module("torchio.data.sampler")  # in use, since there is a Subject
-
-
-def _is(value: Any, name: tuple[str, str]) -> bool:
-    """Return whether a value is of a class of another library, without importing it."""
-    return any((kind.__module__, kind.__qualname__) == name for kind in type(value).__mro__)
