@@ -49,7 +49,7 @@ def test_the_plain_loop_ends_with_the_same_weights_after_a_kill(tmp_path: Path) 
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir()
     killed.mkdir()
-    after_a_step = code.index("    print(f\"epoch")  # the loop's last line is of the epoch
+    after_a_step = code.index('    print(f"epoch')  # the loop's last line is of the epoch
     run(killed, code[:after_a_step] + KILL + code[after_a_step:], code=9)
     assert (killed / "run.pt").exists()
     resumed, never_killed = (run(folder, code + PRINT_WEIGHTS).splitlines() for folder in (killed, whole))
