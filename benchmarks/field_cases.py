@@ -299,6 +299,7 @@ def pytorch_forecasting() -> Data:
     return Data(Repeated(lambda: series[len(series) - 1][0]["x_cont"]))
 
 
+# albumentationsx tells its usage in a thread. A worker that is forked meanwhile can wait for OpenSSL's lock for ever: telemetry=False.
 CASES = {
     "monai": Case(
         library="monai", make=lambda: monai(determinism=False), own=monai_loader, own_name="monai.data.DataLoader"
@@ -312,8 +313,10 @@ CASES = {
     ),
     "albumentations": Case(library="albumentations", make=albumentations),
     "albumentations-seed": Case(library="albumentations", make=lambda: albumentations(seed=7), setting="seed=7"),
-    "albumentationsx": Case(library="albumentations", make=albumentations),
-    "albumentationsx-seed": Case(library="albumentations", make=lambda: albumentations(seed=7), setting="seed=7"),
+    "albumentationsx": Case(library="albumentations", make=lambda: albumentations(telemetry=False)),
+    "albumentationsx-seed": Case(
+        library="albumentations", make=lambda: albumentations(seed=7, telemetry=False), setting="seed=7"
+    ),
     "transformers": Case(library="transformers", make=lambda: collator(seed=None), setting="MLM, seed=None"),
     "transformers-seed": Case(library="transformers", make=lambda: collator(seed=42), setting="MLM, seed=42"),
     "braindecode": Case(

@@ -136,6 +136,7 @@ def install(library: str, folder: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
         "OMP_NUM_THREADS": "1",
         "NO_ALBUMENTATIONS_UPDATE": "1",
+        "ALBUMENTATIONS_NO_TELEMETRY": "1",  # its thread may hold a lock when workers are forked
         "YOLO_CONFIG_DIR": str(folder),
     }
 
