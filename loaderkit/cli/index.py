@@ -71,7 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     options = dict(arguments.option)
     beside = arguments.beside and not arguments.check
-    job = IndexJob(arguments.format, arguments.index_dir, options, arguments.check, arguments.checksum, beside, storage)
+    job = IndexJob(
+        arguments.format, arguments.index_dir, options, arguments.check, arguments.checksum, beside, storage=storage
+    )
     counts: Counter[str] = Counter()
     samples = 0
     with executor_of(arguments) as (jobs, executor):

@@ -140,7 +140,13 @@ class IndexJob:
     check: bool = False  # only report each index's status
     checksum: bool = False  # write and compare checksums of the shards' content
     beside: bool = False  # write the indexes next to the shards too
+    names_default: bool = False  # index_dir is the user's folder of indexes, named for workers with other homes
     storage: Storage = field(default_factory=Storage)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether indexes near the shards count as well."""
+        return self.index_dir is None or self.names_default
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +168,11 @@ def index_each(
     if executor is not None:  # its workers have other current folders, and other homes
         shards = [shard if is_remote(shard) else str(Path(shard).absolute()) for shard in shards]
         folder = default_folder() if job.index_dir is None else Path(job.index_dir)
-        job = dataclasses.replace(job, index_dir=str(folder.absolute()))
+        job = dataclasses.replace(job, index_dir=str(folder.absolute()), names_default=job.is_default)
     if not job.check:
         folders = {index_path(shard, job.index_dir).parent for shard in shards}
         _remove_old_parts(folders | {beside_path(shard).parent for shard in shards if job.beside})
-        if job.index_dir is None:
+        if job.is_default:
             _remove_damaged({folder_of(shard) for shard in shards if not is_remote(shard)})
     entries = _bucket_entries(shards, job.storage) if job.check else {}
     tasks = [(shard, entries.get(shard)) for shard in shards]
@@ -262,7 +268,7 @@ def _check_index(
 def _saved_index(shard: str, job: IndexJob, found: Stat | None) -> ShardIndex | None:
     """Return the index that a dataset takes: of the folder's and the one next to the shard the first that fits, else the first."""
     paths = [index_path(shard, job.index_dir)]
-    paths += [beside_path(shard)] if job.index_dir is None and not is_remote(shard) else []
+    paths += [beside_path(shard)] if job.is_default and not is_remote(shard) else []
     first: ShardIndex | None = None
     for path in paths:
         if path.exists():
@@ -285,7 +291,7 @@ def _folder_entry(shard: str, job: IndexJob, entry: ShardIndex | Exception | Non
         raise entry
     if entry is not None:
         return fitted(entry.loaded(), shard, found) or entry
-    if is_remote(shard) or job.index_dir is not None:
+    if is_remote(shard) or not job.is_default:
         return None
     local = read_folder_index(folder_of(shard), job.storage).get(shard_name(shard))
     return None if local is None else local.loaded()
