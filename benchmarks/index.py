@@ -15,6 +15,7 @@ lines it reads the file and counts the newlines, for Parquet it reads the footer
 import contextlib
 import io
 import os
+import shutil
 import statistics
 import tarfile
 import tempfile
@@ -34,9 +35,8 @@ OURS_NAME, BARE, PEER = "loaderkit index", "bare loop", "tarfile"
 COLOURS = {OURS_NAME: OURS, BARE: LIMIT, PEER: TORCH}
 
 
-def forget(folder: Path) -> None:
-    for path in folder.glob("*.lkindex"):
-        path.unlink()
+def forget() -> None:
+    shutil.rmtree(os.environ["LOADERKIT_INDEX_DIR"], ignore_errors=True)
 
 
 def ours(folder: Path, jobs: int) -> None:
@@ -73,9 +73,9 @@ def read_footers(shards: list[Path]) -> None:
         pq.read_metadata(shard)
 
 
-def note(place: Path, function: Callable[[], object], clock: Callable[[], float], taken: list[float]) -> None:
-    """Note what one call takes, in a folder without index files."""
-    forget(place)
+def note(function: Callable[[], object], clock: Callable[[], float], taken: list[float]) -> None:
+    """Note what one call takes, without index files."""
+    forget()
     taken.append(seconds(function, clock))
 
 
@@ -117,9 +117,9 @@ def measure(place: Path, samples: int, limit: Callable[[list[Path]], None], roun
     alone: dict[str, list[float]] = {name: [] for name in contenders}
     walls: list[float] = []
     calls: dict[str, Callable[[], None]] = {
-        name: partial(note, place, call, time.process_time, alone[name]) for name, (call, _) in contenders.items()
+        name: partial(note, call, time.process_time, alone[name]) for name, (call, _) in contenders.items()
     }
-    calls["two processes"] = partial(note, place, partial(ours, place, 2), time.perf_counter, walls)
+    calls["two processes"] = partial(note, partial(ours, place, 2), time.perf_counter, walls)
     interleave(calls, rounds=rounds)
     # Without the first, for a million.
     cpu = {
@@ -148,6 +148,7 @@ def main() -> None:
     options = parse_options(__doc__)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
+        os.environ["LOADERKIT_INDEX_DIR"] = str(Path(folder, "indexes"))
         for name, place, samples, limit in kinds(Path(folder), options.quick):
             found = measure(place, samples, limit, 3 if options.quick else 4)
             rows += [{"shards": name, **row} for row in found]

@@ -7,7 +7,9 @@ gc.disable()  # until all tests are collected: imports make no garbage, and look
 # ruff: noqa: E402
 import multiprocessing
 import os
+import shutil
 import signal
+import tempfile
 import traceback
 from collections import defaultdict
 from collections.abc import Generator, Hashable
@@ -41,6 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Set the tier. Let the fork server import torch once, for all. Let Ctrl-C end what tests start, also if a shell ignores it for us."""
     tier.full = config.getoption("full")
+    os.environ["LOADERKIT_INDEX_DIR"] = tempfile.mkdtemp(prefix="loaderkit-tests-")  # not in the user's home
     # A busy machine is no failure: what has to end in time says so itself.
     settings.register_profile(
         "loaderkit", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=tier.examples(100)
@@ -162,5 +165,6 @@ def _cheap_collections() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Let go of what was frozen: libraries look for leaks at the interpreter's end."""
+    """Let go of what was frozen: libraries look for leaks at the interpreter's end. Remove the indexes."""
     gc.unfreeze()
+    shutil.rmtree(os.environ["LOADERKIT_INDEX_DIR"], ignore_errors=True)

@@ -19,7 +19,7 @@ def add_to(commands: Any) -> None:
     """Add the command to a parser's subcommands."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "index",
-        description="Write the index files of shards, next to them or in a folder. Shards with a fresh index are "
+        description="Write the index files of shards into a folder, outside of theirs. Shards with a fresh index are "
         "skipped. The exit code is 1 if a shard failed, or with --check if an index is not fresh.",
         examples=(
             ("loaderkit index 'shards/*.tar'", "index all tar shards of a folder"),
@@ -28,11 +28,20 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a file, folder, glob or URL")
     parser.add_argument("--format", help="such as jsonl or tar, or MODULE:CLASS; default: by suffix")
-    parser.add_argument("--index-dir", metavar="DIR", help="folder of the index files; default: next to the shards")
+    parser.add_argument(
+        "--index-dir",
+        metavar="DIR",
+        help="folder of the index files; default: $LOADERKIT_INDEX_DIR, or ~/.cache/loaderkit/index",
+    )
+    parser.add_argument(
+        "--beside",
+        action="store_true",
+        help="also write each local shard's index next to it; other tools that read the whole folder then fail",
+    )
     parser.add_argument(
         "--folder-index",
         action="store_true",
-        help="also write one index of all shards into their folder, such as a bucket's: remote datasets then open at once",
+        help="also write one index of all shards next to their folder, also in a bucket: remote datasets then open at once",
     )
     add_jobs(parser)
     parser.add_argument(
@@ -60,7 +69,10 @@ def run(arguments: argparse.Namespace) -> int:
         complain(f"loaderkit index: {error}")
         return 1
     options = dict(arguments.option)
-    job = IndexJob(arguments.format, arguments.index_dir, options, arguments.check, arguments.checksum, storage)
+    beside = arguments.beside and not arguments.check
+    job = IndexJob(
+        arguments.format, arguments.index_dir, options, arguments.check, arguments.checksum, beside, storage=storage
+    )
     counts: Counter[str] = Counter()
     samples = 0
     with executor_of(arguments) as (jobs, executor):

@@ -31,13 +31,16 @@ from .remote.urls import INDEX_SUFFIX as INDEX_SUFFIX
 from .remote.urls import expand as expand
 from .remote.urls import is_remote as is_remote
 from .remote.urls import open_file as open_file
+from .remote.urls import side_folder as side_folder
 from .remote.urls import stat as stat
 from .remote.urls import write_atomically as write_atomically
 from .shards.folder_index import FOLDER_INDEX as FOLDER_INDEX
 from .shards.index import ShardIndex as ShardIndex
+from .shards.index import beside_path as beside_path
+from .shards.index import default_folder as default_folder
 from .shards.index import index_path as index_path
-from .shards.index import load_index as load_index
 from .shards.index import save_index as save_index
+from .shards.index import saved_indexes as saved_indexes
 from .shards.jsonl import JsonlDataset as JsonlDataset
 from .shards.lines import LineFile as LineFile
 from .shards.lines import scan_lines as scan_lines

@@ -17,16 +17,24 @@ from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.formats import format_named, format_of, formats_of, known_suffixes
 from loaderkit.datasets.remote.listing import Stat
 from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import Urls, expand, is_remote, shard_name, stat
+from loaderkit.datasets.remote.urls import Urls, expand, is_remote, shard_name, stat, write_atomically
 from loaderkit.datasets.shards.folder_index import (
-    FOLDER_INDEX,
     fitted,
     folder_of,
-    merge_indexes,
+    local_folder_indexes,
     read_folder_index,
     read_whole_index,
+    replace_indexes,
 )
-from loaderkit.datasets.shards.index import ShardIndex, content_checksum, index_path, read_index, save_index
+from loaderkit.datasets.shards.index import (
+    ShardIndex,
+    beside_path,
+    content_checksum,
+    default_folder,
+    index_path,
+    read_index,
+    save_index,
+)
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.system.process_pool import map_tasks
 from loaderkit.system.progress import with_progress
@@ -41,6 +49,7 @@ def index_shards(
     *,
     format: str | None = None,  # noqa: A002 - as in `write_shards`
     index_dir: str | os.PathLike[str] | None = None,
+    beside: bool = False,
     folder_index: bool = False,
     jobs: int = 1,
     executor: Executor | None = None,
@@ -54,10 +63,12 @@ def index_shards(
     Args:
         urls: A path, folder, glob or URL, or a list of them.
         format: A name such as "jsonl" or "tar", or "module:Class". By default the suffix decides.
-        index_dir: Folder for index files. None: next to local shards, and ~/.cache/loaderkit/index for remote shards.
-        folder_index: Whether to write one index of all shards into each of their folders, also into a bucket. It travels
-            with the shards, and a remote dataset opens with one or two requests for it. It replaces the index files next
-            to local shards.
+        index_dir: Folder for index files. None: LOADERKIT_INDEX_DIR, else ~/.cache/loaderkit/index.
+        beside: Whether to write each local shard's index next to it too, as `NAME.lkindex`. Other tools that read all files
+            of the folder then fail.
+        folder_index: Whether to write one index of all shards of a folder next to the folder, also in a bucket:
+            `.NAME.loaderkit/folder.lkindex`. It travels with the shards, and a remote dataset opens with one or two requests
+            for it. It replaces index files that lie between local shards.
         jobs: Processes that index.
         executor: Indexes instead of processes: any `concurrent.futures.Executor`, such as Dask's `client.get_executor()`
             or `RayExecutor()`. All its workers must see local shards and `index_dir` under the same path.
@@ -67,6 +78,7 @@ def index_shards(
         FileNotFoundError: If there are no shards.
         OSError: If a folder's index cannot be written.
         ShardError: If shards could not be indexed; the message names the first.
+        ValueError: If `beside` is for remote shards.
 
     Examples:
         >>> _ = lk.write_shards([{"cls": label} for label in range(5)], "shards", samples_per_shard=2)
@@ -74,7 +86,8 @@ def index_shards(
         5
     """
     kind = format_named(format) if format else None
-    job = IndexJob(format, None if index_dir is None else os.fspath(index_dir), storage=storage or Storage())
+    folder = None if index_dir is None else os.fspath(index_dir)
+    job = IndexJob(format, folder, beside=beside, storage=storage or Storage())
     shards = expand(urls, kind.suffixes if kind else known_suffixes(), job.storage)
     samples, failed = 0, []
     for shard, outcome in index_each(shards, job, jobs=jobs, executor=executor):
@@ -89,21 +102,33 @@ def index_shards(
 
 
 def write_folder_indexes(shards: Sequence[str], job: "IndexJob") -> list[str]:
-    """Write one index into each folder of indexed shards, and remove those next to its shards. Return the paths and URLs.
+    """Write one index next to each folder of indexed shards, and remove those next to its shards. Return the paths and URLs.
 
     Raises:
         OSError: If a folder cannot be written to.
         ShardError: If a folder's present index is damaged.
     """
-    by_folder: dict[str, dict[str, Path]] = {}
+    by_folder: dict[str, list[str]] = {}
     for shard in shards:
-        by_folder.setdefault(folder_of(shard), {})[shard_name(shard)] = index_path(shard, job.index_dir)
+        by_folder.setdefault(folder_of(shard), []).append(shard)
     written = []
-    for folder, paths in sorted(by_folder.items()):
+    for folder, mine in sorted(by_folder.items()):
         known = {} if is_remote(folder) else read_folder_index(folder, job.storage)
-        entries = {name: entry for name, entry in known.items() if Path(folder, name).exists()}
-        written.append(merge_indexes(folder, paths, entries, job.storage))
+        indexes = {name: entry for name, entry in known.items() if Path(folder, name).exists()}
+        for shard in mine:
+            found = None if is_remote(shard) else stat(shard)  # has just been asked for
+            index = _saved_index(shard, job, found)
+            if index is not None and (found is None or index.fits(found)):
+                indexes[shard_name(shard)] = index
+        old = [] if is_remote(folder) else _replaced(mine, job)
+        written.append(replace_indexes(folder, indexes, old, job.storage))
     return [place for place in written if place is not None]  # some formats need none
+
+
+def _replaced(shards: Sequence[str], job: "IndexJob") -> list[Path]:
+    """Return the index files that local shards need no more once their folder has an index."""
+    kept = [] if job.index_dir is not None else [index_path(shard, None) for shard in shards]
+    return kept if job.beside else [*kept, *map(beside_path, shards)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +136,18 @@ class IndexJob:
     """What to do with each shard."""
 
     format: str | None = None  # its name; None: decide by suffix
-    index_dir: str | None = None  # None: next to the shards
+    index_dir: str | None = None  # None: the user's folder of indexes
     options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the format's dataset
     check: bool = False  # only report each index's status
     checksum: bool = False  # write and compare checksums of the shards' content
+    beside: bool = False  # write the indexes next to the shards too
+    names_default: bool = False  # index_dir is the user's folder of indexes, named for workers with other homes
     storage: Storage = field(default_factory=Storage)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether indexes near the shards count as well."""
+        return self.index_dir is None or self.names_default
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +163,17 @@ def index_each(
     shards: Sequence[str], job: IndexJob, *, jobs: int = 1, executor: Executor | None = None
 ) -> Generator[tuple[str, Outcome], None, None]:
     """Index shards with a progress bar. Yield each with its outcome, in the order in which they finish."""
-    if executor is not None:  # its workers have other current folders
+    remote = [shard for shard in shards if is_remote(shard)]
+    if job.beside and remote:
+        raise ValueError(f"{remote[0]}: is remote, wanted local shards for an index beside each. Write a folder index.")
+    if executor is not None:  # its workers have other current folders, and other homes
         shards = [shard if is_remote(shard) else str(Path(shard).absolute()) for shard in shards]
-        folder = None if job.index_dir is None else str(Path(job.index_dir).absolute())
-        job = dataclasses.replace(job, index_dir=folder)
+        folder = default_folder() if job.index_dir is None else Path(job.index_dir)
+        job = dataclasses.replace(job, index_dir=str(folder.absolute()), names_default=job.is_default)
     if not job.check:
-        _remove_old_parts({index_path(shard, job.index_dir).parent for shard in shards})
-        if job.index_dir is None:
+        folders = {index_path(shard, job.index_dir).parent for shard in shards}
+        _remove_old_parts(folders | {beside_path(shard).parent for shard in shards if job.beside})
+        if job.is_default:
             _remove_damaged({folder_of(shard) for shard in shards if not is_remote(shard)})
     entries = _bucket_entries(shards, job.storage) if job.check else {}
     tasks = [(shard, entries.get(shard)) for shard in shards]
@@ -180,19 +216,24 @@ def _make_index(shard: str, kind: type[ShardedDataset], job: IndexJob) -> Outcom
     if checked.status not in ("fresh", "missing"):
         path.unlink(missing_ok=True)
     before = _identity(path)
+    fresh = checked.status == "fresh"
     # Before the scan: if the shard changes during it, the checksum will not fit.
-    content = content_checksum(shard, job.storage) if job.checksum and checked.status != "fresh" else ""
+    content = content_checksum(shard, job.storage) if job.checksum and not fresh else ""
     # A user's own format need not know `storage`.
     storage: dict[str, Any] = {"storage": job.storage} if is_remote(shard) else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a changed shard is expected here
-        dataset = kind(shard, index_dir=job.index_dir, **storage, **job.options)
-    if kind.keeps_index and not path.exists() and checked.status != "fresh":  # the dataset has its folder's entry
+        # Named, the folder must take the index, and what lies next to the shard does not count.
+        folder = job.index_dir if fresh else os.fspath(job.index_dir or default_folder())
+        dataset = kind(shard, index_dir=folder, **storage, **job.options)
+    if kind.keeps_index and not path.exists() and not fresh:  # the dataset has its folder's entry
         index = dataset.proven_index(0) if is_remote(shard) else dataset.scanned_index(shard)
         save_index(shard, index, job.index_dir)
     if content:
         index = read_index(path)
         save_index(shard, dataclasses.replace(index, content=content), job.index_dir)
+    if job.beside:
+        _write_beside(shard, dataset.proven_index(0) if fresh else read_index(path))
     samples = int(dataset.shard_sizes[0])
     return Outcome("fresh" if _identity(path) == before else "made", samples)
 
@@ -200,12 +241,12 @@ def _make_index(shard: str, kind: type[ShardedDataset], job: IndexJob) -> Outcom
 def _check_index(
     shard: str, kind: type[ShardedDataset], job: IndexJob, entry: ShardIndex | Exception | None = None
 ) -> Outcome:
-    path = index_path(shard, job.index_dir)
     found = stat(shard, job.storage)
     try:
-        index = read_index(path) if path.exists() else None
-        if index is None or (entry is not None and not index.fits(found)):  # the order of a dataset
-            index = _folder_entry(shard, job, entry, found) or index
+        index = _saved_index(shard, job, found)
+        if index is None or not index.fits(found):  # the order of a dataset
+            other = _folder_entry(shard, job, entry, found)
+            index = other if other is not None and (index is None or entry or other.fits(found)) else index
         if index is None:
             return Outcome("missing", detail="has no index")
     except (ShardError, LookupError, ValueError) as error:
@@ -225,13 +266,33 @@ def _check_index(
     return Outcome("fresh", index.count)
 
 
+def _saved_index(shard: str, job: IndexJob, found: Stat | None) -> ShardIndex | None:
+    """Return the index that a dataset takes: of the folder's and the one next to the shard the first that fits, else the first."""
+    paths = [index_path(shard, job.index_dir)]
+    paths += [beside_path(shard)] if job.is_default and not is_remote(shard) else []
+    first: ShardIndex | None = None
+    for path in paths:
+        if path.exists():
+            index = read_index(path)
+            if found is None or index.fits(found):
+                return index
+            first = first or index
+    return first
+
+
+def _write_beside(shard: str, index: ShardIndex) -> None:
+    path, content = beside_path(shard), index.to_bytes()
+    if not path.is_file() or path.read_bytes() != content:
+        write_atomically(path, content)
+
+
 def _folder_entry(shard: str, job: IndexJob, entry: ShardIndex | Exception | None, found: Stat) -> ShardIndex | None:
     """Return what the index of a shard's folder has of it. That of a bucket's folder is `entry`."""
     if isinstance(entry, Exception):
         raise entry
     if entry is not None:
         return fitted(entry.loaded(), shard, found) or entry
-    if is_remote(shard) or job.index_dir is not None:
+    if is_remote(shard) or not job.is_default:
         return None
     local = read_folder_index(folder_of(shard), job.storage).get(shard_name(shard))
     return None if local is None else local.loaded()
@@ -253,7 +314,8 @@ def _remove_damaged(folders: set[str]) -> None:
             for entry in read_folder_index(folder, Storage()).values():
                 entry.loaded()
         except ShardError:
-            Path(folder, FOLDER_INDEX).unlink()
+            for path in local_folder_indexes(folder):
+                path.unlink()
 
 
 def _remove_old_parts(folders: set[Path]) -> None:

@@ -66,7 +66,7 @@ class ImageDataModule(DataModule):
         eval_transform: The same for val, test and predict.
         mean: Mean of each channel, in [0, 1]; subtracted on the device.
         std: Standard deviation of each channel; divided by on the device.
-        index_dir: Folder of the tar shards' index files. Default: next to local shards.
+        index_dir: Folder of the tar shards' index files. Default: LOADERKIT_INDEX_DIR, else ~/.cache/loaderkit/index.
         loader: The loaders' settings.
         eval_loader: Settings of the loaders for val, test and predict.
 

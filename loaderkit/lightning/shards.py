@@ -40,8 +40,8 @@ class ShardDataModule(DataModule):
         train_transform: Maps a training sample to what the collate function gets. It draws the
             sample's own random numbers.
         eval_transform: The same for val, test and predict.
-        index_dir: Folder of the index files. Default: next to local shards. If nodes do not share
-            this folder, each node writes its own indexes.
+        index_dir: Folder of the index files. Default: LOADERKIT_INDEX_DIR, else
+            ~/.cache/loaderkit/index. If nodes do not share this folder, each node writes its own indexes.
         loader: The loaders' settings.
         eval_loader: Settings of the loaders for val, test and predict.
 

@@ -13,13 +13,23 @@ from loaderkit.datasets.arrow.parquet import ParquetDataset
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.remote.urls import is_remote
 from loaderkit.datasets.shards.documents import DocumentDataset
-from loaderkit.datasets.shards.index import content_checksum, load_index
+from loaderkit.datasets.shards.index import content_checksum, saved_indexes
 from loaderkit.datasets.shards.sharded import ShardedDataset
 from loaderkit.datasets.tar.dataset import TarDataset
 from loaderkit.system.process_pool import map_tasks
 from loaderkit.system.progress import with_progress
 from loaderkit.writing.format import WriteError
-from loaderkit.writing.manifest import MANIFEST, Piece, Plan, Record, is_ours, read_plan, read_records
+from loaderkit.writing.manifest import (
+    MANIFEST,
+    Piece,
+    Plan,
+    Record,
+    folder_of_manifest,
+    is_ours,
+    manifest_of,
+    read_plan,
+    read_records,
+)
 
 _READ = 64  # samples
 
@@ -84,11 +94,11 @@ def claims_of(path: Path) -> tuple[list[Claim], list[str]]:
     Raises:
         WriteError: If the manifest is missing, not readable, or contradicts itself.
     """
-    folder = path.parent if path.name == MANIFEST else path
-    manifest = folder / MANIFEST
+    folder, manifest = (folder_of_manifest(path), path) if path.name == MANIFEST else (path, manifest_of(path))
     if not manifest.is_file():
         raise WriteError(
-            f"{folder}: has no {MANIFEST}. `loaderkit shard` did not write it, or did not finish. Run it again."
+            f"{folder}: has no {MANIFEST} in {manifest.parent}. `loaderkit shard` did not write it, or did not finish: run it "
+            "again. Or the shards were copied without it: copy that folder too."
         )
     plan, records = read_plan(manifest), read_records(manifest)
     samples = sum(record.counts["samples"] for record in records)
@@ -143,7 +153,7 @@ def _read_samples(shard: str, form: str) -> int:
     kinds: dict[str, type[ShardedDataset]] = {"tar": TarDataset, "parquet": ParquetDataset}
     if form not in kinds:
         raise ShardError(f"{shard}: its format is {form!r}, wanted one of tar, parquet, tokens.")
-    with tempfile.TemporaryDirectory() as folder:  # ignore an index next to the shard
+    with tempfile.TemporaryDirectory() as folder:  # ignore the indexes that a read takes
         data = kinds[form](shard, index_dir=folder)
         _check_index(shard, data)
         for start in range(0, len(data), _READ):
@@ -153,9 +163,9 @@ def _read_samples(shard: str, form: str) -> int:
 
 
 def _check_index(shard: str, data: ShardedDataset) -> None:
-    kept = load_index(shard, data.kind, None)
-    if kept is None or not kept.fits(data.stat(shard)):
-        kept = data.proven_index(0)  # of the folder, or new
+    found = data.stat(shard)
+    fitting = (index for _, index in saved_indexes(shard, data.kind, None) if index.fits(found))
+    kept = next(fitting, None) or data.proven_index(0)  # of the folder, or new
     count, offsets = data.scan(shard)
     known = np.empty(0) if kept.offsets is None else kept.offsets
     if kept.count != count or not np.array_equal(known, np.asarray(offsets)):

@@ -1,7 +1,8 @@
 """A folder of shards: its plan, a record of each finished shard, and the manifest at the end.
 
-During writing, `.shards/` holds the plan and the records. A shard's record is written before the shard becomes visible, so each
-visible shard is finished. The manifest replaces the plan and the records once all shards are finished. A file with the name of
+During writing, `.shards/` holds the plan, the records and the shards' indexes. A shard's record is written before the shard becomes
+visible, so each visible shard is finished. The manifest replaces the plan and the records once all shards are finished. It lies
+next to the folder, in `.NAME.loaderkit/`: most tools that read a folder of shards read all its files. A file with the name of
 the run is there while it goes on: a cluster may do tasks of a run that has ended, and these write nothing.
 """
 
@@ -20,7 +21,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from loaderkit.datasets.remote.urls import INDEX_SUFFIX, sync_folder, write_atomically
+from loaderkit.datasets.remote.urls import INDEX_SUFFIX, side_folder, sync_folder, write_atomically
+from loaderkit.datasets.shards.folder_index import FOLDER_INDEX
+from loaderkit.datasets.shards.index import ShardIndex, read_index
 from loaderkit.writing.format import WriteError
 
 VERSION = 1
@@ -28,6 +31,7 @@ MANIFEST = "manifest.json"
 _STATE = ".shards"
 _RUN = ".run"
 _PART = re.compile(r"[.][0-9a-f]{32}[.]part")  # names by `Folder.part` and `write_atomically`
+_SIDE = re.compile(r"[.].+[.]loaderkit")  # names by `side_folder`
 LOCK_TIMEOUT_S = 10.0  # the processes of a killed run end within that time
 
 
@@ -72,6 +76,11 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    @property
+    def side(self) -> Path:
+        """The folder of the manifest."""
+        return Path(side_folder(str(self.path)))
+
     @contextmanager
     def locked(self, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
         """Keep other writers out.
@@ -93,6 +102,7 @@ class Folder:
                     self.sweep()
                     if not (self.path / _STATE / "plan.json").exists():
                         shutil.rmtree(self.path / _STATE, ignore_errors=True)
+                    self.side.rmdir()  # if nothing is in it
 
     def _lock(self) -> IO[str] | None:
         """Take the lock. Return None if another writer holds it, or just removed it."""
@@ -108,7 +118,9 @@ class Folder:
 
     def plan(self) -> Plan | None:
         """Return the plan of this folder, or None if it has none yet."""
-        for path in (self.path / MANIFEST, self.path / _STATE / "plan.json"):
+        holds = self.path.is_dir() and any(not path.name.startswith(".") for path in self.path.iterdir())
+        manifests = (self.side / MANIFEST, self.path / MANIFEST) if holds else ()  # else the user removed the shards
+        for path in (*manifests, self.path / _STATE / "plan.json"):
             with contextlib.suppress(FileNotFoundError):
                 return read_plan(path)
         return None
@@ -119,14 +131,17 @@ class Folder:
         Raises:
             WriteError: If the folder holds other shards.
         """
+        self._make_side()
         found = self.plan()
         if found is None:
             foreign = sorted(path.name for path in self.path.iterdir() if not path.name.startswith("."))
             if foreign:
                 raise WriteError(
-                    f"{self.path}: holds {len(foreign)} files that are not shards, such as {foreign[0]}. "
-                    "Give an empty folder."
+                    f"{self.path}: holds {len(foreign)} files that are not shards, such as {foreign[0]}; or {self.side} is "
+                    "missing, which has their manifest. Give an empty folder."
                 )
+            for name in (MANIFEST, FOLDER_INDEX):  # of shards that are gone
+                (self.side / name).unlink(missing_ok=True)
             self._write("plan.json", asdict(plan))
         elif asdict(found) != json.loads(json.dumps(asdict(plan))):
             raise WriteError(
@@ -137,6 +152,17 @@ class Folder:
         self._run(run).touch()
         self.sweep()
         return self._finished()
+
+    def _make_side(self) -> None:
+        """Find out before the shards are written whether their manifest can be."""
+        try:
+            self.side.mkdir(exist_ok=True)
+            sync_folder(self.side.parent)
+        except OSError as error:
+            raise WriteError(
+                f"{self.side}: can't be made: {error.strerror or error}. The manifest lies there, next to the shards. "
+                f"Give a folder whose parent can be written to, such as {self.path / 'shards'}."
+            ) from error
 
     def check_run(self, run: str) -> None:
         """Stop a task whose run has ended.
@@ -160,7 +186,7 @@ class Folder:
     def _finished(self) -> dict[int, Record]:
         records: dict[int, Record] = {}
         with contextlib.suppress(FileNotFoundError):
-            records |= dict(enumerate(read_records(self.path / MANIFEST)))
+            records |= dict(enumerate(read_records(manifest_of(self.path))))
         for path in (self.path / _STATE).glob("[0-9]*.json"):
             records[int(path.stem)] = Record.from_json(json.loads(path.read_text()))
         return {number: record for number, record in sorted(records.items()) if self._is_there(record)}
@@ -185,9 +211,20 @@ class Folder:
         """Record a shard that is about to become visible."""
         self._write(f"{number}.json", asdict(record))
 
+    def keep_index(self, name: str, index: ShardIndex) -> None:
+        """Keep the index of a shard until all are finished."""
+        write_atomically(self.path / _STATE / (name + INDEX_SUFFIX), index.to_bytes())
+
+    def kept_index(self, name: str) -> ShardIndex | None:
+        """Return the index that was kept of a shard; earlier versions wrote it next to the shard."""
+        for path in (self.path / _STATE / (name + INDEX_SUFFIX), self.path / (name + INDEX_SUFFIX)):
+            with contextlib.suppress(FileNotFoundError):
+                return read_index(path)
+        return None
+
     def finish(self, plan: Plan, records: dict[int, Record], more: dict[str, Any]) -> Path:
-        """Write the manifest, then remove the plan and the records."""
-        path = self.path / MANIFEST
+        """Write the manifest, then remove the plan and the records, and what earlier versions wrote between the shards."""
+        path = self.side / MANIFEST
         totals: Counter[str] = Counter()
         for record in records.values():
             totals.update(record.counts)
@@ -196,12 +233,28 @@ class Folder:
         text = json.dumps(content, indent=1) + "\n"
         if not path.exists() or path.read_text() != text:
             write_atomically(path, text.encode())
-            sync_folder(self.path)
+            sync_folder(self.side)
+        (self.path / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(self.path / _STATE, ignore_errors=True)
         return path
 
     def _write(self, name: str, value: dict[str, Any]) -> None:
         write_atomically(self.path / _STATE / name, json.dumps(value).encode())
+
+
+def manifest_of(folder: Path) -> Path:
+    """Return the path of a folder's manifest: next to it, or in it if an earlier version wrote it there."""
+    path = Path(side_folder(str(folder)), MANIFEST)
+    earlier = folder / MANIFEST
+    return earlier if earlier.is_file() and not path.is_file() else path
+
+
+def folder_of_manifest(path: Path) -> Path:
+    """Return the folder of the shards that a manifest names."""
+    name = path.absolute().parent.name
+    if _SIDE.fullmatch(name):
+        return path.absolute().parent.parent / name[1 : -len(".loaderkit")]
+    return path.parent
 
 
 def read_plan(path: Path) -> Plan:

@@ -17,8 +17,8 @@ import numpy as np
 from loaderkit.datasets.base import MapStyle, read_many
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import is_remote, sync_folder, write_atomically
-from loaderkit.datasets.shards.folder_index import merge_indexes, read_folder_index
-from loaderkit.datasets.shards.index import content_checksum, index_path, save_index
+from loaderkit.datasets.shards.folder_index import read_folder_index, replace_indexes
+from loaderkit.datasets.shards.index import beside_path, content_checksum
 from loaderkit.sampling.fingerprint import fingerprint, named_as_saved
 from loaderkit.sampling.order import Order, Sequential, Shuffled
 from loaderkit.seeding.keys import hash_positions
@@ -59,7 +59,9 @@ def write_shards(
 
     The folder is local.
     The bytes depend on the dataset and the settings, not on `jobs` or `executor`. Each sample draws its own random numbers, as in a
-    Loader. A shard appears once it is complete, and the manifest once all shards are. `loaderkit verify` checks them.
+    Loader. A shard appears once it is complete. The folder holds nothing but shards. The manifest and the index lie next to it, in
+    `.NAME.loaderkit/`, once all shards are complete. Without them the shards still open, but more slowly. `loaderkit verify` checks
+    shards by their manifest.
 
     Args:
         dataset: Anything with `__len__` and `__getitem__`.
@@ -86,8 +88,8 @@ def write_shards(
     Examples:
         >>> samples = [{"cls": label, "txt": f"text {label}"} for label in range(5)]
         >>> manifest = lk.write_shards(samples, "shards", samples_per_shard=2)
-        >>> sorted(path.name for path in manifest.parent.glob("*.tar"))
-        ['shard-000000.tar', 'shard-000001.tar', 'shard-000002.tar']
+        >>> sorted(os.listdir("shards")), manifest.parent.name
+        (['shard-000000.tar', 'shard-000001.tar', 'shard-000002.tar'], '.shards.loaderkit')
         >>> lk.TarDataset("shards")[4]
         {'__key__': '000000004', 'cls': 4, 'txt': 'text 4'}
     """
@@ -175,14 +177,14 @@ class Writing:
 
     def _write_folder_index(self, records: dict[int, Record]) -> None:
         """Write the index that travels with the shards, if their format keeps one. A run that was killed may have written it."""
+        folder = str(self.folder.path)
         checksums = {record.file.name: record.file.blake2b for record in records.values()}
-        paths = {name: index_path(str(self.folder.path / name), None) for name in checksums}
-        known = read_folder_index(str(self.folder.path), Storage())
-        merge_indexes(
-            str(self.folder.path),
-            paths,
-            {name: entry for name, entry in known.items() if entry.content == checksums.get(name)},
-        )
+        known = {name: self.folder.kept_index(name) for name in checksums}
+        for name, entry in read_folder_index(folder, Storage()).items():
+            if known.get(name) is None and entry.content == checksums.get(name):
+                known[name] = entry
+        indexes = {name: index for name, index in known.items() if index is not None}
+        replace_indexes(folder, indexes, [beside_path(str(self.folder.path / name)) for name in checksums])
 
     def _source(self) -> dict[str, str]:
         """Return the dataset's fingerprint, as the folder has it if an earlier loaderkit began it."""
@@ -273,7 +275,7 @@ class Job:
             if index is not None:
                 if index.count != written.counts["samples"]:
                     raise WriteError(f"has {index.count:,} samples, wanted {written.counts['samples']:,}.")
-                save_index(str(folder / name), dataclasses.replace(index, content=piece.blake2b), None)
+                self.folder.keep_index(name, dataclasses.replace(index, content=piece.blake2b))
             sides = [self._side(name + suffix, content) for suffix, content in written.sides.items()]
             record = Record(file=piece, sides=sides, counts=written.counts)
             self.folder.keep(number, record)

@@ -16,11 +16,12 @@ import psutil
 import pytest
 from command_line import COMMAND, ENVIRONMENT, loaderkit
 from servers import SlowStore, run_store
+from shards_written import folder_index, side
 from tasks import failing
 
 import loaderkit as lk
 from loaderkit.cli import main
-from loaderkit.datasets import FOLDER_INDEX, JsonlDataset, ShardIndex, find_formats, format_named, format_of
+from loaderkit.datasets import FOLDER_INDEX, JsonlDataset, ShardIndex, find_formats, format_named, format_of, index_path
 from loaderkit.datasets import INDEX_SUFFIX as SUFFIX
 from loaderkit.datasets.shards.folder_index import to_bytes
 from loaderkit.system import map_in_processes
@@ -37,9 +38,14 @@ def shards(tmp_path: Path) -> Path:
 
 
 def indexes(folder: Path) -> dict[str, int]:
-    """Return the number of samples of each shard with a whole index."""
-    found = sorted(folder.glob(f"*{SUFFIX}"))
-    return {path.name.removesuffix(SUFFIX): ShardIndex.from_bytes(path.read_bytes(), path).count for path in found}
+    """Return the number of samples of each shard with a whole index in the user's folder. None lies next to a shard."""
+    assert not list(folder.glob(f"*{SUFFIX}"))
+    found = {path.name: index_path(str(path), None) for path in sorted(folder.glob("*.bytes"))}
+    return {name: whole_index(path).count for name, path in found.items() if path.exists()}
+
+
+def whole_index(path: Path) -> ShardIndex:
+    return ShardIndex.from_bytes(path.read_bytes(), path)
 
 
 WHOLE = {f"{number}.bytes": 10 + number for number in range(5)}
@@ -81,7 +87,7 @@ def test_a_shard_that_fails_is_named_and_the_others_are_made(shards: Path) -> No
 def test_a_damaged_index_is_made_again(shards: Path) -> None:
     command = ("index", shards, "--format", "index_formats:Bytes")
     loaderkit(*command)
-    index = shards / f"4.bytes{SUFFIX}"
+    index = index_path(str(shards / "4.bytes"), None)
     index.write_bytes(index.read_bytes()[:-9])
     damaged = loaderkit(*command, "--check")
     assert damaged.returncode == 1
@@ -91,8 +97,9 @@ def test_a_damaged_index_is_made_again(shards: Path) -> None:
 
 
 def entries(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Check that the folder's index is all that there is, and fresh."""
-    assert [path.name for path in folder.glob(f"*{SUFFIX}")] == [FOLDER_INDEX]
+    """Check that the folder's index is there, and fresh, and that the folder has nothing but shards."""
+    assert [path.name for path in side(folder).glob(f"*{SUFFIX}")] == [FOLDER_INDEX]
+    assert {path.suffix for path in folder.iterdir()} == {".tar"}
     assert main(["index", str(folder), "--check", "--checksum"]) == 0
     assert capsys.readouterr().out.endswith("3 shards: 3 fresh; 50 samples\n")
 
@@ -104,19 +111,19 @@ def test_the_folders_index_is_an_index_of_its_shards(
     """It is fresh, stale or damaged, and mended, as the shards' own files are; these are folded into it on request."""
     out = tmp_path / "out"
     lk.write_shards([{"cls": row} for row in range(50)], out, samples_per_shard=20)
-    before = (out / FOLDER_INDEX).read_bytes()
+    before = folder_index(out).read_bytes()
     entries(out, capsys)
     command = ["index", str(out), "--jobs", jobs]
     assert main([*command, "--folder-index"]) == 0
     assert capsys.readouterr().out.endswith("3 shards: 3 fresh; 50 samples\n")
-    assert (out / FOLDER_INDEX).read_bytes() == before
+    assert folder_index(out).read_bytes() == before
     entries(out, capsys)
 
     data = lk.TarDataset(out)
     good = {Path(shard).name: data.proven_index(part) for part, shard in enumerate(data.shards)}
     cut = {name: dataclasses.replace(index, offsets=index.spans(name)[:-1]) for name, index in good.items()}
     for damage in (before[:30], before[:-9], before[:-30] + bytes(30), to_bytes(cut)):
-        (out / FOLDER_INDEX).write_bytes(damage)
+        folder_index(out).write_bytes(damage)
         assert main([*command, "--check"]) == 1
         assert "damaged" in capsys.readouterr().out
         assert main([*command, "--checksum", "--folder-index"]) == 0
@@ -129,7 +136,7 @@ def test_the_folders_index_is_an_index_of_its_shards(
     assert f"stale   {second}: was changed after it was indexed" in capsys.readouterr().err
     assert main(command) == 0
     assert capsys.readouterr().out.endswith("3 shards: 2 fresh, 1 made; 50 samples\n")
-    assert {path.name for path in out.glob(f"*{SUFFIX}")} == {FOLDER_INDEX, second.name + SUFFIX}
+    assert index_path(str(second), None).exists()
     assert main(["index", str(second), "--checksum", "--folder-index", "--quiet"]) == 0  # and keeps the others' entries
     capsys.readouterr()
     entries(out, capsys)
@@ -156,7 +163,7 @@ def test_check_reads_the_index_of_a_buckets_folder_once(
     """An upload has other times and tags than the index: it is fresh by its size, and by its content with --checksum."""
     folder = store.root / "bucket" / "train"
     lk.write_shards([{"cls": row} for row in range(50)], folder, samples_per_shard=10)
-    for path in folder.iterdir():
+    for path in (*folder.iterdir(), *side(folder).iterdir()):
         os.utime(path, (1e9, 1e9))
     options = [f"--storage-option={name}={value}" for name, value in store.options.items()]
     command = ["index", "s3://bucket/train/", *options, f"--index-dir={tmp_path}", f"--cache-dir={tmp_path / 'cache'}"]
@@ -173,10 +180,10 @@ def test_check_reads_the_index_of_a_buckets_folder_once(
         assert sorted(asked) == ["GET", "GET", "HEAD"]  # its header, and then all of it
     assert not list(tmp_path.glob(f"*{SUFFIX}"))
 
-    index = (folder / FOLDER_INDEX).read_bytes()
+    index = folder_index(folder).read_bytes()
     (folder / "shard-000009.tar").write_bytes((folder / "shard-000000.tar").read_bytes())
     (folder / "shard-000001.tar").write_bytes((folder / "shard-000001.tar").read_bytes() + bytes(512))
-    (folder / FOLDER_INDEX).write_bytes(index[:-9])
+    folder_index(folder).write_bytes(index[:-9])
     code, last, errors = check()
     assert (code, last) == (1, "6 shards: 1 damaged, 3 fresh, 1 missing, 1 stale; 30 samples")
     assert "missing s3://bucket/train/shard-000009.tar: has no index" in errors
@@ -184,13 +191,14 @@ def test_check_reads_the_index_of_a_buckets_folder_once(
     stale = f"s3://bucket/train/shard-000001.tar: has {size:,} bytes, had {size - 512:,} when it was indexed"
     assert f"stale   {stale}" in errors
     assert (
-        "damaged s3://bucket/train/shard-000004.tar: s3://bucket/train/folder.lkindex: is damaged, or changed" in errors
+        "damaged s3://bucket/train/shard-000004.tar: s3://bucket/.train.loaderkit/folder.lkindex: is damaged, or changed"
+        in errors
     )
-    (folder / FOLDER_INDEX).write_bytes(index[:50])
+    folder_index(folder).write_bytes(index[:50])
     assert check()[:2] == (1, "6 shards: 6 damaged; 0 samples")
 
     (folder / "shard-000009.tar").unlink()
-    (folder / FOLDER_INDEX).unlink()
+    folder_index(folder).unlink()
     assert main([*command, "--folder-index", "--jobs=1"]) == 0
     capsys.readouterr()
     shutil.rmtree(tmp_path / "cache")
@@ -226,7 +234,7 @@ def test_indexes_lie_in_a_folder_on_request(shards: Path, tmp_path: Path) -> Non
     command = ("index", shards, "--format", "index_formats:Bytes", "--index-dir", tmp_path / "indexes")
     assert loaderkit(*command).returncode == 0
     assert indexes(shards) == {}
-    assert sorted(indexes(tmp_path / "indexes").values()) == sorted(WHOLE.values())
+    assert sorted(whole_index(path).count for path in (tmp_path / "indexes").iterdir()) == sorted(WHOLE.values())
     assert loaderkit(*command, "--check").returncode == 0
 
 
@@ -312,7 +320,11 @@ def test_a_killed_run_leaves_nothing_half_and_a_rerun_finishes(shards: Path, kil
 
 
 def test_parts_that_a_kill_left_are_removed_when_they_are_old(shards: Path) -> None:
-    old, new, other = (shards / name for name in (f".{'0' * 32}.part", f".{'1' * 32}.part", ".mine.part"))
+    index_path(str(shards / "0.bytes"), None).parent.mkdir(exist_ok=True)
+    old, new, other = (
+        index_path(str(shards / "0.bytes"), None).with_name(name)
+        for name in (f".{'0' * 32}.part", f".{'1' * 32}.part", ".mine.part")
+    )
     for path in (old, new, other):
         path.write_bytes(b"LKIND")
     for path in (old, other):

@@ -18,11 +18,11 @@ import pytest
 from command_line import COMMAND, ENVIRONMENT
 from drawing import equal
 from images_made import encode, picture
-from shards_written import contents, hidden
+from shards_written import contents, folder_index, hidden, manifest
 
 import loaderkit as lk
 from loaderkit.cli import main
-from loaderkit.datasets import FOLDER_INDEX, ShardIndex, save_index
+from loaderkit.datasets import ShardIndex, save_index
 from loaderkit.datasets.shards.folder_index import to_bytes
 from loaderkit.writing import MANIFEST
 
@@ -64,7 +64,7 @@ def test_files_become_shards_of_each_format(
     order = lk.Shuffled(50, seed=4).indices(0, 0, 50).tolist()
     assert flat == [token for row in order for token in [*rows[row]["text"].encode(), 256]]
     capsys.readouterr()
-    assert run("verify", tmp_path / "tar", tmp_path / "parquet" / MANIFEST, tmp_path / "tokens", "--jobs", 2) == 0
+    assert run("verify", tmp_path / "tar", manifest(tmp_path / "parquet"), tmp_path / "tokens", "--jobs", 2) == 0
     said = capsys.readouterr()
     assert said.err == ""
     assert said.out.split()[1:7] == ["3", "shards", "50", "samples", "all", "right"]
@@ -85,7 +85,7 @@ def test_a_folder_of_pictures_keeps_their_bytes(tmp_path: Path) -> None:
         for row in range(6):
             assert raw[row][name] == folder.path(row).read_bytes()
             assert raw[row]["cls"] == str(folder[row][1]).encode()
-        assert json.loads((tmp_path / f"{form}-out" / MANIFEST).read_text())["classes"] == ["class0", "class1"]
+        assert json.loads(manifest(tmp_path / f"{form}-out").read_text())["classes"] == ["class0", "class1"]
     (tmp_path / "png" / "class0" / "z.jpg").write_bytes(encode(picture(7), "JPEG"))
     assert run("shard", tmp_path / "png", tmp_path / "mixed") == 0
     mixed, folder = lk.TarDataset(tmp_path / "mixed"), lk.ImageFolder(tmp_path / "png")
@@ -155,7 +155,7 @@ def test_mistakes_are_named(
     said = capsys.readouterr()
     assert (found, said.out) == (code, "")
     assert message in said.err
-    assert not Path("out", MANIFEST).exists()
+    assert not manifest(Path("out")).exists()
 
 
 def damage(path: Path, at: int) -> None:
@@ -187,7 +187,7 @@ def other_index(out: Path) -> None:
 
 
 def other_entry(out: Path) -> None:
-    (out / FOLDER_INDEX).write_bytes(to_bytes(wrong_indexes(out)))
+    folder_index(out).write_bytes(to_bytes(wrong_indexes(out)))
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -197,13 +197,13 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "one bit": (lambda out: damage(out / "shard-000001.tar", 530), "shard-000001.tar: has the checksum"),
     "index": (other_index, "its index belongs to another shard"),
     "entry in the folder's index": (other_entry, "its index belongs to another shard"),
-    "no manifest": (lambda out: (out / MANIFEST).unlink(), "has no manifest.json"),
-    "count": (lambda out: edit(out / MANIFEST, '"samples": 20\n', '"samples": 19\n'), "names 3 shards with 49 samples"),
+    "no manifest": (lambda out: manifest(out).unlink(), "has no manifest.json"),
+    "count": (lambda out: edit(manifest(out), '"samples": 20\n', '"samples": 19\n'), "names 3 shards with 49 samples"),
     "broken manifest": (
-        lambda out: (out / MANIFEST).write_text('{"version": 1}'),
+        lambda out: manifest(out).write_text('{"version": 1}'),
         "not a manifest of `loaderkit shard`",
     ),
-    "newer": (lambda out: edit(out / MANIFEST, '"version": 1', '"version": 2'), "of version 2, this loaderkit reads 1"),
+    "newer": (lambda out: edit(manifest(out), '"version": 1', '"version": 2'), "of version 2, this loaderkit reads 1"),
 }
 
 

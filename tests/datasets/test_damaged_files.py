@@ -27,7 +27,7 @@ from png_made import KINDS, chunk, header, png, with_checksums
 from tars_made import make
 
 import loaderkit as lk
-from loaderkit.datasets import decode_picture
+from loaderkit.datasets import decode_picture, index_path
 
 _NO_PRECISION = 9  # bits a channel, which no decoder of JPEG has
 MOST = 40  # samples that are read of a damaged file
@@ -308,7 +308,7 @@ def test_a_damaged_file_gives_its_samples_or_an_error(name: str, count: int, tmp
 
     def read(damaged: bytes) -> list[Any]:
         path.write_bytes(damaged)
-        Path(f"{path}.lkindex").unlink(missing_ok=True)
+        index_path(str(path), None).unlink(missing_ok=True)
         return read_all(path, dataset)
 
     header = range(0, 512, 9) if name == "a.tar" else range(0, min(64, len(content)), 4)
@@ -384,7 +384,7 @@ def test_an_index_with_wrong_fields_is_refused_or_made_again(name: str, tmp_path
     path = tmp_path / name
     write(path)
     whole = read_all(path, dataset)
-    index = Path(f"{path}.lkindex")
+    index = index_path(str(path), None)
     fields, offsets = wrong_indexes(index.read_bytes())
 
     def read(damaged: bytes) -> list[Any]:
@@ -401,7 +401,7 @@ def test_the_index_command_mends_wrong_offsets(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     write_jsonl(path)
     whole = read_all(path, lk.JsonlDataset)
-    index = Path(f"{path}.lkindex")
+    index = index_path(str(path), None)
     index.write_bytes(rewritten(index.read_bytes(), lambda header: header | {"count": 99}))
     with pytest.raises(
         lk.ShardError, match=r"not a whole index file \(its offsets .*\)\. Delete it, or run `loaderkit"
@@ -414,7 +414,7 @@ def test_the_index_command_mends_wrong_offsets(tmp_path: Path) -> None:
 @pytest.mark.parametrize("what", ["a named pipe", "a folder"])
 def test_an_index_that_is_no_file_is_refused(what: str, tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl")
-    index = tmp_path / "a.jsonl.lkindex"
+    index = tmp_path / "a.jsonl.lkindex"  # as `loaderkit index --beside` writes it
     os.mkfifo(index) if what == "a named pipe" else index.mkdir()
     found = outcomes(lambda _: len(lk.JsonlDataset(tmp_path / "a.jsonl")), [(what, b"")], (lk.ShardError,))
     assert "a.jsonl.lkindex: not a whole index file (not a regular file)" in found[what]

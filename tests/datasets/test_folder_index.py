@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from servers import SlowStore, run_store
-from shards_written import NeverScans
+from shards_written import NeverScans, as_earlier, folder_index, side
 
 import loaderkit as lk
 from loaderkit.cli import main
@@ -38,15 +38,22 @@ def storage(store: SlowStore, tmp_path: Path) -> lk.Storage:
 
 
 def write(folder: Path, samples: Any = TEXTS, **settings: Any) -> Path:
-    return lk.write_shards(samples, folder, **{"samples_per_shard": 10} | settings).parent
+    lk.write_shards(samples, folder, **{"samples_per_shard": 10} | settings)
+    return folder
 
 
 def upload(folder: Path, store: SlowStore, bucket: str) -> str:
-    """Copy a folder into a bucket as `aws s3 sync` does: with other times and tags."""
-    there = shutil.copytree(folder, store.root / bucket / "train")
-    for path in there.iterdir():
+    """Copy a folder, and its index, into a bucket as `aws s3 sync` does: with other times and tags."""
+    there = copy(folder, store.root / bucket / "train")
+    for path in (*there.iterdir(), *side(there).iterdir()):
         os.utime(path, (1e9, 1e9))
     return f"s3://{bucket}/train"
+
+
+def copy(folder: Path, there: Path) -> Path:
+    shutil.copytree(folder, there, copy_function=shutil.copyfile)
+    shutil.copytree(side(folder), side(there), copy_function=shutil.copyfile)
+    return there
 
 
 def keys(data: Any) -> list[int]:
@@ -66,6 +73,21 @@ def test_a_bucket_opens_from_the_index_that_was_uploaded(
     assert keys(data) == list(range(97))
     assert keys(pickle.loads(pickle.dumps(data))) == list(range(97))
     assert not list(tmp_path.glob("index/*"))  # it needs no copy
+
+
+def test_the_index_that_earlier_versions_wrote_is_read(store: SlowStore, storage: lk.Storage, tmp_path: Path) -> None:
+    """It lies between the shards, and stays as it is: locally and in a bucket."""
+    folder = as_earlier(write(tmp_path / "shards"))
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
+    assert folder / FOLDER_INDEX in before
+    assert keys(NeverScans(folder)) == list(range(97))
+    shutil.copytree(folder, store.root / "earlier" / "train")
+    store.reset()
+    data = NeverScans("s3://earlier/train/*.tar", storage=storage, index_dir=tmp_path / "index")
+    assert len(store.requests()) <= 3  # the listing, and two places for the index
+    assert keys(data) == list(range(97))
+    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()} == before
+    assert not side(folder).exists()
 
 
 def test_a_thousand_shards_open_with_three_requests(store: SlowStore, storage: lk.Storage, tmp_path: Path) -> None:
@@ -93,8 +115,9 @@ def test_a_header_of_several_megabytes_is_read_whole(store: SlowStore, storage: 
     names = [f"{number:05}-{'x' * 190}.tar" for number in range(6000)]
     for name in names[:3]:
         shutil.copy(one, there / name)
-    (there / FOLDER_INDEX).write_bytes(to_bytes(dict.fromkeys(names, index)))
-    assert (there / FOLDER_INDEX).stat().st_size > 2 << 20
+    side(there).mkdir()
+    folder_index(there).write_bytes(to_bytes(dict.fromkeys(names, index)))
+    assert folder_index(there).stat().st_size > 2 << 20
     data = NeverScans("s3://names/train/*.tar", storage=storage, index_dir=tmp_path / "index")
     assert keys(data) == [5, 5, 5]
     ranges = [asked["range"] for asked in store.requests() if asked["path"].endswith(FOLDER_INDEX)]
@@ -103,14 +126,14 @@ def test_a_header_of_several_megabytes_is_read_whole(store: SlowStore, storage: 
 
 def test_a_copied_folder_is_not_indexed_again(tmp_path: Path) -> None:
     """A copy has other times: its content is compared once, and no warning says that it changed."""
-    copy = shutil.copytree(write(tmp_path / "shards"), tmp_path / "copy", copy_function=shutil.copyfile)
-    for path in copy.iterdir():
+    there = copy(write(tmp_path / "shards"), tmp_path / "copy")
+    for path in there.iterdir():
         os.utime(path, (1e9, 1e9))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert keys(NeverScans(copy)) == list(range(97))
-        (copy / FOLDER_INDEX).unlink()
-        assert keys(NeverScans(copy)) == list(range(97))  # now each shard has its own index
+        assert keys(NeverScans(there)) == list(range(97))
+        folder_index(there).unlink()
+        assert keys(NeverScans(there)) == list(range(97))  # now each shard has its own index
 
 
 def test_a_changed_shard_is_found(tmp_path: Path) -> None:
@@ -146,7 +169,7 @@ def test_a_changed_remote_shard_is_refused_when_it_is_downloaded(
 @pytest.mark.parametrize("damage", ["cut", "flipped", "emptied", "other version"])
 def test_a_damaged_index_is_refused(damage: str, store: SlowStore, storage: lk.Storage, tmp_path: Path) -> None:
     url = upload(write(tmp_path / "shards"), store, f"damaged-{damage.replace(' ', '-')}")
-    index = store.root / url.split("/")[2] / "train" / FOLDER_INDEX
+    index = folder_index(store.root / url.split("/")[2] / "train")
     content = index.read_bytes()
     header = 20 + int.from_bytes(content[8:16], "little")
     index.write_bytes(
@@ -167,9 +190,9 @@ def test_a_damaged_index_is_refused(damage: str, store: SlowStore, storage: lk.S
 def test_an_index_that_changes_during_a_run_is_refused(store: SlowStore, storage: lk.Storage, tmp_path: Path) -> None:
     url = upload(write(tmp_path / "shards"), store, "during")
     data = NeverScans(f"{url}/", storage=storage, index_dir=tmp_path / "index")
-    index = store.root / "during" / "train" / FOLDER_INDEX
+    index = folder_index(store.root / "during" / "train")
     other = write(tmp_path / "other", TEXTS[::-1], samples_per_shard=7)
-    shutil.copy(other / FOLDER_INDEX, index)
+    shutil.copy(folder_index(other), index)
     with pytest.raises(lk.ShardError, match=r"changed while it was in use|not a whole index file"):
         keys(data)
 
@@ -187,7 +210,7 @@ def test_the_command_writes_an_index_into_the_bucket(
     command = ["index", url, "--folder-index", *options, "--jobs=1"]
     command += [f"--index-dir={tmp_path / 'index'}", f"--cache-dir={tmp_path / 'cache'}"]
     assert main(command) == 0
-    assert f"written s3://command-{suffix}/train/{FOLDER_INDEX}" in capsys.readouterr().out
+    assert f"written s3://command-{suffix}/.train.loaderkit/{FOLDER_INDEX}" in capsys.readouterr().out
     store.reset()
     kind = {"tar": lk.TarDataset, "jsonl": lk.JsonlDataset, "csv": lk.CsvDataset, "parquet": lk.ParquetDataset}[suffix]
     storage = lk.Storage(store.options, cache_dir=tmp_path / "empty")

@@ -15,7 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import loaderkit as lk
-from loaderkit.datasets import ShardIndex, index_path, load_index, save_index, stat, write_atomically
+from loaderkit.datasets import (
+    ShardIndex,
+    beside_path,
+    default_folder,
+    index_path,
+    save_index,
+    saved_indexes,
+    stat,
+    write_atomically,
+)
 
 INDEX = ShardIndex(
     kind="toy-1", count=3, size_bytes=7, changed_ns=2**62, offsets=np.array([[0, 1], [1, 2**40], [5, 7]])
@@ -53,13 +62,13 @@ def test_another_version_is_named() -> None:
 def test_an_index_fits_the_shard_it_was_made_of(tmp_path: Path) -> None:
     shard = tmp_path / "a.toy"
     shard.write_bytes(b"0123456")
-    assert load_index(str(shard), "toy-1", None) is None
+    assert not list(saved_indexes(str(shard), "toy-1", None))
     index = ShardIndex(kind="toy-1", count=1, size_bytes=7, changed_ns=shard.stat().st_mtime_ns)
     save_index(str(shard), index, None)
-    found = load_index(str(shard), "toy-1", None)
-    assert found == index
+    [(path, found)] = saved_indexes(str(shard), "toy-1", None)
+    assert (path, found) == (index_path(str(shard), None), index)
     assert found.fits(stat(str(shard)))
-    assert load_index(str(shard), "toy-2", None) is None
+    assert not list(saved_indexes(str(shard), "toy-2", None))
     shard.write_bytes(b"01234567")
     assert not found.fits(stat(str(shard)))
     shard.unlink()
@@ -68,11 +77,44 @@ def test_an_index_fits_the_shard_it_was_made_of(tmp_path: Path) -> None:
 
 
 def test_shards_of_one_name_have_their_own_place(tmp_path: Path) -> None:
-    places = {index_path(f"{folder}/a.toy", str(tmp_path)) for folder in ("x", "y", "s3://x", "http://x")}
-    assert len(places) == 4
-    assert all(place.parent == tmp_path for place in places)
-    assert index_path("s3://x/a.toy", None).is_relative_to(Path.home())
+    for where in (str(tmp_path), None):
+        places = {index_path(f"{folder}/a.toy", where) for folder in ("x", "y", "s3://x", "http://x")}
+        assert len(places) == 4
+        assert {place.parent for place in places} == {tmp_path if where else default_folder()}
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert index_path(f"{tmp_path}/link/a.toy", None) == index_path(f"{tmp_path}/a.toy", None)
     assert len(index_path("y/" + "a" * 255, str(tmp_path)).name) < 255
+
+
+@pytest.mark.parametrize(
+    ("variables", "wanted"),
+    [
+        ({"LOADERKIT_INDEX_DIR": "/mine", "XDG_CACHE_HOME": "/caches", "HOME": "/me"}, "/mine"),
+        ({"LOADERKIT_INDEX_DIR": "~/mine", "HOME": "/me"}, "/me/mine"),
+        ({"LOADERKIT_INDEX_DIR": "", "XDG_CACHE_HOME": "/caches", "HOME": "/me"}, "/caches/loaderkit/index"),
+        ({"XDG_CACHE_HOME": "not/absolute", "HOME": "/me"}, "/me/.cache/loaderkit/index"),
+        ({"HOME": "/me"}, "/me/.cache/loaderkit/index"),
+    ],
+)
+def test_the_environment_chooses_the_folder_of_indexes(
+    variables: dict[str, str], wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOADERKIT_INDEX_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert default_folder() == Path(wanted)
+
+
+def test_an_index_next_to_a_shard_counts_after_the_users_own(tmp_path: Path) -> None:
+    """Not if the caller names a folder."""
+    shard = str(tmp_path / "a.toy")
+    first, second = (ShardIndex(kind="toy-1", count=count, size_bytes=7, changed_ns=0) for count in (1, 2))
+    beside_path(shard).write_bytes(first.to_bytes())
+    assert list(saved_indexes(shard, "toy-1", None)) == [(beside_path(shard), first)]
+    save_index(shard, second, None)
+    assert [index for _, index in saved_indexes(shard, "toy-1", None)] == [second, first]
+    assert not list(saved_indexes(shard, "toy-1", str(tmp_path)))
 
 
 def _write_for_ever(path: Path) -> None:

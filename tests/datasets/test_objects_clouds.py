@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 from servers import AZURE_ACCOUNT, AZURE_KEY, FaultyProxy, TokenServer, run_azure, run_store
+from shards_written import folder_index
 
 import loaderkit as lk
 from loaderkit.cli import main
@@ -65,8 +66,10 @@ def cloud(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     pytest.importorskip(package, reason=f"{package} is not installed: pip install '.[test]'")
     folder = tmp_path_factory.mktemp(request.param)
     samples = [{"cls": number} for number in range(SAMPLES)]
-    shards = lk.write_shards(samples, folder / "tars", samples_per_shard=10).parent
-    objects = {KEY: CONTENT, ODD: CONTENT} | {f"tars/{path.name}": path.read_bytes() for path in shards.iterdir()}
+    lk.write_shards(samples, folder / "tars", samples_per_shard=10)
+    tars = (folder / "tars").iterdir()
+    objects = {KEY: CONTENT, ODD: CONTENT} | {f"tars/{path.name}": path.read_bytes() for path in tars}
+    objects[".tars.loaderkit/folder.lkindex"] = folder_index(folder / "tars").read_bytes()
     if request.param == "google":
         with run_store(folder) as store:
             for key, value in objects.items():
@@ -237,9 +240,11 @@ def test_an_uploaded_index_fits_until_a_shard_changes(
     cloud: Cloud, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By size and checksum after the upload; by the store's tags once the index has been written in the bucket."""
-    shards = lk.write_shards([{"cls": number} for number in range(SAMPLES)], tmp_path / "out", samples_per_shard=10)
-    for path in shards.parent.iterdir():
+    lk.write_shards([{"cls": number} for number in range(SAMPLES)], tmp_path / "out", samples_per_shard=10)
+    for path in (tmp_path / "out").iterdir():
         cloud.storage().write(cloud.url(f"indexed/{path.name}"), path.read_bytes())
+    index_url = cloud.url(".indexed.loaderkit/folder.lkindex")
+    cloud.storage().write(index_url, folder_index(tmp_path / "out").read_bytes())
     cloud.proxy.headers.clear()
     data = lk.TarDataset(cloud.url("indexed/"), storage=cloud.storage(cache_dir=tmp_path / "one"), index_dir=tmp_path)
     assert len(data) == SAMPLES
@@ -258,7 +263,7 @@ def test_an_uploaded_index_fits_until_a_shard_changes(
     assert index("--check", "--checksum") == fresh
     assert len(cloud.readers()) == 6
     changed = data.shards[2]
-    whole = (shards.parent / "shard-000002.tar").read_bytes()
+    whole = (tmp_path / "out" / "shard-000002.tar").read_bytes()
     cloud.storage().write(changed, whole[::-1])
     assert index("--check") == fresh  # it has the same size
     assert index("--check", "--checksum") == stale

@@ -6,7 +6,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from loaderkit.datasets import Storage, expand, is_remote, open_file, stat
+from loaderkit.datasets import Storage, expand, is_remote, open_file, side_folder, stat
 
 NAMES = ["a.x", "b.x", "B.x", "10.x", "9.x", "sub/c.x", "sub/.hidden.x", ".hidden/d.x", "a.x.lkindex", "a.y", "README"]
 SHARDS = sorted(["a.x", "b.x", "B.x", "10.x", "9.x", "sub/c.x"])
@@ -87,3 +87,25 @@ def test_files_open_and_tell_their_size(tmp_path: Path, memory: str) -> None:
             assert file.read() == b".x"
     assert is_remote("s3://a")
     assert not is_remote("C:/a")
+
+
+@pytest.mark.parametrize(
+    ("folder", "wanted"),
+    [
+        ("a/b", "a/.b.loaderkit"),
+        ("a/b/", "a/.b.loaderkit"),
+        ("b", ".b.loaderkit"),
+        ("/b", "/.b.loaderkit"),
+        ("/", "/.loaderkit"),
+        ("s3://bucket/a/b", "s3://bucket/a/.b.loaderkit"),
+        ("s3://bucket/b/", "s3://bucket/.b.loaderkit"),
+        ("s3://bucket", "s3://bucket/.loaderkit"),
+        ("memory://b", "memory://b/.loaderkit"),
+        ("http://host/b", "http://host/.b.loaderkit"),
+        ("hf://datasets/user/name", "hf://datasets/user/name/.loaderkit"),
+        ("hf://datasets/user/name/train", "hf://datasets/user/name/.train.loaderkit"),
+    ],
+)
+def test_what_describes_shards_lies_next_to_their_folder(folder: str, wanted: str) -> None:
+    """In the same bucket or repository."""
+    assert side_folder(folder) == wanted

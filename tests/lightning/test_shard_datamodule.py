@@ -15,7 +15,7 @@ from drawing import draws
 from lightning.pytorch.cli import LightningCLI
 
 import loaderkit as lk
-from loaderkit.datasets import INDEX_SUFFIX
+from loaderkit.datasets import INDEX_SUFFIX, index_path
 
 ROWS, SHARDS = 60, 4
 
@@ -85,7 +85,9 @@ def test_each_format_is_read_by_its_suffix_or_name(kind: str, tmp_path: Path) ->
     )
     data.prepare_data()
     has_index = kind not in ("npy", "tokens")
-    assert len(list(tmp_path.glob(f"*{INDEX_SUFFIX}"))) == SHARDS * has_index
+    shards = list(tmp_path.iterdir())
+    assert len(shards) == SHARDS  # and nothing else
+    assert sum(index_path(str(shard), None).exists() for shard in shards) == SHARDS * has_index
     data.setup("fit")
     assert sorted(i for batch in data.train_dataloader() for i in batch["id"].tolist()) == list(range(ROWS))
     assert [i for batch in data.val_dataloader() for i in batch.tolist()] == list(range(ROWS))

@@ -75,7 +75,7 @@ def test_a_link_to_a_notebook_is_only_in_the_site(page: Path) -> None:
     assert ".ipynb" not in page.read_text()
     hooks = runpy.run_path(str(DOCS / "hooks.py"))
     shown = hooks["on_page_markdown"](
-        page.read_text(), page=SimpleNamespace(file=SimpleNamespace(src_uri=name_of(page)))
+        page.read_text(), page=SimpleNamespace(meta={}, file=SimpleNamespace(src_uri=name_of(page)))
     )
     assert f'<a href="../{page.stem}.ipynb" download>' in shown
     assert shown.splitlines()[0] == page.read_text().splitlines()[0]

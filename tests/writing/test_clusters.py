@@ -13,10 +13,10 @@ import pytest
 from cluster_data import PER_SHARD, SIZE, Drawn, length
 from command_line import loaderkit
 from scripts import run_code
-from shards_written import contents, hidden
+from shards_written import contents, folder_index, hidden
 
 import loaderkit as lk
-from loaderkit.datasets import FOLDER_INDEX, INDEX_SUFFIX
+from loaderkit.datasets import index_path
 
 # A sample in the middle of shard 5 that is not among those that are read first, to plan.
 INSIDE = int(lk.Shuffled(SIZE).indices(0, 108, 109)[0])
@@ -101,9 +101,11 @@ def test_the_result_does_not_depend_on_the_executor(
     assert steps == [(done, SHARDS) for done in range(SHARDS + 1)]
     assert lk.verify_shards("out", executor=executor) == SIZE
 
-    Path("out", FOLDER_INDEX).unlink()
+    folder_index(Path("out")).unlink()
     assert lk.index_shards("out/*.tar", executor=executor) == SIZE
-    assert len(list(Path("out").glob(f"shard*{INDEX_SUFFIX}"))) == SHARDS
+    assert [path for path in Path("out").glob("*.tar") if index_path(str(path), None).exists()] == list(
+        Path("out").iterdir()
+    )
     assert lk.index_shards(["out"], index_dir="aside", format="tar", executor=executor) == SIZE
     assert len(list(Path("aside").iterdir())) == SHARDS
 

@@ -18,7 +18,7 @@ from drawing import draws, equal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from shards_written import contents, hidden
+from shards_written import contents, hidden, manifest, side
 from tars_made import read_by_webdataset
 
 import loaderkit as lk
@@ -230,7 +230,7 @@ def test_shards_have_about_the_size_that_was_asked_for(form: str, tmp_path: Path
     samples: Any = data if form == "tokens" else [{"npy": np.array(sample)} for sample in data]
     wanted = 40_000 if form == "parquet" else 100_000
     lk.write_shards(samples, tmp_path, format=form, shard_bytes=wanted)
-    sizes = [record.file.size_bytes for record in read_records(tmp_path / MANIFEST)]
+    sizes = [record.file.size_bytes for record in read_records(manifest(tmp_path))]
     assert len(sizes) > 3
     assert all(0.6 * wanted < size < 1.3 * wanted for size in sizes[:-1])
 
@@ -239,9 +239,7 @@ def test_index_files_save_the_scan_and_are_what_it_finds(tmp_path: Path, monkeyp
     data = [{"cls": row, "txt": "é" * row} for row in range(50)]
     for form, adapter in (("tar", lk.TarDataset), ("parquet", lk.ParquetDataset)):
         lk.write_shards(data, tmp_path / form, format=form, samples_per_shard=20)
-        without = shutil.copytree(
-            tmp_path / form, tmp_path / "without" / form, ignore=shutil.ignore_patterns("*.lkindex")
-        )
+        without = shutil.copytree(tmp_path / form, tmp_path / "without" / form)
         anew: Any = adapter(without)
         with monkeypatch.context() as patch:
             patch.delattr(adapter, "scan")
@@ -426,7 +424,7 @@ def test_what_does_not_fit_names_the_sample_and_field(case: str, jobs: int, tmp_
     with pytest.raises(lk.WriteError, match=f"(?s){message}"):
         lk.write_shards(data, tmp_path / "x", format=form, samples_per_shard=40, jobs=jobs)
     assert not list(tmp_path.glob("x/.*.part"))
-    assert not (tmp_path / "x" / MANIFEST).exists()
+    assert not manifest(tmp_path / "x").exists()
 
 
 SCHEMA = pa.schema([("a", pa.int8()), ("b", pa.string())])
@@ -486,7 +484,7 @@ def test_another_source_or_other_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(lk.WriteError, match=r"files that are not shards, such as a\.txt"):
         lk.write_shards(data, tmp_path / "foreign")
     assert [path.name for path in (tmp_path / "foreign").iterdir()] == ["a.txt"]
-    (tmp_path / MANIFEST).write_text("{}")
+    manifest(tmp_path).write_text("{}")
     with pytest.raises(lk.WriteError, match="not a manifest"):
         lk.write_shards(data, tmp_path, samples_per_shard=30)
 
@@ -496,25 +494,31 @@ def test_a_second_call_writes_nothing_and_a_lost_shard_is_made_again(tmp_path: P
     calls: list[tuple[int, int]] = []
     lk.write_shards(data, tmp_path, samples_per_shard=30, on_shard=lambda *step: calls.append(step))
     assert calls == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
-    before, times = contents(tmp_path), {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    before, times = contents(tmp_path), times_of(tmp_path)
     lk.write_shards(data, tmp_path, samples_per_shard=30, on_shard=lambda *step: calls.append(step))
     assert calls[5:] == [(4, 4)]
-    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == times
+    assert times_of(tmp_path) == times
     (tmp_path / "shard-000001.tar").unlink()
     lk.write_shards(data, tmp_path, samples_per_shard=30, on_shard=lambda *step: calls.append(step))
     assert calls[6:] == [(3, 4), (4, 4)]
     assert contents(tmp_path) == before
-    changed = {path.name for path in tmp_path.iterdir() if path.stat().st_mtime_ns != times[path.name]}
-    assert changed == {"shard-000001.tar", FOLDER_INDEX}
-    assert {path.name for path in tmp_path.iterdir()} == times.keys()
+    after = times_of(tmp_path)
+    assert {name for name in after if after[name] != times[name]} == {"shard-000001.tar", FOLDER_INDEX}
+    assert after.keys() == times.keys()
 
 
-def test_a_written_folder_holds_shards_one_index_and_the_manifest(tmp_path: Path) -> None:
-    """Golden: a bucket's listing has a page for each thousand of files, so there is no index file for each shard."""
+def times_of(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in (*folder.iterdir(), *side(folder).iterdir())}
+
+
+def test_a_written_folder_holds_nothing_but_shards(tmp_path: Path) -> None:
+    """Golden: the manifest and one index for all shards lie next to the folder."""
     for form in ("tar", "parquet"):
         lk.write_shards([{"cls": row} for row in range(5)], tmp_path / form, format=form, samples_per_shard=2)
         shards = [f"shard-00000{number}.{form}" for number in range(3)]
-        assert sorted(path.name for path in (tmp_path / form).iterdir()) == [FOLDER_INDEX, MANIFEST, *shards]
+        assert sorted(path.name for path in (tmp_path / form).iterdir()) == shards
+        assert sorted(path.name for path in (tmp_path / f".{form}.loaderkit").iterdir()) == [FOLDER_INDEX, MANIFEST]
     lk.write_shards([[1], [2]], tmp_path / "tokens", format="tokens")
     names = sorted(path.name for path in (tmp_path / "tokens").iterdir())
-    assert names == [MANIFEST, "shard-000000.bin", "shard-000000.bin.index"]
+    assert names == ["shard-000000.bin", "shard-000000.bin.index"]
+    assert sorted(path.name for path in (tmp_path / ".tokens.loaderkit").iterdir()) == [MANIFEST]

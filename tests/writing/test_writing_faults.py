@@ -15,11 +15,11 @@ from typing import Any
 
 import psutil
 import pytest
-from shards_written import NeverScans, contents, hidden
+from shards_written import NeverScans, contents, hidden, manifest, side
 
 import loaderkit as lk
 from loaderkit.datasets import FOLDER_INDEX, INDEX_SUFFIX
-from loaderkit.writing import MANIFEST, Folder
+from loaderkit.writing import Folder
 
 FORMATS = {"tar": ".tar", "parquet": ".parquet", "tokens": ".bin"}
 SIZE, PER_SHARD = 32, 8
@@ -79,7 +79,8 @@ def check_and_rerun(folder: Path, form: str, wanted: dict[str, bytes], jobs: int
 
 def check_index(folder: Path, form: str) -> None:
     """Check that one index file holds a fresh index of each shard."""
-    names = [path.name for path in folder.iterdir() if path.name.endswith(INDEX_SUFFIX)]
+    assert not [path.name for path in folder.iterdir() if path.name.endswith(INDEX_SUFFIX)]
+    names = [path.name for path in side(folder).iterdir() if path.name.endswith(INDEX_SUFFIX)]
     assert names == ([] if form == "tokens" else [FOLDER_INDEX])
     if form == "tar":
         data = NeverScans(folder)
@@ -322,7 +323,7 @@ def test_a_second_writer_is_refused(tmp_path: Path, whole: dict[str, dict[str, b
         process.join(60)
         assert process.exitcode == 0
     assert contents(tmp_path) == whole["tar"]
-    assert (tmp_path / MANIFEST).exists()
+    assert manifest(tmp_path).exists()
 
 
 def test_a_writer_that_waited_for_another_keeps_others_out(tmp_path: Path) -> None:

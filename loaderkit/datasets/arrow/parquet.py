@@ -45,8 +45,7 @@ class ParquetDataset(ShardedDataset):
         transform: Called with each row; its result replaces the row.
         ragged: Whether a default batch holds lists of numbers as one `Ragged`. Otherwise the lists must have equal
             lengths, and are stacked.
-        index_dir: Folder of the index files. By default they are next to local shards, and in
-            `~/.cache/loaderkit/index` for remote shards.
+        index_dir: Folder of the index files. None: LOADERKIT_INDEX_DIR, else `~/.cache/loaderkit/index`.
         max_open: Files that a process keeps open, with all its threads.
         storage: How to reach remote files, and where to keep copies.
         cached_groups: Number of decoded row groups that each reading thread keeps, for all files together. A ShardOrder

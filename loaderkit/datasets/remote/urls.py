@@ -21,7 +21,7 @@ from loaderkit.system.regular_file import open_regular
 # Lists first: a command line takes the first type that fits, and everything fits a string.
 Urls = Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
 
-INDEX_SUFFIX = ".lkindex"  # of index files, which lie next to shards
+INDEX_SUFFIX = ".lkindex"  # of index files
 _SMALL = 1 << 24  # bytes of a file that describes a folder, at most
 
 
@@ -101,6 +101,22 @@ def find_shards(
 def is_remote(url: str) -> bool:
     """Return whether a URL goes through fsspec."""
     return "://" in url
+
+
+def side_folder(folder: str) -> str:
+    """Return the hidden folder next to a folder of shards, with their manifest and index: other tools read all that is in the folder.
+
+    A bucket, a repository of Hugging Face or a root has nothing next to it, so its own is inside.
+    """
+    if is_remote(folder):
+        scheme, _, path = folder.rstrip("/").partition("://")
+        head, _, name = path.rpartition("/")
+        is_root = path.count("/") < (3 if scheme == "hf" else 1)  # hf://datasets/user/name
+        return f"{scheme}://{path}/.loaderkit" if is_root else f"{scheme}://{head}/.{name}.loaderkit"
+    head, name = os.path.split(folder.rstrip("/"))
+    if name in ("", ".", "..") or os.path.islink(folder.rstrip("/")):  # noqa: PTH114 - as `folder` is written
+        head, name = os.path.split(os.path.realpath(folder))
+    return os.path.join(head, f".{name}.loaderkit" if name else ".loaderkit")  # noqa: PTH118
 
 
 def shard_name(url: str) -> str:

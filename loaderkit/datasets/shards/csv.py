@@ -35,8 +35,7 @@ class CsvDataset(ShardedDataset):
         header: Names of the columns, for files without a header line.
         delimiter: One ASCII character between fields.
         transform: Called with each record.
-        index_dir: Folder for index files. None: next to local shards, and
-            ~/.cache/loaderkit/index for remote shards.
+        index_dir: Folder for index files. None: LOADERKIT_INDEX_DIR, else ~/.cache/loaderkit/index.
         max_open: Files that a process keeps open, with all its threads.
         storage: How to reach remote files, and where to cache them.
 

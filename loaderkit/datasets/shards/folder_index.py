@@ -1,4 +1,4 @@
-"""The index of all shards of a folder in one file, which travels with the data and is read with one or two requests.
+"""The index of all shards of a folder in one file next to it, which travels with the data and is read with one or two requests.
 
 The file begins with a header: the shards' names, sizes, counts and checksums. Each shard's own index follows, compressed, and
 is read when the shard is first opened.
@@ -10,15 +10,22 @@ import json
 import os
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.remote.listing import Stat
 from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import INDEX_SUFFIX, is_remote, shard_name, sync_folder, write_atomically
-from loaderkit.datasets.shards.index import LaterOffsets, ShardIndex, content_checksum, read_index
+from loaderkit.datasets.remote.urls import (
+    INDEX_SUFFIX,
+    is_remote,
+    shard_name,
+    side_folder,
+    sync_folder,
+    write_atomically,
+)
+from loaderkit.datasets.shards.index import LaterOffsets, ShardIndex, content_checksum
 from loaderkit.system.regular_file import open_regular
 
 FOLDER_INDEX = "folder" + INDEX_SUFFIX
@@ -51,41 +58,36 @@ def to_bytes(indexes: Mapping[str, ShardIndex]) -> bytes:
 
 def write_folder_index(folder: str, indexes: Mapping[str, ShardIndex], storage: Storage | None = None) -> str:
     """Write a folder's index file as a whole, and return its path or URL."""
-    place, content = f"{folder.rstrip('/')}/{FOLDER_INDEX}", to_bytes(indexes)
+    place, content = _places(folder)[0], to_bytes(indexes)
     if is_remote(place):
         (storage or Storage()).write(place, content)
     elif not Path(place).is_file() or Path(place).read_bytes() != content:
         write_atomically(Path(place), content)
+        sync_folder(Path(place).parent)
     return place
 
 
-def merge_indexes(
-    folder: str, paths: Mapping[str, Path], entries: Mapping[str, ShardIndex], storage: Storage | None = None
+def replace_indexes(
+    folder: str, indexes: Mapping[str, ShardIndex], old: Iterable[Path], storage: Storage | None = None
 ) -> str | None:
-    """Write the index files of shards into their folder's index file, and remove those that lie next to the shards.
+    """Write a folder's index file, then remove the files that it replaces: `old`, and an earlier one in the folder.
 
-    A process that is killed leaves each shard with an index: its own file, the folder's entry, or both.
+    A process that is killed leaves each shard with an index.
 
     Args:
         folder: Path or URL of the shards' folder.
-        paths: The shards' index files by the shards' names, whether they exist or not.
-        entries: Entries for shards without an index file.
+        indexes: The shards' indexes by the shards' names.
+        old: Index files of the shards.
         storage: How to reach a remote folder.
 
     Returns:
-        The path or URL of the folder's index file; None if no shard has an index.
+        The path or URL of the folder's index file; None if there are no indexes.
     """
-    paths = {name: path for name, path in paths.items() if path.exists()}
-    indexes = {name: entry.loaded() for name, entry in entries.items() if name not in paths}
-    indexes |= {name: read_index(path) for name, path in paths.items()}
     if not indexes:
         return None
-    place = write_folder_index(folder, indexes, storage)
-    if not is_remote(folder):
-        sync_folder(Path(folder))  # before files are removed
-    for path in paths.values():
-        if path.parent == Path(folder):
-            path.unlink(missing_ok=True)
+    place = write_folder_index(folder, {name: index.loaded() for name, index in indexes.items()}, storage)
+    for path in old if is_remote(folder) else (*old, Path(_places(folder)[1])):
+        path.unlink(missing_ok=True)
     return place
 
 
@@ -95,14 +97,42 @@ def read_folder_index(folder: str, storage: Storage) -> dict[str, ShardIndex]:
     Raises:
         ShardError: If the file is damaged, or of another version.
     """
-    place = f"{folder.rstrip('/')}/{FOLDER_INDEX}"
-    if is_remote(place):
+    found: dict[str, ShardIndex] = {}
+    for place in _places(folder):
+        if is_remote(place):
+            found = _read_remote_index(place, folder, storage)
+        elif (version := _local_version(place)) is not None:
+            found = _read_local_index(place, *version)
+        if found:
+            break
+    return found
+
+
+def local_folder_indexes(folder: str) -> list[Path]:
+    """Return the index files of a local folder that there are."""
+    return [Path(place) for place in _places(folder) if Path(place).is_file()]
+
+
+def _places(folder: str) -> tuple[str, str]:
+    """Return where a folder's index file lies, and where earlier versions wrote it."""
+    return f"{side_folder(folder)}/{FOLDER_INDEX}", f"{folder.rstrip('/')}/{FOLDER_INDEX}"
+
+
+def _read_remote_index(place: str, folder: str, storage: Storage) -> dict[str, ShardIndex]:
+    try:
         return _read_index(place, storage)
+    except OSError:
+        if place == _places(folder)[-1]:
+            raise
+        return {}  # some stores refuse hidden names, with errors of their own. If it is down, the next place says so
+
+
+def _local_version(place: str) -> tuple[int, int] | None:
     try:
         found = os.stat(place)  # noqa: PTH116 - creating a Path takes longer than the call
     except (FileNotFoundError, NotADirectoryError):
-        return {}
-    return _read_local_index(place, found.st_ino, found.st_mtime_ns)
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 @functools.lru_cache(maxsize=1)
@@ -118,15 +148,14 @@ def read_whole_index(folder: str, storage: Storage) -> dict[str, ShardIndex]:
         ShardError: If the header of the file is damaged, or of another version.
         OSError: If the file cannot be read.
     """
-    place = f"{folder.rstrip('/')}/{FOLDER_INDEX}"
-    found = {}
-    if entries := read_folder_index(folder, storage):
-        size = storage.stat(place).size_bytes
-        content = b"".join(storage.read_many(place, [(0, size)], size))
-        for name, entry in entries.items():
-            if (later := entry.later) is not None:
-                later = dataclasses.replace(later, content=content[later.start : later.stop])
-            found[name] = dataclasses.replace(entry, later=later)
+    found, content = {}, b""
+    for name, entry in read_folder_index(folder, storage).items():
+        if (later := entry.later) is not None:
+            if not content:
+                size = storage.stat(later.place).size_bytes
+                content = b"".join(storage.read_many(later.place, [(0, size)], size))
+            later = dataclasses.replace(later, content=content[later.start : later.stop])
+        found[name] = dataclasses.replace(entry, later=later)
     return found
 
 

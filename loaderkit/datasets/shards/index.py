@@ -1,10 +1,14 @@
 """The index of a shard: its number of samples and where each one is, in a small file that is made once."""
 
+import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
+import os
+import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,8 @@ from loaderkit.system.arrays import Int64Array
 from loaderkit.system.regular_file import open_regular, read_regular
 
 VERSION = 1
+_VARIABLE = "LOADERKIT_INDEX_DIR"
+_said: list[str] = []  # in this process: why indexes cannot be kept
 _MAGIC = b"LKINDEX\n"
 _FIELDS: dict[str, type] = {
     "kind": str,
@@ -157,21 +163,61 @@ def content_checksum(shard: str, storage: Storage | None = None) -> str:
 
 
 def index_path(shard: str, folder: str | None) -> Path:
-    """Return the path of a shard's index: next to the shard, or in a folder. Remote shards always use a folder."""
-    if folder is None and not is_remote(shard):
-        return Path(shard + INDEX_SUFFIX)
-    place = Path(folder) if folder else Path.home() / ".cache" / "loaderkit" / "index"
-    name = shard if is_remote(shard) else str(Path(shard).resolve())
+    """Return the path of a shard's index in a folder; None: the user's folder of indexes.
+
+    Raises:
+        FileNotFoundError: If the user has no such folder; see `default_folder`.
+    """
+    place = Path(folder) if folder else default_folder()
+    name = shard if is_remote(shard) else os.path.realpath(shard)
     return place / f"{derive_seed(name):016x}-{shard_name(shard)[-200:]}{INDEX_SUFFIX}"
 
 
-def load_index(shard: str, kind: str, folder: str | None) -> ShardIndex | None:
-    """Return a shard's index if it is of this kind; the shard may have changed since then (see `fits`)."""
+def beside_path(shard: str) -> Path:
+    """Return the path of the index next to a local shard, which `loaderkit index --beside` writes."""
+    return Path(shard + INDEX_SUFFIX)
+
+
+def default_folder() -> Path:
+    """Return the user's folder of indexes: LOADERKIT_INDEX_DIR, else `loaderkit/index` in the folder of caches.
+
+    Raises:
+        FileNotFoundError: If the environment names no home folder.
+    """
+    if given := os.environ.get(_VARIABLE):
+        return Path(given).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    if Path(cache).is_absolute():  # the specification wants others ignored
+        return Path(cache, "loaderkit", "index")
     try:
-        index = read_index(index_path(shard, folder))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return index if index.kind == kind else None
+        return Path.home() / ".cache" / "loaderkit" / "index"
+    except RuntimeError as error:
+        raise FileNotFoundError(errno.ENOENT, f"no home folder for indexes. Set {_VARIABLE}") from error
+
+
+def saved_indexes(shard: str, kind: str, folder: str | None) -> Iterator[tuple[Path, ShardIndex]]:
+    """Yield a shard's indexes of this kind with their files: that in the folder, then that next to the shard.
+
+    The shard may have changed since then; see `fits`. With a folder of the caller's, only that one counts.
+    """
+    for path in _index_files(shard, folder):
+        try:
+            index = read_index(path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except PermissionError:
+            if folder is not None:
+                raise
+            continue
+        if index.kind == kind:
+            yield path, index
+
+
+def _index_files(shard: str, folder: str | None) -> Iterator[Path]:
+    with contextlib.suppress(FileNotFoundError):  # without a home
+        yield index_path(shard, folder)
+    if folder is None and not is_remote(shard):
+        yield beside_path(shard)
 
 
 def read_index(path: Path) -> ShardIndex:
@@ -196,3 +242,19 @@ def save_index(shard: str, index: ShardIndex, folder: str | None) -> None:
     except OSError as error:
         error.add_note(f"loaderkit: raised while writing the index {path}. Choose another folder: index_dir=...")
         raise
+
+
+def keep_index(shard: str, index: ShardIndex, folder: str | None) -> None:
+    """Save the index that a read has made. If the user's folder of indexes cannot be written, say so once and go on."""
+    try:
+        save_index(shard, index, folder)
+    except OSError as error:
+        if folder is not None:
+            raise
+        if not _said:
+            _said.append(str(error))
+            warnings.warn(
+                f"the index of {shard} cannot be kept, so each start reads the shard again: {error}. "
+                f"Set {_VARIABLE} to a folder that can be written, or give index_dir=...",
+                stacklevel=3,
+            )

@@ -19,8 +19,7 @@ class JsonlDataset(ShardedDataset):
     Args:
         urls: A path, folder, glob or URL, or a list of them.
         transform: Called with each line's value.
-        index_dir: Folder for index files. None: next to local shards, and
-            ~/.cache/loaderkit/index for remote shards.
+        index_dir: Folder for index files. None: LOADERKIT_INDEX_DIR, else ~/.cache/loaderkit/index.
         max_open: Files that a process keeps open, with all its threads.
         storage: How to reach remote files, and where to cache them.
 

@@ -17,7 +17,7 @@ from loaderkit.datasets.remote.listing import Stat
 from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.remote.urls import Urls, find_shards, is_remote, open_file, shard_name, stat
 from loaderkit.datasets.shards.folder_index import FolderIndexes, fitted
-from loaderkit.datasets.shards.index import ShardIndex, index_error, index_path, load_index, save_index
+from loaderkit.datasets.shards.index import ShardIndex, index_error, keep_index, saved_indexes
 from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.seeding.samples import per_sample
 from loaderkit.system.arrays import Int64Array
@@ -43,8 +43,7 @@ class ShardedDataset(DeclaresDraws, ABC):
     Args:
         urls: A path, folder, glob or URL, or a list of them.
         transform: Called with each raw sample.
-        index_dir: Folder for index files. None: next to local shards, and
-            ~/.cache/loaderkit/index for remote shards.
+        index_dir: Folder for index files. None: LOADERKIT_INDEX_DIR, else ~/.cache/loaderkit/index.
         max_open: Shards that a process keeps open; its threads share them. They are fewer if `ulimit -n` allows
             less than twice as many files. `lk.ShardOrder.shards_in_use` says how many all workers together use at a time.
         storage: How to reach remote shards, and where to cache them.
@@ -148,14 +147,16 @@ class ShardedDataset(DeclaresDraws, ABC):
 
     def _index(self, shard: str, folders: FolderIndexes) -> ShardIndex:
         """Return a shard's index: its own file's, else its folder's, else a new one, which is saved."""
-        index = load_index(shard, self.kind, self._index_dir) if self.keeps_index else None
         found = self.stat(shard)
-        if index is not None and index.fits(found):
-            if not self.has_offsets(index):
-                raise index_error(index_path(shard, self._index_dir), "its offsets are not those of a shard")
-            return index
+        candidates: list[ShardIndex] = []
+        for path, index in saved_indexes(shard, self.kind, self._index_dir) if self.keeps_index else ():
+            if index.fits(found):
+                if not self.has_offsets(index):
+                    raise index_error(path, "its offsets are not those of a shard")
+                return index
+            candidates.append(index)
         entry = folders.get(shard) if self.keeps_index else None
-        candidates = [one for one in (index, entry) if one is not None and one.kind == self.kind]
+        candidates += [] if entry is None or entry.kind != self.kind else [entry]
         for known in candidates:
             if (same := fitted(known, shard, found)) is None:
                 continue
@@ -168,13 +169,13 @@ class ShardedDataset(DeclaresDraws, ABC):
                 if not self.has_offsets(same):
                     continue
                 if not known.fits(found):  # a copy, whose content was compared: only once
-                    save_index(shard, same, self._index_dir)
+                    keep_index(shard, same, self._index_dir)
             return same
         if candidates:
             self._changed.append(shard)
         index = self.scanned_index(shard)
         if self.keeps_index:
-            save_index(shard, index, self._index_dir)
+            keep_index(shard, index, self._index_dir)
         return index
 
     @property

@@ -48,8 +48,7 @@ class TarDataset(ShardedDataset):
             a decoder stays bytes. None decodes nothing. `DECODERS | {"jpg": mine}` changes one decoder.
         max_pixels: The largest picture that `DECODERS` decode, width times height; None for any.
         transform: Called with each decoded sample; its result replaces the sample.
-        index_dir: Folder of the index files. By default they are next to local shards, and in
-            `~/.cache/loaderkit/index` for remote shards.
+        index_dir: Folder of the index files. None: LOADERKIT_INDEX_DIR, else `~/.cache/loaderkit/index`.
         max_open: Shards that a process keeps open, with all its threads.
         storage: How to reach remote files, and where to keep copies.
         split: Of a folder that Megatron Energon prepared, the split to read: its files in `.nv-meta/split.yaml`, without the files

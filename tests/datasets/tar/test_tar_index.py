@@ -12,13 +12,14 @@ import pytest
 from tars_made import make, member
 
 import loaderkit as lk
+from loaderkit.datasets import index_path
 
 KINDS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Read all samples undecoded, without an earlier index."""
-    path.with_name(path.name + ".lkindex").unlink(missing_ok=True)
+    index_path(str(path), None).unlink(missing_ok=True)
     return list(lk.TarDataset(path, decode=None))
 
 
