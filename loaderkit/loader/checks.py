@@ -15,7 +15,7 @@ from loaderkit.loader.pulls import check_by_index
 from loaderkit.loader.stages import Stages
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.order import Order
-from loaderkit.sampling.plan import Plan
+from loaderkit.sampling.plan import Plan, other_lengths
 from loaderkit.sampling.samplers import Weighted
 from loaderkit.seeding.private import Found, PrivatePolicy
 from loaderkit.system.overrides import is_map_style, own_attribute
@@ -171,26 +171,20 @@ def _has_numbers(dataset: Mapping[Any, Any]) -> bool:
 
 def check_plan(config: LoaderConfig, size: int) -> None:
     """Raise a ValueError if a plan is for other data, or if settings contradict it."""
-    from loaderkit.sampling.by_length.packing import PackPlan  # few have a plan, and its import takes time
-
-    lengths, name = getattr(config.plan, "lengths", None), type(config.plan).__name__
-    if lengths is not None and len(lengths) != size:
-        raise _other_lengths(config.plan, len(lengths), size)
+    plan, name = config.plan, type(config.plan).__name__
+    if plan is None:
+        return
+    plan.check_size(size)
     if config.batch_size not in (1, None) or config.tail_policy != "keep":
         raise ValueError(
             f"loader: batch_size={config.batch_size} and tail={config.tail_policy!r} are given with plan=, which alone "
             f"makes the batches. Give {name} these settings."
         )
-    if isinstance(config.plan, Stages) and config.plan.order.reach != size:
-        raise ValueError(
-            f"loader: the sources of the Stages have {config.plan.order.reach:,} samples, the dataset has {size:,}. Give the "
-            "Loader stages.dataset."
-        )
     collate = config.collate_fn
-    if isinstance(config.plan, PackPlan) and (collate is None or own_attribute(collate, "takes_rows") is False):
+    if plan.makes_rows and (collate is None or own_attribute(collate, "takes_rows") is False):
         name = "the default collate" if collate is None else type(collate).__name__
         raise ValueError(
-            f"loader: PackPlan makes rows of several samples, which {name} can't join. Wanted a collate_fn that takes a list of "
+            f"loader: {type(plan).__name__} makes rows of several samples, which {name} can't join. Wanted a collate_fn that takes a list of "
             "rows, such as loaderkit.PackCollate(row_length=...)."
         )
 
@@ -201,17 +195,17 @@ def in_pieces(dataset: Any, plan: Plan, collate_fn: Any) -> Any:
     Raises:
         ValueError: If the plan has the lengths of another number of samples.
     """
-    lengths = getattr(plan, "document_lengths", None)
-    if lengths is None or isinstance(dataset, torch.utils.data.IterableDataset):
+    cuts = plan.cuts()
+    if cuts is None or isinstance(dataset, torch.utils.data.IterableDataset):
         return dataset
     check_indexed(dataset)
     from loaderkit.collate.pack import PackCollate  # few need them, and their import takes time
     from loaderkit.datasets.pieces import PieceDataset
 
-    if isinstance(dataset, PieceDataset) and len(dataset) == len(plan.lengths):  # type: ignore[attr-defined]
+    if isinstance(dataset, PieceDataset) and plan.lengths is not None and len(dataset) == len(plan.lengths):
         return dataset  # another Loader's
-    if len(lengths) != len(dataset):
-        raise _other_lengths(plan, len(lengths), len(dataset))
+    if len(cuts.lengths) != len(dataset):
+        raise other_lengths(plan, len(cuts.lengths), len(dataset))
     rules = collate_fn.fields if isinstance(collate_fn, PackCollate) else {}
     fields = (collate_fn.tokens if isinstance(collate_fn, PackCollate) else "tokens", *rules)
     whole = [name for name, rule in rules.items() if callable(rule)]
@@ -220,7 +214,7 @@ def in_pieces(dataset: Any, plan: Plan, collate_fn: Any) -> Any:
             f"loader: the plan cuts samples (too_long='split'), but the fields {whole} have one value for a whole sample, such as its "
             "pictures. Cut samples in the dataset: max_length=, too_long='truncate_right'. Or leave them out: too_long='drop'."
         )
-    return PieceDataset(dataset, plan.row_length, lengths=lengths, fields=fields)  # type: ignore[attr-defined]
+    return PieceDataset(dataset, cuts.piece_length, lengths=cuts.lengths, fields=fields)
 
 
 def check_order(order: Order, size: int) -> None:
@@ -235,25 +229,16 @@ def check_order(order: Order, size: int) -> None:
         )
 
 
-def _other_lengths(plan: Plan | None, found: int, size: int) -> ValueError:
-    return ValueError(
-        f"loader: {type(plan).__name__} has the lengths of {found:,} samples, the dataset has {size:,}. Give it the length of "
-        "each sample. To leave some out, give it order=Subset(...)."
-    )
-
-
-def no_batches(config: LoaderConfig, plan: Plan, epoch: int, size: int) -> str:
-    """Say why an epoch is empty."""
-    if isinstance(plan, Stages):
-        return (
-            f"Loader: no batches in epoch {epoch}: the {len(plan.stages)} stages, {plan.ends[-1]:,} samples, are over. They are "
-            "one epoch. To continue, add a Stage."
-        )
+def no_batches(config: LoaderConfig, plan: Plan, cursor: Cursor, size: int) -> str:
+    """Say why a cursor's epoch is empty."""
+    if (over := plan.why_over(cursor)) is not None:
+        return over
     how = f"batch size {config.batch_size}" if config.plan is None else type(plan).__name__
+    shown = {"tail": config.tail_policy} if config.plan is None else vars(config.plan)
     settings = "".join(
-        f", {name}={getattr(plan, name)!r}" for name in ("tail", "too_long") if getattr(plan, name, "error") != "error"
+        f", {name}={shown[name]!r}" for name in ("tail", "too_long") if shown.get(name, "error") != "error"
     )
-    return f"Loader: no batches in epoch {epoch}: {size:,} samples, {how}, {plan.world.size} ranks{settings}."
+    return f"Loader: no batches in epoch {cursor.epoch}: {size:,} samples, {how}, {plan.world.size} ranks{settings}."
 
 
 def nothing_tells(classes: Iterable[str]) -> str:

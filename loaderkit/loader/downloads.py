@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.datasets.shards.sharded import ShardedDataset, shards_within
 from loaderkit.sampling.cursor import Cursor
-from loaderkit.sampling.plan import BatchPlan, Plan
+from loaderkit.sampling.order import Order
+from loaderkit.sampling.plan import Plan
 from loaderkit.sampling.samplers import SamplerOrder
+from loaderkit.sampling.shard_order import ShardOrder
 
 _WINDOW_S = 10.0  # of the rate
 _AT_LEAST_S = 1.0  # between two looks at the order and the cache
@@ -126,7 +128,7 @@ def shards_ahead(data: Any, plan: Plan, cursor: Cursor) -> int | None:
     """Count the shards that come next after a cursor and are in the cache; None if that is unknown."""
     if not isinstance(data, ShardedDataset) or not data.remote_sizes or data.storage.cache_dir is None:
         return None
-    if not isinstance(plan, BatchPlan) or isinstance(plan.order, SamplerOrder):
+    if not plan.follows_order or isinstance(plan.order, SamplerOrder):
         return None  # to look ahead would draw from the user's sampler, or arrange a window
     keys = islice(plan.keys(cursor), _LOOKED_AHEAD)
     first = next(keys, None)
@@ -136,3 +138,24 @@ def shards_ahead(data: Any, plan: Plan, cursor: Cursor) -> int | None:
     later = data.parts_of(np.concatenate([first.indices, *(key.indices for key in keys)]))
     coming = [part for part in dict.fromkeys(later.tolist()) if part not in now]
     return sum(1 for _ in takewhile(data.has_copy, coming)) if all(map(data.has_copy, now)) else 0
+
+
+def cache_remark(dataset: Any, order: Order | None, nodes: int) -> str | None:
+    """Return a warning if shards of a ShardOrder will be downloaded more than once an epoch, or None."""
+    data = shards_within(dataset)
+    if data is None or not data.remote_bytes or not isinstance(order, ShardOrder) or data.storage.cache_dir is None:
+        return None
+    used = -(-order.shards_in_use // nodes)
+    wanted = used * data.remote_bytes // len(data.shards)
+    if wanted <= data.storage.cache_bytes:
+        return None
+    fewer = f", or shuffle with fewer lanes (order=lk.ShardOrder(dataset.shard_sizes, lanes=...), now {order.lanes})"
+    costs = (
+        "shards will be downloaded again and again"
+        if data.maps
+        else "samples of the others will be requested by ranges"
+    )
+    return (
+        f"Loader: about {used:,} shards are in use at a time on this node, {wanted:,} bytes; the cache holds "
+        f"{data.storage.cache_bytes:,}, so {costs}. Give Storage cache_bytes={wanted}{fewer if order.lanes > 1 else ''}."
+    )

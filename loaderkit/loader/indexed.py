@@ -25,18 +25,18 @@ from loaderkit.loader.checks import (
     size_of,
 )
 from loaderkit.loader.config import LoaderConfig
-from loaderkit.loader.downloads import shards_ahead
+from loaderkit.loader.downloads import cache_remark, shards_ahead
 from loaderkit.loader.engines import describe, make_engine
 from loaderkit.loader.position import Position
-from loaderkit.loader.stages import Stages
+from loaderkit.sampling.batch_plan import BatchPlan
 from loaderkit.sampling.batch_sampler import MOST_BATCHES, BatchSamplerOrder, BatchSamplerPlan
 from loaderkit.sampling.cursor import Cursor, Identity, Saved, check_resume, pack_state, unpack_state
 from loaderkit.sampling.fingerprint import named_as_saved, nameless
 from loaderkit.sampling.order import Order, Sequential
-from loaderkit.sampling.plan import BatchKey, BatchPlan, Plan
-from loaderkit.sampling.samplers import SamplerOrder, as_order
-from loaderkit.sampling.shard_order import ShardOrder, shuffled_order
-from loaderkit.sampling.skipping_plan import Remaining, SkippingPlan, leave_out_more
+from loaderkit.sampling.plan import BatchKey, Plan
+from loaderkit.sampling.samplers import as_order
+from loaderkit.sampling.shard_order import shuffled_order
+from loaderkit.sampling.skipping_plan import Remaining, leave_out_more
 from loaderkit.sampling.skips import Skips
 from loaderkit.seeding import workers_seed
 from loaderkit.seeding.private import Found, PrivatePolicy
@@ -97,13 +97,13 @@ class IndexedPosition(Position):
         plan = self._bound_plan()
         self._left = plan.remaining(cursor)
         if self._left == 0:
-            self.say(no_batches(self.config, plan, cursor.epoch, self._size))
+            self.say(no_batches(self.config, plan, cursor, self._size))
             return iter(())
         if (remark := plan.remark()) is not None:
             self.say(remark)
         if (remark := inexact(self._left_alone())) is not None:
             self.say(remark)
-        if (remark := self._cache_remark()) is not None:
+        if (remark := cache_remark(self.dataset, plan.order, self.crew.world.nodes or 1)) is not None:
             self.say(remark)
         self._engine = self._engine or self._make_engine()
         workers = self._engine.num_workers
@@ -133,10 +133,7 @@ class IndexedPosition(Position):
             raise RuntimeError(f"loader: the data raised StopIteration {self._left} batches before the epoch's end.")
 
     def why_over(self) -> str | None:
-        plan = self._bound_plan()
-        if not isinstance(plan, Stages) or plan.remaining(cursor := self.cursor_at(self.upcoming())):
-            return None
-        return no_batches(self.config, plan, cursor.epoch, self._size)
+        return self._bound_plan().why_over(self.cursor_at(self.upcoming()))
 
     def close(self) -> None:
         if self._engine is not None:
@@ -146,11 +143,11 @@ class IndexedPosition(Position):
     def describe(self) -> Description:
         engine = self._engine or self._make_engine()
         found = describe(engine, self._make_reader(), self.config, self.crew.num_workers, self.crew.why)
-        order, world = _order_of(self._plan), self.crew.world
+        order, world = self._plan.order, self.crew.world
         data = shards_within(self.dataset)
         return dataclasses.replace(
             found,
-            order=order and order.cost(world, self.config.batch_size or 1),
+            order=None if order is None else order.cost(world, self.config.batch_size or 1),
             cache=None if data is None else data.cache_cost(),
         )
 
@@ -228,10 +225,10 @@ class IndexedPosition(Position):
     def length(self) -> int:
         if not self._left:
             self._look_at_size(self.upcoming())
-        order = _order_of(self._plan)
-        if isinstance(order, SamplerOrder) and order.is_endless(self.cursor.epoch):
+        order = self._plan.order
+        if order is not None and order.is_endless(self.cursor.epoch):
             raise TypeError(
-                f"loader: the sampler {order.name} is endless, so an epoch has no number of batches. Stop by steps: give a "
+                f"loader: the sampler {getattr(order, 'name', type(order).__name__)} is endless, so an epoch has no number of batches. Stop by steps: give a "
                 "Trainer max_steps, or use itertools.islice(loader, steps)."
             )
         cursor = self.cursor  # from here on a plan may need more steps than in a whole epoch
@@ -239,7 +236,7 @@ class IndexedPosition(Position):
 
     @property
     def repeats(self) -> bool:
-        return isinstance(self._plan, BatchPlan) and isinstance(self._plan.order, Sequential)
+        return self._plan.is_same_each_epoch()
 
     @property
     def step(self) -> int:
@@ -292,7 +289,7 @@ class IndexedPosition(Position):
         return self.state_at(point)
 
     def size_of(self, epoch: int) -> int:
-        order = _order_of(self._plan)
+        order = self._plan.order
         return self._size if order is None else int(order.size(epoch))
 
     def key(self, cursor: Cursor, ahead: int) -> BatchKey:
@@ -345,43 +342,46 @@ class IndexedPosition(Position):
 
     def _samples(self, cursor: Cursor) -> int:
         """Return the number of samples in an epoch; if the plan does not know it, the number that is done."""
-        order = _order_of(self._plan)
+        order = self._plan.order
         return order.size(cursor.epoch) if cursor.samples and order is not None else cursor.samples
 
     def _identity(self, cursor: Cursor, plan: Plan) -> Identity:
         dataset, order = plan.identity(cursor, self.dataset, self._size)
         return Identity(dataset=dataset, order=order, seed=self.config.seed, block=_block_of(plan))
 
-    def _make_plan(self) -> Plan:
+    def _make_plan(self, block: int | None = None) -> Plan:
+        """Make the plan of the settings. A shuffle of shards may have another `block` than the batch size."""
         config = self.config
-        order: Any
+        plan: Plan
         if config.plan is not None:
             check_plan(config, self._size)
-            order = _order_of(config.plan)
+            plan = config.plan
         elif config.batch_sampler is not None:
             if config.batch_size != 1:
                 raise ValueError(
                     f"loader: batch_sampler= makes the batches alone. Leave out batch_size={config.batch_size!r}."
                 )
             most = max(MOST_BATCHES, 4 * self._size)
-            order = BatchSamplerOrder(config.batch_sampler, seed=config.seed, most=most)
-        elif config.order is not None:
-            order = as_order(config.order, seed=config.seed, size=self._size)
-        elif config.shuffle:
-            order = shuffled_order(self.dataset, self._size, seed=config.seed, batch_size=config.batch_size)
+            batches = BatchSamplerOrder(config.batch_sampler, seed=config.seed, most=most)
+            plan = BatchSamplerPlan(order=batches, tail=config.tail_policy)
         else:
-            order = Sequential(self._size)
-        if order is not None:
-            check_order(order, self._size if hasattr(type(self.dataset), "__len__") else order.reach)
-        if config.plan is not None:
-            return config.plan
-        if isinstance(order, BatchSamplerOrder):
-            return BatchSamplerPlan(order=order, tail=config.tail_policy)
-        return BatchPlan(order=order, batch_size=config.batch_size, tail=config.tail_policy)
+            plan = BatchPlan(order=self._make_order(block), batch_size=config.batch_size, tail=config.tail_policy)
+        if plan.order is not None:
+            check_order(plan.order, self._size if hasattr(type(self.dataset), "__len__") else plan.order.reach)
+        return plan
+
+    def _make_order(self, block: int | None) -> Order:
+        config = self.config
+        if config.order is not None:
+            return as_order(config.order, seed=config.seed, size=self._size)
+        if config.shuffle:
+            blocks = config.batch_size if block is None else block
+            return shuffled_order(self.dataset, self._size, seed=config.seed, batch_size=blocks)
+        return Sequential(self._size)
 
     def _make_engine(self) -> Engine:
         # Workers take the batches of a shard order in turn, so that each keeps to its own shards.
-        in_turn = isinstance(_order_of(self._plan), ShardOrder)
+        in_turn = _block_of(self._plan) is not None
         if self.crew.num_workers and (data := shards_within(self.dataset)) is not None and data.remote_bytes:
             data.close()  # workers open their own: the cache may evict what nobody has open
         return make_engine(self._make_reader(), self.config, self.crew.num_workers, in_turn=in_turn)
@@ -397,23 +397,25 @@ class IndexedPosition(Position):
             seed=config.seed,
             batched=config.batch_size is not None,
             bad_samples=config.bad_samples,
-            lengths=None if config.bad_samples.policy == "raise" else getattr(plan, "lengths", None),
-            finished=finished_shards(self.dataset, plan.order, self.step) if isinstance(plan, BatchPlan) else None,
+            lengths=None if config.bad_samples.policy == "raise" else plan.lengths,
+            finished=finished_shards(self.dataset, plan.order, self.step) if plan.follows_order else None,
             private_generators=self._policy,
             seeders=config.seeders,
         )
-        if not isinstance(plan, Stages):
+        parts, replaces = plan.parts(), self._replacements() is not None
+        if len(parts) == 1 and parts[0].collate_fn is None:
             return make(collate_fn=collate, order=self._replacements())
-        replaces = self._replacements() is not None
-        stages = [
+        readers = [
             make(
-                collate_fn=collate if stage.collate_fn is None else stage.collate_fn, order=order if replaces else None
+                collate_fn=collate if part.collate_fn is None else part.collate_fn,
+                order=part.order if replaces else None,
             )
-            for stage, order in zip(plan.stages, plan.stage_orders(), strict=True)
+            for part in parts
         ]
         # The most demanding one decides which engine can be used.
-        shown = max(stages, key=lambda one: (one.draws_from(), one.collate_fn is not None))
-        return StagedReader(self.dataset, shown.collate_fn, config.seed, stages=stages, ends=plan.ends)
+        shown = max(readers, key=lambda one: (one.draws_from(), one.collate_fn is not None))
+        ends = [part.end for part in parts if part.end is not None]
+        return StagedReader(self.dataset, shown.collate_fn, config.seed, stages=readers, ends=ends)
 
     def _replacements(self) -> Order | None:
         """Return the order that replacements of bad samples come from; None if none are needed.
@@ -423,14 +425,14 @@ class IndexedPosition(Position):
         """
         if self.config.bad_samples.policy == "raise":
             return None
-        order = _order_of(self._plan)
+        order = self._plan.order
         if not isinstance(order, Order):
             raise ValueError(
                 f"loader: bad_samples={self.config.bad_samples.policy!r} takes replacements from the plan's order, and "
                 f"{type(self._plan).__name__} has no attribute `order`. Give it one, or use the policy 'raise'."
             )
         # An endless order would have to be drawn up to a replacement's position.
-        if isinstance(order, SamplerOrder) and order.is_endless(0):
+        if order.is_endless(0):
             return Sequential(self._size)
         return Remaining(order, self._skips) if self._skips else order
 
@@ -447,15 +449,13 @@ class IndexedPosition(Position):
 
     def _with_block(self, block: int | None) -> Plan:
         """Return the plan with the block of a saved order, if the Loader itself chose the block."""
-        plan = self._plan
-        if block is None or not (self.config.shuffle and isinstance(plan, BatchPlan)):
-            return plan
-        order = plan.order
-        return dataclasses.replace(plan, order=order.with_block(block)) if isinstance(order, ShardOrder) else plan
+        if block is None or not self.config.shuffle or block == _block_of(self._plan):
+            return self._plan
+        return self._make_plan(block)
 
     def _bound_plan(self) -> Plan:
         plan = self._whole_plan()
-        return SkippingPlan(plan, self._skips) if self._skips and isinstance(plan, BatchPlan) else plan
+        return plan.without(self._skips) if self._skips else plan
 
     def _whole_plan(self) -> Plan:
         """Return the plan of the whole order, in this world."""
@@ -464,31 +464,9 @@ class IndexedPosition(Position):
             self._plan = self._plan.with_world(world)
         return self._plan
 
-    def _cache_remark(self) -> str | None:
-        """Return a warning if shards of a ShardOrder will be downloaded more than once an epoch, or None."""
-        data, order = shards_within(self.dataset), _order_of(self._plan)
-        if data is None or not data.remote_bytes or not isinstance(order, ShardOrder) or data.storage.cache_dir is None:
-            return None
-        used = -(-order.shards_in_use // (self.crew.world.nodes or 1))
-        wanted = used * data.remote_bytes // len(data.shards)
-        if wanted <= data.storage.cache_bytes:
-            return None
-        fewer = (
-            f", or shuffle with fewer lanes (order=lk.ShardOrder(dataset.shard_sizes, lanes=...), now {order.lanes})"
-        )
-        costs = (
-            "shards will be downloaded again and again"
-            if data.maps
-            else "samples of the others will be requested by ranges"
-        )
-        return (
-            f"Loader: about {used:,} shards are in use at a time on this node, {wanted:,} bytes; the cache holds "
-            f"{data.storage.cache_bytes:,}, so {costs}. Give Storage cache_bytes={wanted}{fewer if order.lanes > 1 else ''}."
-        )
-
     def _check_sampler(self, epoch: int) -> None:
-        order = _order_of(self._plan)
-        if isinstance(order, SamplerOrder) and "sampler" not in self._said:
+        order = self._plan.order
+        if order is not None and "sampler" not in self._said:
             self._said.add("sampler")
             if not order.is_repeatable(epoch):
                 self.say(
@@ -501,10 +479,5 @@ class IndexedPosition(Position):
         return super().__getstate__() | {"_engine": None, "_left": 0}
 
 
-def _order_of(plan: Plan) -> Any:
-    return getattr(plan, "order", None)
-
-
 def _block_of(plan: Plan) -> int | None:
-    order = _order_of(plan)
-    return order.block if isinstance(order, ShardOrder) else None
+    return None if plan.order is None else plan.order.shard_block()

@@ -115,7 +115,7 @@ class Loader(Generic[Batch]):
         check_names(unknown, names)
         settings = {name: given[name] for name in names}
         dataset = by_position(dataset)
-        if plan is not None:
+        if isinstance(plan, Plan):  # anything else is refused with the settings
             dataset = in_pieces(dataset, plan, collate_fn)
         self.dataset = dataset
         self.config = LoaderConfig(**settings | {"device": None if device is None else str(device)})

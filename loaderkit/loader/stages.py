@@ -13,10 +13,11 @@ import numpy as np
 
 from loaderkit.datasets.base import knows_lengths
 from loaderkit.datasets.combine import ConcatDataset
+from loaderkit.sampling.batch_plan import BatchPlan
 from loaderkit.sampling.cursor import Cursor, bad_cursor
 from loaderkit.sampling.fingerprint import fingerprint
 from loaderkit.sampling.order import Order, shortened
-from loaderkit.sampling.plan import BatchKey, BatchPlan, Plan
+from loaderkit.sampling.plan import BatchKey, Plan, PlanPart
 from loaderkit.sampling.sources import Sources, shuffled_source
 from loaderkit.sampling.staged_order import Blend, StagedOrder, StageOrder
 from loaderkit.seeding.keys import derive_seed
@@ -175,6 +176,8 @@ class Stages(Plan):
           books: 12 samples, passes 0.50 to 1.10
     """
 
+    order: StagedOrder
+
     def __init__(
         self,
         stages: Sequence[Stage],
@@ -238,9 +241,13 @@ class Stages(Plan):
         """For each stage the samples of the schedule up to its end."""
         return self.order.ends
 
-    def stage_orders(self) -> list[Order]:
-        """Return the order of each stage, by positions of the schedule."""
-        return [StageOrder(self.order, start, end) for start, end in pairwise([0, *self.ends])]
+    def parts(self) -> list[PlanPart]:
+        """Return the order, the end and the collate function of each stage, by positions of the schedule."""
+        spans = pairwise([0, *self.ends])
+        return [
+            PlanPart(StageOrder(self.order, start, end), end, stage.collate_fn)
+            for stage, (start, end) in zip(self.stages, spans, strict=True)
+        ]
 
     def stage_of(self, cursor: Cursor) -> int:
         """Return the number of the stage that the last batch before a cursor belongs to; 0 at the start."""
@@ -357,6 +364,21 @@ class Stages(Plan):
         done = self._steps_after(_start(cursor), counts=True) - self._steps_after(self.samples_at(cursor), counts=True)
         return dataclasses.replace(cursor, batches=max(0, done))
 
+    def why_over(self, cursor: Cursor) -> str | None:
+        if self.remaining(cursor):
+            return None
+        return (
+            f"Loader: no batches in epoch {cursor.epoch}: the {len(self.stages)} stages, {self.ends[-1]:,} samples, are over. "
+            "They are one epoch. To continue, add a Stage."
+        )
+
+    def check_size(self, size: int) -> None:
+        if self.order.reach != size:
+            raise ValueError(
+                f"loader: the sources of the Stages have {self.order.reach:,} samples, the dataset has {size:,}. Give the "
+                "Loader stages.dataset."
+            )
+
     def check_cursor(self, cursor: Cursor) -> None:
         total = self.ends[-1]
         if len(cursor.plan) > 1 or not 0 <= _start(cursor) <= total:
@@ -370,8 +392,13 @@ class Stages(Plan):
         """Return the plan of each stage, which takes positions of the whole schedule."""
         if self._parts is None:
             self._parts = [
-                BatchPlan(order=order, batch_size=stage.batch_size_of(self.world), tail=self.tail, world=self.world)
-                for stage, order in zip(self.stages, self.stage_orders(), strict=True)
+                BatchPlan(
+                    order=StageOrder(self.order, start, end),
+                    batch_size=stage.batch_size_of(self.world),
+                    tail=self.tail,
+                    world=self.world,
+                )
+                for stage, (start, end) in zip(self.stages, pairwise([0, *self.ends]), strict=True)
             ]
         return self._parts
 

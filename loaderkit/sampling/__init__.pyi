@@ -1,5 +1,6 @@
 # What other packages and the tests import from this package. Public names are in the root's `__init__.pyi`.
 
+from .batch_plan import BatchPlan as BatchPlan
 from .by_length.packing import pack as pack
 from .by_length.window_plan import WindowPlan as WindowPlan
 from .cursor import Cursor as Cursor
@@ -14,7 +15,7 @@ from .order import Order as Order
 from .permutation import FeistelPermutation as FeistelPermutation
 from .permutation import drawn_permutation as drawn_permutation
 from .plan import BatchKey as BatchKey
-from .plan import BatchPlan as BatchPlan
+from .plan import Plan as Plan
 from .plan import Tail as Tail
 from .samplers import SamplerOrder as SamplerOrder
 from .samplers import as_order as as_order

@@ -49,6 +49,22 @@ class Order(ABC):
     def reach(self) -> int:
         """Return the largest index plus one: the smallest size of a dataset for this order."""
 
+    def shard_block(self) -> int | None:
+        """Return the positions that come from one part of the shards before the next part's turn; None if there are no parts."""
+        return None
+
+    def is_same_each_epoch(self) -> bool:
+        """Return whether all epochs are known to be the same."""
+        return False
+
+    def is_endless(self, epoch: int) -> bool:
+        """Return whether an epoch has no end."""
+        return False
+
+    def is_repeatable(self, epoch: int) -> bool:
+        """Return whether an epoch is the same each time that it is asked for."""
+        return True
+
     def indices(self, epoch: int, start: int, stop: int) -> Int64Array:
         """Return the indices (stop - start,) at positions from `start` to `stop`."""
         size = self.size(epoch)
@@ -151,6 +167,9 @@ class Sequential(Order):
 
     def size(self, epoch: int) -> int:
         return self.length
+
+    def is_same_each_epoch(self) -> bool:
+        return True
 
     def at(self, epoch: int, positions: Int64Array) -> Int64Array:
         return positions

@@ -2,23 +2,19 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import repeat
-from typing import Any, Literal, Self
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
-import numpy as np
-
-from loaderkit.sampling.cursor import Cursor, bad_cursor
+from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.fingerprint import fingerprint
 from loaderkit.sampling.keys import Keys
-from loaderkit.sampling.order import Order, indices_at
+from loaderkit.sampling.order import Order
+from loaderkit.sampling.skips import Skips
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.world import World
 
 Tail = Literal["keep", "drop", "pad"]
-# Positions and steps in one call of the order: this spreads numpy's cost per call over many batches.
-_LOOKED_UP, _STEPS = 1 << 15, 1 << 10
 
 
 @dataclass(slots=True, eq=False)
@@ -38,12 +34,43 @@ class BatchKey:
     rows: Int64Array | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PlanPart:
+    """A part of the positions whose batches are made in one way.
+
+    Attributes:
+        order: The order of the samples, by positions of the whole plan; None if the plan has none.
+        end: The position after the part's last; None for the last part.
+        collate_fn: Makes its batches; None means the Loader's.
+    """
+
+    order: Order | None
+    end: int | None = None
+    collate_fn: Callable[[list[Any]], Any] | None = None
+
+
+class Cuts(NamedTuple):
+    """How a plan cuts long samples into pieces.
+
+    Attributes:
+        lengths: The length of each sample of the dataset (N,).
+        piece_length: The length of a piece, but for a sample's last.
+    """
+
+    lengths: Int64Array
+    piece_length: int
+
+
 class Plan(ABC):
     """How an epoch's samples become batches for each rank.
 
     It is a pure function of a cursor.
     A step is one batch for each rank. `lk.LengthBuckets`, `lk.TokenBudget` and `lk.PackPlan` are plans; a Loader without
     `plan=` makes batches of a fixed size. Subclass it for a plan of your own.
+
+    Attributes:
+        order: The order of the samples; None if there is none. Bad samples are replaced from it.
+        lengths: The length of each sample of the dataset (N,); None if the plan does not know them.
 
     Examples:
         >>> plan = lk.LengthBuckets([5, 2, 5, 2], batch_size=2, shuffle=False)
@@ -54,6 +81,16 @@ class Plan(ABC):
     """
 
     world: World
+    order: Order | None
+    lengths: Int64Array | None
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            # Not attributes of the class: a dataclass would take their values for defaults of its fields.
+            if name in ("order", "lengths"):
+                return None
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @abstractmethod
     def with_world(self, world: World) -> Self:
@@ -91,6 +128,49 @@ class Plan(ABC):
     def next_epoch(self, cursor: Cursor) -> Cursor:
         """Return the start of the epoch after the cursor's."""
         return cursor.next_epoch()
+
+    @property
+    def follows_order(self) -> bool:
+        """Return whether batches are cut from the order one after another."""
+        return False
+
+    def is_same_each_epoch(self) -> bool:
+        """Return whether each epoch is known to have the same batches in the same order."""
+        return False
+
+    @property
+    def makes_rows(self) -> bool:
+        """Return whether a batch is a list of rows, each of several samples."""
+        return False
+
+    def cuts(self) -> Cuts | None:
+        """Return how the plan cuts samples; its indices are then those of the pieces. None if it cuts none."""
+        return None
+
+    def parts(self) -> list[PlanPart]:
+        """Return the parts of the positions whose batches are made in different ways."""
+        return [PlanPart(self.order)]
+
+    def without(self, skips: Skips) -> "Plan":
+        """Return a plan that leaves out stretches of the order and closes the gaps.
+
+        Raises:
+            ValueError: If this plan cannot.
+        """
+        raise ValueError(
+            f"loader: {type(self).__name__} cannot leave out a stretch of the order, wanted batches of one size, cut from "
+            "the order one after another. Let the dataset raise an error for the samples, and give "
+            "bad_samples=lk.BadSamples('skip')."
+        )
+
+    def why_over(self, cursor: Cursor) -> str | None:
+        """Say why neither a cursor's epoch nor a later one has a batch left; None if one may have."""
+        return None
+
+    def check_size(self, size: int) -> None:
+        """Raise a ValueError if a dataset of this many samples is not the one that the plan is for."""
+        if self.lengths is not None and len(self.lengths) != size:
+            raise other_lengths(self, len(self.lengths), size)
 
     def check_cursor(self, cursor: Cursor) -> None:  # noqa: B027 - a plan need not check
         """Raise a StateError unless this plan can have given a cursor of a state. It must not read the whole epoch."""
@@ -138,122 +218,9 @@ class Plan(ABC):
         return next(self.keys(self.advance(cursor, ahead)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchPlan(Plan):
-    """Batches of a fixed size, in the order's order.
-
-    A step takes the next `world.size` x `batch_size` samples. Each rank takes its own stretch of them, or its own lanes of a
-    ShardOrder. `tail` says what happens at an epoch's end:
-
-    - keep: the ranks share what is left evenly; batch sizes in a step differ by at most one. If fewer samples than ranks
-      are left, the last two steps share their samples (with batch size 1, the last step takes them all).
-    - drop: an incomplete step is left out.
-    - pad: an incomplete step is filled from the start of the order.
-
-    Args:
-        order: The order of the samples.
-        batch_size: Samples of a batch, for each rank; None means single samples instead of batches.
-        tail: See above.
-        world: This rank and the number of ranks.
-    """
-
-    order: Order
-    batch_size: int | None
-    tail: Tail = "keep"
-    world: World = field(default_factory=World)
-
-    def with_world(self, world: World) -> Self:
-        return dataclasses.replace(self, world=world)
-
-    def key(self, epoch: int) -> str:
-        return self.order.key(epoch)
-
-    def remark(self) -> str | None:
-        return self.order.remark(self.world, self.batch_size or 1)
-
-    def check_cursor(self, cursor: Cursor) -> None:
-        if cursor.plan:
-            raise bad_cursor("plan", list(cursor.plan), "an empty list: batches of a fixed size need nothing more")
-
-    def remaining(self, cursor: Cursor) -> int:
-        left = max(0, self._size(cursor.epoch) - cursor.samples)
-        full, rest = divmod(left, self.step)
-        if rest == 0 or self.tail == "drop":
-            return full
-        if self.tail == "pad":
-            return full + 1
-        self._check_spread(cursor, left)
-        return full if self._joined(full, rest) else full + 1
-
-    def advance(self, cursor: Cursor, batches: int = 1) -> Cursor:
-        cursor, batches = self._skip_epochs(cursor, batches)
-        if batches == 0:
-            return cursor
-        full = max(0, self.remaining(cursor) - 2)  # these steps are full, whatever the tail
-        samples = cursor.samples + min(batches, full) * self.step
-        for _ in range(batches - full):
-            samples += self._step(cursor, samples)
-        return Cursor(epoch=cursor.epoch, samples=samples, batches=cursor.batches + batches)
-
-    def keys(self, cursor: Cursor) -> Iterator[BatchKey]:
-        epoch, size = cursor.epoch, self._size(cursor.epoch)
-        left, start = self.remaining(cursor), cursor.samples
-        while left > 0:
-            if left > 2:
-                steps, step = min(left - 2, _STEPS, max(1, _LOOKED_UP * self.world.size // self.step)), self.step
-            else:  # the last two steps may be short
-                steps, step = 1, self._step(cursor, start)
-            end = start + steps * step
-            positions = self._positions(epoch, start, steps, step)
-            places = positions.reshape(-1)
-            if end > size:
-                places %= size  # only tail="pad" looks past the end
-            indices = indices_at(self.order, epoch, places).reshape(positions.shape)
-            yield from map(BatchKey, repeat(epoch), positions, indices)
-            start, left = end, left - steps
-
-    def _positions(self, epoch: int, start: int, steps: int, step: int) -> Int64Array:
-        """Return this rank's positions (steps, B) in the steps from `start` on, each of `step` samples."""
-        starts = np.arange(start, start + steps * step, step, dtype=np.int64)
-        base, extra = divmod(step, self.world.size)
-        low = self.world.rank * base + min(self.world.rank, extra)
-        high = low + base + (self.world.rank < extra)
-        if self.world.size == 1 or start + steps * step > self._size(epoch):  # nothing to share, or tail="pad"
-            return starts[:, None] + np.arange(low, high, dtype=np.int64)
-        return self.order.share(epoch, starts, step, low, high)
-
-    @property
-    def step(self) -> int:
-        return self.world.size * (self.batch_size or 1)
-
-    def _size(self, epoch: int) -> int:
-        return int(self.order.size(epoch))  # a state holds no numpy integers
-
-    def _joined(self, full: int, rest: int) -> bool:
-        """Return whether a rest smaller than a step joins the last full step, because batches of one can't be split."""
-        return self.batch_size == 1 and 0 < rest < self.world.size and full > 0
-
-    def _step(self, cursor: Cursor, samples: int) -> int:
-        """Return the number of samples, over all ranks, of the step at `samples`."""
-        left = self._size(cursor.epoch) - samples
-        full, rest = divmod(left, self.step)
-        if self.tail != "keep" or full > 1 or rest == 0 or (full and rest >= self.world.size):
-            return self.step
-        if full and not self._joined(full, rest):
-            return -(-left // 2)
-        return left
-
-    def _check_spread(self, cursor: Cursor, left: int) -> None:
-        ranks = self.world.size
-        if left < ranks:
-            where = f"left in epoch {cursor.epoch}" if cursor.samples else "in the dataset"
-            raise ValueError(
-                f"plan: {left} samples {where} for {ranks} ranks, wanted at least one for each (tail='keep'). "
-                f"Use at most {left} ranks, or tail='drop' or 'pad'"
-                + (f", or go on with loader.seek(epoch={cursor.epoch + 1})." if cursor.samples else ".")
-            )
-        if self.batch_size is None and left % ranks:
-            raise ValueError(
-                f"plan: {left} samples for {ranks} ranks, one at a time (batch_size=None), come out uneven. "
-                "Use tail='drop' or 'pad', or batch_size=1."
-            )
+def other_lengths(plan: Plan, found: int, size: int) -> ValueError:
+    """Return the error of a plan that has the lengths of another number of samples than the dataset."""
+    return ValueError(
+        f"loader: {type(plan).__name__} has the lengths of {found:,} samples, the dataset has {size:,}. Give it the length of "
+        "each sample. To leave some out, give it order=Subset(...)."
+    )

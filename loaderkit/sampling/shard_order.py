@@ -117,6 +117,9 @@ class ShardOrder(Order):
         shape = f"lanes={self.lanes}, window={self.window}, block={self.block}"
         return f"shards-5({digest(self.shard_sizes)}, seed={self.seed}, {shape})"
 
+    def shard_block(self) -> int:
+        return int(self.block)
+
     def with_block(self, block: int) -> "ShardOrder":
         """Return this order with another block."""
         return ShardOrder(self.shard_sizes, seed=self.seed, lanes=self.lanes, window=self.window, block=block)

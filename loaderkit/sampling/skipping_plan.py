@@ -8,7 +8,7 @@ import numpy as np
 
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.order import Order
-from loaderkit.sampling.plan import BatchKey, BatchPlan, Plan
+from loaderkit.sampling.plan import BatchKey, Plan
 from loaderkit.sampling.skips import Skips
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.world import World
@@ -51,18 +51,26 @@ class Remaining(Order):
 
 
 class SkippingPlan(Plan):
-    """A plan of batches of a fixed size that leaves out stretches of the order, and closes the gaps.
+    """A plan that leaves out stretches of the order, and closes the gaps.
 
     Its steps are as full as those of the whole plan; only the epoch is shorter.
+
+    Args:
+        whole: The plan of the whole order.
+        closed: The same of the `Remaining` samples.
+        skips: What is left out.
     """
 
-    def __init__(self, plan: BatchPlan, skips: Skips) -> None:
-        self._plan, self._skips = plan, skips
-        self.world, self.tail = plan.world, plan.tail
-        self._closed = dataclasses.replace(plan, order=Remaining(plan.order, skips))
+    def __init__(self, whole: Plan, closed: Plan, skips: Skips) -> None:
+        self._whole, self._closed, self._skips = whole, closed, skips
+        self.world, self.order = whole.world, whole.order
 
     def with_world(self, world: World) -> Self:
-        return type(self)(self._plan.with_world(world), self._skips)
+        return type(self)(self._whole.with_world(world), self._closed.with_world(world), self._skips)
+
+    @property
+    def follows_order(self) -> bool:
+        return True
 
     def key(self, epoch: int) -> str:
         return self._closed.key(epoch)
@@ -110,22 +118,18 @@ def leave_out_more(whole: Plan, skips: Skips, more: Skips, cursor: Cursor, *, co
     """
     more = more.ahead_of(cursor.epoch, cursor.samples)
     joined = skips | more
-    if joined and not isinstance(whole, BatchPlan):
-        raise ValueError(
-            f"loader: {type(whole).__name__} cannot leave out a stretch of the order, wanted batches of one size, cut from "
-            "the order one after another. Let the dataset raise an error for the samples, and give "
-            "bad_samples=lk.BadSamples('skip')."
-        )
-    if joined == skips or not isinstance(whole, BatchPlan):
+    if not joined:
         return skips
-    plan = SkippingPlan(whole, joined)
+    plan = whole.without(joined)
+    if joined == skips:
+        return skips
     for epoch in sorted({epoch for epoch, _, _ in more.stretches}):
         if not plan.batches(epoch):
             raise ValueError(
                 f"loader: skip leaves no step of epoch {epoch}, wanted at least one. To go on with the next epoch: "
                 f"loader.seek(epoch={epoch + 1})."
             )
-    before, after = (SkippingPlan(whole, each).placed(cursor).batches for each in (skips, joined))
+    before, after = (whole.without(each).placed(cursor).batches for each in (skips, joined))
     if counted and before != after:  # a Trainer that counts batches would end the epoch too early or too late
         raise ValueError(
             f"loader: {after} batches would be done after this skip, and {before} are counted, because the number of ranks "

@@ -8,7 +8,7 @@ import pytest
 from plan_checks import steps
 
 from loaderkit import Cursor, Sequential, ShardOrder, Shuffled, World
-from loaderkit.sampling import BatchPlan, Order, SkippingPlan, Skips, Tail
+from loaderkit.sampling import BatchPlan, Order, Plan, Skips, Tail
 
 SIZES = [1, 2, 5, 12, 31]
 TAILS: list[Tail] = ["keep", "drop", "pad"]
@@ -22,8 +22,8 @@ def gaps_of(size: int) -> list[list[tuple[int, int]]]:
     return [*single, [(1, 2), (3, 5), (size - 3, size - 1)], [(0, 1), (size - 1, size)]]
 
 
-def make(order: Order, skips: Skips, world: int, batch: int | None, tail: Tail) -> SkippingPlan:
-    return SkippingPlan(BatchPlan(order=order, batch_size=batch, tail=tail, world=World(0, world)), skips)
+def make(order: Order, skips: Skips, world: int, batch: int | None, tail: Tail) -> Plan:
+    return BatchPlan(order=order, batch_size=batch, tail=tail, world=World(0, world)).without(skips)
 
 
 @pytest.mark.parametrize("tail", TAILS)
@@ -111,7 +111,7 @@ def test_every_order_gives_what_stays(order: Order) -> None:
                 assert order.at(1, key.positions).tolist() == key.indices.tolist()
         assert next(stretch, None) is None
     bare = BatchPlan(order=order, batch_size=4, world=World(1, 2))
-    without = list(SkippingPlan(bare, Skips.of([(0, 48, 56)])).keys(Cursor()))
+    without = list(bare.without(Skips.of([(0, 48, 56)])).keys(Cursor()))
     for key, other in zip(without[:6], bare.keys(Cursor()), strict=False):
         assert key.indices.tolist() == other.indices.tolist()
 

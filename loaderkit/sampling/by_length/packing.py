@@ -12,7 +12,7 @@ from loaderkit.sampling.by_length.pieces import piece_lengths
 from loaderkit.sampling.by_length.segments import BATCH, RANKS, SIZE, Arrangement, Geometry
 from loaderkit.sampling.by_length.window_plan import WindowPlan
 from loaderkit.sampling.order import Order
-from loaderkit.sampling.plan import Tail
+from loaderkit.sampling.plan import Cuts, Tail
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import check_choice, check_integer
@@ -97,6 +97,13 @@ class PackPlan(WindowPlan):
     @property
     def geometry(self) -> Geometry:
         return self.world.size, self.batch_size, TAILS.index(self.tail), self.row_length
+
+    @property
+    def makes_rows(self) -> bool:
+        return True
+
+    def cuts(self) -> Cuts | None:
+        return None if self.document_lengths is None else Cuts(self.document_lengths, self.row_length)
 
     def remark(self) -> str | None:
         needed = self.step * self.row_length / max(1.0, float(self.lengths.mean()))

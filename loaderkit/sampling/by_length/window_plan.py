@@ -56,6 +56,9 @@ class WindowPlan(Plan):
 
     rules: ClassVar[Mapping[str, Rule]]  # for each number of the geometry, its name and what it may be in a state
 
+    order: Order
+    lengths: Int64Array
+
     def __init__(
         self, lengths: npt.ArrayLike, *, window: int | None, shuffle: bool, seed: int, order: Order | None, tail: Tail
     ) -> None:
