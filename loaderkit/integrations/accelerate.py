@@ -16,9 +16,8 @@ from accelerate.state import GradientState
 from accelerate.utils import find_batch_size, gather_object, recursively_apply
 from typing_extensions import override
 
-from loaderkit.engine.description import Description
 from loaderkit.loader.device_loader import DeviceLoader
-from loaderkit.loader.loader import Loader
+from loaderkit.loader.loader import Loader, LoaderView
 from loaderkit.system.world import World
 
 
@@ -68,7 +67,7 @@ def skip_first_batches(loader: Loader, batches: int) -> Loader:
         >>> [batch.tolist() for batch in lk.integrations.accelerate.skip_first_batches(loader, 2)]
         [[8, 9]]
     """
-    position = loader._position
+    position = loader.position
     if position.step is None:
         raise TypeError(
             "skip_first_batches: a stream finds its place by reading. Load its state: accelerator.load_state."
@@ -78,7 +77,7 @@ def skip_first_batches(loader: Loader, batches: int) -> Loader:
     return loader
 
 
-class PreparedLoader(Loader, DataLoaderStateMixin):  # type: ignore[misc]  # Any
+class PreparedLoader(LoaderView[Any], DataLoaderStateMixin):  # type: ignore[misc]  # Any
     """A Loader that tells Accelerate where it is; made by `prepare`.
 
     Attributes:
@@ -88,10 +87,9 @@ class PreparedLoader(Loader, DataLoaderStateMixin):  # type: ignore[misc]  # Any
     """
 
     def __init__(self, accelerator: Accelerator, loader: Loader, remainder: int = 0) -> None:
-        self.loader, self.accelerator = loader, accelerator
-        self.dataset, self.config = loader.dataset, loader.config
-        self._position, self._trainer_epochs = loader._position, loader._trainer_epochs
-        self._position.prepared = True
+        super().__init__(loader)
+        self.accelerator = accelerator
+        self.position.prepared = True
         self._remainder = remainder
         self.gradient_state = GradientState()
         # The points after the latest batches: as many as an accumulation may have to go back.
@@ -99,7 +97,7 @@ class PreparedLoader(Loader, DataLoaderStateMixin):  # type: ignore[misc]  # Any
 
     @override
     def __iter__(self) -> Iterator[Any]:
-        position = self._position
+        position = self.position
         start = position.upcoming()
         if not self._points or position.cursor_at(self._points[-1]) != position.cursor_at(start):
             self._points.clear()
@@ -121,12 +119,12 @@ class PreparedLoader(Loader, DataLoaderStateMixin):  # type: ignore[misc]  # Any
         unfinished = 0 if state.sync_gradients else self.accelerator.step % steps
         if not unfinished or unfinished >= len(self._points):
             return self.loader.state_dict()
-        self._position.say(
+        self.position.say(
             f"Accelerator.save_state after batch {unfinished} of a gradient accumulation of {steps}: the gradients are not saved, "
             "so the resumed run repeats these batches, and dropout draws other numbers than here. Save if "
             "accelerator.sync_gradients."
         )
-        return self._position.state_at(self._points[-1 - unfinished], self._points)
+        return self.position.state_at(self._points[-1 - unfinished], self._points)
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -134,10 +132,6 @@ class PreparedLoader(Loader, DataLoaderStateMixin):  # type: ignore[misc]  # Any
         self._points.clear()
         # The state stands at the start of an accumulation.
         self.accelerator.step -= self.accelerator.step % self.gradient_state.num_steps
-
-    @override
-    def describe(self) -> Description:
-        return self.loader.describe()
 
     if not TYPE_CHECKING:
 
@@ -211,7 +205,7 @@ def _prepare(accelerator: Accelerator, loader: Loader, evaluation: bool | None) 
         return loader
     check_ranks(accelerator, loader)
     remainder = 0
-    if loader.world.size > 1 and (loader._position.repeats if evaluation is None else evaluation):
+    if loader.world.size > 1 and (loader.position.repeats if evaluation is None else evaluation):
         loader, remainder = _filled(loader, say=evaluation is None)
     if accelerator.device_placement and loader.config.device is None and not isinstance(loader, DeviceLoader):
         loader = DeviceLoader(loader, accelerator.device)
@@ -223,7 +217,7 @@ def _prepare(accelerator: Accelerator, loader: Loader, evaluation: bool | None) 
 
 def _filled(loader: Loader, *, say: bool) -> tuple[Loader, int]:
     """Return the loader with a full last step, and how many samples that step has without those that it repeats."""
-    config, position, ranks = loader.config, loader._position, loader.world.size
+    config, position, ranks = loader.config, loader.position, loader.world.size
     if position.step is None or config.plan is not None or config.batch_sampler is not None:
         raise TypeError(
             f"prepare: for metrics on {ranks} ranks Accelerate joins batches of one size, and a "
@@ -246,6 +240,6 @@ def _filled(loader: Loader, *, say: bool) -> tuple[Loader, int]:
                 "prepare: the last step of a DeviceLoader cannot be filled for metrics. Give its Loader tail='pad'."
             )
         filled = Loader.from_config(loader.dataset, config, tail="pad")
-        filled._position.follow(position)
+        filled.position.follow(position)
         loader = filled
     return loader, remainder

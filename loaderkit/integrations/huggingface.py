@@ -247,7 +247,7 @@ class _Follower(TrainerCallback):  # type: ignore[misc]  # Any
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> Any:
         self._batches: TrainBatches = parts["train_dataloader"]
         loader = self._batches.loader
-        loader._position.prepared = True
+        loader.position.prepared = True
         length = _length(loader)
         if state.global_step:
             self._resume(loader, length, args, state)
@@ -255,16 +255,16 @@ class _Follower(TrainerCallback):  # type: ignore[misc]  # Any
             loader.seek(epoch=0)
         if state.global_step >= state.max_steps:  # else the Trainer would make one more step
             self._batches.is_over = control.should_training_stop = True
-        self._learnt = loader._position.point()
+        self._learnt = loader.position.point()
         return control
 
     def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        position = self._batches.loader._position
+        position = self._batches.loader.position
         self._learnt = position.yielded() or position.point()
 
     def saved(self, args: Any) -> dict[str, Any]:
         """Return the state after the last optimizer step; each rank of a stream has to call this."""
-        position = self._batches.loader._position
+        position = self._batches.loader.position
         return {"loader": position.state_at(self._learnt, [self._learnt]), "samples": _step_samples(position, args)}
 
     def _resume(self, loader: Loader, length: int | None, args: Any, state: Any) -> None:
@@ -278,7 +278,7 @@ class _Follower(TrainerCallback):  # type: ignore[misc]  # Any
                 "cannot resume exactly: ignore_data_skip=True trains on the whole epoch again. Leave it out: a Loader skips "
                 "without reading."
             )
-        cursor, samples = loader.cursor, _step_samples(loader._position, args)
+        cursor, samples = loader.cursor, _step_samples(loader.position, args)
         if length is None:
             return
         if (cursor.epoch, cursor.batches, len(loader)) != (epoch, batches, length):

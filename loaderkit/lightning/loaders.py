@@ -51,18 +51,18 @@ class History:
     """
 
     def __init__(self, position: Position) -> None:
-        self._position = position
+        self.position = position
         self._points: deque[Any] = deque([position.upcoming()])
         self._forgotten = 0  # batches since the mark whose points are gone
 
     @property
     def epoch(self) -> int:
         """The position's epoch at the oldest point."""
-        return self._position.cursor_at(self._points[0]).epoch
+        return self.position.cursor_at(self._points[0]).epoch
 
     def record(self) -> None:
         """Add the point after a batch that was yielded."""
-        self._points.append(self._position.yielded() or self._position.point())
+        self._points.append(self.position.yielded() or self.position.point())
 
     def forget(self, batches: int) -> None:
         """Drop the points before this many batches after the mark."""
@@ -73,15 +73,15 @@ class History:
     def state_after(self, batches: int, *, over: bool) -> dict[str, Any]:
         """Return the state `batches` batches after the mark; if the epoch is over there, its end's state."""
         point = self.point_after(batches)
-        return self._position.state_at(self._position.epoch_after(point) if over else point, self._points)
+        return self.position.state_at(self.position.epoch_after(point) if over else point, self._points)
 
     def rewind(self) -> None:
         """Return to the mark."""
-        self._position.go_to(self._points[0])
+        self.position.go_to(self._points[0])
 
     def end_epoch(self, batches: int) -> None:
         """End a Trainer's epoch that used this many batches since the mark."""
-        self._position.go_to(self._position.epoch_after(self.point_after(batches)))
+        self.position.go_to(self.position.epoch_after(self.point_after(batches)))
 
     def point_after(self, batches: int) -> Any:
         """Return the point `batches` batches after the mark."""
@@ -117,7 +117,7 @@ class TrainLoader(TrainerLoader):
     @property
     def step(self) -> int | None:
         """Number of samples in a full step of all ranks: the unit of batch counts."""
-        return self._position.step
+        return self.position.step
 
     @property
     def batches(self) -> int | None:
@@ -132,8 +132,8 @@ class TrainLoader(TrainerLoader):
     def mark(self, *, ended: bool = False) -> None:
         """Count batches from the start of the next pass; `ended`: the loader already ended in this epoch."""
         if self.driven:
-            self._position.discard_ahead()
-            self._history = History(self._position)
+            self.position.discard_ahead()
+            self._history = History(self.position)
             self._first_epoch = self._history.epoch
             self._waiting, self._learnt, self._begun = True, 0, 0
             self._ended, self._at_end = ended, False
@@ -152,7 +152,7 @@ class TrainLoader(TrainerLoader):
 
     def state_after(self, batches: int, *, over: bool) -> dict[str, Any]:
         """Return the state `batches` batches after the mark; if the epoch is over there, its end's state."""
-        return (self._history or History(self._position)).state_after(batches, over=over)
+        return (self._history or History(self.position)).state_after(batches, over=over)
 
     def has_ended(self, state: Mapping[str, Any]) -> bool:
         """Return whether the loader ended in this epoch of the Trainer before a state since the mark."""
@@ -161,20 +161,20 @@ class TrainLoader(TrainerLoader):
 
     def end_epoch(self, batches: int) -> None:
         """End the Trainer's epoch, which used `batches` batches since the mark."""
-        self._position.discard_ahead()
+        self.position.discard_ahead()
         if self._history is not None:
             self._history.end_epoch(batches)
 
     def is_over(self) -> bool:
         """Return whether no later epoch will have a batch either, and warn."""
-        why = self._position.why_over()
+        why = self.position.why_over()
         if why is not None:
-            self._position.say(why)
+            self.position.say(why)
         return why is not None
 
     def leave_epoch(self) -> None:
         """Move to the start of the next epoch."""
-        position = self._position
+        position = self.position
         if position.step is None:
             self.seek(epoch=position.cursor.epoch + 1)
         else:
@@ -182,14 +182,14 @@ class TrainLoader(TrainerLoader):
 
     def stop(self) -> None:
         """Move to the start of the next pass, and stop the workers."""
-        self._position.discard_ahead()
+        self.position.discard_ahead()
         if self._waiting:
             self._rewind()
         self.close()
 
     def follow(self, before: "TrainLoader") -> None:
         """Continue where another loader stopped."""
-        self._position.follow(before._position)
+        self.position.follow(before.position)
 
     def __iter__(self) -> Iterator[Any]:
         if not self.driven:
@@ -228,7 +228,7 @@ class TrainLoader(TrainerLoader):
     def _rewind(self) -> None:
         if self._history is not None:
             self._history.rewind()
-            self._history = History(self._position)
+            self._history = History(self.position)
 
 
 class EvalLoader(TrainerLoader):

@@ -10,12 +10,12 @@ from typing_extensions import override
 from loaderkit.device.prefetch import Fetched, Prefetcher, Transform
 from loaderkit.engine.description import Description
 from loaderkit.loader.epoch import Epoch
-from loaderkit.loader.loader import Loader
+from loaderkit.loader.loader import Loader, LoaderView
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.seeding.keys import derive_seed
 
 
-class DeviceLoader(Loader):
+class DeviceLoader(LoaderView[Any]):
     """Yields batches on a device, copied there while the model computes.
 
     On CUDA it copies and transforms the next batches on a side stream. A batch is then ready when it is asked for, and the
@@ -60,9 +60,8 @@ class DeviceLoader(Loader):
                 f"DeviceLoader: the loader already copies its batches to {loader.config.device!r}, one after another. "
                 "Leave out its device=."
             )
-        self.loader, self.device = loader, torch.device(device)
-        self.dataset, self.config = loader.dataset, loader.config
-        self._position, self._trainer_epochs = loader._position, loader._trainer_epochs
+        super().__init__(loader)
+        self.device = torch.device(device)
         self._prefetcher = Prefetcher(device, depth=depth, transform=transform)
 
     @override
@@ -75,7 +74,7 @@ class DeviceLoader(Loader):
 
     @override
     def replay(self, cursor: Cursor, *, ahead: int = 0) -> Any:
-        position, batch = self._position, self.loader.replay(cursor, ahead=ahead)
+        position, batch = self.position, self.loader.replay(cursor, ahead=ahead)
         found = position.cursor_at((cursor, ahead))
         seed = derive_seed("device", self.config.seed, found.epoch, position.crew.world.rank, found.batches)
         once = iter([Fetched(batch, seed)])

@@ -242,6 +242,9 @@ class IndexedPosition(Position):
     def step(self) -> int:
         return self._bound_plan().step
 
+    def indexed(self, asked: str) -> "IndexedPosition":
+        return self
+
     def indices(self, epoch: int, batch: int) -> Int64Array:
         return self.key(Cursor(epoch=epoch), batch).indices
 

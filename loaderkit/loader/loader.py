@@ -160,6 +160,11 @@ class Loader(Generic[Batch]):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{instead_of(name)}")
 
     @property
+    def position(self) -> Position:
+        """Where the loader stands, and how it goes on from there: for integrations with trainers."""
+        return self._position
+
+    @property
     def batch_size(self) -> int | None:
         """Samples in a batch of one rank."""
         return self.config.batch_size
@@ -167,7 +172,7 @@ class Loader(Generic[Batch]):
     @property
     def num_workers(self) -> int:
         """The number of workers; "auto" as the number that it chose."""
-        return self._position.crew.num_workers
+        return self.position.crew.num_workers
 
     @property
     def collate_fn(self) -> Callable[[list[Any]], Batch]:
@@ -187,17 +192,17 @@ class Loader(Generic[Batch]):
     @property
     def world(self) -> World:
         """The rank of this process and the number of ranks, as detected now."""
-        return self._position.crew.world
+        return self.position.crew.world
 
     @property
     def cursor(self) -> Cursor:
         """The position after the last yielded batch. Its `samples` are 0 for a stream, which does not count them."""
-        return self._position.cursor
+        return self.position.cursor
 
     @property
     def bad_samples(self) -> list[BadSample]:
         """The last 1,000 samples that this loader skipped or replaced."""
-        return list(self._position.bad.found)
+        return list(self.position.bad.found)
 
     @property
     def downloads(self) -> Downloads | None:
@@ -206,14 +211,14 @@ class Loader(Generic[Batch]):
         The Storage counts. So it is what all loaders whose data shares a Storage have downloaded. A stream's is counted if its
         reader has `storage=`. On systems other than Linux, what worker processes download is not counted.
         """
-        return self._position.downloads()
+        return self.position.downloads()
 
     def __iter__(self) -> Iterator[Batch]:
         # Nothing starts before the first next(), because Trainers call iter() more often than they iterate.
-        return Epoch(self._position, self._device, self._copied)
+        return Epoch(self.position, self._device, self._copied)
 
     def __len__(self) -> int:
-        return self._position.length()
+        return self.position.length()
 
     def __repr__(self) -> str:
         world = self.world
@@ -242,7 +247,7 @@ class Loader(Generic[Batch]):
             IndexError: If the epoch has no such batch.
             TypeError: If the data is a stream.
         """
-        return self._position.indices(plain_integer(epoch), plain_integer(batch))
+        return self.position.indexed("indices()").indices(plain_integer(epoch), plain_integer(batch))
 
     def seek(self, *, epoch: int, samples: int = 0) -> None:
         """Let the next `iter()` start in this epoch, after this many samples of all ranks together.
@@ -251,7 +256,7 @@ class Loader(Generic[Batch]):
             ValueError: If the epoch is negative or has fewer samples.
             TypeError: If the data is a stream and samples is not 0.
         """
-        self._position.seek(plain_integer(epoch), plain_integer(samples))
+        self.position.seek(plain_integer(epoch), plain_integer(samples))
 
     def skip(self, *, epoch: int, steps: range | Sequence[range] = (), samples: range | Sequence[range] = ()) -> None:
         """Leave out ranges of an epoch from now on: the samples after a gap follow the samples before it.
@@ -279,12 +284,12 @@ class Loader(Generic[Batch]):
             (3, [[0, 1], [6, 7], [8, 9]])
         """
         epoch = plain_integer(epoch)
-        self._position.skip(epoch, *check_skip(epoch, steps, samples))
+        self.position.indexed("skip()").skip(epoch, *check_skip(epoch, steps, samples))
 
     @property
     def skips(self) -> tuple[tuple[int, int, int], ...]:
         """What `skip` leaves out: for each range the epoch, and the positions of its first sample and of its end."""
-        return self._position.skips.stretches
+        return self.position.skips.stretches
 
     def replay(self, cursor: Cursor, *, ahead: int = 0) -> Batch:
         """Return a batch of this rank again, bit for bit, without moving the loader.
@@ -311,7 +316,7 @@ class Loader(Generic[Batch]):
                 f"loader: replay of {cursor!r}, wanted the position before the batch: Cursor(epoch=0), ahead=3 is the fourth batch of "
                 "epoch 0. StepLog.replay(loader, step) finds a training step."
             )
-        batch: Batch = self._position.replay(cursor, plain_integer(ahead))
+        batch: Batch = self.position.indexed("replay()").replay(cursor, plain_integer(ahead))
         return batch if self._device is None else self._copied.copy(batch, self._device)
 
     def set_epoch(self, epoch: int) -> None:
@@ -322,8 +327,8 @@ class Loader(Generic[Batch]):
         Raises:
             ValueError: If the epoch is negative.
         """
-        if self._position.cursor_at(self._position.upcoming()).epoch != epoch:
-            self._position.seek(plain_integer(epoch), 0)
+        if self.position.cursor_at(self.position.upcoming()).epoch != epoch:
+            self.position.seek(plain_integer(epoch), 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last yielded batch, the same on every rank.
@@ -332,7 +337,7 @@ class Loader(Generic[Batch]):
         stream must call this at the same batch. The state names the ranks that did not answer in time; see `merge_states`.
         """
         self._trainer_epochs.warn_about_saving()
-        return self._position.state()
+        return self.position.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position; the next `iter()` continues from it.
@@ -343,18 +348,18 @@ class Loader(Generic[Batch]):
         Raises:
             StateError: If the state has other data, another order or another seed, misses a rank, or is damaged.
         """
-        self._position.resume(state)
+        self.position.resume(state)
         self._trainer_epochs.note_loaded(state)
 
     def describe(self) -> Description:
         """Describe what makes the batches and why, with how many workers, and whether they are pinned."""
-        found, downloads = self._position.describe(), self.downloads
+        found, downloads = self.position.describe(), self.downloads
         return dataclasses.replace(found, downloads=None if downloads is None else str(downloads))
 
     def close(self) -> None:
         """Stop the workers. A later `iter()` starts them again."""
-        self._position.discard_ahead()
-        self._position.close()
+        self.position.discard_ahead()
+        self.position.close()
 
     @property
     def sampler(self) -> TrainerEpochs:
@@ -369,6 +374,46 @@ class Loader(Generic[Batch]):
     def batch_sampler(self) -> Any:
         """The same as `sampler`: Lightning calls `loader.batch_sampler.sampler.set_epoch` to tell a loader its epoch."""
         return self._trainer_epochs
+
+
+class LoaderView(Loader[Batch]):
+    """Yields another Loader's batches in its own way; both stand at one position.
+
+    Args:
+        loader: The Loader that is read.
+    """
+
+    def __init__(self, loader: Loader[Any]) -> None:
+        self.loader = loader
+        self.dataset, self.config = loader.dataset, loader.config
+
+    @property
+    def position(self) -> Position:
+        return self.loader.position
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.loader)
+
+    def replay(self, cursor: Cursor, *, ahead: int = 0) -> Batch:
+        batch: Batch = self.loader.replay(cursor, ahead=ahead)
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.loader.load_state_dict(state)
+
+    def describe(self) -> Description:
+        return self.loader.describe()
+
+    @property
+    def sampler(self) -> TrainerEpochs:
+        return self.loader.sampler
+
+    @property
+    def batch_sampler(self) -> Any:
+        return self.loader.batch_sampler
 
 
 def _make_position(dataset: Any, config: LoaderConfig) -> Position:

@@ -4,7 +4,7 @@ import functools
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from loaderkit.datasets.bad_samples import BadSampleCount, Reported
 from loaderkit.engine.description import Description
@@ -49,6 +49,33 @@ class Crew:
         if world.group:  # ranks outside the group share the host's CPUs too
             ranks = max(ranks, ranks_on_host())
         return cpus.workers(ranks), f"auto: {cpus}, {ranks} rank{'s' * (ranks > 1)} on this host"
+
+
+class ByIndex(Protocol):
+    """What only data with an index can do: each batch follows from a cursor."""
+
+    def indices(self, epoch: int, batch: int) -> Int64Array:
+        """Return the sample indices (B,) of a batch of this rank.
+
+        Raises:
+            IndexError: If the epoch has no such batch.
+        """
+
+    def skip(self, epoch: int, steps: Sequence[range], samples: Sequence[range]) -> None:
+        """Leave out steps and samples of an epoch, as far as they lie ahead; see `Loader.skip`."""
+
+    def key(self, cursor: Cursor, ahead: int) -> BatchKey:
+        """Return the key of this rank's batch that follows `ahead` batches after a cursor.
+
+        Raises:
+            IndexError: If the cursor's epoch has no such batch.
+        """
+
+    def size_of(self, epoch: int) -> int:
+        """Return the number of positions in the order of an epoch."""
+
+    def replay(self, cursor: Cursor, ahead: int) -> Any:
+        """Make this rank's batch that follows `ahead` batches after a cursor; see `Loader.replay`."""
 
 
 class Position(ABC):
@@ -216,22 +243,13 @@ class Position(ABC):
         """Samples in a full step of all ranks, the unit of `cursor.batches`; None for streams, which have no such unit."""
 
     @abstractmethod
-    def indices(self, epoch: int, batch: int) -> Int64Array:
-        """Return the sample indices (B,) of a batch of this rank.
-
-        Raises:
-            IndexError: If the epoch has no such batch.
-            TypeError: If the data has no index.
-        """
+    def indexed(self, asked: str) -> "ByIndex":
+        """Return what only data with an index can do; raise a TypeError that says why a stream cannot do what was `asked`."""
 
     @property
-    @abstractmethod
     def skips(self) -> Skips:
         """What the run leaves out."""
-
-    @abstractmethod
-    def skip(self, epoch: int, steps: Sequence[range], samples: Sequence[range]) -> None:
-        """Leave out steps and samples of an epoch, as far as they lie ahead; see `Loader.skip`."""
+        return Skips()
 
     @abstractmethod
     def mark(self, point: Any) -> Any:
@@ -253,23 +271,6 @@ class Position(ABC):
     @abstractmethod
     def start_of_log(self, point: Any) -> dict[str, Any] | None:
         """Return the state of a point for a log, without asking other ranks; None if that is impossible."""
-
-    @abstractmethod
-    def key(self, cursor: Cursor, ahead: int) -> BatchKey:
-        """Return the key of this rank's batch that follows `ahead` batches after a cursor.
-
-        Raises:
-            IndexError: If the cursor's epoch has no such batch.
-            TypeError: If the data has no index.
-        """
-
-    @abstractmethod
-    def size_of(self, epoch: int) -> int:
-        """Return the number of positions in the order of an epoch; raise a TypeError if the data has no index."""
-
-    @abstractmethod
-    def replay(self, cursor: Cursor, ahead: int) -> Any:
-        """Make this rank's batch that follows `ahead` batches after a cursor; see `Loader.replay`."""
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in self.__dict__.items() if name != "_kept"}  # generators of this process

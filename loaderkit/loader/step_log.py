@@ -81,7 +81,7 @@ class StepLog:
         Raises:
             ValueError: If the loader has yielded no batch, the number is out of range, or the file is damaged.
         """
-        position = loader._position
+        position = loader.position
         if position.crew.world.rank:
             return
         if not 0 <= step < MOST_STEPS:
@@ -170,8 +170,12 @@ class StepLog:
         found = []
         for step in range(first, last + 1):
             for then, cursor in self._places(loader, step, 0):
-                after = then._position.cursor_at((cursor, 1))
-                end = after.samples if after.epoch == cursor.epoch else then._position.size_of(cursor.epoch)
+                after = then.position.cursor_at((cursor, 1))
+                end = (
+                    after.samples
+                    if after.epoch == cursor.epoch
+                    else then.position.indexed("replay()").size_of(cursor.epoch)
+                )
                 found.append((cursor.epoch, cursor.samples, end))
         return Skips.of(found).stretches
 
@@ -185,7 +189,7 @@ class StepLog:
         ranks = range(self._find(step)[0][0].settings["ranks"]) if rank is None else [rank]
         for each in ranks:
             for then, cursor in self._places(loader, step, each):
-                key = then._position.key(cursor, 0)
+                key = then.position.indexed("replay()").key(cursor, 0)
                 yield StepBatch(each, cursor, key.positions, key.indices)
 
     def _places(self, loader: Loader, step: int, rank: int) -> Iterator[tuple[Loader, Cursor]]:
@@ -199,7 +203,7 @@ class StepLog:
             # Inside a window of a plan by length, a cursor needs what the plan adds to it.
             base = start if record.epoch == start.epoch else Cursor(epoch=record.epoch)
             ahead = record.batches - base.batches
-            cursor = then._position.cursor_at((base, ahead)) if ahead >= 0 else Cursor()
+            cursor = then.position.cursor_at((base, ahead)) if ahead >= 0 else Cursor()
             if (cursor.epoch, cursor.samples) != (record.epoch, record.samples):
                 raise ValueError(
                     f"StepLog: step {step} began at sample {record.samples:,} of epoch {record.epoch}, batch {record.batches}, "
@@ -255,7 +259,7 @@ def loader_then(loader: Loader, settings: Any, rank: int) -> Loader:
             "the last checkpoint before that step: `loaderkit locate CHECKPOINT`."
         )
     then.load_state_dict(settings["start"])
-    if (found := then._position.step) != (wanted := settings["start"]["step"]):
+    if (found := then.position.step) != (wanted := settings["start"]["step"]):
         raise ValueError(
             f"StepLog: a step of all ranks had {wanted:,} samples or tokens, this loader's plan has {found:,}. Give a loader with "
             "the plan of that step."

@@ -35,7 +35,8 @@ class TrainerEpochs(torch_data.Sampler[int]):
 
     def _batches(self) -> Iterator[Int64Array]:
         epoch = self._position.cursor_at(self._position.upcoming()).epoch
-        return (self._position.indices(epoch, batch) for batch in range(self._position.length()))
+        indices = self._position.indexed("indices()").indices
+        return (indices(epoch, batch) for batch in range(self._position.length()))
 
     @property
     def sampler(self) -> "TrainerEpochs":

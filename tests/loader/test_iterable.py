@@ -179,9 +179,9 @@ def test_a_state_of_its_own_spares_the_reading(kind: Any) -> None:
         next(iterator)
     again = make_loader(kind)
     again.load_state_dict(first.state_dict())
-    again._position.dataset.reads = 0
+    again.position.dataset.reads = 0
     next(iter(again))
-    assert again._position.dataset.reads == (5 if kind is not Plain else 29)  # one sample ahead
+    assert again.position.dataset.reads == (5 if kind is not Plain else 29)  # one sample ahead
 
 
 @pytest.mark.parametrize("kind", KINDS)

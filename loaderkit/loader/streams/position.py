@@ -5,7 +5,7 @@ import functools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Never
 
 from loaderkit.datasets.bad_samples import JUDGED_FROM, Reported
 from loaderkit.datasets.streams.dataset import StreamDataset
@@ -30,13 +30,17 @@ from loaderkit.loader.streams.state import (
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.fingerprint import named_as_saved
 from loaderkit.sampling.order import digest
-from loaderkit.sampling.plan import BatchKey
-from loaderkit.sampling.skips import Skips
 from loaderkit.seeding.private import PrivateGenerators
-from loaderkit.system.arrays import Int64Array
 from loaderkit.system.state import EPOCH
 
 _PRIVATE = "private_generators"
+_NO_INDEX = {  # why a stream cannot do what it is asked
+    "indices()": "nobody knows which samples of a stream are in a batch before they are read.",
+    "skip()": "nobody knows which samples of a stream are in a step before they are read, and other ranks would leave out "
+    "others. Leave them out by their content: stream.filter(keep), or in the reader.",
+    "replay()": "a cursor does not say where the lanes of a stream are. Load the last state before that batch into another "
+    "Loader, and read on from there.",
+}
 
 
 class StreamPosition(Position):
@@ -193,22 +197,8 @@ class StreamPosition(Position):
     def step(self) -> None:
         return None
 
-    def indices(self, epoch: int, batch: int) -> Int64Array:
-        raise TypeError(
-            "loader: indices() is for data with an index: nobody knows which samples of a stream are in a batch before "
-            "they are read."
-        )
-
-    @property
-    def skips(self) -> Skips:
-        return Skips()
-
-    def skip(self, epoch: int, steps: Sequence[range], samples: Sequence[range]) -> None:
-        raise TypeError(
-            "loader: skip() is for data with an index: nobody knows which samples of a stream are in a step before they are "
-            "read, and other ranks would leave out others. Leave them out by their content: stream.filter(keep), or in the "
-            "reader."
-        )
+    def indexed(self, asked: str) -> Never:
+        raise TypeError(f"loader: {asked} is for data with an index: {_NO_INDEX[asked]}")
 
     def mark(self, point: RankCursor) -> RankCursor:
         return point
@@ -229,22 +219,6 @@ class StreamPosition(Position):
 
     def start_of_log(self, point: RankCursor) -> None:
         return None  # the lanes of all ranks are too much for a log
-
-    def size_of(self, epoch: int) -> int:
-        raise self._no_index()
-
-    def key(self, cursor: Cursor, ahead: int) -> BatchKey:
-        raise self._no_index()
-
-    def replay(self, cursor: Cursor, ahead: int) -> Any:
-        raise self._no_index()
-
-    @staticmethod
-    def _no_index() -> TypeError:
-        return TypeError(
-            "loader: replay() and locate() are for data with an index: a cursor does not say where the lanes of a stream are. "
-            "Load the last state before that batch into another Loader, and read on from there."
-        )
 
     def _stand_at(self, cursor: StreamCursor) -> None:
         self.close()
