@@ -60,8 +60,8 @@ class DeviceLoader(LoaderView[Any]):
                 f"DeviceLoader: the loader already copies its batches to {loader.config.device!r}, one after another. "
                 "Leave out its device=."
             )
-        super().__init__(loader)
         self.device = torch.device(device)
+        super().__init__(loader)
         self._prefetcher = Prefetcher(device, depth=depth, transform=transform)
 
     @override
