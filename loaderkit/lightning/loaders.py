@@ -1,8 +1,7 @@
 """The loaders that a DataModule gives to a Trainer."""
 
 import dataclasses
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Never
 
 import torch
@@ -12,10 +11,10 @@ from loaderkit.device.cuda import BACKENDS
 from loaderkit.device.prefetch import Prefetcher
 from loaderkit.engine.description import Description
 from loaderkit.lightning.framework import DDPStrategy, IndexBatchSamplerWrapper, is_overridden, pl
+from loaderkit.lightning.history import History
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.device_loader import AheadEpoch
 from loaderkit.loader.loader import Loader
-from loaderkit.loader.position import Position
 from loaderkit.system.nested import to_device
 
 
@@ -44,75 +43,18 @@ class TrainerLoader(Loader):
         return epoch if self.prefetcher is None else AheadEpoch(epoch, self.prefetcher)
 
 
-class History:
-    """The points of a position since a mark, counted in batches; the mark is where the next pass starts.
-
-    A Trainer fetches batches before it trains on them, so a state is that of an earlier batch.
-    """
-
-    def __init__(self, position: Position) -> None:
-        self.position = position
-        self._points: deque[Any] = deque([position.upcoming()])
-        self._forgotten = 0  # batches since the mark whose points are gone
-
-    @property
-    def epoch(self) -> int:
-        """The position's epoch at the oldest point."""
-        return self.position.cursor_at(self._points[0]).epoch
-
-    def record(self) -> None:
-        """Add the point after a batch that was yielded."""
-        self._points.append(self.position.yielded() or self.position.point())
-
-    def forget(self, batches: int) -> None:
-        """Drop the points before this many batches after the mark."""
-        while self._forgotten < batches and len(self._points) > 1:
-            self._points.popleft()
-            self._forgotten += 1
-
-    def state_after(self, batches: int, *, over: bool) -> dict[str, Any]:
-        """Return the state `batches` batches after the mark; if the epoch is over there, its end's state."""
-        point = self.point_after(batches)
-        return self.position.state_at(self.position.epoch_after(point) if over else point, self._points)
-
-    def rewind(self) -> None:
-        """Return to the mark."""
-        self.position.go_to(self._points[0])
-
-    def end_epoch(self, batches: int) -> None:
-        """End a Trainer's epoch that used this many batches since the mark."""
-        self.position.go_to(self.position.epoch_after(self.point_after(batches)))
-
-    def point_after(self, batches: int) -> Any:
-        """Return the point `batches` batches after the mark."""
-        if batches < self._forgotten:
-            raise RuntimeError(
-                f"loader: no state after {batches} batches: the states before batch {self._forgotten} are dropped."
-            )
-        # If several datasets are read together, this one may have ended before the others.
-        return self._points[min(batches - self._forgotten, len(self._points) - 1)]
-
-
 class TrainLoader(TrainerLoader):
     """A training loader whose state is the position after the last batch trained on.
 
-    A Trainer fetches batches ahead, so the loader records its positions since a mark. Its DataModule
-    sets the mark and asks for the state some batches after it. Without a Trainer it is a plain Loader.
+    A Trainer fetches batches before it trains on them. The DataModule's TrainPosition gives the loader a History, which
+    records its positions, and the state is what that says. Without a Trainer it is a plain Loader.
     """
 
-    driven = False  # whether a Trainer draws the batches; it may fetch ahead and start a pass again
-    saved: Callable[[], dict[str, Any]] | None = None  # returns the state that the DataModule saves
-    loaded: Callable[[], None] | None = None  # tells the DataModule that Lightning has moved the loader
-    restored = False  # whether the DataModule has restored its position
-    _history: History | None = None  # positions since the mark
-    _first_epoch = 0  # the loader's epoch at the mark
-    # Whether it ended before the mark, in the same epoch of the Trainer. CombinedLoader tracks which loaders have
-    # ended, so after a resume it must end again.
-    _ended = False
-    _at_end = False  # whether its last pass since the mark ended
-    _waiting = False  # whether no batch has begun since the mark
-    _learnt = 0  # batches trained on since the mark, when the last batch began
-    _begun = 0  # batches that began since the mark
+    _history: History | None = None
+
+    def record_in(self, history: History) -> None:
+        """Let a Trainer draw the batches: each pass and each batch is recorded from now on."""
+        self._history = history
 
     @property
     def step(self) -> int | None:
@@ -129,41 +71,10 @@ class TrainLoader(TrainerLoader):
         except TypeError:  # the sampler is endless
             return None
 
-    def mark(self, *, ended: bool = False) -> None:
-        """Count batches from the start of the next pass; `ended`: the loader already ended in this epoch."""
-        if self.driven:
-            self.position.discard_ahead()
-            self._history = History(self.position)
-            self._first_epoch = self._history.epoch
-            self._waiting, self._learnt, self._begun = True, 0, 0
-            self._ended, self._at_end = ended, False
-
-    def begin_batch(self, learnt: int) -> None:
-        """Record that a batch begins, when `learnt` batches since the mark are trained on."""
-        if self._history is not None:
-            self._history.forget(self._learnt)  # keeps one batch more: another rank may save one step earlier
-        self._waiting, self._learnt = False, learnt
-        self._begun += 1
-
     @property
     def point_after_step(self) -> Any:
         """The position after the batch that is being trained on; None if no Trainer draws the batches."""
-        return None if self._history is None else self._history.point_after(self._begun)
-
-    def state_after(self, batches: int, *, over: bool) -> dict[str, Any]:
-        """Return the state `batches` batches after the mark; if the epoch is over there, its end's state."""
-        return (self._history or History(self.position)).state_after(batches, over=over)
-
-    def has_ended(self, state: Mapping[str, Any]) -> bool:
-        """Return whether the loader ended in this epoch of the Trainer before a state since the mark."""
-        epoch: int = state["cursor"]["epoch"]
-        return self._ended or epoch > self._first_epoch
-
-    def end_epoch(self, batches: int) -> None:
-        """End the Trainer's epoch, which used `batches` batches since the mark."""
-        self.position.discard_ahead()
-        if self._history is not None:
-            self._history.end_epoch(batches)
+        return None if self._history is None else self._history.point_after_step
 
     def is_over(self) -> bool:
         """Return whether no later epoch will have a batch either, and warn."""
@@ -180,55 +91,29 @@ class TrainLoader(TrainerLoader):
         else:
             position.go_to(position.epoch_after(position.point()))
 
-    def stop(self) -> None:
-        """Move to the start of the next pass, and stop the workers."""
-        self.position.discard_ahead()
-        if self._waiting:
-            self._rewind()
-        self.close()
-
-    def follow(self, before: "TrainLoader") -> None:
-        """Continue where another loader stopped."""
-        self.position.follow(before.position)
-
     def __iter__(self) -> Iterator[Any]:
-        if not self.driven:
-            return super().__iter__()
-        # Lightning fetches from a loader without a length before an epoch begins, then calls iter() again.
-        # CombinedLoader calls iter() after the end.
-        again = self._waiting and not self._at_end
-        self._at_end = False
-        if again:
-            self._rewind()
-        return self._record(iter(()) if again and self._ended else super().__iter__())
+        return super().__iter__() if self._history is None else self._history.run(super().__iter__)
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() if self.saved is None else self.saved()
+        return super().state_dict() if self._history is None else self._history.saved()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        # Lightning loads its own copy later; a checkpoint without a DataModule has only that one.
-        if not self.restored:
+        if self._history is None:
             super().load_state_dict(state)
-            if self.loaded is not None:
-                self.loaded()
+        elif not self._history.restored:  # Lightning loads its own copy after the DataModule's
+            super().load_state_dict(state)
+            self._history.loaded()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go to a position that the DataModule saved."""
+        super().load_state_dict(state)
+        if self._history is not None:
+            self._history.restored = True
 
     @property
     def batch_sampler(self) -> Any:
         """None, because the DataModule counts the epochs."""
         return None
-
-    def _record(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
-            if self._history is not None:
-                self._history.record()
-            yield batch
-            del batch  # its memory may be reused for the next one
-        self._at_end = True
-
-    def _rewind(self) -> None:
-        if self._history is not None:
-            self._history.rewind()
-            self._history = History(self.position)
 
 
 class EvalLoader(TrainerLoader):

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from loaderkit.lightning.callbacks import batches_done
 from loaderkit.lightning.framework import DataLoaderIterDataFetcher, pl
+from loaderkit.lightning.history import History
 from loaderkit.lightning.loaders import TrainLoader
 from loaderkit.lightning.progress import (
     Pending,
@@ -58,7 +59,7 @@ def open_position(state: Any) -> dict[str, Any]:
 class TrainPosition:
     """The position after the last batch trained on, in all training loaders of one fit.
 
-    Each loader has a mark at its start. The Trainer counts the batches that it trained on since then; the
+    It keeps a History of each loader, with a mark at its start. The Trainer counts the batches that it trained on since then; the
     saved state is each loader's state that many batches after the mark. Without a Trainer it is the
     loaders' current state.
     """
@@ -66,6 +67,7 @@ class TrainPosition:
     def __init__(self, trainer: pl.Trainer | None = None) -> None:
         self._trainer = trainer
         self._loaders: list[TrainLoader] = []
+        self._histories: list[History] = []  # one for each loader, if a Trainer draws the batches
         self._before: list[TrainLoader] = []  # loaders of the fit that this one continues
         self._trained = 0  # batches that the Trainer had begun in total, at these loaders' last batch
         self._restored: dict[str, Any] | None = None
@@ -106,16 +108,22 @@ class TrainPosition:
         if not self._waiting:
             self._end_epoch()
         before, self._loaders, self._before = self._loaders or self._before, [], []
+        histories, self._histories = self._histories, []
         for loader in before:
-            loader.stop()
+            loader.position.discard_ahead()
+        for history in histories:
+            history.stop()
+        for loader in before:
+            loader.close()
         return before
 
     def add(self, loader: TrainLoader) -> None:
         """Add a new loader; `place` then positions all loaders."""
         if self._trainer is not None:
-            loader.driven = True
-            loader.saved = functools.partial(self._saved_state, len(self._loaders))
-            loader.loaded = self._stand_where_the_trainer_does
+            saved = functools.partial(self._saved_state, len(self._loaders))
+            history = History(loader.position, saved, self._stand_where_the_trainer_does)
+            loader.record_in(history)
+            self._histories.append(history)
         self._loaders.append(loader)
 
     def place(self, before: Sequence[TrainLoader]) -> None:
@@ -129,7 +137,7 @@ class TrainPosition:
         epoch = self._trainer.current_epoch if self._trainer is not None else 0
         for row, loader in enumerate(self._loaders):
             if len(before) == len(self._loaders):
-                loader.follow(before[row])
+                loader.position.follow(before[row].position)
             else:
                 loader.seek(epoch=epoch)
         self._stand(0)
@@ -145,10 +153,10 @@ class TrainPosition:
             batches = self._loaders[0].cursor.batches
             return seal({"train": states, "batches": batches, "epoch_over": False, "ended": []})
         batches, over = self._learnt()
-        states = tuple(loader.state_after(batches - self._first, over=over) for loader in self._loaders)
+        states = tuple(history.state_after(batches - self._first, over=over) for history in self._histories)
         # At an epoch's start the last epoch is over; otherwise it would look like one stopped before its first batch.
         over = over or self._closing or (self._waiting and self._first == 0 and between_epochs(self._trainer))
-        ended = [not over and loader.has_ended(state) for loader, state in zip(self._loaders, states, strict=True)]
+        ended = [not over and each.has_ended(state) for each, state in zip(self._histories, states, strict=True)]
         return seal({"train": states, "batches": 0 if over else batches, "epoch_over": over, "ended": ended})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -182,8 +190,8 @@ class TrainPosition:
         if self._trainer is not None:
             self._trained = begun(self._trainer)
         batches, _ = self._learnt()
-        for loader in self._loaders:
-            loader.begin_batch(batches - self._first)
+        for history in self._histories:
+            history.begin_batch(batches - self._first)
 
     def correct_loops(self, fit_loop: dict[str, Any], left: Pending) -> Pending:
         """Make the batch counts in a checkpoint's loops agree with the loaders, before Lightning loads them.
@@ -242,12 +250,12 @@ class TrainPosition:
         """
         if len(self._loaders) > 1 and self._trainer is not None and self._trainer.state.fn == "fit":
             batches = 0 if self._waiting else batches_done(self._trainer)[0] - self._first
-            for loader in self._loaders:
-                loader.end_epoch(batches)
+            for history in self._histories:
+                history.end_epoch(batches)
 
     def _stand(self, first: int, ended: Sequence[bool] = ()) -> None:
-        for row, loader in enumerate(self._loaders):
-            loader.mark(ended=len(ended) > 1 and ended[row])
+        for row, history in enumerate(self._histories):
+            history.mark(ended=len(ended) > 1 and ended[row])
         self._first, self._waiting = first, True
 
     def _stand_where_the_trainer_does(self) -> None:
@@ -263,9 +271,7 @@ class TrainPosition:
                 f"DataModule has. Give it the same datasets."
             )
         for row, loader in enumerate(self._loaders):
-            loader.restored = False
-            loader.load_state_dict(saved[row])
-            loader.restored = True
+            loader.restore(saved[row])
         first = self._translate(state)
         self._recounted = first != state["batches"] or self._restored is not state
         self._stand(first, state["ended"])
