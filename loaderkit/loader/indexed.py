@@ -2,22 +2,18 @@
 
 import dataclasses
 import functools
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from loaderkit.datasets.bad_samples import JUDGED_FROM, Reported
-from loaderkit.datasets.shards.finished import finished_shards
 from loaderkit.datasets.shards.sharded import shards_within
 from loaderkit.engine import Engine
-from loaderkit.engine.batch_reader import BatchReader, StagedReader
+from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.description import Description
 from loaderkit.engine.threads import check_threads
 from loaderkit.loader.checks import (
     check_indexed,
-    check_order,
-    check_plan,
     check_private,
     inexact,
     no_batches,
@@ -27,24 +23,20 @@ from loaderkit.loader.checks import (
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.downloads import cache_remark, shards_ahead
 from loaderkit.loader.engines import describe, make_engine
+from loaderkit.loader.indexed_plan import block_of, make_plan
+from loaderkit.loader.indexed_reader import make_reader, replacements
+from loaderkit.loader.passes import Mark, Passes
 from loaderkit.loader.position import Position
-from loaderkit.sampling.batch_plan import BatchPlan
-from loaderkit.sampling.batch_sampler import MOST_BATCHES, BatchSamplerOrder, BatchSamplerPlan
 from loaderkit.sampling.cursor import Cursor, Identity, Saved, check_resume, pack_state, unpack_state
 from loaderkit.sampling.fingerprint import named_as_saved, nameless
-from loaderkit.sampling.order import Order, Sequential
 from loaderkit.sampling.plan import BatchKey, Plan
-from loaderkit.sampling.samplers import as_order
-from loaderkit.sampling.shard_order import shuffled_order
-from loaderkit.sampling.skipping_plan import Remaining, leave_out_more
+from loaderkit.sampling.skipping_plan import leave_out_more
 from loaderkit.sampling.skips import Skips
 from loaderkit.seeding import workers_seed
 from loaderkit.seeding.private import Found, PrivatePolicy
 from loaderkit.system.arrays import Int64Array
-from loaderkit.system.overrides import defines, own_attribute
+from loaderkit.system.overrides import defines
 from loaderkit.system.state import StateError
-
-_PASSES = 64  # that a training step may span
 
 
 class IndexedPosition(Position):
@@ -69,17 +61,16 @@ class IndexedPosition(Position):
                 )
         self._policy: PrivatePolicy = config.private_generators or "seed"
         self._size = size_of(dataset)
-        self._plan = self._make_plan()
+        self._plan = make_plan(dataset, config, self._size)
         self._skips = Skips()
-        self._replacements()
+        replacements(self._plan, config, self._size, self._skips)
         if config.engine == "threads":
             check_threads(self._make_reader())
         self._engine: Engine | None = None
         self._origin = Cursor()  # where the current pass started, or will start
         self._counted = 0  # batches since then
         self._left = 0  # batches of the pass
-        self._passes: deque[tuple[Cursor, int]] = deque(maxlen=_PASSES)  # that ended: their last points, for logs
-        self._ended = 0  # number of passes that ended
+        self._passes = Passes()
 
     def begin(self) -> Iterator[Any]:
         self.check_ranks()
@@ -217,7 +208,7 @@ class IndexedPosition(Position):
         self.seek(start.epoch, start.samples)
         if start.plan and self._identity(start, self._plan) == before._identity(start, before._plan):
             self._stand_at(start)  # what a plan adds to a cursor has no meaning in another order
-        if (block := _block_of(before._plan)) is not None:
+        if (block := block_of(before._plan)) is not None:
             plan = self._with_block(block)
             if plan.key(0) == before._plan.key(0):  # only the batch size differs
                 self._plan, self._engine = plan, None
@@ -269,24 +260,11 @@ class IndexedPosition(Position):
     def skips(self) -> Skips:
         return self._skips
 
-    def mark(self, point: tuple[Cursor, int]) -> tuple[int, tuple[Cursor, int]]:
-        return self._ended, point
+    def mark(self, point: tuple[Cursor, int]) -> Mark:
+        return self._passes.mark(point)
 
-    def batches_since(
-        self, mark: tuple[int, tuple[Cursor, int]] | None, now: tuple[Cursor, int]
-    ) -> tuple[list[tuple[Cursor, int]], bool]:
-        passes, first, follows = [*self._passes, now], 0, False
-        found: list[tuple[Cursor, int]] = []
-        if mark is not None and self._ended - mark[0] < len(passes):
-            passes, first, follows = passes[-1 - (self._ended - mark[0]) :], mark[1][1], True
-        for number, (origin, counted) in enumerate(passes):
-            if number:
-                first, at = 0, self.cursor_at(passes[number - 1])
-                if origin != at and not (origin.epoch > at.epoch and not origin.samples):  # something moved the loader
-                    found, follows = [], False
-                follows = follows and not origin.plan  # then its number does not tell where this epoch began
-            found += [(origin, batch) for batch in range(first, counted)]
-        return found, follows
+    def batches_since(self, mark: Mark | None, now: tuple[Cursor, int]) -> tuple[list[tuple[Cursor, int]], bool]:
+        return self._passes.since(mark, now, self.cursor_at)
 
     def start_of_log(self, point: tuple[Cursor, int]) -> dict[str, Any]:
         return self.state_at(point)
@@ -319,8 +297,7 @@ class IndexedPosition(Position):
     def _stand_at(self, cursor: Cursor) -> None:
         last = self.yielded() or self.point()
         if last[1]:
-            self._passes.append(last)
-            self._ended += 1
+            self._passes.end(last)
         self.bad.go_back(cursor.epoch, cursor.batches)
         self._origin, self._counted, self.begun = cursor, 0, False
         self.turn += 1
@@ -334,7 +311,7 @@ class IndexedPosition(Position):
             self._check_size()
         self.close()
         self._size, self._engine = size, None  # workers hold the shorter dataset
-        self._plan = self._make_plan()
+        self._plan = make_plan(self.dataset, self.config, size)
 
     def _check_size(self) -> None:
         if (size := size_of(self.dataset)) != self._size:
@@ -350,94 +327,17 @@ class IndexedPosition(Position):
 
     def _identity(self, cursor: Cursor, plan: Plan) -> Identity:
         dataset, order = plan.identity(cursor, self.dataset, self._size)
-        return Identity(dataset=dataset, order=order, seed=self.config.seed, block=_block_of(plan))
+        return Identity(dataset=dataset, order=order, seed=self.config.seed, block=block_of(plan))
 
-    def _make_plan(self, block: int | None = None) -> Plan:
-        """Make the plan of the settings. A shuffle of shards may have another `block` than the batch size."""
-        config = self.config
-        plan: Plan
-        if config.plan is not None:
-            check_plan(config, self._size)
-            plan = config.plan
-        elif config.batch_sampler is not None:
-            if config.batch_size != 1:
-                raise ValueError(
-                    f"loader: batch_sampler= makes the batches alone. Leave out batch_size={config.batch_size!r}."
-                )
-            most = max(MOST_BATCHES, 4 * self._size)
-            batches = BatchSamplerOrder(config.batch_sampler, seed=config.seed, most=most)
-            plan = BatchSamplerPlan(order=batches, tail=config.tail_policy)
-        else:
-            plan = BatchPlan(order=self._make_order(block), batch_size=config.batch_size, tail=config.tail_policy)
-        if plan.order is not None:
-            check_order(plan.order, self._size if hasattr(type(self.dataset), "__len__") else plan.order.reach)
-        return plan
-
-    def _make_order(self, block: int | None) -> Order:
-        config = self.config
-        if config.order is not None:
-            return as_order(config.order, seed=config.seed, size=self._size)
-        if config.shuffle:
-            blocks = config.batch_size if block is None else block
-            return shuffled_order(self.dataset, self._size, seed=config.seed, batch_size=blocks)
-        return Sequential(self._size)
+    def _make_reader(self) -> BatchReader:
+        return make_reader(self.dataset, self.config, self._plan, self._size, self._skips, step=self.step)
 
     def _make_engine(self) -> Engine:
         # Workers take the batches of a shard order in turn, so that each keeps to its own shards.
-        in_turn = _block_of(self._plan) is not None
+        in_turn = block_of(self._plan) is not None
         if self.crew.num_workers and (data := shards_within(self.dataset)) is not None and data.remote_bytes:
             data.close()  # workers open their own: the cache may evict what nobody has open
         return make_engine(self._make_reader(), self.config, self.crew.num_workers, in_turn=in_turn)
-
-    def _make_reader(self) -> BatchReader:
-        config, plan = self.config, self._plan
-        collate = config.collate_fn
-        if collate is None:  # one that is falsy counts
-            collate = own_attribute(self.dataset, "default_collate")  # of a Pipeline
-        make = functools.partial(
-            BatchReader,
-            self.dataset,
-            seed=config.seed,
-            batched=config.batch_size is not None,
-            bad_samples=config.bad_samples,
-            lengths=None if config.bad_samples.policy == "raise" else plan.lengths,
-            finished=finished_shards(self.dataset, plan.order, self.step) if plan.follows_order else None,
-            private_generators=self._policy,
-            seeders=config.seeders,
-        )
-        parts, replaces = plan.parts(), self._replacements() is not None
-        if len(parts) == 1 and parts[0].collate_fn is None:
-            return make(collate_fn=collate, order=self._replacements())
-        readers = [
-            make(
-                collate_fn=collate if part.collate_fn is None else part.collate_fn,
-                order=part.order if replaces else None,
-            )
-            for part in parts
-        ]
-        # The most demanding one decides which engine can be used.
-        shown = max(readers, key=lambda one: (one.draws_from(), one.collate_fn is not None))
-        ends = [part.end for part in parts if part.end is not None]
-        return StagedReader(self.dataset, shown.collate_fn, config.seed, stages=readers, ends=ends)
-
-    def _replacements(self) -> Order | None:
-        """Return the order that replacements of bad samples come from; None if none are needed.
-
-        Raises:
-            ValueError: If they are needed and the plan has no order.
-        """
-        if self.config.bad_samples.policy == "raise":
-            return None
-        order = self._plan.order
-        if not isinstance(order, Order):
-            raise ValueError(
-                f"loader: bad_samples={self.config.bad_samples.policy!r} takes replacements from the plan's order, and "
-                f"{type(self._plan).__name__} has no attribute `order`. Give it one, or use the policy 'raise'."
-            )
-        # An endless order would have to be drawn up to a replacement's position.
-        if order.is_endless(0):
-            return Sequential(self._size)
-        return Remaining(order, self._skips) if self._skips else order
 
     def _count_bad(self, report: Reported) -> None:
         plan, world = self._bound_plan(), self.crew.world
@@ -452,9 +352,9 @@ class IndexedPosition(Position):
 
     def _with_block(self, block: int | None) -> Plan:
         """Return the plan with the block of a saved order, if the Loader itself chose the block."""
-        if block is None or not self.config.shuffle or block == _block_of(self._plan):
+        if block is None or not self.config.shuffle or block == block_of(self._plan):
             return self._plan
-        return self._make_plan(block)
+        return make_plan(self.dataset, self.config, self._size, block)
 
     def _bound_plan(self) -> Plan:
         plan = self._whole_plan()
@@ -480,7 +380,3 @@ class IndexedPosition(Position):
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_engine": None, "_left": 0}
-
-
-def _block_of(plan: Plan) -> int | None:
-    return None if plan.order is None else plan.order.shard_block()

@@ -40,7 +40,7 @@ class PlanPart:
 
     Attributes:
         order: The order of the samples, by positions of the whole plan; None if the plan has none.
-        end: The position after the part's last; None for the last part.
+        end: The position after the part's last; None if the plan has one part alone.
         collate_fn: Makes its batches; None means the Loader's.
     """
 
