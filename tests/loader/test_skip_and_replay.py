@@ -239,6 +239,6 @@ def test_streams_say_what_to_do_instead() -> None:
     loader = lk.Loader(stream, 1, world=lk.World())
     with pytest.raises(TypeError, match=r"skip\(\) is for data with an index.*stream.filter"):
         loader.skip(epoch=0, steps=range(1))
-    with pytest.raises(TypeError, match=r"replay\(\) and locate\(\) are for data with an index.*Load the last state"):
+    with pytest.raises(TypeError, match=r"replay\(\) is for data with an index.*Load the last state"):
         loader.replay(lk.Cursor())
     assert loader.skips == ()
