@@ -93,7 +93,7 @@ from .loader.stages import Stage as Stage
 from .loader.stages import Stages as Stages
 from .loader.step_log import StepLog as StepLog
 from .loader.streams.state import merge_states as merge_states
-from .monitor import DataWaitMonitor as DataWaitMonitor
+from .monitor.monitor import DataWaitMonitor as DataWaitMonitor
 from .sampling.by_length.packing import PackPlan as PackPlan
 from .sampling.by_length.plans import LengthBuckets as LengthBuckets
 from .sampling.by_length.plans import TokenBudget as TokenBudget
@@ -116,11 +116,11 @@ from .system.retry import Retry as Retry
 from .system.stack import CollateError as CollateError
 from .system.state import StateError as StateError
 from .system.world import World as World
-from .writing import ParquetFormat as ParquetFormat
-from .writing import TarFormat as TarFormat
-from .writing import TokenFormat as TokenFormat
-from .writing import WriteError as WriteError
-from .writing import verify_shards as verify_shards
-from .writing import write_shards as write_shards
+from .writing.check import verify_shards as verify_shards
+from .writing.format import WriteError as WriteError
+from .writing.parquet import ParquetFormat as ParquetFormat
+from .writing.tar import TarFormat as TarFormat
+from .writing.tokens import TokenFormat as TokenFormat
+from .writing.write import write_shards as write_shards
 
 __version__: str

@@ -29,8 +29,8 @@ from loaderkit.seeding.private import private_generators
 from loaderkit.system.cpus import Cpus, ranks_on_host
 from loaderkit.system.nested import tensor_bytes
 from loaderkit.system.object_graph import reachable
+from loaderkit.system.pickling import find_unpicklable
 from loaderkit.system.terminal import coloured
-from loaderkit.testing import find_unpicklable
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 _ENOUGH_FILES = 4096  # for some tens of workers that pass tensors by file descriptor

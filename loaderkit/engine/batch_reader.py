@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch.utils.data as torch_data
 
-from loaderkit.collate import CollateError, keep_rows, stack, stack_columns
 from loaderkit.datasets.bad_samples import RAISE, BadSamples
 from loaderkit.datasets.base import reads_batches, reads_columns, reads_many
 from loaderkit.datasets.shards.finished import FinishedShards
@@ -28,6 +27,8 @@ from loaderkit.system.arrays import Int64Array
 from loaderkit.system.batch_memory import BufferPool, lends
 from loaderkit.system.overrides import own_attribute
 from loaderkit.system.pickling import sendable_errors
+from loaderkit.system.stack import CollateError, stack, stack_columns
+from loaderkit.system.stack_rows import keep_rows
 from loaderkit.system.threads import until_cancelled
 
 

@@ -10,9 +10,9 @@ from typing import Any
 from loaderkit.datasets.bad_samples import JUDGED_FROM, Reported
 from loaderkit.datasets.shards.finished import finished_shards
 from loaderkit.datasets.shards.sharded import shards_within
-from loaderkit.engine import Engine
 from loaderkit.engine.batch_reader import BatchReader, StagedReader
 from loaderkit.engine.description import Description
+from loaderkit.engine.engine import Engine
 from loaderkit.engine.threads import check_threads
 from loaderkit.loader.checks import (
     check_indexed,
@@ -38,7 +38,7 @@ from loaderkit.sampling.samplers import SamplerOrder, as_order
 from loaderkit.sampling.shard_order import ShardOrder, shuffled_order
 from loaderkit.sampling.skipping_plan import Remaining, SkippingPlan, leave_out_more
 from loaderkit.sampling.skips import Skips
-from loaderkit.seeding import workers_seed
+from loaderkit.seeding.global_seeds import workers_seed
 from loaderkit.seeding.private import Found, PrivatePolicy
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.overrides import defines, own_attribute

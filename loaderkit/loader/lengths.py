@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
-from loaderkit.collate import CollateError
 from loaderkit.datasets.base import MapStyle, counts_tokens, knows_lengths
 from loaderkit.datasets.remote.urls import write_atomically
 from loaderkit.engine.batch_reader import BatchReader
@@ -26,6 +25,7 @@ from loaderkit.system.open_before_fork import warn_of_open_files
 from loaderkit.system.process_pool import LostTaskError, map_tasks
 from loaderkit.system.progress import with_progress
 from loaderkit.system.regular_file import read_regular
+from loaderkit.system.stack import CollateError
 
 Length = Callable[[Any], int] | str | int
 VERSION = "loaderkit lengths 1"

@@ -6,9 +6,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from loaderkit.collate import CollateError, PackCollate
-from loaderkit.datasets import MapDataset, MapStyle, PieceDataset, read_many, reads_pieces
-from loaderkit.datasets.base import check_index
+from loaderkit.collate.pack import PackCollate
+from loaderkit.datasets.base import MapStyle, check_index, read_many, reads_pieces
+from loaderkit.datasets.combine import MapDataset
+from loaderkit.datasets.pieces import PieceDataset
 from loaderkit.datasets.streams.dataset import StreamDataset
 from loaderkit.datasets.streams.packed import Rows
 from loaderkit.sampling.by_length.checks import check_longest
@@ -19,6 +20,7 @@ from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, draws
 from loaderkit.seeding.samples import seeds_apart
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.overrides import own_attribute
+from loaderkit.system.stack import CollateError
 
 
 class PackedRows(DeclaresDraws):

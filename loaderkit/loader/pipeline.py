@@ -9,20 +9,18 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from loaderkit.collate import CollateError, stack
-from loaderkit.datasets import (
-    ConcatDataset,
-    MapDataset,
+from loaderkit.datasets.base import (
     MapStyle,
-    StreamDataset,
-    SubsetDataset,
+    check_index,
     knows_lengths,
-    place_of,
     read_many,
     reads_batches,
     reads_columns,
+    reads_pieces,
 )
-from loaderkit.datasets.base import check_index, reads_pieces
+from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset
+from loaderkit.datasets.places import place_of
+from loaderkit.datasets.streams.dataset import StreamDataset
 from loaderkit.datasets.streams.packed import Rows, TooLong, batches_cannot_be_packed
 from loaderkit.datasets.typed import as_typed_dataset
 from loaderkit.loader.lengths import measure
@@ -36,6 +34,7 @@ from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import check_integer, plain_integer
 from loaderkit.system.names import function_name
 from loaderkit.system.overrides import own_attribute
+from loaderkit.system.stack import CollateError, stack
 
 _TOGETHER = 64  # samples that a stream reads by one call
 _LARGEST = 1 << 16  # samples of a shard of a stream

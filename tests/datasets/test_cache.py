@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from loaderkit.datasets import Cache
+from loaderkit.datasets.remote.cache import Cache
 
 FORK = multiprocessing.get_context("fork")
 

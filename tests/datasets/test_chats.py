@@ -32,7 +32,7 @@ from tier import examples
 
 import loaderkit as lk
 from loaderkit import testing
-from loaderkit.sampling import fingerprint
+from loaderkit.sampling.fingerprint import fingerprint
 
 TOKENIZER = make_tokenizer()
 

@@ -15,15 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import loaderkit as lk
-from loaderkit.datasets import (
+from loaderkit.datasets.remote.urls import stat, write_atomically
+from loaderkit.datasets.shards.index import (
     ShardIndex,
     beside_path,
     default_folder,
     index_path,
     save_index,
     saved_indexes,
-    stat,
-    write_atomically,
 )
 
 INDEX = ShardIndex(

@@ -21,7 +21,7 @@ from servers import AZURE_ACCOUNT, AZURE_KEY, FaultyProxy, TokenServer, run_azur
 from shards_written import folder_index
 
 import loaderkit as lk
-from loaderkit.cli import main
+from loaderkit.cli.command import main
 from loaderkit.datasets.remote.object_stores import find_store
 
 pytest.importorskip("obstore")

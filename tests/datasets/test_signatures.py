@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import loaderkit as lk
-from loaderkit.cli import main
-from loaderkit.datasets import describe, find_formats
-from loaderkit.datasets.signatures import FORMATS, OURS
+from loaderkit.cli.command import main
+from loaderkit.datasets.formats import find_formats
+from loaderkit.datasets.signatures import FORMATS, OURS, describe
 
 Write = Callable[[Path], None]
 

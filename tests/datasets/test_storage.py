@@ -19,9 +19,9 @@ from servers import Faulty, FaultyProxy, Nginx, run_nginx, run_s3
 from shards import as_list, check_laws, check_reads, with_draws
 
 import loaderkit as lk
-from loaderkit.cli import main
-from loaderkit.datasets import expand
-from loaderkit.system import Retry, is_transient
+from loaderkit.cli.command import main
+from loaderkit.datasets.remote.urls import expand
+from loaderkit.system.retry import Retry, is_transient
 
 QUICK = Retry(attempts=4, wait_s=0.01)
 SIZES = [7, 0, 12, 3]

@@ -11,10 +11,11 @@ import torch.utils.data as torch_data
 from drawing import Drawing, DrawingFrom, add_draws, drawing_collate, draws, equal, generator_states
 
 import loaderkit as lk
-from loaderkit.collate import CollateError
-from loaderkit.datasets import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
-from loaderkit.engine import BatchReader
-from loaderkit.sampling import BatchPlan, Cursor
+from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
+from loaderkit.engine.batch_reader import BatchReader
+from loaderkit.sampling.cursor import Cursor
+from loaderkit.sampling.plan import BatchPlan
+from loaderkit.system.stack import CollateError
 
 ARRAY = lk.ArrayDataset(torch.arange(12))
 LIST = list(range(12))

@@ -18,7 +18,7 @@ import torch
 from drawing import add_draws, drawing_collate, draws, equal
 
 import loaderkit as lk
-from loaderkit.datasets import place_of
+from loaderkit.datasets.places import place_of
 
 N = 53
 

@@ -8,7 +8,10 @@ import pytest
 from plan_checks import steps
 
 from loaderkit import Cursor, Sequential, ShardOrder, Shuffled, World
-from loaderkit.sampling import BatchPlan, Order, SkippingPlan, Skips, Tail
+from loaderkit.sampling.order import Order
+from loaderkit.sampling.plan import BatchPlan, Tail
+from loaderkit.sampling.skipping_plan import SkippingPlan
+from loaderkit.sampling.skips import Skips
 
 SIZES = [1, 2, 5, 12, 31]
 TAILS: list[Tail] = ["keep", "drop", "pad"]

@@ -15,7 +15,7 @@ from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.packed_rows import default_collate
 from loaderkit.loader.position import Crew
 from loaderkit.loader.streams.lanes import Item, LaneTask, check_no_index, run_task
-from loaderkit.seeding import workers_seed
+from loaderkit.seeding.global_seeds import workers_seed
 from loaderkit.seeding.private import Found, PrivateGenerators
 
 

@@ -18,7 +18,7 @@ from servers import Faulty, run_store
 
 import loaderkit as lk
 from loaderkit import testing
-from loaderkit.datasets import decode_picture
+from loaderkit.datasets.images.decode import decode_picture
 
 COUNT = 7
 

@@ -15,8 +15,8 @@ from PIL import Image
 
 import loaderkit as lk
 from loaderkit import testing
-from loaderkit.datasets import decode_picture
-from loaderkit.sampling import fingerprint
+from loaderkit.datasets.images.decode import decode_picture
+from loaderkit.sampling.fingerprint import fingerprint
 
 PATCHES = lk.Patches(size=14, merge=2, max_tokens=6)
 BEFORE, AFTER = 257, 258

@@ -13,7 +13,7 @@ from PIL import Image
 
 import loaderkit as lk
 from loaderkit import testing
-from loaderkit.datasets import decode_picture
+from loaderkit.datasets.images.decode import decode_picture
 
 PATCHES = lk.Patches(size=14, merge=2, max_tokens=12)
 SIDES = ("chosen", "rejected")
