@@ -44,7 +44,6 @@ from .datasets.multimodal.media_dataset import MediaDataset as MediaDataset
 from .datasets.multimodal.pictures import Pictures as Pictures
 from .datasets.pieces import PieceDataset as PieceDataset
 from .datasets.ragged import Ragged as Ragged
-from .datasets.remote.storage import Storage as Storage
 from .datasets.shards.csv import CsvDataset as CsvDataset
 from .datasets.shards.documents import DocumentDataset as DocumentDataset
 from .datasets.shards.jsonl import JsonlDataset as JsonlDataset
@@ -70,6 +69,7 @@ from .device.transforms import DecodePictures as DecodePictures
 from .device.transforms import Normalize as Normalize
 from .device.transforms import PadRagged as PadRagged
 from .device.transforms import WidenTokens as WidenTokens
+from .files.storage import Storage as Storage
 from .lightning.base import DataModule as DataModule
 from .lightning.callbacks import DataWaitCallback as DataWaitCallback
 from .lightning.callbacks import SeedSteps as SeedSteps

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from loaderkit.cli.report import complain, say
+from loaderkit.files.regular_file import open_regular
 from loaderkit.loader.streams.state import open_stream_state
 from loaderkit.sampling.cursor import Saved, unpack_state
-from loaderkit.system.regular_file import open_regular
 from loaderkit.system.state import StateError
 from loaderkit.system.terminal import coloured
 

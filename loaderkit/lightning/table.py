@@ -7,8 +7,8 @@ from typing import Any
 from typing_extensions import override
 
 from loaderkit.datasets.memory.array import ArrayDataset
-from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import Urls
+from loaderkit.files.storage import Storage
+from loaderkit.files.urls import Urls
 from loaderkit.lightning.base import DataModule
 from loaderkit.lightning.check_data import StageData, factories, is_dict_of_tables, list_stage_data, sources_by_stage
 from loaderkit.lightning.tables.columns import TableColumns, TableStatistics

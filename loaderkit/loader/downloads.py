@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from loaderkit.datasets.remote.storage import Storage
 from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.files.storage import Storage
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.plan import BatchPlan, Plan
 from loaderkit.sampling.samplers import SamplerOrder

@@ -15,8 +15,9 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 
 from loaderkit.datasets.base import MapStyle, counts_tokens, knows_lengths
-from loaderkit.datasets.remote.urls import write_atomically
 from loaderkit.engine.batch_reader import BatchReader
+from loaderkit.files.atomic import write_atomically
+from loaderkit.files.regular_file import read_regular
 from loaderkit.sampling.fingerprint import fingerprint, spread_rows
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.system.arrays import Int64Array
@@ -24,7 +25,6 @@ from loaderkit.system.checks import check_integer, plain_integer
 from loaderkit.system.open_before_fork import warn_of_open_files
 from loaderkit.system.process_pool import LostTaskError, map_tasks
 from loaderkit.system.progress import with_progress
-from loaderkit.system.regular_file import read_regular
 from loaderkit.system.stack import CollateError
 
 Length = Callable[[Any], int] | str | int

@@ -22,10 +22,10 @@ from tasks import failing
 import loaderkit as lk
 from loaderkit.cli.command import main
 from loaderkit.datasets.formats import find_formats, format_named, format_of
-from loaderkit.datasets.remote.urls import INDEX_SUFFIX as SUFFIX
 from loaderkit.datasets.shards.folder_index import FOLDER_INDEX, to_bytes
 from loaderkit.datasets.shards.index import ShardIndex, index_path
 from loaderkit.datasets.shards.jsonl import JsonlDataset
+from loaderkit.files.urls import INDEX_SUFFIX as SUFFIX
 from loaderkit.system.process_pool import map_in_processes
 
 

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import loaderkit as lk
-from loaderkit.datasets.remote.urls import stat, write_atomically
 from loaderkit.datasets.shards.index import (
     ShardIndex,
     beside_path,
@@ -24,6 +23,8 @@ from loaderkit.datasets.shards.index import (
     save_index,
     saved_indexes,
 )
+from loaderkit.files.atomic import write_atomically
+from loaderkit.files.urls import stat
 
 INDEX = ShardIndex(
     kind="toy-1", count=3, size_bytes=7, changed_ns=2**62, offsets=np.array([[0, 1], [1, 2**40], [5, 7]])

@@ -19,10 +19,10 @@ from tars_made import make as make_tar
 import loaderkit as lk
 from loaderkit.cli.command import main
 from loaderkit.datasets.base import read_many
-from loaderkit.datasets.remote.urls import INDEX_SUFFIX
 from loaderkit.datasets.shards import index as index_module
 from loaderkit.datasets.shards.index import beside_path, index_path
 from loaderkit.datasets.shards.sharded import ShardedDataset
+from loaderkit.files.urls import INDEX_SUFFIX
 
 ROWS = range(12)
 

@@ -15,8 +15,8 @@ from drawing import draws
 from lightning.pytorch.cli import LightningCLI
 
 import loaderkit as lk
-from loaderkit.datasets.remote.urls import INDEX_SUFFIX
 from loaderkit.datasets.shards.index import index_path
+from loaderkit.files.urls import INDEX_SUFFIX
 
 ROWS, SHARDS = 60, 4
 

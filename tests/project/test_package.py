@@ -22,10 +22,10 @@ from loaderkit.sampling.plan import BatchPlan
 
 ROOT = Path(lk.__file__).parent
 # From the right to the left: a package imports only those before it. The packages on the second line stand apart.
-LINE = ["system", "seeding", "sampling", "datasets", "collate", "engine", "loader", "lightning", "cli"]
+LINE = ["system", "seeding", "sampling", "files", "datasets", "collate", "engine", "loader", "lightning", "cli"]
 MAY_IMPORT = {package: set(LINE[:place]) for place, package in enumerate(LINE)} | {
-    "device": {"system", "seeding", "sampling", "datasets"},
-    "writing": {"system", "seeding", "sampling", "datasets"},
+    "device": {"system", "seeding", "sampling", "files", "datasets"},
+    "writing": {"system", "seeding", "sampling", "files", "datasets"},
     "monitor": {"system"},
     "testing": {"seeding", "system"},
 }

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import loaderkit as lk
-from loaderkit.datasets.remote.urls import side_folder
 from loaderkit.datasets.shards.folder_index import FOLDER_INDEX
+from loaderkit.files.urls import side_folder
 from loaderkit.writing.manifest import MANIFEST
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
 from loaderkit.datasets.images.decode import decode_picture, is_picture, picture_size
 from loaderkit.datasets.named_rows import naming
-from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import is_remote, stat
-from loaderkit.system.regular_file import open_regular
+from loaderkit.files.regular_file import open_regular
+from loaderkit.files.storage import Storage
+from loaderkit.files.urls import is_remote, stat
 
 _ALLOW = "If the rows may name any file, give outside=True."
 # Schemes that a row may name. Others lead to local files, such as `file` and fsspec's chains "zip::file".

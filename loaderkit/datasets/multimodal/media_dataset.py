@@ -14,7 +14,7 @@ from loaderkit.datasets.media.clips import ClipDataset
 from loaderkit.datasets.media.video_dataset import VideoDataset
 from loaderkit.datasets.multimodal.files import FileReader
 from loaderkit.datasets.named_rows import NamedRows, naming
-from loaderkit.datasets.remote.storage import Storage
+from loaderkit.files.storage import Storage
 from loaderkit.seeding.draws import Draws, draws
 
 Kind = Literal["image", "audio", "video", "parts"]

@@ -13,7 +13,7 @@ from loaderkit.datasets.chats.parts import Part
 from loaderkit.datasets.images.checks import MAX_PIXELS
 from loaderkit.datasets.multimodal.files import FileReader
 from loaderkit.datasets.named_rows import naming
-from loaderkit.datasets.remote.storage import Storage
+from loaderkit.files.storage import Storage
 from loaderkit.system.arrays import Int64Array
 
 T = TypeVar("T")

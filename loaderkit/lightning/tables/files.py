@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from loaderkit.datasets.errors import ShardError
-from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.remote.urls import Urls, expand, open_file
+from loaderkit.datasets.find_shards import expand
+from loaderkit.files.storage import Storage
+from loaderkit.files.urls import Urls, open_file
 from loaderkit.lightning.tables.values import Categories, Column, Table, as_column
 from loaderkit.system.tables import columns_of, is_arrow, is_frame
 

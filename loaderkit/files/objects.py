@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 
 from torch.utils.data import get_worker_info
 
-from loaderkit.datasets.remote.object_process import NOT_FOUND
-from loaderkit.datasets.remote.object_stores import STORES, find_store
+from loaderkit.files.object_process import NOT_FOUND
+from loaderkit.files.object_stores import STORES, find_store
 from loaderkit.system.retry import TRANSIENT_STATUS, TransientError
 
 _LEAST_BYTES = 1 << 20  # of a range outside of workers: small ones are read before workers are forked

@@ -20,7 +20,7 @@ from shards import as_list, check_laws, check_reads, with_draws
 
 import loaderkit as lk
 from loaderkit.cli.command import main
-from loaderkit.datasets.remote.urls import expand
+from loaderkit.datasets.find_shards import expand
 from loaderkit.system.retry import Retry, is_transient
 
 QUICK = Retry(attempts=4, wait_s=0.01)

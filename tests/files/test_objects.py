@@ -16,7 +16,7 @@ import pytest
 from servers import FaultyProxy, SlowStore, run_s3, run_store
 
 import loaderkit as lk
-from loaderkit.datasets.remote.objects import read_apart, read_range
+from loaderkit.files.objects import read_apart, read_range
 
 pytest.importorskip("obstore")
 SIZE = 9_000_001
@@ -187,7 +187,7 @@ def test_a_forked_process_never_ends_the_stores_of_its_parent() -> None:
     """Ending one waits for a lock, and a thread that the fork did not copy may have held it."""
     program = """
 import os
-from loaderkit.datasets.remote.objects import _Process
+from loaderkit.files.objects import _Process
 
 class Store:
     def __del__(self):

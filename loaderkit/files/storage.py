@@ -10,17 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
 
-from loaderkit.datasets.remote.arriving import Arrival, ArrivingFile
-from loaderkit.datasets.remote.listing import Stat, matching, refuse_change, shown, stat_of, with_stats
-from loaderkit.datasets.remote.object_stores import google_filesystem
-from loaderkit.datasets.remote.objects import in_worker, list_objects, read_apart, read_range
-from loaderkit.datasets.remote.ranges import BLOCK, RangeFile
+from loaderkit.files.arriving import Arrival, ArrivingFile
+from loaderkit.files.listing import Stat, matching, refuse_change, shown, stat_of, with_stats
+from loaderkit.files.object_stores import google_filesystem
+from loaderkit.files.objects import in_worker, list_objects, read_apart, read_range
+from loaderkit.files.ranges import BLOCK, RangeFile
 from loaderkit.system.parallel import map_waiting
 from loaderkit.system.retry import Retry, TransientError, http_status
 from loaderkit.system.shared_counts import SharedCounts
 
 if TYPE_CHECKING:
-    from loaderkit.datasets.remote.cache import Cache
+    from loaderkit.files.cache import Cache
 
 T = TypeVar("T")
 
@@ -212,7 +212,7 @@ class Storage:
             raise
 
     def _cache(self, folder: str | os.PathLike[str], data_bytes: int = 0) -> "Cache":
-        from loaderkit.datasets.remote.cache import Cache  # needs fcntl, which some systems lack
+        from loaderkit.files.cache import Cache  # needs fcntl, which some systems lack
 
         return Cache(Path(folder).expanduser(), self.cache_bytes, data_bytes)
 

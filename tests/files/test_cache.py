@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from loaderkit.datasets.remote.cache import Cache
+from loaderkit.files.cache import Cache
 
 FORK = multiprocessing.get_context("fork")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
-from loaderkit.datasets.signatures import find_marks
+from loaderkit.files.signatures import find_marks
 
 T = TypeVar("T")
 

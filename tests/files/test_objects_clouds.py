@@ -22,7 +22,7 @@ from shards_written import folder_index
 
 import loaderkit as lk
 from loaderkit.cli.command import main
-from loaderkit.datasets.remote.object_stores import find_store
+from loaderkit.files.object_stores import find_store
 
 pytest.importorskip("obstore")
 fsspec = pytest.importorskip("fsspec")

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
-from loaderkit.datasets.remote.ranges import RangeFile, ReadSpans
+from loaderkit.files.ranges import RangeFile, ReadSpans
 
 _AT_ONCE = 2  # downloads of a process; each has several connections
 

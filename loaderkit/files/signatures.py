@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from loaderkit.system.regular_file import open_regular
+from loaderkit.files.regular_file import open_regular
 
 Read = Callable[[str], bytes]  # a file's content, by its path relative to the folder
 HEAD = 32  # first bytes of a file that tell its format

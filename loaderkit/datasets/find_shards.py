@@ -1,28 +1,18 @@
-"""Paths, globs and URLs of shards: listed in the same order on every machine, and opened in the same way."""
+"""The shards at paths, globs and URLs: listed in the same order on every machine, and refused if they must not be read file by file."""
 
-import contextlib
 import glob
 import os
-import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
-from urllib.parse import urlsplit
 
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.folder_splits import choose_split
 from loaderkit.datasets.misread import refuse_misread, refuse_table
-from loaderkit.datasets.remote.listing import Stat, is_hidden
-from loaderkit.datasets.remote.storage import Storage
-from loaderkit.datasets.signatures import describe, find_marks, local_reader
-from loaderkit.system.regular_file import open_regular
-
-# Lists first: a command line takes the first type that fits, and everything fits a string.
-Urls = Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
-
-INDEX_SUFFIX = ".lkindex"  # of index files
-_SMALL = 1 << 24  # bytes of a file that describes a folder, at most
+from loaderkit.files.listing import Stat, is_hidden
+from loaderkit.files.signatures import describe, find_marks
+from loaderkit.files.storage import Storage
+from loaderkit.files.urls import INDEX_SUFFIX, Urls, is_remote, read_in, relative_to
 
 
 def expand(
@@ -96,88 +86,6 @@ def find_shards(
             "To read data several times use lk.Mixture or ConcatDataset."
         )
     return dict(shards)
-
-
-def is_remote(url: str) -> bool:
-    """Return whether a URL goes through fsspec."""
-    return "://" in url
-
-
-def side_folder(folder: str) -> str:
-    """Return the hidden folder next to a folder of shards, with their manifest and index: other tools read all that is in the folder.
-
-    A bucket, a repository of Hugging Face or a root has nothing next to it, so its own is inside.
-    """
-    if is_remote(folder):
-        scheme, _, path = folder.rstrip("/").partition("://")
-        head, _, name = path.rpartition("/")
-        is_root = path.count("/") < (3 if scheme == "hf" else 1)  # hf://datasets/user/name
-        return f"{scheme}://{path}/.loaderkit" if is_root else f"{scheme}://{head}/.{name}.loaderkit"
-    head, name = os.path.split(folder.rstrip("/"))
-    if name in ("", ".", "..") or os.path.islink(folder.rstrip("/")):  # noqa: PTH114 - as `folder` is written
-        head, name = os.path.split(os.path.realpath(folder))
-    return os.path.join(head, f".{name}.loaderkit" if name else ".loaderkit")  # noqa: PTH118
-
-
-def shard_name(url: str) -> str:
-    """Return the file name of a shard, without folder, query and fragment."""
-    return Path(urlsplit(url).path if url.startswith(("http://", "https://")) else url).name
-
-
-def open_file(url: str, storage: Storage | None = None) -> BinaryIO:
-    """Open a shard as a seekable file of bytes."""
-    return (storage or Storage()).open(url) if is_remote(url) else open_regular(url)
-
-
-def stat(url: str, storage: Storage | None = None) -> Stat:
-    """Return the version that a shard has now."""
-    if is_remote(url):
-        return (storage or Storage()).stat(url)
-    found = os.stat(url)  # noqa: PTH116 - creating a Path takes longer than the call
-    return Stat(found.st_size, found.st_mtime_ns)
-
-
-def sync_folder(path: Path) -> None:
-    """Flush a folder's entries to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a complete file or nothing, even after a crash or with several writers."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{uuid.uuid4().hex}.part")  # short enough for any file system
-    try:
-        with part.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-        if isinstance(error, OSError):  # an error of `write` names no file
-            error.filename, error.filename2 = os.fspath(path), None
-        raise
-
-
-def relative_to(folder: str, shard: str) -> str:
-    """Return the path of a shard in a folder, of either a path or a URL."""
-    if is_remote(folder):
-        folder, shard = (name.partition("://")[2].strip("/") for name in (folder, shard))
-    else:
-        folder = str(Path(folder))
-    return shard if folder == "." else shard.removeprefix(folder).lstrip("/")
-
-
-def read_in(folder: str, storage: Storage | None = None) -> Callable[[str], bytes]:
-    """Return a function that reads small files of a folder by their relative paths."""
-    if is_remote(folder):
-        return lambda name: (storage or Storage()).read_some(f"{folder.rstrip('/')}/{name}", 0, _SMALL)
-    return local_reader(folder)
 
 
 def _refuse_misread(
