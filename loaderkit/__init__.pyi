@@ -86,14 +86,14 @@ from .lightning.text_batching import TextBatching as TextBatching
 from .loader.config import LoaderConfig as LoaderConfig
 from .loader.device_loader import DeviceLoader as DeviceLoader
 from .loader.downloads import Downloads as Downloads
-from .loader.lengths import measure_lengths as measure_lengths
 from .loader.loader import Loader as Loader
-from .loader.pipeline import Pipeline as Pipeline
 from .loader.stages import Stage as Stage
 from .loader.stages import Stages as Stages
 from .loader.step_log import StepLog as StepLog
 from .loader.streams.state import merge_states as merge_states
 from .monitor.monitor import DataWaitMonitor as DataWaitMonitor
+from .reading.lengths import measure_lengths as measure_lengths
+from .reading.pipeline import Pipeline as Pipeline
 from .sampling.by_length.packing import PackPlan as PackPlan
 from .sampling.by_length.plans import LengthBuckets as LengthBuckets
 from .sampling.by_length.plans import TokenBudget as TokenBudget

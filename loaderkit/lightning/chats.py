@@ -28,7 +28,7 @@ from loaderkit.lightning.shards import open_shards
 from loaderkit.lightning.text_batching import TextBatching, check_batching
 from loaderkit.lightning.text_sources import is_urls
 from loaderkit.loader.config import LoaderConfig
-from loaderkit.loader.lengths import measure_lengths
+from loaderkit.reading.lengths import measure_lengths
 from loaderkit.sampling.order import digest
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.cpus import Cpus, ranks_on_host

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 
 from loaderkit.datasets.memory.array import in_memory
-from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.description import Description
 from loaderkit.engine.engine import Engine, InlineEngine
 from loaderkit.engine.threads import ThreadsEngine
 from loaderkit.engine.torch import TorchEngine
 from loaderkit.loader.config import LoaderConfig
+from loaderkit.reading.batch_reader import BatchReader
 from loaderkit.system.nested import should_pin
 from loaderkit.system.pickling import start_method
 

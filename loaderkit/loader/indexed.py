@@ -10,7 +10,6 @@ from typing import Any
 from loaderkit.datasets.bad_samples import JUDGED_FROM, Reported
 from loaderkit.datasets.shards.finished import finished_shards
 from loaderkit.datasets.shards.sharded import shards_within
-from loaderkit.engine.batch_reader import BatchReader, StagedReader
 from loaderkit.engine.description import Description
 from loaderkit.engine.engine import Engine
 from loaderkit.engine.threads import check_threads
@@ -29,6 +28,7 @@ from loaderkit.loader.downloads import shards_ahead
 from loaderkit.loader.engines import describe, make_engine
 from loaderkit.loader.position import Position
 from loaderkit.loader.stages import Stages
+from loaderkit.reading.batch_reader import BatchReader, StagedReader
 from loaderkit.sampling.batch_sampler import MOST_BATCHES, BatchSamplerOrder, BatchSamplerPlan
 from loaderkit.sampling.cursor import Cursor, Identity, Saved, check_resume, pack_state, unpack_state
 from loaderkit.sampling.fingerprint import named_as_saved, nameless

@@ -26,9 +26,9 @@ import torch
 from leftovers import nothing_left
 
 import loaderkit as lk
-from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.ring.engine import RingEngine
 from loaderkit.engine.ring.team import WorkerDied
+from loaderkit.reading.batch_reader import BatchReader
 from loaderkit.sampling.plan import BatchPlan
 
 BAD = 17  # the index of the sample at which something happens

@@ -13,9 +13,9 @@ from forked import in_fork
 from leftovers import nothing_left
 
 import loaderkit as lk
-from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.engine.ring.engine import RingEngine
 from loaderkit.engine.ring.pins import cuda_runtime
+from loaderkit.reading.batch_reader import BatchReader
 from loaderkit.sampling.plan import BatchPlan
 
 

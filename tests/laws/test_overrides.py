@@ -13,7 +13,7 @@ from datasets_made import KINDS, public_datasets
 
 import loaderkit as lk
 from loaderkit.datasets.base import knows_lengths, reads_batches, reads_columns, reads_many
-from loaderkit.engine.batch_reader import takes_batches
+from loaderkit.reading.batch_reader import takes_batches
 from loaderkit.seeding.draws import draws_nothing
 
 FASTER = {

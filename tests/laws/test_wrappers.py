@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import loaderkit as lk
 from loaderkit.datasets.base import knows_lengths, reads_batches, reads_columns, reads_many
-from loaderkit.engine.batch_reader import takes_batches
+from loaderkit.reading.batch_reader import takes_batches
 from loaderkit.sampling.cursor import unpack_state
 from loaderkit.seeding.draws import draws_nothing
 

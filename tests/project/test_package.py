@@ -17,12 +17,24 @@ from drawing import Drawing, drawing_collate
 
 import loaderkit as lk
 from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
-from loaderkit.engine.batch_reader import BatchReader
+from loaderkit.reading.batch_reader import BatchReader
 from loaderkit.sampling.plan import BatchPlan
 
 ROOT = Path(lk.__file__).parent
 # From the right to the left: a package imports only those before it. The packages on the second line stand apart.
-LINE = ["system", "seeding", "sampling", "files", "datasets", "collate", "engine", "loader", "lightning", "cli"]
+LINE = [
+    "system",
+    "seeding",
+    "sampling",
+    "files",
+    "datasets",
+    "collate",
+    "reading",
+    "engine",
+    "loader",
+    "lightning",
+    "cli",
+]
 MAY_IMPORT = {package: set(LINE[:place]) for place, package in enumerate(LINE)} | {
     "device": {"system", "seeding", "sampling", "files", "datasets"},
     "writing": {"system", "seeding", "sampling", "files", "datasets"},

@@ -12,7 +12,7 @@ from drawing import Drawing, DrawingFrom, add_draws, drawing_collate, draws, equ
 
 import loaderkit as lk
 from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
-from loaderkit.engine.batch_reader import BatchReader
+from loaderkit.reading.batch_reader import BatchReader
 from loaderkit.sampling.cursor import Cursor
 from loaderkit.sampling.plan import BatchPlan
 from loaderkit.system.stack import CollateError

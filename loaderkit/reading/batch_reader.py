@@ -13,10 +13,10 @@ from loaderkit.datasets.bad_samples import RAISE, BadSamples
 from loaderkit.datasets.base import reads_batches, reads_columns, reads_many
 from loaderkit.datasets.shards.finished import FinishedShards
 from loaderkit.datasets.typed import typed
-from loaderkit.engine.repair import (
+from loaderkit.reading.repair import (  # not when it is needed: an error may leave no file to import it from
     ReadMany,
     Repair,
-)  # not when it is needed: an error may leave no file to import it from
+)
 from loaderkit.sampling.order import Order
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.seeding.draws import Draws, NoSeeds, SampleRngSeeds, draws

@@ -23,8 +23,8 @@ from loaderkit.datasets.places import place_of
 from loaderkit.datasets.streams.dataset import StreamDataset
 from loaderkit.datasets.streams.packed import Rows, TooLong, batches_cannot_be_packed
 from loaderkit.datasets.typed import as_typed_dataset
-from loaderkit.loader.lengths import measure
-from loaderkit.loader.packed_rows import PackedRows, TokenCounts, collate_of
+from loaderkit.reading.lengths import measure
+from loaderkit.reading.packed_rows import PackedRows, TokenCounts, collate_of
 from loaderkit.sampling.fingerprint import fingerprint_of
 from loaderkit.sampling.mixture import Mixture
 from loaderkit.sampling.order import Order, Sequential, Shuffled, digest

@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 
 from loaderkit.datasets.base import MapStyle, counts_tokens, knows_lengths
-from loaderkit.engine.batch_reader import BatchReader
 from loaderkit.files.atomic import write_atomically
 from loaderkit.files.regular_file import read_regular
+from loaderkit.reading.batch_reader import BatchReader
 from loaderkit.sampling.fingerprint import fingerprint, spread_rows
 from loaderkit.sampling.plan import BatchKey
 from loaderkit.system.arrays import Int64Array
