@@ -22,8 +22,6 @@ from .datasets.bad_samples import BadSample as BadSample
 from .datasets.bad_samples import BadSamples as BadSamples
 from .datasets.bad_samples import BadSamplesError as BadSamplesError
 from .datasets.cached import CachedDataset as CachedDataset
-from .datasets.chats.dataset import ChatDataset as ChatDataset
-from .datasets.chats.preferences import PreferenceDataset as PreferenceDataset
 from .datasets.combine import ConcatDataset as ConcatDataset
 from .datasets.combine import MapDataset as MapDataset
 from .datasets.combine import SubsetDataset as SubsetDataset
@@ -39,11 +37,13 @@ from .datasets.media.video_dataset import VideoDataset as VideoDataset
 from .datasets.memory.array import ArrayDataset as ArrayDataset
 from .datasets.memory.records import RecordDataset as RecordDataset
 from .datasets.memory.shared import share as share
-from .datasets.multimodal.dataset import MultimodalDataset as MultimodalDataset
-from .datasets.multimodal.media_dataset import MediaDataset as MediaDataset
-from .datasets.multimodal.pictures import Pictures as Pictures
 from .datasets.pieces import PieceDataset as PieceDataset
 from .datasets.ragged import Ragged as Ragged
+from .datasets.rows.chats import ChatDataset as ChatDataset
+from .datasets.rows.media import MediaDataset as MediaDataset
+from .datasets.rows.multimodal import MultimodalDataset as MultimodalDataset
+from .datasets.rows.pictures import Pictures as Pictures
+from .datasets.rows.preferences import PreferenceDataset as PreferenceDataset
 from .datasets.shards.csv import CsvDataset as CsvDataset
 from .datasets.shards.documents import DocumentDataset as DocumentDataset
 from .datasets.shards.jsonl import JsonlDataset as JsonlDataset

@@ -20,7 +20,7 @@ from tars_made import make as make_tar
 
 import loaderkit as lk
 from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset, ZipDataset
-from loaderkit.datasets.texts import TokenSpans
+from loaderkit.datasets.rows.texts import TokenSpans
 
 SHARDS, ROWS = 4, 24
 SAMPLES = SHARDS * ROWS

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from loaderkit.datasets.images.checks import MAX_PIXELS, check_max_pixels
 from loaderkit.datasets.images.decode import decode_picture, is_picture, picture_size
-from loaderkit.datasets.named_rows import naming
+from loaderkit.datasets.rows.named_rows import naming
 from loaderkit.files.regular_file import open_regular
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import is_remote, stat

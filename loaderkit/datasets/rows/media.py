@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from loaderkit.datasets.base import MapStyle
-from loaderkit.datasets.chats.dataset import records_of
-from loaderkit.datasets.chats.parts import is_list, is_text, reference
 from loaderkit.datasets.images.checks import MAX_PIXELS
 from loaderkit.datasets.media.audio_dataset import AudioDataset
 from loaderkit.datasets.media.clips import ClipDataset
 from loaderkit.datasets.media.video_dataset import VideoDataset
-from loaderkit.datasets.multimodal.files import FileReader
-from loaderkit.datasets.named_rows import NamedRows, naming
+from loaderkit.datasets.rows.encoder import records_of
+from loaderkit.datasets.rows.files import FileReader
+from loaderkit.datasets.rows.named_rows import NamedRows, naming
+from loaderkit.datasets.rows.parts import is_list, is_text, reference
 from loaderkit.files.storage import Storage
 from loaderkit.seeding.draws import Draws, draws
 

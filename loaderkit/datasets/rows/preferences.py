@@ -8,11 +8,11 @@ from typing import Any, ClassVar, get_args
 import numpy as np
 
 from loaderkit.datasets.base import MapStyle
-from loaderkit.datasets.chats.dataset import Cut, RowDataset, RowEncoder, check_cut, cut_row, labelled, records_of
-from loaderkit.datasets.chats.messages import ROLES, Columns, Message, check_text, read_messages, with_tools
-from loaderkit.datasets.chats.parts import Part, is_list, pictures_of
-from loaderkit.datasets.chats.template import ChatTemplate, common_prefix
-from loaderkit.datasets.multimodal.pictures import Pictures, Placeholders, Row
+from loaderkit.datasets.rows.encoder import Cut, RowDataset, RowEncoder, RowSettings, labelled, records_of
+from loaderkit.datasets.rows.messages import ROLES, Message, check_text, read_messages, with_tools
+from loaderkit.datasets.rows.parts import Part, is_list, pictures_of
+from loaderkit.datasets.rows.pictures import Pictures, Placeholders, Row
+from loaderkit.datasets.rows.template import ChatTemplate, common_prefix
 from loaderkit.sampling.order import digest
 
 Answers = list[tuple[list[int], int]]  # of each answer: the ids of the prompt with it, and where it begins
@@ -86,7 +86,15 @@ class PreferenceDataset(RowDataset):
         pictures: Pictures | None = None,
     ) -> None:
         name = type(self).__name__
-        check_cut(name, max_length, too_long, get_args(Cut))
+        settings = RowSettings.of(
+            name,
+            known=(*PREFERENCE_COLUMNS, "images"),
+            columns=columns,
+            max_length=max_length,
+            too_long=too_long,
+            cuts=get_args(Cut),
+            placeholders=None if pictures is None else Placeholders.of(pictures, tokenizer, name),
+        )
         template = ChatTemplate(
             owner=name,
             tokenizer=tokenizer,
@@ -96,29 +104,18 @@ class PreferenceDataset(RowDataset):
             date=date,
             needed=False,
         )
-        fields = Columns(known=(*PREFERENCE_COLUMNS, "images"), names=dict(columns or {}), owner=name)
-        placeholders = None if pictures is None else Placeholders.of(pictures, tokenizer, name)
-        known = {**ROLES, **(roles or {})}
-        encoder = _Encoder(template, fields, known, max_length, too_long, placeholders)
+        encoder = _Encoder(settings=settings, template=template, roles={**ROLES, **(roles or {})})
         super().__init__(records_of(source, name), encoder)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Encoder(RowEncoder):
     """The encoder of pairs: of a row for each answer."""
 
     draws_nothing: ClassVar[bool] = True
 
     template: ChatTemplate
-    columns: Columns
     roles: Mapping[str, str]
-    max_length: int | None
-    too_long: Cut
-    placeholders: Placeholders | None
-
-    @property
-    def owner(self) -> str:
-        return self.template.owner
 
     def read(self, record: Any) -> tuple[Answers, list[Part]]:
         self.columns.check(record)
@@ -144,12 +141,12 @@ class _Encoder(RowEncoder):
         rows = [
             self.spread(np.array(ids, dtype=np.int64), np.arange(len(ids)) >= start, sizes) for ids, start in answers
         ]
-        longest = max(len(row.ids) for row in rows)
-        if self.max_length is not None and longest > self.max_length and self.too_long == "truncate_left" and sizes:
-            cut = longest - self.max_length  # of both rows, so that they have the same pictures
-            kept = [row.kept(len(row.ids) - cut, self.too_long) for row in rows]
+        longest, most, too_long = max(len(row.ids) for row in rows), self.settings.max_length, self.settings.too_long
+        if most is not None and longest > most and too_long == "truncate_left" and sizes:
+            cut = longest - most  # of both rows, so that they have the same pictures
+            kept = [row.kept(len(row.ids) - cut, too_long) for row in rows]
         else:
-            kept = [cut_row(row, self.max_length, self.too_long, self.owner) for row in rows]
+            kept = [self.cut(row) for row in rows]
         return [row for row, _ in kept], kept[0][1]
 
     def sample(self, rows: list[Row]) -> dict[str, Any]:
@@ -208,6 +205,5 @@ class _Encoder(RowEncoder):
             raise ValueError(f"{self.owner}: the chosen and the rejected answer are the same, wanted a preference.")
 
     def fingerprint(self) -> str:
-        settings = (self.columns.names, self.roles, self.max_length, self.too_long)
-        pictures = "" if self.placeholders is None else f", {self.placeholders.name}"
-        return f"{self.template.fingerprint()}, settings {digest(repr(settings))}{pictures}"
+        settings = (self.columns.names, self.roles, self.settings.max_length, self.settings.too_long)
+        return f"{self.template.fingerprint()}, settings {digest(repr(settings))}{self._pictures()}"

@@ -7,11 +7,11 @@ from typing import Any, get_args
 import numpy as np
 
 from loaderkit.datasets.base import MapStyle
-from loaderkit.datasets.chats.dataset import Cut, RowDataset, RowEncoder, check_cut, cut_row, records_of
-from loaderkit.datasets.chats.messages import Columns, check_text
-from loaderkit.datasets.chats.parts import Part, is_list, is_text, reference, text_of
-from loaderkit.datasets.chats.template import tokenizer_digest
-from loaderkit.datasets.multimodal.pictures import Pictures, Placeholders, Row, id_of
+from loaderkit.datasets.rows.encoder import Cut, RowDataset, RowEncoder, RowSettings, records_of
+from loaderkit.datasets.rows.messages import check_text
+from loaderkit.datasets.rows.parts import Part, is_list, is_text, reference, text_of
+from loaderkit.datasets.rows.pictures import Pictures, Placeholders, Row, id_of
+from loaderkit.datasets.rows.template import tokenizer_digest
 from loaderkit.sampling.order import digest
 from loaderkit.seeding.draws import Draws, draws
 from loaderkit.system.arrays import Int64Array
@@ -78,20 +78,24 @@ class MultimodalDataset(RowDataset):
         too_long: Cut = "error",
     ) -> None:
         name = type(self).__name__
-        check_cut(name, max_length, too_long, get_args(Cut))
         if not callable(tokenizer):
             raise TypeError(
                 f"{name}: the tokenizer is of type {type(tokenizer).__name__}, wanted one of the package transformers, or a function "
                 "from a text to ids, such as str.encode."
             )
-        encoder = _Encoder(
-            tokenizer=tokenizer,
-            placeholders=Placeholders.of(pictures, tokenizer, name),
-            columns=Columns(known=DOCUMENT_COLUMNS, names=dict(columns or {}), owner=name),
-            end=id_of(end, tokenizer, name),
+        placeholders = Placeholders.of(pictures, tokenizer, name)
+        settings = RowSettings.of(
+            name,
+            known=DOCUMENT_COLUMNS,
+            columns=columns,
             max_length=max_length,
             too_long=too_long,
+            cuts=get_args(Cut),
+            placeholders=placeholders,
         )
+        before, after = placeholders.around
+        picture = tuple(token for token in (before, placeholders.placeholder, after) if token is not None)
+        encoder = _Encoder(settings=settings, tokenizer=tokenizer, picture=picture, end=id_of(end, tokenizer, name))
         super().__init__(records_of(source, name), encoder)
 
 
@@ -100,19 +104,12 @@ class _Encoder(RowEncoder):
     """The encoder of documents."""
 
     tokenizer: Callable[..., Any]
-    placeholders: Placeholders
-    columns: Columns
+    picture: tuple[int, ...]  # the ids that stand for one
     end: int | None
-    max_length: int | None
-    too_long: Cut
 
     @property
     def draws_nothing(self) -> bool:
         return self._is_theirs() or draws(self.tokenizer) is Draws.NOTHING
-
-    @property
-    def owner(self) -> str:
-        return self.columns.owner
 
     def read(self, record: Any) -> tuple[list[str | None], list[Part]]:
         """Return the texts, with None for each picture, and the pictures."""
@@ -136,12 +133,9 @@ class _Encoder(RowEncoder):
         return texts, pictures
 
     def row(self, content: list[str | None], sizes: list[tuple[int, int]]) -> tuple[Row, slice]:
-        before, after = self.placeholders.around
-        picture = [token for token in (before, self.placeholders.placeholder, after) if token is not None]
-        pieces = [picture if text is None else self._ids(text) for text in content]
+        pieces = [self.picture if text is None else self._ids(text) for text in content]
         ids = np.concatenate([*pieces, [] if self.end is None else [self.end]]).astype(np.int64)
-        row = self.placeholders.spread(ids, np.ones(len(ids), dtype=bool), sizes)
-        return cut_row(row, self.max_length, self.too_long, self.owner)
+        return self.cut(self.spread(ids, np.ones(len(ids), dtype=bool), sizes))
 
     def _side_by_side(self, record: Mapping[str, Any]) -> list[Any]:
         """Return the parts of a record with `texts` and `images`."""
@@ -173,5 +167,5 @@ class _Encoder(RowEncoder):
         tokenizer: Any = self.tokenizer
         name = getattr(tokenizer, "__qualname__", type(tokenizer).__qualname__)
         name = tokenizer_digest(tokenizer) if self._is_theirs() else name
-        settings = (self.columns.names, self.end, self.max_length, self.too_long)
-        return f"tokenizer {name}, {self.placeholders.name}, settings {digest(repr(settings))}"
+        settings = (self.columns.names, self.end, self.settings.max_length, self.settings.too_long)
+        return f"tokenizer {name}{self._pictures()}, settings {digest(repr(settings))}"

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from torch import Tensor
 
-from loaderkit.datasets.chats.parts import Part
 from loaderkit.datasets.images.checks import MAX_PIXELS
-from loaderkit.datasets.multimodal.files import FileReader
-from loaderkit.datasets.named_rows import naming
+from loaderkit.datasets.rows.files import FileReader
+from loaderkit.datasets.rows.named_rows import naming
+from loaderkit.datasets.rows.parts import Part
 from loaderkit.files.storage import Storage
 from loaderkit.system.arrays import Int64Array
 

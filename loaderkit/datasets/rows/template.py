@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.datasets.chats.messages import Chat, Message
-from loaderkit.datasets.chats.parts import text_of
+from loaderkit.datasets.rows.messages import Chat, Message
+from loaderkit.datasets.rows.parts import text_of
 from loaderkit.sampling.order import digest
 from loaderkit.system.arrays import Int64Array
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from loaderkit.datasets.chats.parts import is_list, is_text, reference, text_of
+from loaderkit.datasets.rows.parts import is_list, is_text, reference, text_of
 from loaderkit.system.suggest import did_you_mean
 
 Message = dict[str, Any]
