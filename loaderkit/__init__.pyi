@@ -59,6 +59,7 @@ from .datasets.streams.readers import LineReader as LineReader
 from .datasets.streams.readers import LogReader as LogReader
 from .datasets.streams.readers import PageReader as PageReader
 from .datasets.streams.readers import TarReader as TarReader
+from .datasets.tables.columns import TableColumns as TableColumns
 from .datasets.tar.dataset import DECODERS as DECODERS
 from .datasets.tar.dataset import TarDataset as TarDataset
 from .datasets.torchgeo import GeoChips as GeoChips
@@ -80,7 +81,6 @@ from .lightning.images import ImageDataModule as ImageDataModule
 from .lightning.shards import ShardDataModule as ShardDataModule
 from .lightning.step_log import StepLogCallback as StepLogCallback
 from .lightning.table import TableDataModule as TableDataModule
-from .lightning.tables.columns import TableColumns as TableColumns
 from .lightning.text import TextDataModule as TextDataModule
 from .lightning.text_batching import TextBatching as TextBatching
 from .loader.config import LoaderConfig as LoaderConfig

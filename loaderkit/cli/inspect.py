@@ -191,7 +191,7 @@ def _data_module(state: Mapping[str, Any]) -> list[str]:
         lines += [f"training data {row}:" if len(fields["train"]) > 1 else "training data:"]
         lines += [f"  {line}" for line in words(inner)]
     if "statistics" in state:
-        from loaderkit.lightning.tables.columns import TableStatistics
+        from loaderkit.datasets.tables.columns import TableStatistics
 
         found = TableStatistics.from_state(state["statistics"])
         lines.append(f"statistics of {len(found.numeric)} numeric and {len(found.categorical)} categorical columns")

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.lightning.tables.values import (
+from loaderkit.datasets.tables.values import (
     FILL_CATEGORIES,
     FILL_NUMBERS,
     FILL_TARGET,

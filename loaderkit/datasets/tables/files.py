@@ -7,9 +7,9 @@ import numpy as np
 
 from loaderkit.datasets.errors import ShardError
 from loaderkit.datasets.find_shards import expand
+from loaderkit.datasets.tables.values import Categories, Column, Table, as_column
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls, open_file
-from loaderkit.lightning.tables.values import Categories, Column, Table, as_column
 from loaderkit.system.tables import columns_of, is_arrow, is_frame
 
 _TEXT, _BINARY = (".csv", ".tsv"), (".parquet", ".pq", ".arrow", ".feather", ".ipc")

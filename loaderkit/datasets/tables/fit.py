@@ -6,8 +6,8 @@ import warnings
 import numpy as np
 import numpy.typing as npt
 
-from loaderkit.lightning.tables.columns import Missing, TableColumns, TableStatistics
-from loaderkit.lightning.tables.values import (
+from loaderkit.datasets.tables.columns import Missing, TableColumns, TableStatistics
+from loaderkit.datasets.tables.values import (
     FILL_CATEGORIES,
     FILL_NUMBERS,
     Categories,
