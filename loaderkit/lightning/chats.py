@@ -30,9 +30,9 @@ from loaderkit.lightning.text_batching import TextBatching, check_batching
 from loaderkit.lightning.text_sources import is_urls
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.reading.lengths import measure_lengths
-from loaderkit.sampling.order import digest
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.cpus import Cpus, ranks_on_host
+from loaderkit.system.digests import digest
 from loaderkit.system.suggest import suggest_argument, suggest_arguments
 
 L = TypeVar("L", bound=TrainerLoader)

@@ -22,7 +22,7 @@ from loaderkit.files.regular_file import read_regular
 from loaderkit.lightning.base import DataModule
 from loaderkit.lightning.check_data import StageData, factories, list_stage_data, sources_by_stage
 from loaderkit.loader.config import LoaderConfig
-from loaderkit.sampling.order import digest
+from loaderkit.system.digests import digest
 from loaderkit.system.suggest import suggest_arguments
 
 DetectionData = str | os.PathLike[str] | Sequence[Mapping[str, Any]]

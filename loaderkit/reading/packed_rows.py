@@ -15,10 +15,10 @@ from loaderkit.datasets.streams.packed import Rows
 from loaderkit.sampling.by_length.checks import check_longest
 from loaderkit.sampling.by_length.packing import pack
 from loaderkit.sampling.by_length.pieces import piece_ends
-from loaderkit.sampling.order import digest
 from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, draws
 from loaderkit.seeding.samples import seeds_apart
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.digests import digest
 from loaderkit.system.overrides import own_attribute
 from loaderkit.system.stack import CollateError
 

@@ -27,11 +27,12 @@ from loaderkit.reading.lengths import measure
 from loaderkit.reading.packed_rows import PackedRows, TokenCounts, collate_of
 from loaderkit.sampling.fingerprint import fingerprint_of
 from loaderkit.sampling.mixture import Mixture
-from loaderkit.sampling.order import Order, Sequential, Shuffled, digest
+from loaderkit.sampling.order import Order, Sequential, Shuffled
 from loaderkit.seeding.draws import DeclaresDraws, Draws, NoSeeds, draws
 from loaderkit.seeding.samples import seeds_apart
 from loaderkit.system.arrays import Int64Array
 from loaderkit.system.checks import check_integer, plain_integer
+from loaderkit.system.digests import digest
 from loaderkit.system.names import function_name
 from loaderkit.system.overrides import own_attribute
 from loaderkit.system.stack import CollateError, stack

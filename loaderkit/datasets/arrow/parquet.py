@@ -16,8 +16,8 @@ from loaderkit.datasets.shards.index import ShardIndex
 from loaderkit.datasets.shards.sharded import ShardedDataset, group_places
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls
-from loaderkit.sampling.order import digest
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.digests import digest
 from loaderkit.system.per_thread import PerThread
 
 

@@ -14,9 +14,9 @@ from loaderkit.datasets.images.decode import decode_picture
 from loaderkit.datasets.places import Place
 from loaderkit.files.regular_file import read_regular
 from loaderkit.files.signatures import describe
-from loaderkit.sampling.order import digest
 from loaderkit.seeding.draws import DeclaresDraws
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.digests import digest
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
 

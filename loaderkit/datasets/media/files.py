@@ -13,8 +13,8 @@ from loaderkit.datasets.memory.packed import Packed
 from loaderkit.datasets.places import Place
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls, is_remote, stat
-from loaderkit.sampling.order import digest
 from loaderkit.seeding.draws import DeclaresDraws
+from loaderkit.system.digests import digest
 
 FILE, LABEL = "file", "label"  # fields of a sample
 

@@ -15,7 +15,7 @@ from loaderkit.datasets.rows.messages import CHAT_COLUMNS, ROLES, Chat, read_cha
 from loaderkit.datasets.rows.parts import Part, pictures_of
 from loaderkit.datasets.rows.pictures import Pictures, Placeholders, Row
 from loaderkit.datasets.rows.template import ChatTemplate, TrainOn
-from loaderkit.sampling.order import digest
+from loaderkit.system.digests import digest
 
 TooLong = Literal["error", "truncate_right", "truncate_left", "truncate_turns"]
 

@@ -12,9 +12,9 @@ from loaderkit.datasets.rows.messages import check_text
 from loaderkit.datasets.rows.parts import Part, is_list, is_text, reference, text_of
 from loaderkit.datasets.rows.pictures import Pictures, Placeholders, Row, id_of
 from loaderkit.datasets.rows.template import tokenizer_digest
-from loaderkit.sampling.order import digest
 from loaderkit.seeding.draws import Draws, draws
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.digests import digest
 
 DOCUMENT_COLUMNS = ("content", "texts", "images")
 

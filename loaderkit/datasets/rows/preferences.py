@@ -13,7 +13,7 @@ from loaderkit.datasets.rows.messages import ROLES, Message, check_text, read_me
 from loaderkit.datasets.rows.parts import Part, is_list, pictures_of
 from loaderkit.datasets.rows.pictures import Pictures, Placeholders, Row
 from loaderkit.datasets.rows.template import ChatTemplate, common_prefix
-from loaderkit.sampling.order import digest
+from loaderkit.system.digests import digest
 
 Answers = list[tuple[list[int], int]]  # of each answer: the ids of the prompt with it, and where it begins
 

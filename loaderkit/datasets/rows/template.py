@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from loaderkit.datasets.rows.messages import Chat, Message
 from loaderkit.datasets.rows.parts import text_of
-from loaderkit.sampling.order import digest
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.digests import digest
 
 TrainOn = Literal["assistant", "last", "all", "none"]
 Mask = npt.NDArray[np.bool_]

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 
 from loaderkit.datasets.ragged import Ragged
-from loaderkit.sampling.order import digest
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.digests import digest
 
 Tokens = npt.NDArray[Any]
 

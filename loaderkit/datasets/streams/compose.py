@@ -9,7 +9,7 @@ from loaderkit.datasets.streams.lane import Lane, LaneSpec, Place
 from loaderkit.datasets.streams.packed import Rows
 from loaderkit.datasets.streams.pulled import PulledLane
 from loaderkit.datasets.streams.samples import PendingSample, with_steps
-from loaderkit.sampling.order import digest
+from loaderkit.system.digests import digest
 from loaderkit.system.state import COUNT
 
 Ends = Literal["all", "first", "again"]

@@ -19,10 +19,10 @@ from loaderkit.datasets.streams.samples import Step, transform_samples
 from loaderkit.datasets.streams.verb import Verb
 from loaderkit.datasets.streams.verbs import Batches, Part, Windows
 from loaderkit.sampling.fingerprint import fingerprint_of_reader
-from loaderkit.sampling.order import digest, shortened
 from loaderkit.seeding.keys import hash_positions
 from loaderkit.seeding.private import PrivateGenerators
 from loaderkit.system.checks import plain_integer
+from loaderkit.system.digests import digest, shortened
 from loaderkit.system.stack import stack
 from loaderkit.system.world import World
 

@@ -19,9 +19,9 @@ from loaderkit.datasets.tar.index import TarTable, index_tar
 from loaderkit.datasets.tar.open_shard import Block, OpenTar, find_file, to_samples
 from loaderkit.files.storage import Storage
 from loaderkit.files.urls import Urls, shard_name
-from loaderkit.sampling.order import digest
 from loaderkit.seeding.draws import Draws, draws
 from loaderkit.system.arrays import Int64Array
+from loaderkit.system.digests import digest
 
 Decoder = Callable[[bytes], Any]
 
