@@ -1,6 +1,6 @@
 """A slow object store on loopback, for benchmarks and tests: a subset of the APIs of S3, Google and Azure, over a folder.
 
-    python benchmarks/object_store.py PORT ROOT --latency 0.03 0.08 --slow 0.01 2 --connection 15e6 --total 60e6
+    python tests/support/object_store.py PORT ROOT --latency 0.03 0.08 --slow 0.01 2 --connection 15e6 --total 60e6
 
 Paths are /BUCKET/KEY, buckets are folders of ROOT. It answers GET (with one range), HEAD, PUT and ListObjectsV2 with up to 1,000 keys a
 page. Google's XML API reads objects as S3 does; of the JSON API (/storage/v1/b/BUCKET/o/KEY) it answers what gcsfs asks to list, read
