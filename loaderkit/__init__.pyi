@@ -51,10 +51,10 @@ from .datasets.shards.npy import NpyDataset as NpyDataset
 from .datasets.shards.tokens import TokenDataset as TokenDataset
 from .datasets.splits import Split as Split
 from .datasets.splits import split as split
-from .datasets.streams.compose import chain as chain
-from .datasets.streams.compose import interleave as interleave
+from .datasets.streams.chain import chain as chain
 from .datasets.streams.dataset import StreamDataset as StreamDataset
 from .datasets.streams.dataset import from_start as from_start
+from .datasets.streams.interleave import interleave as interleave
 from .datasets.streams.readers import LineReader as LineReader
 from .datasets.streams.readers import LogReader as LogReader
 from .datasets.streams.readers import PageReader as PageReader

@@ -11,7 +11,7 @@ from loaderkit.datasets.base import MapStyle, check_index, read_many, reads_piec
 from loaderkit.datasets.combine import MapDataset
 from loaderkit.datasets.pieces import PieceDataset
 from loaderkit.datasets.streams.dataset import StreamDataset
-from loaderkit.datasets.streams.packed import Rows
+from loaderkit.datasets.streams.pack import Rows
 from loaderkit.sampling.by_length.checks import check_longest
 from loaderkit.sampling.by_length.packing import pack
 from loaderkit.sampling.by_length.pieces import piece_ends

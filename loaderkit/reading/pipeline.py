@@ -21,7 +21,7 @@ from loaderkit.datasets.base import (
 from loaderkit.datasets.combine import ConcatDataset, MapDataset, SubsetDataset
 from loaderkit.datasets.places import place_of
 from loaderkit.datasets.streams.dataset import StreamDataset
-from loaderkit.datasets.streams.packed import Rows, TooLong, batches_cannot_be_packed
+from loaderkit.datasets.streams.pack import Rows, TooLong, batches_cannot_be_packed
 from loaderkit.datasets.typed import as_typed_dataset
 from loaderkit.reading.lengths import measure
 from loaderkit.reading.packed_rows import PackedRows, TokenCounts, collate_of

@@ -7,9 +7,9 @@ from typing import Any
 from typing_extensions import override
 
 from loaderkit.datasets.bad_samples import Reported
+from loaderkit.datasets.streams.bad_samples import SkippingLane
 from loaderkit.datasets.streams.dataset import StreamDataset
 from loaderkit.datasets.streams.lane import Lane, Place
-from loaderkit.datasets.streams.pulled import SkippingLane
 from loaderkit.datasets.streams.samples import transform_samples
 from loaderkit.loader.config import LoaderConfig
 from loaderkit.loader.position import Crew

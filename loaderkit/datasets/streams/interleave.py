@@ -1,15 +1,14 @@
-"""Composed streams: several streams one after another, or mixed by weights."""
+"""`interleave`: several streams mixed by weights."""
 
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
+from loaderkit.datasets.streams.composed import Composed
 from loaderkit.datasets.streams.dataset import StreamDataset
 from loaderkit.datasets.streams.lane import Lane, LaneSpec, Place
-from loaderkit.datasets.streams.packed import Rows
 from loaderkit.datasets.streams.pulled import PulledLane
 from loaderkit.datasets.streams.samples import PendingSample, with_steps
-from loaderkit.system.digests import digest
 from loaderkit.system.state import COUNT
 
 Ends = Literal["all", "first", "again"]
@@ -17,26 +16,6 @@ Ends = Literal["all", "first", "again"]
 _REPEATS = 1 << 20  # the most often that a stream is read again in one cycle of the mixture
 _MOST_EMPTY = 100  # passes of a stream without a sample, after one with samples
 _SCALE = 1 << 40  # weights become integers, so that the order is the same on every machine
-
-
-def chain(*streams: StreamDataset) -> StreamDataset:
-    """Return a stream that reads several streams one after another, in each lane.
-
-    A shuffle window never crosses from one stream to the next.
-
-    Args:
-        *streams: The streams, with the same `lanes` and `seed`. Their samples still draw different random numbers.
-
-    Raises:
-        ValueError: If there are no streams, one comes twice, or their lanes or seeds differ.
-
-    Examples:
-        >>> one = lk.StreamDataset(["a"], lambda shard, start: range(start, 3), lanes=1)
-        >>> two = lk.StreamDataset(["b"], lambda shard, start: range(10 + start, 12), lanes=1)
-        >>> [int(x) for batch in lk.Loader(lk.chain(one, two), batch_size=2) for x in batch]
-        [0, 1, 2, 10, 11]
-    """
-    return _Chain(streams)
 
 
 def interleave(weights: Mapping[StreamDataset, float], *, ends: Ends = "all") -> StreamDataset:
@@ -69,112 +48,7 @@ def interleave(weights: Mapping[StreamDataset, float], *, ends: Ends = "all") ->
     return _Interleave(weights, ends)
 
 
-class _Composed(StreamDataset):
-    def __init__(self, what: str, streams: Sequence[StreamDataset]) -> None:
-        for number, stream in enumerate(streams):
-            if not isinstance(stream, StreamDataset):
-                raise ValueError(f"{what}: stream {number} is {type(stream).__name__}, wanted a StreamDataset.")
-        if not streams:
-            raise ValueError(f"{what}: there are no streams, wanted at least one.")
-        if len(set(streams)) < len(streams):
-            raise ValueError(
-                f"{what}: a stream comes twice, wanted each once. Make a second StreamDataset of its shards."
-            )
-        self.what = what
-        self.lanes, self.seed = streams[0].lanes, streams[0].seed
-        for name in ("lanes", "seed"):
-            found = [getattr(stream, name) for stream in streams]
-            if len(set(found)) > 1:
-                raise ValueError(
-                    f"{what}: the streams have {name} {found}, wanted one value: give all StreamDataset(..., {name}={found[0]})."
-                )
-        self.streams = list(streams)
-        self.shuffled = any(stream.shuffled for stream in streams)
-        self.shards = [f"{number}/{shard}" for number, stream in enumerate(streams) for shard in stream.shards]
-        self._start(())
-
-    def fingerprint(self) -> str:
-        text = "\x1f".join(stream.fingerprint() for stream in self.streams)
-        return f"{len(self.shards):,} shards of {len(self.streams)} streams ({digest(text)})"
-
-    @property
-    def grows(self) -> bool:
-        return any(stream.grows for stream in self.streams)
-
-    @property
-    def rows(self) -> Rows | None:
-        found = [stream.rows for stream in self.streams]
-        return found[0] if all(rows == found[0] for rows in found) else None
-
-    def _drawing(self) -> list[str]:
-        below = ["    " + line for stream in self.streams for line in repr(stream).splitlines()]
-        return [f"{self.what} of {len(self.streams)} streams:", *below]
-
-    def _orders(self) -> str:
-        text = "; ".join(stream.order() for stream in self.streams)
-        return text if len(text) <= 200 else f"{len(self.streams)} streams, {digest(text)}"
-
-
-class _Chain(_Composed):
-    def __init__(self, streams: Sequence[StreamDataset]) -> None:
-        super().__init__("chain", streams)
-
-    @property
-    def shares(self) -> int:
-        return sum(stream.shares for stream in self.streams)
-
-    def order(self) -> str:
-        return f"chain-1({self._orders()})"
-
-    def _lane(self, spec: LaneSpec) -> Lane:
-        return _ChainLane(self.streams, spec)
-
-    def _flaw(self, lane: int, place: Place) -> str | None:
-        if place.shard >= len(self.streams) or any(place[2:5]):
-            return f"the number of one of {len(self.streams)} streams"
-        if not place.inner:
-            return "no number of a stream without a place in it" if place.shard else None
-        if place.inner[0] != place.cycle:
-            return f"cycle {place.cycle} in its stream too"
-        stream: StreamDataset = self.streams[place.shard]
-        return stream.flaw(lanes_of(self.streams, lane)[place.shard], place.inner)
-
-
-def lanes_of(streams: Sequence[StreamDataset], lane: int) -> list[int]:
-    """Return the lane of each stream in a chain: it starts in the lanes that have no shard of the stream before."""
-    lanes = []
-    for stream in streams:
-        lanes.append(lane)
-        lane = (lane - stream.shares) % stream.lanes
-    return lanes
-
-
-class _ChainLane(PulledLane):
-    def __init__(self, streams: Sequence[StreamDataset], spec: LaneSpec) -> None:
-        super().__init__()
-        self._streams, self._spec = streams, spec
-        lane, place = spec.lane, spec.place
-        self._cycle, self._number = place.cycle, int(place.shard)
-        self._lanes = lanes_of(streams, lane)
-        self._inner = self._open(Place(*place.inner) if place.inner else Place(self._cycle))
-
-    def _open(self, place: Place) -> Lane:
-        number, spec = self._number, self._spec
-        return self._streams[number].open(self._lanes[number], place, (*spec.path, number), spec.policy)
-
-    def _source_place(self) -> Place:
-        return Place(self._cycle, self._number, 0, 0, 0, *self._inner.place)
-
-    def _pull(self, count: int) -> list[PendingSample]:
-        while not (pending := self._inner.take(count)):
-            if self._number + 1 == len(self._streams):
-                return []
-            self._number += 1
-            self._inner = self._open(Place(self._cycle))
-        return with_steps(pending, self._spec.steps)
-
-
-class _Interleave(_Composed):
+class _Interleave(Composed):
     def __init__(self, weights: Mapping[StreamDataset, float], ends: Ends) -> None:
         super().__init__("interleave", list(weights))
         found = list(weights.values())
@@ -205,7 +79,7 @@ class _Interleave(_Composed):
 
     def order(self) -> str:
         weights = ", ".join(f"{weight / _SCALE:.9g}" for weight in self.weights)
-        return f"interleave-1({self._orders()}; by {weights}; ends={self.ends})"
+        return f"interleave-1({self.orders()}; by {weights}; ends={self.ends})"
 
     def _lane(self, spec: LaneSpec) -> Lane:
         return _InterleavedLane(self, spec)
