@@ -95,6 +95,14 @@ class ChatDataset(RowDataset):
     ) -> None:
         name = type(self).__name__
         check_choice(name, "train_on", train_on, get_args(TrainOn))
+        template = ChatTemplate(
+            owner=name,
+            tokenizer=tokenizer,
+            template=chat_template,
+            tools=tools,
+            values=dict(template_values or {}),
+            date=date,
+        )
         settings = RowSettings.of(
             name,
             known=(*CHAT_COLUMNS, "images"),
@@ -109,14 +117,6 @@ class ChatDataset(RowDataset):
                 f"{name}: too_long is {too_long!r} for prompts (train_on='none'), wanted 'error' or 'truncate_left'."
             )
         self.train_on = train_on
-        template = ChatTemplate(
-            owner=name,
-            tokenizer=tokenizer,
-            template=chat_template,
-            tools=tools,
-            values=dict(template_values or {}),
-            date=date,
-        )
         encoder = _Encoder(settings=settings, template=template, roles={**ROLES, **(roles or {})}, train_on=train_on)
         super().__init__(records_of(source, name), encoder)
 

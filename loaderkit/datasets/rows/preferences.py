@@ -86,15 +86,6 @@ class PreferenceDataset(RowDataset):
         pictures: Pictures | None = None,
     ) -> None:
         name = type(self).__name__
-        settings = RowSettings.of(
-            name,
-            known=(*PREFERENCE_COLUMNS, "images"),
-            columns=columns,
-            max_length=max_length,
-            too_long=too_long,
-            cuts=get_args(Cut),
-            placeholders=None if pictures is None else Placeholders.of(pictures, tokenizer, name),
-        )
         template = ChatTemplate(
             owner=name,
             tokenizer=tokenizer,
@@ -103,6 +94,15 @@ class PreferenceDataset(RowDataset):
             values=dict(template_values or {}),
             date=date,
             needed=False,
+        )
+        settings = RowSettings.of(
+            name,
+            known=(*PREFERENCE_COLUMNS, "images"),
+            columns=columns,
+            max_length=max_length,
+            too_long=too_long,
+            cuts=get_args(Cut),
+            placeholders=None if pictures is None else Placeholders.of(pictures, tokenizer, name),
         )
         encoder = _Encoder(settings=settings, template=template, roles={**ROLES, **(roles or {})})
         super().__init__(records_of(source, name), encoder)
